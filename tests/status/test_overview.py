@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import pexpect
 import pytest
@@ -161,10 +162,14 @@ def test_memory_is_that_of_the_device_with_the_highest_peak(tmp_path):
 
 
 def test_a_matrix_of_a_newer_kmatrix_is_refused(mixed_matrix):
+    overview = Overview(mixed_matrix)
+    overview.poll()
     path = mixed_matrix.run("gpt2_adamw_1cpu").status
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
-    with pytest.raises(SchemaError):
-        Overview(mixed_matrix).poll()
+    age(mixed_matrix)
+    for _ in range(2):  # also if no file has changed since
+        with pytest.raises(SchemaError):
+            overview.poll()
 
 
 def test_a_damaged_run_json_is_shown_as_one_failed_run(mixed_matrix):
@@ -299,6 +304,50 @@ def test_a_run_is_read_again_only_if_a_file_of_it_has_changed(mixed_matrix, monk
         path.unlink()
     (view,) = [view for view in overview.poll().runs if view.name == finished]
     assert (view.status, finished in read) == (Status.SKIPPED, True)
+
+
+@dataclass
+class Clock:
+    """The clocks of the overview."""
+
+    now: float
+
+    def time(self):
+        return self.now
+
+    monotonic = time
+
+
+def written_at(matrix, ns):
+    for path in (*matrix.path.rglob("*"), matrix.path):
+        os.utime(path, ns=(ns, ns))
+
+
+# Times in parts of a second, and in whole seconds, whose clock may advance every two seconds.
+@pytest.mark.parametrize(
+    ("ns", "within_s", "after_s"),
+    [(1_700_000_000_250_000_000, 0.05, 0.2), (1_700_000_000_000_000_000, 1.5, 2.1)],
+    ids=["fine", "coarse"],
+)
+def test_a_change_within_a_tick_of_the_clock_is_found_and_a_file_just_written_is_read_twice(
+    ns, within_s, after_s, tmp_path, monkeypatch
+):
+    matrix = make_matrix(tmp_path, [FakeRun(status="skipped", reason="A"), FakeRun(optimizer="sgd")])
+    clock = Clock(ns / 1e9)
+    monkeypatch.setattr(overview_module, "time", clock)
+    written_at(matrix, ns)
+    overview = Overview(matrix)
+    assert overview.poll().runs[0].reason == "A"
+    # Before the clock of the file system advances, the file is written in place: the same time, size and inode.
+    clock.now += within_s
+    assert overview.poll().runs[0].reason == "A"
+    status = matrix.run(FakeRun().name).status
+    status.write_bytes(status.read_bytes().replace(b'"A"', b'"B"'))
+    written_at(matrix, ns)
+    clock.now = ns / 1e9 + after_s
+    assert overview.poll().runs[0].reason == "B"
+    monkeypatch.setattr(overview_module, "recover_status", None)  # from now on, no run is read
+    assert overview.poll().runs[0].reason == "B"
 
 
 def test_a_run_that_appears_is_listed(mixed_matrix):

@@ -39,8 +39,11 @@ from kmatrix.status.status_file import current_result, recover_status
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
 FileTime = tuple[int, int, int]  # modification time (ns), size (bytes), inode
-Signature = tuple[bool, bool, FileTime | None, FileTime | None, FileTime | None]
-RACY_S = 2.0  # a file that is younger may change again without a new modification time, as git's index
+Signature = tuple[FileTime | bool | None, ...]
+# A file may change again without a new modification time until the clock of its file system has advanced, as git's
+# "racy" index entries: https://git-scm.com/docs/racy-git
+COARSE_S = 2.0  # the longest resolution of such a clock: FAT
+FINE_S = 0.1  # of file systems with parts of a second: a tick of the kernel, at most 10 ms, with a margin
 TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 
 
@@ -53,8 +56,6 @@ class Overview:
         self._tails: dict[tuple[str, int], MetricsTail] = {}
         self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._runs = _RunList()
-        self._files: dict[str, tuple[str, str, str]] = {}  # run -> its directory, status and metrics
-        self._views: dict[str, tuple[Signature, RunView]] = {}  # of runs that do not run: they change rarely
         self._earlier: list[Measured] | None = None  # runs of other matrices, read when an estimate needs them
 
     def poll(self, now: float | None = None) -> MatrixView:
@@ -63,7 +64,8 @@ class Overview:
         running = self._matrix.is_held()
         rerun = runs_to_archive(self._matrix)
         found = [
-            self._view(run, now, running=running, rerun=run.name in rerun) for run in self._runs.read(self._matrix)
+            self._view(known, now, running=running, rerun=known.name in rerun)
+            for known in self._runs.read(self._matrix, now)
         ]
         if not running and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
@@ -101,25 +103,20 @@ class Overview:
         planned = [record.provenance.get("gpus") or [] for record in self._records.values()]
         return max(planned, key=len, default=[])
 
-    def _view(self, run: RunDir, now: float, *, running: bool, rerun: bool) -> RunView:
+    def _view(self, known: _KnownRun, now: float, *, running: bool, rerun: bool) -> RunView:
         """Return the view of a run, read again only if a file of it has changed."""
-        files = self._files.get(run.name)
-        if files is None:
-            files = self._files[run.name] = str(run.path), str(run.status), str(run.metrics)
-        folder, status, metrics = files
-        signature = (running, rerun, _changed(folder), _changed(status), _changed(metrics))
-        known = self._views.get(run.name)
-        if known is not None and known[0] == signature:
-            return known[1]
-        self._records.pop(run.name, None)  # it may have been made again
-        view = self._run(run, now, running=running)
+        signature = (running, rerun, _changed(known.folder), _changed(known.status), _changed(known.metrics))
+        if not known.files.must_read(signature, now) and known.view is not None:
+            return known.view
+        known.view = None  # until it was read, which may fail
+        self._records.pop(known.name, None)  # it may have been made again
+        view = self._run(known.run, now, running=running)
         if view.status not in TO_COME:
             view = self._completed(view)
-        # A tracker process can end without a change of a file. A file that was just written may change once more
-        # within the resolution of its time.
-        settled = all(sent.state is SyncState.DONE for sent in view.trackers) and _is_older(signature, now - RACY_S)
-        if view.status is not Status.RUNNING and settled:
-            self._views[run.name] = (signature, view)
+        # A tracker process can end without a change of a file.
+        if view.status is Status.RUNNING or any(sent.state is not SyncState.DONE for sent in view.trackers):
+            known.files.read_again()
+        known.view = view
         return view
 
     def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
@@ -275,16 +272,55 @@ class _RunList:
     """The runs of a matrix, listed again only if its directory has changed."""
 
     def __init__(self) -> None:
-        self._signature: FileTime | None = None
-        self._runs: list[RunDir] = []
+        self._files = _Files()
+        self._runs: dict[str, _KnownRun] = {}
 
-    def read(self, matrix: MatrixDir) -> list[RunDir]:
-        """Return the runs in order."""
-        signature = _changed(str(matrix.path))
-        if signature is None or signature != self._signature:
-            self._runs = matrix.all_runs()
-            self._signature = signature if _is_older((signature,), time.time() - RACY_S) else None
-        return self._runs
+    def read(self, matrix: MatrixDir, now: float) -> Collection[_KnownRun]:
+        """Return the runs in order. now: Unix seconds."""
+        if self._files.must_read((_changed(str(matrix.path)),), now) or not self._runs:
+            known, self._runs = self._runs, {}
+            self._runs = {name: known.get(name) or _KnownRun(run) for run in matrix.all_runs() for name in [run.name]}
+        return self._runs.values()
+
+
+class _KnownRun:
+    """A run with its last view. Its paths are texts, because thousands are looked at per second."""
+
+    __slots__ = ("files", "folder", "metrics", "name", "run", "status", "view")
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.name = run, run.name
+        self.folder, self.status, self.metrics = str(run.path), str(run.status), str(run.metrics)
+        self.files = _Files()
+        self.view: RunView | None = None
+
+
+class _Files:
+    """Whether files must be read again, by their signature."""
+
+    __slots__ = ("_final", "_signature", "_since")
+
+    def __init__(self) -> None:
+        self._signature: Signature = ()
+        self._since = 0.0  # monotonic time at which the signature was first seen
+        self._final = False  # whether no change since the last reading can have left the signature as it is
+
+    def must_read(self, signature: Signature, now: float) -> bool:
+        """Return whether files must be read, which the caller then does. now: Unix seconds.
+
+        A file that was just written is read a second time after the resolution of its modification time has passed.
+        """
+        if self._final and signature == self._signature:
+            return False
+        at = time.monotonic()  # after the signature was taken, and before the files are read
+        if signature != self._signature:
+            self._signature, self._since = signature, at
+        self._final = _is_final(signature, now, at - self._since)
+        return True
+
+    def read_again(self) -> None:
+        """Read the files the next time, whatever their signature says."""
+        self._final = False
 
 
 def _changed(path: str) -> FileTime | None:
@@ -299,9 +335,17 @@ def _changed(path: str) -> FileTime | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _is_older(signature: Sequence[object], at: float) -> bool:
-    """Return whether all files of a signature were written before a time (Unix seconds)."""
-    return all(one[0] < at * 1e9 for one in signature if isinstance(one, tuple))
+def _is_final(signature: Signature, now: float, seen_s: float) -> bool:
+    """Return whether any change of files from now on changes their signature.
+
+    now: Unix seconds. seen_s: how long the signature has been seen, which does not depend on the clock of a server.
+    """
+    times = [one[0] for one in signature if isinstance(one, tuple)]
+    return all(
+        # Times in whole seconds are those of a coarse file system, or were set by a program.
+        ns < (now - COARSE_S) * 1e9 or seen_s >= (FINE_S if ns % 1_000_000_000 else COARSE_S)
+        for ns in times
+    )
 
 
 def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, ...]:
