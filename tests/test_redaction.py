@@ -17,7 +17,8 @@ from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree
 from kmatrix.key_forms import HIDDEN
 from kmatrix.matrix.axes import ALIASES
-from kmatrix.redaction import is_key, is_key_name, redact, redact_json
+from kmatrix.redaction import SHORTEST, is_key, is_key_name, redact, redact_json
+from kmatrix.text import printable
 from programs import ROOT, Program
 
 HF = "hf_" + "aB3" * 12
@@ -212,6 +213,23 @@ def test_a_key_in_a_log_is_replaced_if_its_form_or_its_name_announces_it(form):
     assert redact(clean, {}) == clean
 
 
+@pytest.mark.parametrize("form", KEY_FORMS, ids=lambda form: form.kind)
+def test_a_key_in_colours_is_replaced(form):
+    """Programs colour a key as a whole, its name, or parts of it."""
+    text, keys = planted(form, seed=3)
+    for key in keys:
+        for coloured in (f"\x1b[1;31m{key}\x1b[0m", f"\x1b[01;31m\x1b[K{key[:4]}\x1b[m\x1b[K{key[4:]}"):
+            clean = redact(text.replace(key, coloured), {"MY_SECRET": key} if len(key) >= SHORTEST else {})
+
+            assert key not in printable(clean)
+
+
+def test_a_key_in_colours_is_hidden_and_other_lines_keep_theirs():
+    text = "\x1b[36mapi_key\x1b[0m=\x1b[32mabcdefgh1234\x1b[0m\n\x1b[1mloss\x1b[0m 3.4\r\n"
+
+    assert redact(text, {}) == f"api_key={HIDDEN}\n\x1b[1mloss\x1b[0m 3.4\r\n"
+
+
 @pytest.mark.parametrize("user", ["api:", "", "somebody:", "a-long-name-of-a-user:"])
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
 def test_a_known_value_is_found_in_base64_with_any_text_around_it(user, encode):
@@ -256,6 +274,13 @@ def test_a_known_value_is_found_in_every_usual_spelling(spell):
             ("MY_TOKEN", '"correct-horse"\n'),
             ("AWS_SECRET_ACCESS_KEY", "correct-horse"),
             ("MYSQL_PWD", "correct-horse"),
+            ("SSHPASS", "correct-horse"),
+            ("API_KEYS", "correct-horse"),
+            ("HF_TOKEN_2", "correct-horse"),
+            ("HF_TOKEN2", "correct-horse"),
+            ("MY_JWT", "correct-horse"),
+            ("DB_CREDS", "correct-horse"),
+            ("MIRROR", "https://you:correct%2Dhorse@example.org"),
         ],
         ("DATABASE_URL", "postgresql://you:correct-horse@db/runs"),
         ("SMTP_PW", "correct-horse"),
@@ -276,6 +301,12 @@ def test_variables_that_hold_none(name):
     assert redact("/somewhere/else is fine", {name: "/somewhere/else"}) == "/somewhere/else is fine"
 
 
+def test_numbers_of_tokens_stay():
+    counts = {"MAX_TOKENS": "100000000", "SHARD_TOKENS": "10000000,20000000", "TOKENS_PER_PARAM": "20.5,1e3,1M"}
+
+    assert [redact(text, counts) for text in counts.values()] == [*counts.values()]
+
+
 def test_an_existing_path_is_not_a_key(tmp_path):
     assert redact(f"results in {tmp_path}", {"MY_SECRET": str(tmp_path)}) == f"results in {tmp_path}"
 
@@ -290,6 +321,7 @@ def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
         "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
         "train": {"data_path": "/data/correct-horse-7/x"},
         "none": None,
+        "code_files": {f"gpt2/{HF}.py": "0123"},
     }
 
     assert redact_json(record, environment) == {
@@ -300,6 +332,7 @@ def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
         "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
         "train": {"data_path": "/data/correct-horse-7/x"},
         "none": None,
+        "code_files": {f"gpt2/{HIDDEN}.py": "0123"},
     }
 
 

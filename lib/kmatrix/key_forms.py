@@ -15,8 +15,11 @@ from functools import cache
 HIDDEN = "<hidden>"
 LONGEST_KEY = 400  # lines of a private key; without its last line, the rest of the log would be searched for more
 
-# Before a key: no letter or digit, or an escaped line end or character, as in repr() and in URLs.
-START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
+# Before a key: no letter or digit, an escaped line end or character, as in repr() and in URLs, or the end of a colour.
+START = (
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4})"
+    r"|(?<=[\d;[]m)|(?<=\[K))"
+)
 WORD, URL_WORD, LOWER_HEX = "[A-Za-z0-9]", "[A-Za-z0-9_-]", "[0-9a-f]"
 
 
@@ -122,6 +125,36 @@ FORMS: tuple[KeyForm, ...] = (
     _token("Atlassian token", "ATATT3x", "ATCTT3x", alphabet=r"[\w=-]", least=40),
     _token("Supabase token", "sbp_", alphabet=LOWER_HEX, least=40),
     _token("Heroku token", "HRKU-", alphabet=URL_WORD, least=30),
+    _token("Together key", "tgp_v1_", alphabet=URL_WORD, least=30),
+    _token("Fireworks key", "fw_", least=20),
+    _token("Jina key", "jina_", least=40),
+    _token("Cerebras key", "csk-", least=40),
+    _token("Voyage key", "pa-", alphabet=URL_WORD, least=40),
+    _token("Tavily key", "tvly-", alphabet=URL_WORD, least=30),
+    _token("Anyscale key", "esecret_", least=20),
+    _token("Kaggle token", "KGAT_", alphabet=LOWER_HEX, least=32),
+    _token(
+        "Doppler token",
+        *(f"dp.{kind}." for kind in ("pt", "st", "ct", "sa", "scim", "audit")),
+        alphabet=r"[\w.]",
+        least=40,
+    ),
+    _token("1Password token", "ops_eyJ", alphabet="[A-Za-z0-9+/=_-]", least=60),
+    _token("Pulumi token", "pul-", alphabet=LOWER_HEX, least=40),
+    _token("RubyGems key", "rubygems_", alphabet=LOWER_HEX, least=48),
+    _token("Sourcegraph token", "sgp_", alphabet="[0-9a-f_local]", least=40),
+    _token("PostHog key", "phc_", "phx_", least=40),
+    _token("Buildkite token", "bkua_", alphabet=LOWER_HEX, least=40),
+    _token("CircleCI token", "CCIPAT_", "CCIPRJ_", alphabet=r"\w", least=40),
+    _token("Dynatrace token", "dt0c01.", "dt0s16.", alphabet="[0-9A-Z.]", least=60),
+    _token("Vercel token", "vercel_blob_rw_", least=20),
+    _token("HubSpot token", "pat-na", "pat-eu", prefix=r"pat-(?:na|eu)\d-", alphabet="[0-9a-f-]", least=36),
+    _token("GitLab runner token", "GR1348941", alphabet=URL_WORD, least=20),
+    _token("Square token", "sq0csp-", "sq0atp-", alphabet=URL_WORD, least=20),
+    _token("Artifactory key", "AKCp", least=60),
+    _token("Alibaba key", "LTAI", least=16),
+    _token("Render key", "rnd_", least=30),
+    _token("NuGet key", "oy2", alphabet="[a-z0-9]", least=43),
     _token("Figma token", "figd_", alphabet=URL_WORD, least=30),
     _form("Airtable token", "pat", rf"{START}pat\w{{14}}\.[0-9a-f]{{40,}}+"),
     _token("PlanetScale token", "pscale_", prefix="pscale_(?:tkn|pw|oauth)_", alphabet=r"[\w.-]", least=30),
@@ -136,7 +169,7 @@ _NO_NAME = (
 )
 _NAME = (
     r"api[_-]?key|(?:access|account|private|secret|signing|encryption|master|auth|deploy|session|shared|subscription)"
-    rf"[_-]?key|{_NO_NAME}token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|client-key-data|(?<!old)(?<=[\w;])pwd|_auth"
+    rf"[_-]?key|{_NO_NAME}token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|client-key-data|(?<!old)(?<=[\w;])pwd|_auth|(?<!ward|cond|irst|last|each|next|this)(?<!one)(?<!two)_pass(?=[\"']?\s?[:=])"
 )
 # An end-of-text token; a call in the code of a traceback; a number, such as bytes_per_token=4.25.
 _NO_VALUE = (
@@ -151,6 +184,7 @@ LOGIN_IN_URL = _form(
     r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]{1,30}://[^\s/:@'\"]{0,256}:)[^\s/@'\"]{1,1024}(?=@)",
     re.IGNORECASE,
 )
+KEY_IN_URL = _form("key in a URL", "://", r"(://)(?=[A-Za-z_-]{0,256}\d)(?:[0-9a-f]{16,256}|[\w-]{20,256})(?=@)")
 ANNOUNCED: tuple[KeyForm, ...] = (
     # Of a database, also with characters that a URL should not have.
     _form(
@@ -161,7 +195,7 @@ ANNOUNCED: tuple[KeyForm, ...] = (
         re.IGNORECASE,
     ),
     LOGIN_IN_URL,
-    _form("key in a URL", "://", r"(://)(?=[A-Za-z_-]{0,256}\d)(?:[0-9a-f]{16,256}|[\w-]{20,256})(?=@)"),
+    KEY_IN_URL,
     _form(
         "signature in a URL",
         "sig",
@@ -209,6 +243,16 @@ ANNOUNCED: tuple[KeyForm, ...] = (
         "wandb",
         r"(\bwandb[\s\"',]{1,6}login[\s\"',]{1,6}(?:--[\w-]{1,30}(?:[\s\"',=]{1,6}https?://[^\s\"',]{1,200})?[\s\"',=]{1,6})"
         r"{0,4})(?=[A-Za-z_-]{0,64}\d)[\w-]{20,}+",
+    ),
+    _form("W&B key", "wandb.login(", r"(\bwandb\.login\([^\n()]{0,80}?[\"'])[0-9a-f]{40}(?=[\"'])"),
+    # `api_key: str = "..."`, as in the lines of code of a traceback; `getenv("HF_TOKEN", default="...")`.
+    _form(
+        NAMED_KIND,
+        "key token secret passw passphrase credential",
+        rf"((?:{_NAME})(?:\s{{0,3}}:\s{{0,3}}[\w\[\]. |]{{0,40}}=|[\"']\s{{0,3}},\s{{0,3}}default\s{{0,3}}=)"
+        r"\s{0,3}[\"'])"
+        r"(?=[^\s\"'\d]{0,64}\d)[^\s\"']{12,}+",
+        re.IGNORECASE,
     ),
     _form("Kaggle key", '"key"', r"(\"key\"\s{0,3}:\s{0,3}\")[0-9a-f]{32}\b"),
     _form(
@@ -271,7 +315,7 @@ ANNOUNCED: tuple[KeyForm, ...] = (
 # name=value with a name that announces a secret, also in JSON, YAML and in calls with both as arguments.
 NAMED = _form(
     NAMED_KIND,
-    "key token secret passw passphrase credential connection pwd _auth",
+    "key token secret passw passphrase credential connection pwd _auth _pass",
     rf"((?:{_NAME}){_QUOTE}\]?\s{{0,8}}(?:=>|[=:]|%3[ad])\s{{0,8}}(?:\w{{0,20}}Secret\w{{0,20}}\()?{_QUOTE})"
     rf"{_NO_VALUE}[^\s\"'&,;]{{8,}}+",
     re.IGNORECASE,
@@ -280,7 +324,7 @@ NAMED = _form(
 SHELL = _form(
     NAMED_KIND,
     "=",
-    r"((?<![\w$])[A-Z][A-Z0-9_]{0,64}?(?:PASSWORD|PASSWD|PASSPHRASE|_PWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY|SECRET_KEY)=[\"']?)"
+    r"((?<![\w$])[A-Z][A-Z0-9_]{0,64}?(?:PASSWORD|PASSWD|PASSPHRASE|_PWD|_PASS|SSHPASS|SECRET|TOKEN|API_?KEY|ACCESS_KEY|SECRET_KEY)=[\"']?)"
     r"(?![(%]|os\.|[\d.]{1,32}(?:\s|$))[^\s\"'`;,()]{6,}+",
 )
 

@@ -17,24 +17,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
-from kmatrix.key_forms import HIDDEN, LOGIN_IN_URL, NAMED, forms_in, hide_forms, hide_forms_in_name, keys_of
+from kmatrix.key_forms import HIDDEN, KEY_IN_URL, LOGIN_IN_URL, NAMED, forms_in, hide_forms, hide_forms_in_name, keys_of
+from kmatrix.text import ESCAPES
 
 SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redacted
 SHORTEST_ENCODED = 10  # characters of base64 that identify a value
 LOOKS_RANDOM = 3.0  # bits per character; sha1 in hexadecimal has 3.7, identifiers of 8 to 20 letters up to 3.5
 SETTINGS = frozenset({"symbols", "train"})  # keys of run.json: the trainer uses these texts as they are
+ESCAPE = "\x1b"
 LONGEST_JSON = 1 << 16  # characters of a variable that are searched for passwords in JSON
 
 _NAME = re.compile(r"(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$", re.IGNORECASE)
 # Words of the name of a variable that announce a secret, and last words that announce something else.
 _SECRET_WORD = re.compile(
-    r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|PASS|PW|PWD|CREDENTIALS?|AUTH|PAT|DSN|SAS|COOKIE|WEBHOOK|CONNECTION_STRING)(?=_|$)"
+    r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)S?|(?:SSH|PG)?PASS|PW|PWD|CRED(?:ENTIAL)?S?|AUTH|PAT"
+    r"|JWT|BEARER|DSN|SAS|COOKIE|(?:WEB)?HOOK|CONNECTION_STRING)\d{0,4}(?=_|$)"
 )
 _OTHER_LAST_WORD = re.compile(
     r"_(?:FILE|PATH|DIR|DIRECTORY|SOCK|HOST|PORT|USER|NAME|MODE|METHOD|TYPE|FORMAT|INDEX|PARALLELISM|VERSION|REGION|TTL)$"
 )
+_NUMBERED, _NUMBERS = re.compile("(?:KEY|TOKEN)S"), re.compile(r"[\d.,:eEkKmMgGbBtT_+-]*")  # MAX_TOKENS=100M,200M
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 _PLAIN_WORD = re.compile(r"[A-Za-z]{1,15}|\d{1,15}")  # a longer password is not the name of anything
 
@@ -89,12 +93,16 @@ def redact_json(value: Any, environment: Mapping[str, str] | None = None) -> Any
     """
     found = redactor(environment)
 
+    def key(name: Any) -> Any:
+        # The names of files. All others are words of this program, and there are many.
+        return found.redact_name(name) if isinstance(name, str) and "/" in name else name
+
     def clean(part: Any) -> Any:
         if isinstance(part, str):
             is_name = " " not in part or part.startswith("/")
             return found.redact_name(part) if is_name else found.redact(part)
         if isinstance(part, Mapping):
-            return {name: inner if name in SETTINGS else clean(inner) for name, inner in part.items()}
+            return {key(name): inner if name in SETTINGS else clean(inner) for name, inner in part.items()}
         if isinstance(part, list | tuple):  # curves have thousands of numbers
             return [inner if isinstance(inner, float | int) else clean(inner) for inner in part]
         return part
@@ -145,7 +153,8 @@ class Redactor:
 
     def keys_in(self, text: str) -> list[str]:
         """Return the kinds of the keys in a text, without the keys."""
-        return list(dict.fromkeys([*self.known_in(text), *forms_in(text)]))
+        plain = [ESCAPES.sub("", text)] if ESCAPE in text else []
+        return list(dict.fromkeys(kind for part in [text, *plain] for kind in (*self.known_in(part), *forms_in(part))))
 
     def known_in(self, text: str) -> list[str]:
         """Return the origins of the known keys in a text: "value of the variable HF_TOKEN"."""
@@ -153,8 +162,20 @@ class Redactor:
         return list(dict.fromkeys(found))
 
     def redact(self, text: str) -> str:
-        """Return a text without keys."""
+        """Return a text without keys. A line with a key that colours interrupt loses its colours."""
+        text = self._redacted(text)
+        if ESCAPE not in text:
+            return text
+        return "".join(self._plain(line) if ESCAPE in line else line for line in re.split(r"(?<=\n)", text))
+
+    def _redacted(self, text: str) -> str:
         return hide_forms(self._without_known(text, self._spellings))
+
+    def _plain(self, line: str) -> str:
+        """Return a redacted line as it is, or without escape sequences if those interrupt a key."""
+        plain = ESCAPES.sub("", line)
+        clean = self._redacted(plain)
+        return line if clean == plain else clean
 
     def redact_name(self, text: str) -> str:
         """Return a name or a path without keys: values that are ordinary words stay."""
@@ -180,7 +201,9 @@ def _makeredactor(variables: tuple[tuple[str, str], ...], files: tuple[tuple[str
 
 
 def _may_hold_key(name: str, text: str) -> bool:
-    return len(text) >= SHORTEST and (_is_secret_name(name) or "://" in text)
+    if len(text) < SHORTEST or (_NUMBERED.search(name.upper()) and _NUMBERS.fullmatch(text)):
+        return False
+    return "://" in text or _is_secret_name(name)
 
 
 def _is_secret_name(name: str) -> bool:
@@ -190,7 +213,8 @@ def _is_secret_name(name: str) -> bool:
 
 def _values(name: str, text: str) -> Iterator[str]:
     """Yield the keys in the value of a variable: the value itself, its parts, the passwords of URLs and in JSON."""
-    yield from LOGIN_IN_URL.keys(text)
+    in_url = [*LOGIN_IN_URL.keys(text), *KEY_IN_URL.keys(text)]
+    yield from (spelling for found in in_url for spelling in (found, unquote(found)))
     if not _is_secret_name(name) or (text.startswith("/") and os.path.exists(text)):  # noqa: PTH110 (any text)
         return
     yield text
