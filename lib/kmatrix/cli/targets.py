@@ -75,10 +75,11 @@ def _named(matrix: MatrixDir, runs: Sequence[RunDir], asked: str) -> RunDir:
         return found[0]
     why = f"it is part of several names: {first_names(run.name for run in found)}"
     near = difflib.get_close_matches(asked, [run.name for run in runs], 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(
         f"RUN={asked} matches no run of {shown(matrix.path)}",
         why=why if found else f"its runs are {first_names(run.name for run in runs)}",
-        hint=f"did you mean {' or '.join(near)}?" if near else "",
+        hint="RUN= takes one name or number, or a pattern for several: RUN='gpt2_adamw*'" if "," in asked else hint,
     )
 
 
