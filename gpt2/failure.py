@@ -252,6 +252,8 @@ class Watchdog:
         return holding or (age > 2 * TICK_S and any(_holds(self._dir.rank_stacks(rank)) for rank in others))
 
     def _write_state(self, age: float) -> None:
+        if not self._dir.path.is_dir():  # moved or deleted: it must not begin again at its old path
+            return
         # On a full disk the state is outdated for a while; the training must not end for it. Not durable, because an
         # fsync per second would slow down checkpoints, and no reader needs the state after a crash of the machine.
         with suppress(OSError):

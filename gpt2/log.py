@@ -392,7 +392,8 @@ class RunLog:
         self, status: str, kind: str | None = None, reason: str | None = None, *, ended_by: str | None = None
     ) -> None:
         """Write training_metrics.json, then result.json, whose existence means that the run has ended."""
-        if not self.main:
+        # A run that was moved while it trained continues at its new path: a result at the old one would be lost there.
+        if not self.main or not self.dir.path.is_dir():
             return
         result = self.result(status, kind, reason, ended_by=ended_by)
         if self.config and self.world:  # else the run failed before its set-up, and there are no metrics

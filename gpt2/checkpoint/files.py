@@ -65,7 +65,7 @@ def save_checkpoint(
     # entry without a file, which the next attempt removes; never a file that looks complete and is not.
     start = time.perf_counter()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # not of a run that was moved or deleted
         for stale in path.parent.glob(f".{path.name}.*partial"):  # of an interrupted save
             stale.unlink(missing_ok=True)
         with replacing(path) as partial:

@@ -452,8 +452,8 @@ class WriteSpeed:
             return None
         path = folder / ".probe.partial"
         data = os.urandom(SAMPLE)  # zeros would be compressed by some disks
-        folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # the first checkpoint will report the error
+            folder.mkdir(exist_ok=True)
             start = time.perf_counter()
             with open(path, "wb", opener=opener) as file:
                 hashlib.sha256(data)  # part of the time of a checkpoint

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
 from kmatrix.records.lock import held, holder, try_lock
+from kmatrix.records.paths import MatrixDir
 from kmatrix.records.run_lock import begin_attempt
 from kmatrix.records.runs import Status
 from kmatrix.records.train_config import TrainFields
@@ -556,6 +558,22 @@ def test_a_run_that_cannot_start_on_a_full_disk_waits_and_then_starts(matrix, pl
     tries.clear()
     assert drive(matrix, [plan("b")], engine(), poll_s=0.002).exit_code == 1
     assert "could not be started: [Errno 28] No space left" in status_of(plan("b"))["reason"]
+
+
+def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(matrix, plan):
+    run, later, place = plan("a"), plan("b"), matrix.path.with_name("moved")
+
+    def move(_):
+        if matrix.path.exists() and run.dir.metrics.exists():
+            matrix.path.rename(place)
+
+    with pytest.raises(LaunchError, match=r"_000000 is gone\n  why: it was moved or deleted while its runs trained\n  hint: .*"):
+        drive(matrix, [run, later], engine(), on_progress=move, poll_s=0.02)
+    assert not matrix.path.exists()
+    assert processes_of(matrix) == []
+    moved = MatrixDir(place)
+    assert [recover_status(one, has_runner=False).status for one in moved.runs()] == ["stopped", "planned"]
+    assert drive(moved, [replace(run, dir=moved.run("a"), attempt=2)], engine(), poll_s=0.02).counts["finished"] == 1
 
 
 def test_an_error_in_the_display_leaves_no_process(matrix, plan):

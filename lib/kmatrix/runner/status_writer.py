@@ -125,6 +125,7 @@ class StatusWriter:
     def _write_pending(self) -> None:
         path = self._matrix.journal
         try:
+            self._refuse_if_gone()
             for path, write in list(self._files.items()):
                 write()
                 del self._files[path]
@@ -142,3 +143,12 @@ class StatusWriter:
             self._on_full(path)
         else:
             self._full_since = None
+
+    def _refuse_if_gone(self) -> None:
+        """Raise LaunchError if the matrix is no longer at its path: its status must not begin again there."""
+        if not self._matrix.path.is_dir():
+            raise LaunchError(
+                f"{self._matrix.path} is gone",
+                why="it was moved or deleted while its runs trained",
+                hint="continue it at its new path (TARGET=): the runs resume from their last checkpoints",
+            )
