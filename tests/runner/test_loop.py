@@ -567,7 +567,9 @@ def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(
         if matrix.path.exists() and run.dir.metrics.exists():
             matrix.path.rename(place)
 
-    with pytest.raises(LaunchError, match=r"_000000 is gone\n  why: it was moved or deleted while its runs trained\n  hint: .*"):
+    with pytest.raises(
+        LaunchError, match=r"_000000 is gone\n  why: it was moved or deleted while its runs trained\n  hint: .*"
+    ):
         drive(matrix, [run, later], engine(), on_progress=move, poll_s=0.02)
     assert not matrix.path.exists()
     assert processes_of(matrix) == []
