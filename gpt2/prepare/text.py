@@ -6,17 +6,18 @@ import glob
 import gzip
 import hashlib
 import json
+import os
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NoReturn, Protocol
 
 from gpt2.data.download import fetch
 from gpt2.prepare import hub
 from gpt2.prepare.catalog import WebFile
-from kmatrix.errors import DataError
+from kmatrix.errors import DataError, reason_of
 from kmatrix.text import disk_size
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
@@ -109,16 +110,22 @@ class WebCorpus:
 
 
 def local(data_dir: Path, pattern: str) -> LocalCorpus:
-    """Return the files of a folder, or those that match a glob; hidden files are excluded."""
+    """Return the files of a folder, or those that match a glob; hidden files are excluded.
+
+    Raises DataError if there is none, or if a folder cannot be read: its texts would be missing without a word.
+    """
     asked = Path(pattern).expanduser()
     wanted = asked if asked.is_absolute() else data_dir / asked
     if wanted.is_dir():
-        found = (path for path in wanted.rglob("*") if not _hidden(path.relative_to(wanted)))  # .git, .DS_Store
+        found = _below(wanted)
         root = wanted
     else:
         found = (Path(name) for name in glob.iglob(str(wanted), recursive=True))  # noqa: PTH207  (absolute patterns)
         root = data_dir
-    files = sorted(path for path in found if path.is_file())  # folders list files in any order; shards must not
+    try:
+        files = sorted(path for path in found if path.is_file())  # folders list files in any order; shards must not
+    except OSError as error:
+        _refuse_unreadable(error)
     if not files:
         raise DataError(
             f"no text files at {wanted}",
@@ -128,8 +135,18 @@ def local(data_dir: Path, pattern: str) -> LocalCorpus:
     return LocalCorpus(root, tuple(_part(path, root) for path in files))
 
 
-def _hidden(relative: Path) -> bool:
-    return any(name.startswith(".") for name in relative.parts)
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder that is not hidden (.git, .DS_Store). Links to folders are not followed."""
+    # Not rglob, which leaves out folders that it cannot read.
+    for name, folders, files in os.walk(folder, onerror=_refuse_unreadable):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        yield from (Path(name, each) for each in files if not each.startswith("."))
+
+
+def _refuse_unreadable(error: OSError) -> NoReturn:
+    raise DataError(
+        f"{error.filename} cannot be read", why=reason_of(error), hint="fix its permissions, or move it elsewhere"
+    ) from None
 
 
 def _part(path: Path, root: Path) -> TextPart:
@@ -162,14 +179,18 @@ def fingerprint(corpus: Corpus) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def documents(path: Path, part: TextPart, column: str, *, guessed: bool = False) -> Iterator[str]:
+def documents(
+    path: Path, part: TextPart, column: str, *, on_skip: Callable[[str], object] | None = None
+) -> Iterator[str]:
     """Yield the non-empty documents of a file.
 
-    column: of JSON lines and Parquet.  guessed: the user did not name this file, so skip it if it is not UTF-8 text.
+    column: of JSON lines and Parquet.  on_skip: given if the user did not name this file: if it is not UTF-8 text, it
+    is skipped, and this is called with its name. Raises DataError if it cannot be read, named or not.
     """
     name = part.name
     if name.endswith(UNREADABLE):  # an error of its own: "not UTF-8 text" would not say what to do
-        if guessed:
+        if on_skip:
+            on_skip(name)
             return
         raise DataError(f"{path} is compressed", why="only .gz is supported", hint="decompress it first")
     if name.endswith(".parquet"):
@@ -177,7 +198,7 @@ def documents(path: Path, part: TextPart, column: str, *, guessed: bool = False)
     elif name.endswith(LINES):
         texts = _lines(path, column)
     else:
-        texts = _plain(path, guessed=guessed)
+        texts = _plain(path, name, on_skip)
     for text in texts:
         if text:
             yield text if text.isascii() else text.encode("utf-8", "replace").decode()  # lone surrogates of JSON
@@ -187,7 +208,7 @@ def _open(path: Path) -> gzip.GzipFile | BinaryIO:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _plain(path: Path, *, guessed: bool) -> Iterator[str]:
+def _plain(path: Path, name: str, on_skip: Callable[[str], object] | None) -> Iterator[str]:
     try:
         with _open(path) as file:
             # A small file of repeated bytes unpacks to gigabytes, which must not fill the memory.
@@ -201,9 +222,12 @@ def _plain(path: Path, *, guessed: bool) -> Iterator[str]:
                 )
             yield data.decode("utf-8-sig")  # without the byte order mark that Windows editors write
     # A damaged gzip file raises any of three: BadGzipFile, EOFError if it is truncated, zlib.error inside a block.
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error, PermissionError) as error:
-        if not guessed:
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        if on_skip is None:
             raise DataError(f"{path} is not UTF-8 text", why=str(error), hint="convert or remove it") from None
+        on_skip(name)
+    except OSError as error:  # a disk's error while reading has no name
+        _refuse_unreadable(OSError(error.errno, error.strerror, str(path)))
 
 
 def _lines(path: Path, column: str) -> Iterator[str]:

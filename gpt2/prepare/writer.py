@@ -22,14 +22,16 @@ from gpt2.data import shards, tokenizer
 from gpt2.data.tokenizer import Tokenizer, Tokens
 from gpt2.prepare import text
 from gpt2.prepare.catalog import DatasetOrigin
-from gpt2.prepare.progress import PreparationProgress
+from gpt2.prepare.progress import PreparationProgress, say
 from gpt2.prepare.text import Corpus
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import RECORD, ShardInfo, kind_of
 from kmatrix.records.files import write_json
+from kmatrix.text import plural
 
 BATCH_CHARACTERS = 1 << 20  # characters per batch of one process
 ALONE_BYTES = 8 << 20  # smaller corpora are tokenized in this process: starting others takes longer
+NAMED_SKIPS = 5  # files that are named one by one
 BPE_BYTES = 100 << 20  # text that a BPE tokenizer is trained on
 Place = tuple[int, int]  # file, document in the file: the next one to read
 
@@ -102,6 +104,7 @@ class ShardWriter:
         self.next: Place = (position[0], position[1]) if position else (0, 0)
         self.train, self.val = ShardBuffer(), ShardBuffer()
         self.guessed = guessed  # the user did not name the files: skip those that are not text
+        self.skipped: dict[str, None] = {}  # names of those
 
     def run(self) -> None:
         """Write the shards that are missing."""
@@ -116,6 +119,8 @@ class ShardWriter:
                     return
                 self.next = document.after
                 progress.add(len(encoded.tokens), f"file {document.after[0] + 1} of {len(self.corpus.parts)}")
+        if len(self.skipped) > NAMED_SKIPS:
+            say(f"skipped {plural(len(self.skipped), 'file')} in all that are not UTF-8 text")
         self._end()
 
     def _tokenizer(self) -> Tokenizer:
@@ -139,9 +144,16 @@ class ShardWriter:
 
     def _documents_of(self, number: int, start: int, *, divided: bool) -> Iterator[Document]:
         part = self.corpus.parts[number]
-        texts = text.documents(self.corpus.path(part), part, self.recipe.column, guessed=self.guessed)
+        skip = self._skip if self.guessed else None
+        texts = text.documents(self.corpus.path(part), part, self.recipe.column, on_skip=skip)
         for index, value in enumerate(itertools.islice(texts, start, None), start):
             yield from _split(value, self.recipe.val_percent, (number, index + 1), divided=divided)
+
+    def _skip(self, name: str) -> None:
+        if name not in self.skipped:  # read for the vocabulary before
+            self.skipped[name] = None
+            if len(self.skipped) <= NAMED_SKIPS:
+                say(f"skipped {name}: not UTF-8 text")
 
     def _documents(self) -> Iterator[Document]:
         return itertools.chain.from_iterable(self._files())
@@ -200,7 +212,8 @@ class ShardWriter:
     def _end(self) -> None:
         if not self.train.tokens and not self.listed:
             raise DataError(
-                f"no text in the {len(self.corpus.parts)} files of {self.origin.source}",
+                f"no text in the {plural(len(self.corpus.parts), 'file')} of {self.origin.source}",
+                why="none of them is UTF-8 text" if len(self.skipped) == len(self.corpus.parts) else "",
                 hint="check the files and TEXT_COLUMN=",
             )
         self._flush((len(self.corpus.parts), 0), complete=True)

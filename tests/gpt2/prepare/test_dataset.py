@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -294,8 +295,8 @@ def test_parts_of_the_standard_library_that_differ_between_builds_are_excluded(t
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "a.jsonl:2 cannot be read", "Expecting value"),
         ("a.jsonl", '{"body": "a"}\n', "a.jsonl:1 cannot be read", "no column 'text'"),
         ("a.parquet", "PAR1", "a.parquet cannot be read as Parquet", ""),
-        ("a.zip", "PK", "no text in the 1 files of", ""),
-        ("a.bin", b"\xff\xfe\xfd", "no text in the 1 files of", ""),
+        ("a.zip", "PK", "no text in the 1 file of", ""),
+        ("a.bin", b"\xff\xfe\xfd", "no text in the 1 file of", "none of them is UTF-8 text"),
     ],
 )
 def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, content, location, reason):
@@ -312,6 +313,43 @@ def test_an_explicit_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xfd")
     with pytest.raises(DataError, match=r"a.txt is not UTF-8 text"):
         prepare("folder", tmp_path, "*.txt", "byte")
+
+
+def test_files_of_a_folder_that_are_not_text_are_named(tmp_path, capsys):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "good.txt").write_text("a sentence of some words\n" * 100)
+    for number in range(7):
+        (tmp_path / "text" / f"latin{number}.txt").write_bytes(b"caf\xe9")
+    prepare("folder", tmp_path, "text", "char")  # reads the files twice: first for the vocabulary
+    lines = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+    assert lines == [
+        *(f"skipped latin{number}.txt: not UTF-8 text" for number in range(5)),
+        "skipped 7 files in all that are not UTF-8 text",
+    ]
+
+
+@pytest.mark.parametrize("refused", ["text/sub", "text/sub/a.txt"])
+def test_an_unreadable_part_of_a_folder_is_an_error(tmp_path, monkeypatch, refused):
+    (tmp_path / "text" / "sub").mkdir(parents=True)
+    for name in ("b.txt", "sub/a.txt"):
+        (tmp_path / "text" / name).write_text("a sentence of some words\n" * 100)
+    _refuse(monkeypatch, tmp_path / refused)
+    with pytest.raises(DataError, match=f"{refused} cannot be read") as raised:
+        prepare("folder", tmp_path, "text", "byte")
+    assert raised.value.why == "Permission denied"
+
+
+def _refuse(monkeypatch, refused):
+    """Deny access to a path, as to a user without rights; tests may run as root."""
+    for owner, name in ((os, "scandir"), (Path, "open")):
+        original = getattr(owner, name)
+
+        def guarded(path, *args, original=original, **kwargs):
+            if Path(path) == refused:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return original(path, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, guarded)
 
 
 def test_a_damaged_gzip_file_is_named_with_its_line(tmp_path):
