@@ -24,6 +24,7 @@ from gpt2.checkpoint.files import SCHEMA, damaged, load_checkpoint, save_checkpo
 from gpt2.data import tokenizer
 from gpt2.inference.restore import load_model, shape_of
 from kmatrix.errors import ConfigError, KmatrixError, RecordError
+from kmatrix.output import run_program
 from kmatrix.shapes import GPT2_VOCAB
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -280,4 +281,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpt2.generate import GeneratedText, Sampling, generate
 from gpt2.inference.restore import restore
 from kmatrix.errors import KmatrixError
+from kmatrix.output import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,4 +57,4 @@ def print_text(path: Path, prompt: str, sampling: Sampling, device: str) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

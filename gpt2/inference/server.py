@@ -43,6 +43,7 @@ from gpt2.inference.restore import Restored, restore
 from gpt2.model import GPT
 from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.hosts import LOOPBACK, REFUSED, host_name, is_accepted, server_address
+from kmatrix.output import run_program
 
 MAX_BODY = 256 * 1024  # bytes per request
 ROWS, WAITING = 8, 64  # texts generated at once, and texts in the queue
@@ -445,4 +446,4 @@ class Batcher:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -17,6 +17,7 @@ import torch
 from gpt2.checkpoint.contents import bytes_of, weights_sha256
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.errors import KmatrixError
+from kmatrix.output import run_program
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -61,4 +62,4 @@ def _difference(was: torch.Tensor | None, now: torch.Tensor | None) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

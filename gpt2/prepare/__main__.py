@@ -15,7 +15,7 @@ from pathlib import Path
 from gpt2.data.tokenizer import NAMES
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import DATASETS, prepare_dataset
-from kmatrix.errors import DataError, KmatrixError
+from kmatrix.errors import DataError, KmatrixError, reason_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # of DATA_DIR, such as a full or read-only disk: the user's, so no traceback
-        print(f"error: {DataError(f'cannot use {data_dir}', why=str(error))}", file=sys.stderr)
+        what = f"cannot use {error.filename or data_dir}"
+        print(f"error: {DataError(what, why=reason_of(error), hint='check DATA_DIR')}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped: partial downloads and finished shards are kept and continue", file=sys.stderr)

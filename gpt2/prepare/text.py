@@ -112,7 +112,7 @@ class WebCorpus:
 def local(data_dir: Path, pattern: str) -> LocalCorpus:
     """Return the files of a folder, or those that match a glob; hidden files are excluded.
 
-    Raises DataError if there is none, or if a folder cannot be read: its texts would be missing without a word.
+    Raises DataError if there is none, or if a folder cannot be read: its texts would be missing.
     """
     asked = Path(pattern).expanduser()
     wanted = asked if asked.is_absolute() else data_dir / asked

@@ -6,6 +6,10 @@ import errno
 from pathlib import Path
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the quota of this user
+# A named file with one of these is the user's to fix. Not ENOENT: a missing file that matters has its own message.
+OF_PATHS = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE
+})  # fmt: skip
 
 
 class KmatrixError(Exception):
@@ -55,6 +59,22 @@ class LaunchError(KmatrixError):
 def reason_of(error: Exception) -> str:
     """Return the reason of an error as a user reads it, without its number: "Read-only file system"."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def path_problem(error: Exception) -> str:
+    """Return the problem of a path that this user cannot use or no file can have, "" for another error.
+
+    Any use of a path can raise it.
+    """
+    if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    # pathlib of Python 3.11 raises these as plain RuntimeErrors: an unknown ~user, and a link to itself.
+    if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
+        return str(error).rstrip(".")
+    return ""
+
+
+PATHS_HINT = "check the paths of the command and of .config, and their permissions"
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -12,6 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, Protocol, TextIO
 
+from kmatrix.errors import PATHS_HINT, path_problem
+
+REFUSED = 2  # exit status of an error that the user can fix
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})  # errors of writing to stdout
 
 
@@ -82,12 +86,15 @@ def _without_signals() -> Iterator[None]:
 
 
 def run_program(main: Callable[[], int]) -> int:
-    """Call `main` and return the exit status: its own, or 1 if its output could not be written."""
+    """Call `main` and return the exit status: its own, 1 if its output could not be written, 2 for an unusable path."""
     # Started with >&-, Python has no stdout. Opened here, before another file gets its descriptor.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 (stays open until the exit)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks must not end a report
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             status = main()
@@ -100,6 +107,9 @@ def run_program(main: Callable[[], int]) -> int:
         if error.errno == errno.EPIPE:  # `program | head` has read enough
             discard(sys.stdout)
             return 0
+        if why := path_problem(error):
+            warn(f"error: {why}\n  hint: {PATHS_HINT}")
+            return REFUSED
         if error.filename is not None or error.errno not in UNWRITABLE:
             raise
         discard(sys.stdout)

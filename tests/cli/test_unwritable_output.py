@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import signal
 import subprocess
@@ -12,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from kmatrix import ROOT
 from kmatrix.cli.commands import COMMANDS, main
+from kmatrix.errors import LaunchError
+from kmatrix.experiment.create import check_place
 from kmatrix.output import run_program
 from kmatrix.records.paths import program_environment
 from programs import Program
@@ -110,3 +115,39 @@ def test_the_program_itself_ends_with_a_sentence_on_a_full_disk():
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=program_environment(), check=False)
     assert ended.returncode == 1
     assert ended.stderr == f"{SENTENCE}No space left on device\n".encode()
+
+
+def test_a_path_that_this_user_cannot_use_is_an_error_of_two_lines(capsys):
+    def refuse():
+        raise PermissionError(errno.EACCES, "Permission denied", "/root/checkpoint.pt")
+
+    assert run_program(refuse) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "error: Permission denied: /root/checkpoint.pt"
+
+
+def test_a_terminal_without_a_character_shows_its_number(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert run_program(lambda: print("23 \N{DEGREE SIGN}C") or 0) == 0
+    assert written.getvalue() == b"23 \\xb0C\n"
+
+
+def test_programs_of_the_trainer_that_print_end_cleanly_too():
+    for path in (ROOT / "gpt2" / "inference").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert ("__main__" in text) == ("sys.exit(run_program(main))" in text), path
+
+
+def test_a_results_folder_that_cannot_be_read_is_not_called_empty(tmp_path, monkeypatch, capsys):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main(["status", f"RESULTS_DIR={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: Permission denied: {tmp_path}\n")
+
+
+def test_a_checkpoint_dir_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="cannot make checkpoints in .*file"):
+        check_place(tmp_path, tmp_path / "file")

@@ -6,7 +6,6 @@ The only place that catches KmatrixError. The module of a command is imported wh
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from kmatrix import ROOT
 from kmatrix.cli.output import plain_output
-from kmatrix.errors import ConfigError, KmatrixError, damaged_files, is_full, reason_of
+from kmatrix.errors import PATHS_HINT, ConfigError, KmatrixError, damaged_files, is_full, path_problem, reason_of
 from kmatrix.output import Interrupted, OutputError, ending
 from kmatrix.paste import Invocation, called_as, pasteable
 from kmatrix.redaction import is_key_name
@@ -106,8 +105,8 @@ def _takes(target: str, name: str) -> bool:
 
 def _report_unexpected(error: Exception) -> int:
     """Print an unexpected error, a full disk, an impossible path or a bug, and return the exit status."""
-    if why := _path_problem(error):
-        print(f"error: {_shortened(why)}\n  hint: check the paths of the command and of .config", file=sys.stderr)
+    if why := path_problem(error):
+        print(f"error: {_shortened(why)}\n  hint: {PATHS_HINT}", file=sys.stderr)
         return REFUSED
     if is_full(error):
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
@@ -117,16 +116,6 @@ def _report_unexpected(error: Exception) -> int:
     traceback.print_exception(error)
     print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
     return BUG
-
-
-def _path_problem(error: Exception) -> str:
-    """Return what is wrong with a path that no file can have, "" for another error. Any use of a path can raise it."""
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        return f"{error.strerror}: {error.filename}"
-    # pathlib of Python 3.11 raises these as plain RuntimeErrors: an unknown ~user, and a link to itself.
-    if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
-        return str(error).rstrip(".")
-    return ""
 
 
 def _shortened(text: str) -> str:

@@ -180,16 +180,22 @@ def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, orig
     return RunTexts(run.name, (text.config, text.minimal, json_text(record)))
 
 
-def check_place(results_dir: Path) -> None:
-    """Raise LaunchError if the results directory is not writable."""
+def check_place(results_dir: Path, checkpoint_dir: Path | None = None) -> None:
+    """Raise LaunchError if the results directory, or CHECKPOINT_DIR, is not writable."""
+    _check_writable(results_dir, "a matrix", "RESULTS_DIR")
+    if checkpoint_dir:
+        _check_writable(checkpoint_dir, "checkpoints", "CHECKPOINT_DIR")
+
+
+def _check_writable(folder: Path, content: str, argument: str) -> None:
     try:
-        results_dir.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         # Tried, not asked: permission bits say little about network file systems.
-        with tempfile.TemporaryDirectory(dir=results_dir, prefix=".kmatrix_"):
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".kmatrix_"):
             pass
     except OSError as error:
         raise LaunchError(
-            f"cannot make a matrix in {results_dir}", why=reason_of(error), hint="pass RESULTS_DIR=<a folder of yours>"
+            f"cannot make {content} in {folder}", why=reason_of(error), hint=f"pass {argument}=<a folder of yours>"
         ) from None
 
 

@@ -82,7 +82,8 @@ def prepared(
     """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
     # Cheap checks first: preparing data can download for hours.
     results_dir = below_root(plan.config.results_dir)
-    check_place(results_dir)
+    checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
+    check_place(results_dir, checkpoint_dir)
     runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
     check_benchmark_files(runnable, plan.data_dir)
     data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)
@@ -101,7 +102,7 @@ def prepared(
         skipped=skipped,
         gpus=plan.gpus,
         results_dir=results_dir,
-        checkpoint_dir=below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None,
+        checkpoint_dir=checkpoint_dir,
         timeout_s=plan.config.run_timeout_s,
         root=ROOT,
         config_text=plan.config_text,

@@ -356,9 +356,14 @@ class _Plan(Record, frozen=True, kw_only=True):
 
 
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
-    """Return all matrices in the results folder, newest last."""
+    """Return all matrices in the results folder, newest last. Raises OSError if it exists and cannot be read."""
+    # Not glob, which shows a folder without permission as empty: "there is no matrix" would not be true.
+    try:
+        there = [path for path in results_dir.iterdir() if path.name.startswith(MATRIX_PREFIX)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     # The names contain the date and the time, and `next_path` makes their order that of creation; _10 follows _9.
-    found = [path for path in results_dir.glob(MATRIX_PREFIX + "*") if path.is_dir()]
+    found = [path for path in there if path.is_dir()]
     return [MatrixDir(path) for path in sorted(found, key=_by_age)]
 
 
