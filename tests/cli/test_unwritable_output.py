@@ -149,5 +149,5 @@ def test_a_results_folder_that_cannot_be_read_is_not_called_empty(tmp_path, monk
 
 def test_a_checkpoint_dir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="cannot make checkpoints in .*file"):
+    with pytest.raises(LaunchError, match=r"cannot make checkpoints in .*file"):
         check_place(tmp_path, tmp_path / "file")
