@@ -8,7 +8,19 @@ import re
 
 import pytest
 
-from kmatrix.own_file import IN_PLACE, open_own, opener, private_opener
+from kmatrix.errors import RecordError
+from kmatrix.own_file import (
+    IN_PLACE,
+    MOST_BYTES,
+    open_own,
+    open_to_read,
+    opener,
+    private_opener,
+    read_descriptor,
+    read_file,
+)
+from kmatrix.records.decode import Record, decode
+from kmatrix.records.files import LineTail
 from programs import ROOT
 
 MODES = ["w", "a", "r+", "x"]
@@ -46,6 +58,27 @@ def test_only_files_are_opened(tmp_path):
         open_own(tmp_path / "pipe")
     with pytest.raises(IsADirectoryError):
         open_own(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_file, open_to_read, lambda path: LineTail(path, Record).read(), read_descriptor])
+def test_only_files_are_read(tmp_path, read):
+    """A stranger's folder may have a named pipe, on which a reader waits forever, or a link to an endless device."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("pipe", "zeros"):
+        with pytest.raises(OSError, match="not a file"):
+            read(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+
+
+def test_a_huge_file_is_not_read_as_a_whole(tmp_path):
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", MOST_BYTES + 1)
+    with pytest.raises(OSError, match=r"too large: 2\.0 GiB"):
+        read_file(tmp_path / "huge")
+    with pytest.raises(RecordError, match="cannot be read"):
+        decode(tmp_path / "huge", Record)
 
 
 def test_a_private_file_is_made_private(tmp_path):

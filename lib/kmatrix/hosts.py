@@ -99,7 +99,7 @@ def guarded_asgi(app: AsgiApp, hosts: Sequence[str]) -> AsgiApp:
         else:
             content = [(b"content-type", b"text/plain; charset=utf-8")]
             await send({"type": "http.response.start", "status": REFUSED, "headers": content})
-            await send({"type": "http.response.body", "body": _refusal(header).encode()})
+            await send({"type": "http.response.body", "body": refusal(header).encode()})
 
     return guarded
 
@@ -112,10 +112,11 @@ def guarded_wsgi(app: WsgiApp, hosts: Sequence[str]) -> WsgiApp:
         if is_accepted(header, hosts):
             return app(environ, start)
         start(f"{REFUSED} Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
-        return [_refusal(header).encode()]
+        return [refusal(header).encode()]
 
     return guarded
 
 
-def _refusal(header: str) -> str:
+def refusal(header: str) -> str:
+    """Return the body of the response to a request that names another host."""
     return f"this server is not {host_name(header)}: open it as localhost\n"

@@ -1,4 +1,7 @@
-"""Open files of a results folder for writing, never through a link: the folder may be a copy, or somebody else's."""
+"""Open files of a results folder, which may be a copy, or somebody else's.
+
+They are never written through a link. Only files are read: a named pipe or a device in their place has no end.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 CHUNK = 1 << 20  # bytes per read of a file that is copied
+MOST_BYTES = 1 << 31  # of a file that is read as a whole
 IN_PLACE = os.O_RDWR | os.O_CREAT  # what a file is opened for that is written at any position
 
 
@@ -54,6 +59,31 @@ def open_file(path: str | Path, flags: int, mode: int = 0o644) -> int:
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a file", str(path))
     return handle
+
+
+def open_to_read(path: str | Path) -> BinaryIO:
+    """Open a file for reading, also through links. Raises OSError for anything else, such as a named pipe."""
+    return os.fdopen(read_descriptor(path), "rb")
+
+
+def read_descriptor(path: str | Path) -> int:
+    """Return a descriptor of a file for reading. Raises OSError as `open_to_read` does."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # O_NONBLOCK: a named pipe must not make it wait
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a file. Raises OSError as `open_to_read` does, and for a file that is too large."""
+    with open(read_descriptor(path), "rb", buffering=0) as file:
+        if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it is too large: {size / 2**30:.1f} GiB", str(path))
+        return file.readall()
 
 
 def _replace_by_copy(path: Path) -> None:

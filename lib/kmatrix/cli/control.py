@@ -14,6 +14,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, results_dir, running_target
 from kmatrix.engines.base import GRACE_S
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.own_file import open_to_read
 from kmatrix.paste import make_command
 from kmatrix.records.files import last_lines
 from kmatrix.records.lock import Process, held, holder
@@ -73,7 +74,7 @@ def _follow(matrix: MatrixDir, runs: Sequence[RunDir], *, once: bool) -> int:
 def _print_growth(matrix: MatrixDir, run: RunDir) -> None:
     """Print the end of a log, then follow it until the run has ended."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
-    with run.output_log.open("rb") as file:
+    with open_to_read(run.output_log) as file:
         text = "".join(last_lines(file)[-LAST_LINES:])
         while True:
             live = _is_running(run) and matrix.is_held()  # before the read, which then includes the last lines
@@ -87,7 +88,7 @@ def _print_growth(matrix: MatrixDir, run: RunDir) -> None:
 
 def _print_end(run: RunDir) -> None:
     _title(run)
-    with run.output_log.open("rb") as file:
+    with open_to_read(run.output_log) as file:
         sys.stdout.writelines(last_lines(file)[-LAST_LINES:])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError, is_full
+from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoint_dir import INDEX
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, replaced
 from kmatrix.records.disk import at_once
@@ -269,7 +270,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         digest = hashlib.sha256()
         while block := file.read(BLOCK):
             digest.update(block)

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from kmatrix.errors import RecordError, SchemaError, note_damage, note_lines
+from kmatrix.own_file import open_to_read, read_file
 
 SCHEMA = 1  # of the files that this version writes
 field, replaced = msgspec.field, msgspec.structs.replace
@@ -41,6 +42,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 R = TypeVar("R")
+MOST_UNPACKED = 1 << 34  # bytes of a gzip file: a small hostile one could unpack for hours
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders raise
 
 
@@ -56,7 +58,7 @@ def decode(path: Path, kind: type[R]) -> R:
     Raises RecordError if the file is missing, unreadable or damaged, and SchemaError if a newer version wrote it.
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="check that this is the directory of a run or a matrix") from None
     except OSError as error:
@@ -123,7 +125,7 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
     not damage: its writer has not finished it, or was killed.
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -145,10 +147,12 @@ def decode_gzip_lines(path: Path, kind: type[R], most_bytes: int) -> Iterator[R]
     Raises FileNotFoundError if it is missing, RecordError if it is damaged, SchemaError if a newer version wrote it.
     """
     try:
-        with gzip.open(path, "rb") as file:
+        with open_to_read(path) as packed, gzip.GzipFile(fileobj=packed) as file:
             size = 0
             while part := file.read(1 << 18):  # the checksum is at the end: read twice, without keeping all of it
                 size += len(part)
+                if size > MOST_UNPACKED:
+                    raise EOFError(f"it unpacks to more than {MOST_UNPACKED >> 30} GiB")
             if not size:
                 raise EOFError("it is empty")
             file.seek(0)

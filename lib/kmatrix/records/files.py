@@ -6,6 +6,7 @@ skips a half-written last one.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from kmatrix.own_file import opener, private_opener
+from kmatrix.own_file import open_to_read, opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.redaction import redact_json
@@ -209,7 +210,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of the complete lines of an append-only log; none if the file is missing."""
     try:
         # A crash can leave arbitrary bytes. They must not end the reading: their line fails to parse and is skipped.
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors="replace") as file:
             for line in file:
                 # The writer has not finished this line.
                 if not line.endswith("\n"):
@@ -251,7 +252,7 @@ class LineTail(Generic[R]):
     def _lines(self) -> Iterator[bytes]:
         """Yield the complete lines of the next chunk; a line longer than a chunk extends it."""
         try:
-            file = self._path.open("rb")
+            file = open_to_read(self._path)
         except FileNotFoundError:
             return
         with file:

@@ -20,7 +20,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kmatrix.errors import LaunchError
-from kmatrix.own_file import IN_PLACE, open_file
+from kmatrix.own_file import IN_PLACE, open_file, read_file
 from kmatrix.paste import make_command
 from kmatrix.records.decode import Count, Record, decode_line
 from kmatrix.records.files import replacing
@@ -224,7 +224,7 @@ def _holder(path: Path) -> _Holder:
     """Return the content of a lock file; empty while its holder writes it, or if it is damaged."""
     # No warning: without the content the lock counts all the same.
     try:
-        return decode_line(path.read_bytes(), _Holder) or _Holder()
+        return decode_line(read_file(path), _Holder) or _Holder()
     except OSError:
         return _Holder()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kmatrix
 from kmatrix.errors import RecordError, SchemaError, note_damage
+from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import Record, RunName, UnixTime, decode_gzip_lines, decode_optional
 
 ROOT = kmatrix.ROOT
@@ -262,7 +263,7 @@ class MatrixDir:
     def is_held(self) -> bool:
         """Return whether a runner has this matrix now. The kernel releases its lock when it exits or is killed."""
         try:
-            with self.lock.open("rb") as file:
+            with open_to_read(self.lock) as file:
                 # Shared, so that two commands that ask at the same time do not take each other for a runner.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

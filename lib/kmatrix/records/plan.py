@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError, RecordError
+from kmatrix.own_file import read_file
 from kmatrix.records.checkpoint_dir import checkpoint_dir, own_checkpoint_dir
 from kmatrix.records.decode import SCHEMA, Record, RunName, decode_gzip_lines, decode_optional
 from kmatrix.records.files import free_path, write_bytes
@@ -72,7 +73,7 @@ def write_plan(matrix: MatrixDir, runs: Iterable[RunTexts], *, append: bool = Fa
     if append and matrix.plan.exists():
         for _ in planned_runs(matrix):  # what follows a damaged part could not be read
             pass
-        known = matrix.plan.read_bytes()
+        known = read_file(matrix.plan)
     lines = (
         json.dumps({"schema": SCHEMA, "name": run.name, "files": dict(zip(FILES, run.texts, strict=True))})
         for run in runs

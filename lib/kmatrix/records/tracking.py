@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kmatrix.own_file import open_to_read
 from kmatrix.paste import make_command
 from kmatrix.records.decode import Count, Record, decode_optional, field
 from kmatrix.records.files import write_json
@@ -125,7 +126,7 @@ def _first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
 def is_syncing(run: RunDir) -> bool:
     """Return whether a tracker process of this run is alive: it holds the lock until it exits."""
     try:
-        with run.track_lock.open("rb") as file:
+        with open_to_read(run.track_lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import MatrixDir, RunDir
@@ -255,7 +256,7 @@ def _bytes_per_token(lines: Sequence[MetricLine]) -> float | None:
 def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last lines of a failed run's log. lines: those in its status.json; empty: read the log itself."""
     if not lines and run_dir.output_log.exists():
-        with run_dir.output_log.open("rb") as file:
+        with open_to_read(run_dir.output_log) as file:
             lines = last_lines(file)
     return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
+from kmatrix.own_file import read_file
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import free_path, read_json, write_bytes, write_json
@@ -66,7 +67,7 @@ def archive_result(run: RunDir) -> Path | None:
         target.mkdir(parents=True, exist_ok=True)
         if run.status.exists():
             # A copy: the original stays until `write_state` replaces it.
-            write_bytes(target / run.status.name, run.status.read_bytes())
+            write_bytes(target / run.status.name, read_file(run.status))
     # From here on the run is planned: after a crash, the next runner completes the move.
     write_state(run, after(state, Archived(max(state.number, last_number(run)))))
     finish_archiving(run)

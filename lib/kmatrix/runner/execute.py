@@ -19,6 +19,7 @@ from kmatrix.engines.local.pool import Pool
 from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
+from kmatrix.own_file import open_to_read
 from kmatrix.packing import Limits, usable_cores
 from kmatrix.records.files import finite, last_lines, read_json
 from kmatrix.records.lock import holder
@@ -206,7 +207,7 @@ def detach(matrix: MatrixDir, words: Sequence[str]) -> int:
         log_file.close()
     else:
         log_file.wait()
-        with matrix.runner_log.open("rb") as log:
+        with open_to_read(matrix.runner_log) as log:
             end = "".join(last_lines(log)[-TAIL_LINES:]).rstrip()
         raise LaunchError(f"the runner of {matrix.name} failed to start", why=end)
     return runner.pid

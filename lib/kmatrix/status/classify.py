@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import cached_property
 
 from kmatrix.errors import RecordError
+from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import decode, decode_lines
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
@@ -107,7 +108,7 @@ class Evidence:
         """The end of what this attempt wrote to output.log, without escape codes."""
         begin = self.job.log_start if self.job else 0
         try:
-            with self.run.output_log.open("rb") as file:
+            with open_to_read(self.run.output_log) as file:
                 text = "".join(last_lines(file, most_bytes=TAIL_BYTES, start=begin))
         except OSError:
             return ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
+from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoints import file_size
 from kmatrix.records.decode import as_json, decode
 from kmatrix.records.files import last_lines, write_json
@@ -224,7 +225,7 @@ def last_number(run: RunDir) -> int:
     """Return the number of the last attempt that wrote metrics or a result, 0 if none did."""
     numbers = []
     # Attempts are written in order: the last line decides.
-    with suppress(OSError), run.metrics.open("rb") as file:
+    with suppress(OSError), open_to_read(run.metrics) as file:
         lines = (metric_line(text) for text in reversed(last_lines(file)) if text.endswith("\n"))
         newest = next((line for line in lines if line is not None), None)
         numbers += [newest.attempt] if newest else []

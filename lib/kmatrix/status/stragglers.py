@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import decode_line, decode_lines
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
@@ -38,7 +39,7 @@ def _ranks(run_dir: RunDir) -> list[int]:
 def _recent_lines(path: Path) -> Iterable[TimingLine]:
     """Return the complete lines in the last bytes of an append-only log."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             lines = last_lines(file, most_bytes=RECENT)
     except OSError:
         return

@@ -14,6 +14,7 @@ from typing import TypeVar
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.events import ThrottleEvents
+from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import start_step
 from kmatrix.records.files import LineTail, last_lines
@@ -136,7 +137,7 @@ class MetricsTail:
 
     def _read_earlier(self, path: Path) -> None:
         """Read the newest lines of the attempts before."""
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), open_to_read(path) as file:
             for text in last_lines(file):
                 line = metric_line(text)
                 if line is not None:

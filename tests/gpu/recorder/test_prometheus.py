@@ -81,7 +81,10 @@ def test_a_scrape_returns_every_metric_in_base_units_during_a_recording(start_re
     assert totals["joules"] >= later["kmatrix_gpu_energy_joules_total"][0][1]
 
 
-@pytest.mark.parametrize(("request_line", "status"), [("GET /nothing HTTP/1.1", 404), ("POST /metrics HTTP/1.1", 405)])
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [("GET /nothing HTTP/1.1\r\nHost: localhost", 404), ("POST /metrics HTTP/1.1\r\nHost: 127.0.0.1:9400", 405)],
+)
 def test_other_requests_are_refused_and_hanging_clients_do_not_stop_the_recorder(
     start_recorder, run_dir, request_line, status
 ):
@@ -89,7 +92,7 @@ def test_other_requests_are_refused_and_hanging_clients_do_not_stop_the_recorder
     process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
     wait_until(lambda: check_responds(port), "it responds")
     with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(f"{request_line}\r\nHost: x\r\n\r\n".encode())
+        client.sendall(f"{request_line}\r\n\r\n".encode())
         assert client.recv(100).decode().split()[1] == str(status)
     with socket.create_connection(("127.0.0.1", port)):
         pass  # sends nothing and disconnects
@@ -142,6 +145,25 @@ def test_special_characters_in_names_are_escaped():
     assert found["kmatrix_gpu_lost"][0][1] == 1
     assert "kmatrix_gpu_energy_joules_total" not in found
     assert found["kmatrix_recorder_samples_total"] == [({"run": 'run "x"'}, 3)]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        *((f"Host: {name}", 200) for name in ("localhost", "127.0.0.1:9400", "[::1]:9400", "LOCALHOST.")),
+        *((f"Host: {name}", 421) for name in ("example.org", "127.0.0.1.example.org", "", "\xff")),
+        ("Accept: */*", 421),
+        ("Host: localhost\r\nHost: example.org", 421),
+    ],
+)
+def test_a_web_site_cannot_read_the_metrics_under_a_name_of_its_own(head, status):
+    port = free_port()
+    MetricsServer(port, lambda: "kmatrix_up 1\n")
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(f"GET /metrics HTTP/1.1\r\n{head}\r\n\r\n".encode("latin-1"))
+        answer = client.makefile("rb").read()
+    assert int(answer.split()[1]) == status
+    assert (b"kmatrix_up" in answer) == (status == 200)
 
 
 def test_a_failed_accept_does_not_end_the_server(monkeypatch):

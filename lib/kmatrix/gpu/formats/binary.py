@@ -26,7 +26,7 @@ from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.json_array import write_at
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.formats.summary import HeaderRecord
-from kmatrix.own_file import open_own
+from kmatrix.own_file import open_own, read_descriptor
 from kmatrix.records.decode import convert, decode_line
 
 MAGIC, MAGIC_1 = b"KMXGPU2\n", b"KMXGPU1\n"
@@ -159,9 +159,11 @@ def read_samples(path: Path, first: int = 0) -> Recording:
     `first`: number of records to skip. An incomplete last record is omitted; its size is in `lost_bytes`.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = read_descriptor(path)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="check in gpu_events.jsonl whether the run was recorded") from None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
     try:
         header, start = _header(path, file)
         size = os.fstat(file).st_size
@@ -257,7 +259,7 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
 def _can_continue(path: Path, header: RecordingHeader) -> bool:
     """Return whether records with this header can be appended to an existing file."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = read_descriptor(path)
     except FileNotFoundError:
         return False
     try:

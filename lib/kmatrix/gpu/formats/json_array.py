@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kmatrix.own_file import open_own
+from kmatrix.own_file import open_own, open_to_read
 from kmatrix.records.files import CHUNK, json_object
 
 START, TAIL = b"[\n", b"\n]\n"
@@ -143,7 +143,7 @@ def last_entry(path: Path) -> dict[str, Any] | None:
     Reads the end of the file only.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - MAX_OBJECT))
             lines = file.read().splitlines()
@@ -203,7 +203,7 @@ class ArrayTail:
     def read(self) -> list[dict[str, Any]]:
         """Return the next objects, about one chunk, empty if there is nothing new."""
         try:
-            file = self._path.open("rb")
+            file = open_to_read(self._path)
         except FileNotFoundError:
             return []
         with file:

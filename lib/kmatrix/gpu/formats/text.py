@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.own_file import open_to_read
 from kmatrix.records.files import finite
 
 CSV_BEGIN = "timestamp,"
@@ -88,9 +89,11 @@ class TolerantReader:
 def opened(path: Path) -> IO[bytes]:
     """Open a recording. Raises RecordError if it is missing."""
     try:
-        return path.open("rb")
+        return open_to_read(path)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="pass a gpu_stats*.json or gpu_metrics*.csv file") from None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
 
 
 def array_at(text: str, path: Path) -> tuple[int, bool]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.gpu.devices import COLUMN_INDEX, WIDTH, Device, DeviceLimits, ExtraMetrics
+from kmatrix.hosts import LOOPBACK, REFUSED, is_accepted, refusal
 
 HOST = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
 MAX_REQUEST, REQUEST_S = 8192, 2.0  # bytes and s that a request may take
@@ -153,16 +154,23 @@ class MetricsServer:
                 continue
             try:
                 with client:
-                    client.settimeout(REQUEST_S)  # a client that sends nothing would block all others
-                    client.sendall(self._answer(_request(client)))
+                    answer = self._answer(_request(client))
+                    client.settimeout(REQUEST_S)
+                    client.sendall(answer)
             except OSError:
                 continue  # the client disconnected or timed out
 
     def _answer(self, request: bytes) -> bytes:
         """Return the response to the head of a request."""
-        method, _, rest = request.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        line, *headers = request.decode("latin-1").split("\r\n")
+        method, _, rest = line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        if method not in ("GET", "HEAD"):
+        hosts = [
+            value.strip() for name, _, value in (header.partition(":") for header in headers) if name.lower() == "host"
+        ]
+        if len(hosts) != 1 or not is_accepted(hosts[0], LOOPBACK):
+            status, body = f"{REFUSED} Misdirected Request", refusal(", ".join(hosts)).encode("latin-1")
+        elif method not in ("GET", "HEAD"):
             status, body = "405 Method Not Allowed", b"only GET\n"
         elif path != "/metrics":
             status, body = "404 Not Found", b"see /metrics\n"
@@ -182,8 +190,9 @@ def device_values(values: Sequence[float], at: int) -> list[float]:
 
 def _request(client: socket.socket) -> bytes:
     """Read a request up to the end of its head."""
-    data = b""
+    data, deadline = b"", time.monotonic() + REQUEST_S  # of the whole request: a slow client would block all others
     while b"\r\n\r\n" not in data and len(data) < MAX_REQUEST:
+        client.settimeout(max(0.001, deadline - time.monotonic()))
         more = client.recv(MAX_REQUEST)
         if not more:
             break
