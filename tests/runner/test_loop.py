@@ -23,9 +23,10 @@ from kmatrix.records.lock import held, holder, try_lock
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.run_lock import begin_attempt
 from kmatrix.records.runs import Status
+from kmatrix.records.states import Request, change_requests
 from kmatrix.records.train_config import TrainFields
 from kmatrix.runner.execute import check_plans
-from kmatrix.runner.loop import drive
+from kmatrix.runner.loop import EXIT_FAILED, drive
 from kmatrix.runner.signals import SAME_KEY_S, StopRequest
 from kmatrix.status.classify import describe_exit
 from kmatrix.status.cost import MatrixBudget
@@ -536,6 +537,22 @@ def test_delayed_writes_are_in_order_and_complete_once_there_is_space(matrix, pl
         "run ended",
         "matrix ended",
     ]
+
+
+def test_requests_are_followed_while_the_disk_is_full_and_written_once_there_is_space(matrix, plan, disk, monkeypatch):
+    plans, is_asked = [plan("a"), plan("b"), plan("c")], []
+    monkeypatch.setattr("kmatrix.runner.status_writer.POLL_S", 0.01)
+    monkeypatch.setattr("kmatrix.runner.requests.READ_EVERY_S", 0.0)
+    disk(lambda: plans[0].dir.output_log.exists() and not plans[2].dir.result.exists())
+
+    def show(progress):
+        if progress.run == "a" and progress.status == "running" and not is_asked:
+            is_asked.append(change_requests(matrix, ["b"], Request.SKIP))
+
+    assert drive(matrix, plans, engine(), on_progress=show, disk_s=600, poll_s=0.001).exit_code == EXIT_FAILED
+    assert [status_of(one)["status"] for one in plans] == ["finished", "skipped", "finished"]
+    events = [line["event"] for line in read_jsonl(matrix.journal) if line.get("run") == "b"]
+    assert events == ["run skip asked", "run left out"]
 
 
 def test_a_run_that_cannot_start_on_a_full_disk_waits_and_then_starts(matrix, plan, monkeypatch):

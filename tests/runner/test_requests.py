@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 
@@ -10,6 +11,7 @@ import pytest
 from instant import tree
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.records.files import read_json, write_json
+from kmatrix.records.lock import held
 from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Request, change_requests, read_requests
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, drive
 from kmatrix.runner.resume import reopen
@@ -97,7 +99,7 @@ def test_a_request_at_the_end_of_a_run_does_not_change_a_finished_one(matrix, pl
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_requests_survive_a_killed_runner(matrix, plan, start_runner, number):
+def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path, number):
     from waiting import wait_until
 
     plans = [plan("a", "hang"), plan("b")]
@@ -107,6 +109,10 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, number):
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(matrix))
+    # Without a runner, the commands write the status of the interrupted run themselves.
+    for command, answer in (("release", "released"), ("hold", "held")):
+        text = run(command, f"TARGET={matrix.path}", f"O={tmp_path}", f"RUN={number}").out
+        assert text.splitlines()[0] == f"{plans[number - 1].name}: {answer}"
     left = reopen(matrix, (), command=("--behave=finish",)).plans
     assert drive_with(matrix, left).exit_code == EXIT_STOPPED
     assert sorted(seen(*plans)) == (["finished", "stopped"] if number == 1 else ["finished", "planned"])
@@ -228,6 +234,29 @@ def test_the_commands_work_without_a_runner_and_by_every_form_of_a_name(matrix, 
     assert seen(*plans) == ["planned"] * 3
     assert SKIPPED_TEXT not in run("status", *where).out
     assert "neither skipped nor held" in run("release", *where, "RUN=1").out
+    several = run("skip", *where, "RUN=1,2")
+    assert (several.status, "a pattern for several: RUN='gpt2_adamw*'" in several.err) == (2, True)
+    # A request for a run that has ended changes nothing.
+    for one, status in zip(plans, ("finished", "failed"), strict=False):
+        write_json(one.dir.status, {"run_id": one.run_id, "attempt": 1, "status": status, "reason": "why"})
+        write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": status})
+    assert run("hold", *where, "RUN=1").out == "gpt2_adamw_seed1: finished, nothing to hold\n"
+    assert run("hold", *where, "RUN=2").out == "gpt2_adamw_seed2: held; it has failed, and is not retried\n"
+    assert seen(*plans[:2]) == ["finished", "failed"]
+
+
+def test_a_request_on_a_full_disk_is_refused_and_the_former_one_stays(matrix, plan, tmp_path, monkeypatch):
+    plan("a")
+    where = (f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=a")
+    assert run("hold", *where).status == 0
+
+    def raise_disk_full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("kmatrix.records.states.write_json", raise_disk_full)
+    refused = run("release", *where)
+    assert (refused.status, "No space left on device" in refused.err) == (2, True)
+    assert list(read_requests(matrix)) == ["a"]
 
 
 def test_a_damaged_file_starts_no_held_run_and_ends_no_running_one(matrix, plan, tmp_path):
@@ -256,6 +285,7 @@ def test_a_request_for_a_copy_does_not_change_the_original(matrix, plan, tmp_pat
     plan("a")
     copy = tmp_path / "copy" / matrix.name
     shutil.copytree(matrix.path, copy)
-    before = tree(matrix.path)
-    assert run("skip", f"TARGET={copy}", f"O={tmp_path}", "RUN=a").status == 0
-    assert tree(matrix.path) == before
+    with held(matrix):
+        before = tree(matrix.path)
+        assert run("skip", f"TARGET={copy}", f"O={tmp_path}", "RUN=a").out == "a: skipped\n"
+        assert tree(matrix.path) == before
