@@ -496,6 +496,18 @@ def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix
     assert processes_of(matrix) == []
 
 
+def test_a_runner_that_fails_before_it_knows_the_runs_writes_no_status(matrix, plan, monkeypatch):
+    """A copy with hard links gets files of its own first, for which the disk may have no space."""
+
+    def raise_disk_full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kmatrix.runner.loop.own_copies", raise_disk_full)
+    with pytest.raises(LaunchError, match="No space left on device"):
+        drive(matrix, [plan("a")], engine(), poll_s=0.02)
+    assert not matrix.status.exists()  # no runs at all would count as finished
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_on_a_full_disk_is_recorded_with_the_reserved_space(matrix, plan, disk, number):
     """The runner goes on polling while it waits for space: progress is shown, and a stop request is handled."""

@@ -213,7 +213,7 @@ def _answer(wanted: Request | None, before: RunRequest | None, state: RunState, 
     if followed:
         return done
     if wanted is None and later:
-        return f"{done}; the `make continue` that is running did not select it: continue when that has ended"
+        return f"{done}; the command that is running did not select it: continue when that has ended"
     return f"{done}, the runner follows within a second"
 
 

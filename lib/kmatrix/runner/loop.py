@@ -293,6 +293,8 @@ class _Driver:
                     with suppress(LaunchError):
                         self._handle(name, job, stopping=True)
             time.sleep(poll_s)
+        if not self.states:  # not read yet: no status is known
+            return
         with suppress(LaunchError):
             self._writer.write_matrix(overall([Status(status) for status in self._writer.counts()]))
 

@@ -134,9 +134,9 @@ class LocalEngine:
         Runs start before ended ones are noticed, so that GPUs are reused at the next call, after the end of the run was
         classified: a lost GPU is quarantined by then.
         """
+        # A tracker process that was killed has to come back even while no run starts or ends.
         if self._trackers is not None:
             self._trackers.poll()
-        # A tracker process that was killed has to come back even while no run starts or ends.
         for job in self._startable():
             self._start(job)
         for job in self._in(JobPhase.RUNNING):
