@@ -14,6 +14,9 @@ $(foreach .each,$(READ),$(eval override $(.each) := $$(value $(.each))))
 unexport quote KMATRIX
 
 .DEFAULT_GOAL := help
+# No built-in rules: `make defconfig-` is not made from defconfig-.o, and `make -B` does not make the Makefile.
+.SUFFIXES:
+Makefile: ;
 override SHELL := /bin/sh
 override .SHELLFLAGS := -c
 # Commands are printed with V=1 only, as in Linux.

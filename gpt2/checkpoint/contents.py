@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def reason(error: BaseException) -> str:
     """Return an exception of a library as one short line."""
+    # PyTorch's own message advises to load the file with weights_only=False, which runs the code in it.
+    if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
+        return "it contains objects other than tensors and plain values, which could run code"
     line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {line[:200]}" if line else type(error).__name__
 

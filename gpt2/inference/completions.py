@@ -208,7 +208,10 @@ def _number(values: Mapping[str, Any], name: str, default: float) -> float:
         return default
     if type(value) not in (int, float):
         raise RefusedError(f"{name} is {value!r}: expected a number", param=name)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise RefusedError(f"{name} is out of range", param=name) from None
 
 
 def _flag(values: Mapping[str, Any], name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +14,12 @@ from pathlib import Path
 from kmatrix import ROOT
 from kmatrix.text import shown
 
-PATHS = frozenset({"O", "KCONFIG", "KCONFIG_CONFIG", "RESULTS_DIR", "TARGET"})  # arguments that are paths
+# Arguments that are paths, and start at the current folder. RESULTS_DIR starts at the checkout, wherever one is.
+PATHS = frozenset({"O", "KCONFIG", "KCONFIG_CONFIG", "TARGET"})
 # Not needed next to one of these, which a message gives as a path.
 NEEDLESS = dict.fromkeys(("RESULTS_DIR", "TARGET"), frozenset({"TARGET", "RUN", "CHECKPOINT", "BASE"}))
+# make's -C, alone or after letters without an argument, or its long form.
+FOLDER = re.compile(r"-[bBdeikLmnpqrRsStvw]*C|--di")
 # `make continue TARGET='a b'` in a sentence: the target, and its arguments as a shell reads them.
 COMMAND = re.compile(r"\bmake ([a-z][\w+<>-]*)((?: [A-Z_]+=(?:'[^']*'|\"[^\"]*\"|[^\s'\"`,;)])*)*)")
 
@@ -41,6 +45,20 @@ def called_as(call: Invocation) -> Iterator[None]:
         yield
     finally:
         _called.reset(token)
+
+
+def called_with_folder(process: int | None = None, proc: Path = Path("/proc")) -> bool:
+    """Return whether the make that called this process, by default the current one, has -C in its command line."""
+    process = os.getpid() if process is None else process
+    for _ in range(3):  # make, maybe a shell, this process
+        try:
+            process = int((proc / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            program, *words = (proc / str(process) / "cmdline").read_text(errors="replace").split("\0")
+        except (OSError, ValueError, IndexError):  # no /proc, a parent that has ended or is hidden
+            return False
+        if Path(program).name in ("make", "gmake"):
+            return any(FOLDER.match(word) for word in words)
+    return False
 
 
 def make_command(target: str, matrix: Path | None = None, /, **arguments: str) -> str:

@@ -17,7 +17,7 @@ from instant import instant_program
 from kmatrix import paste
 from kmatrix.cli.commands import COMMANDS, invocation, parse
 from kmatrix.cli.status import plain
-from kmatrix.cli.targets import find_target
+from kmatrix.cli.targets import find_target, results_dir
 from kmatrix.errors import LaunchError
 from kmatrix.paste import make_command
 from kmatrix.records.files import read_json, write_json
@@ -36,7 +36,7 @@ OF_A_MATRIX = "continue|status|logs|stop|track-sync|summary|test-rerun|update-gr
 
 
 # Passed to each command, as a user does who keeps results and configuration elsewhere.
-PLACES_GIVEN = ("RESULTS_DIR=my results", "KCONFIG_CONFIG=my config")
+PLACES_GIVEN = ("RESULTS_DIR={}", "KCONFIG_CONFIG=my config")
 # Commands that serve or ask until the user ends them: checked up to their arguments.
 ENDLESS = frozenset({"trackio-view", "tensorboard", "serve", "menuconfig", "nconfig", "oldconfig", "gputop", "logs"})
 
@@ -152,9 +152,13 @@ def user(request, finished, tmp_path, monkeypatch):
     shutil.copytree(finished, folder)
     instant_program(tmp_path, monkeypatch)
     monkeypatch.chdir(folder)
+    results = str(folder / "my results")
     if request.param == "in the checkout":
         monkeypatch.setattr(paste, "ROOT", folder)
-    return lambda target, *words: run(target, *words, *PLACES_GIVEN)
+        monkeypatch.setattr("kmatrix.records.paths.ROOT", folder)
+        results = "my results"  # relative ones start at the checkout
+    given = [word.format(results) for word in PLACES_GIVEN]
+    return lambda target, *words: run(target, *words, *given)
 
 
 def pasted(text, monkeypatch):
@@ -284,3 +288,28 @@ def test_a_command_in_a_message_gets_the_places_of_this_command(text, expected, 
 def test_the_error_of_a_running_matrix_is_a_launch_error(matrix):
     with held(matrix):
         assert isinstance(in_use(MatrixDir(matrix.path)), LaunchError)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["make", "-C", "/checkout", "status"], True),
+        (["/usr/bin/gmake", "-sC/checkout", "status"], True),
+        (["make", "--no-print-directory", "--directory=/checkout"], True),
+        (["make", "-j8", "-s", "status", "RESULTS_DIR=-C"], False),
+        (["make", "-fC", "--debug", "--dry-run"], False),
+        (["python", "-C"], False),
+    ],
+)
+def test_a_make_that_was_given_a_folder_is_recognized(words, expected, tmp_path):
+    for process, parent, line in ((9, 8, ["python"]), (8, 7, ["/bin/sh", "-c", "x"]), (7, 1, words), (1, 0, ["init"])):
+        (tmp_path / str(process)).mkdir()
+        (tmp_path / str(process) / "stat").write_text(f"{process} (a) b) S {parent} 0")
+        (tmp_path / str(process) / "cmdline").write_text("\0".join(line) + "\0")
+    assert paste.called_with_folder(9, tmp_path) is expected
+
+
+def test_a_relative_results_dir_starts_at_the_checkout_for_every_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert results_dir(parse("status", ["RESULTS_DIR=my results"])[1]) == ROOT / "my results"
+    assert results_dir(parse("status", ["RESULTS_DIR=~/r"])[1]) == Path.home() / "r"

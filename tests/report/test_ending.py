@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from kmatrix.cli.results import report_in_short
 from kmatrix.report.analysis import analyse
-from kmatrix.report.ending import MOST_LINES, WIDTH, render_ending
+from kmatrix.report.ending import MOST_LINES, WIDTH, _headline, render_ending
+from kmatrix.text import wrap
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 FILES = ["Report: test_matrix_results_20261120_052300/summary_report.txt"]
@@ -71,3 +74,10 @@ def test_the_whole_report_is_in_the_file(tmp_path, capsys):
     report_in_short(matrix, draw=False)
     assert "Optimizer settings" not in capsys.readouterr().out
     assert "Optimizer settings" in matrix.summary.read_text()
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_the_headline_is_not_broken_inside_an_amount(count):
+    numbers = SimpleNamespace(name="n" * (70 - 3 * count), created=0.0, ended=39.8, runs=(), count=lambda _: count)
+    lines = wrap(_headline(numbers), "", WIDTH)
+    assert not any(line.rstrip(",").rsplit(" ", 1)[-1] in ("took", str(count)) for line in lines)

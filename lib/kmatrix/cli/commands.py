@@ -21,7 +21,7 @@ from kmatrix import ROOT
 from kmatrix.cli.output import plain_output
 from kmatrix.errors import PATHS_HINT, ConfigError, KmatrixError, damaged_files, is_full, path_problem, reason_of
 from kmatrix.output import Interrupted, OutputError, ending
-from kmatrix.paste import Invocation, called_as, pasteable
+from kmatrix.paste import Invocation, called_as, called_with_folder, pasteable
 from kmatrix.redaction import is_key_name
 
 REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
@@ -86,7 +86,8 @@ def invocation(target: str, words: Sequence[str], *, from_make: bool) -> Invocat
     return Invocation(
         given={name: text for name, text in typed.items() if name in keep},
         takes=_takes,
-        elsewhere="w" in flags,  # make -C sets it
+        # make -C sets it, but not next to -s or --no-print-directory.
+        elsewhere="w" in flags or (from_make and called_with_folder()),
     )
 
 
@@ -355,9 +356,9 @@ def find_command(target: str) -> Command:
         return COMMANDS["defconfig"]
     if any(name in group for group in GROUPS.values()):
         raise ConfigError(f"{target} is a make target, not a command of kmatrix", hint=f"run make {target}")
-    near = difflib.get_close_matches(name, COMMANDS, 3)
+    near = difflib.get_close_matches(name, [name for group in GROUPS.values() for name in group if "<" not in name], 3)
     raise ConfigError(
-        f"unknown command {target}", hint=f"did you mean {' or '.join(near)}?" if near else "see kmatrix help"
+        f"unknown command {target}", hint=f"did you mean {' or '.join(near)}?" if near else "see `make help`"
     )
 
 
@@ -369,7 +370,7 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ConfigError(f"{word!r} is not NAME=value", hint="see kmatrix help")
+            raise ConfigError(f"{word!r} is not NAME=value", hint="see `make help`")
         if set(text) & {"\n", "\r", "\0"}:  # other control characters may be part of the name of an existing file
             raise ConfigError(f"{name}={text!a}", why="control characters are not allowed")
         if name in values or name in assignments:

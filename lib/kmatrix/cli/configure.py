@@ -239,7 +239,7 @@ def _asked_defconfig(arguments: Arguments) -> str:
     name = arguments.get("DEFCONFIG")
     if not name:
         raise ConfigError(
-            "defconfig needs a name", hint="make defconfig-<name>, or make defconfig DEFCONFIG=<name or file>"
+            "defconfig needs a name", hint="make defconfig-<name>, or make defconfig DEFCONFIG=<file>"
         )
     return name
 

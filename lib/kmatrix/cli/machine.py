@@ -15,14 +15,13 @@ from kmatrix.cli.output import terminal_output
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
 from kmatrix.errors import KmatrixError
-from kmatrix.experiment.plan import below_root
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.paste import pasteable
 from kmatrix.records.decode import SCHEMA
-from kmatrix.records.paths import ROOT, program_environment
+from kmatrix.records.paths import ROOT, below_root, program_environment
 from kmatrix.simulate.library import simulation
 from kmatrix.text import Column, plural, shown, table
 from kmatrix.track.available import PACKAGES, TITLES, WANDB_SYMBOLS, login, missing

@@ -23,7 +23,7 @@ from kmatrix.records.checkpoints import (
     sha256_of,
 )
 from kmatrix.records.lock import held, try_lock
-from kmatrix.records.paths import MatrixDir, RunDir, program_environment
+from kmatrix.records.paths import MatrixDir, RunDir, below_root, program_environment
 from kmatrix.report.analysis import analyse
 from kmatrix.runner.execute import need_torch
 from kmatrix.text import UNKNOWN, columns, disk_size, plural, shown, table, time_of_day
@@ -166,7 +166,7 @@ def prune(arguments: Arguments) -> int:
     # Held until the end: a trainer deletes checkpoints itself, and writes the same index.
     with held(matrix), ExitStack() as locks:
         if base := arguments.get("CHECKPOINT_DIR"):
-            take_folder(matrix, Path(base))
+            take_folder(matrix, below_root(base))
         check_own_files(matrix)
         found = [index for run, index in _indexes(matrix, arguments) if _lock(locks, run)]
         for index in found:

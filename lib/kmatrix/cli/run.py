@@ -32,7 +32,7 @@ from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, orig
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
 from kmatrix.records.disk import SpaceWait, waiting_for_space
 from kmatrix.records.lock import held
-from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
+from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
 from kmatrix.records.states import change_requests, read_matrix_status, read_requests
 from kmatrix.records.tracking import pending_messages, sync_status
@@ -314,7 +314,7 @@ def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> RestoredRuns:
     with held(matrix):
         read_matrix_status(matrix)  # refuses the file of a newer version, before anything is written
         if base := arguments.get("CHECKPOINT_DIR"):
-            take_folder(matrix, Path(base))
+            take_folder(matrix, below_root(base))
         check_own_files(matrix)
         restored = restore_runs(matrix)
         archived = finish_rerun(matrix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.paste import make_command
 from kmatrix.records.lock import holder, in_use
-from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, made_path, matrix_dirs
+from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, made_path, matrix_dirs
 from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
 from kmatrix.text import first_names, plural, shown
@@ -125,11 +124,11 @@ def results_dir(arguments: Arguments) -> Path:
     """Return RESULTS_DIR of the command line, else of .config, else the project's root."""
     text = arguments.get("RESULTS_DIR")
     if text:
-        return Path(text).expanduser()
+        return below_root(text)
     # Read, not applied: status and stop need only this line.
     path = arguments.config
     if path.exists():
         for item in read_assignments(open_tree(arguments.kconfig), path):
             if item.name == "RESULTS_DIR":
-                return Path(os.path.normpath(ROOT / Path(item.value).expanduser()))
+                return below_root(item.value)
     return ROOT

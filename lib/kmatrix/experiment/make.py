@@ -11,11 +11,11 @@ from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
 from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
 from kmatrix.experiment.initial import check_fit
-from kmatrix.experiment.plan import Plan, below_root, equal_budget, no_gpus, refuse_risks
+from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.matrix.expand import apply_run
-from kmatrix.records.paths import ROOT, MatrixDir
+from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking
 from kmatrix.runner.execute import command_of, need_torch
 from kmatrix.status.watch import RunProgress

@@ -26,7 +26,7 @@ from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import Risk, risks
-from kmatrix.records.paths import ROOT
+from kmatrix.records.paths import below_root
 from kmatrix.records.train_config import budget_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
@@ -477,12 +477,6 @@ def _refuse_files(folders: Mapping[str, Path]) -> None:
         found = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
         if not found.is_dir():
             raise ConfigError(f"{name}={folder}", why=f"{found} is not a directory", hint="choose another directory")
-
-
-def below_root(text: str) -> Path:
-    """Return a folder of the configuration: relative ones start at the project's root."""
-    path = Path(text).expanduser()
-    return path if path.is_absolute() else ROOT / path
 
 
 EQUAL_BY = {"steps": "the same MAX_ITERS for all", "tokens": "MAX_TOKENS=<n> MAX_ITERS=0", "time": "MAX_TIME=<time>"}

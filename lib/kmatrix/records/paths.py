@@ -356,6 +356,11 @@ class _Plan(Record, frozen=True, kw_only=True):
     runs: tuple[_PlannedRun, ...] = ()
 
 
+def below_root(text: str) -> Path:
+    """Return a folder of the configuration or of the command line: relative ones start at the project's root."""
+    return ROOT / Path(text).expanduser()
+
+
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
     """Return all matrices in the results folder, newest last. Raises OSError if it exists and cannot be read."""
     # Not glob, which shows a folder without permission as empty: "there is no matrix" would not be true.

@@ -23,13 +23,14 @@ COLUMNS = (
     Column(title="time", worth=4),
     Column(title="status", words=True),
 )
+NO_BREAK = "\N{NO-BREAK SPACE}"
 # Which runs are shown if not all fit: first those that need attention.
 URGENCY = (Status.FAILED, Status.STOPPED, Status.SKIPPED, Status.RUNNING, Status.FINISHED, Status.PLANNED)
 
 
 def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
     """Return the outcome of a matrix, its runs and rankings in short. files: with the whole report, as shown."""
-    first = ["", *wrap(_headline(numbers), "", WIDTH), ""]
+    first = ["", *(line.replace(NO_BREAK, " ") for line in wrap(_headline(numbers), "", WIDTH)), ""]
     last: list[str] = []
     for ranking in numbers.rankings[:1]:
         last += ["", *_ranking(ranking)]
@@ -50,7 +51,8 @@ def _headline(numbers: MatrixNumbers) -> str:
         parts.append(f"took {duration(numbers.ended - numbers.created)}")
     cost = total_dollars(run.dollars for run in numbers.runs)
     parts += [] if cost is None else [f"cost {money(cost)}"]
-    return f"{numbers.name}: {', '.join(parts)}"
+    # `wrap` breaks lines at plain blanks alone: an amount stays next to its word.
+    return f"{numbers.name}: {', '.join(part.replace(' ', NO_BREAK) for part in parts)}"
 
 
 def _shown(runs: Sequence[RunNumbers], most: int) -> list[RunNumbers]:

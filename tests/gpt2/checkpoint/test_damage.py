@@ -183,6 +183,13 @@ def test_a_file_of_another_program_is_refused(data, sound, tmp_path):
     assert "\n" not in error.what + error.why
 
 
+def test_a_file_that_could_run_code_is_refused_without_advice_to_load_it(sound, tmp_path):
+    torch.save({"schema": 2, "model": Hostile()}, tmp_path / "c.pt")
+    error = refused(tmp_path / "c.pt", sound[0])
+    assert "could run code" in error.why
+    assert "weights_only" not in str(error)
+
+
 @pytest.mark.parametrize("value", [None, 7, [1, 2], {"schema": None}, {"schema": "2"}, {"model": {}}, torch.zeros(3)])
 def test_another_value_of_torch_save_is_refused(value, sound, tmp_path):
     torch.save(value, tmp_path / "c.pt")

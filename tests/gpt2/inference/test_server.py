@@ -243,6 +243,7 @@ def test_models_and_health_are_reported(client, address):
         ({"max_tokens": "5"}, "max_tokens", "expected an integer"),
         ({"max_tokens": True}, "max_tokens", "expected an integer"),
         ({"temperature": -1}, "temperature", "0 to 100"),
+        ({"temperature": 10**400}, "temperature", "out of range"),
         ({"temperature": "hot"}, "temperature", "expected a number"),
         ({"top_p": 0}, "top_p", "above 0"),
         ({"n": 17}, "n", "at most 16"),
