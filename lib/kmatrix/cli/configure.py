@@ -238,9 +238,7 @@ def _asked_defconfig(arguments: Arguments) -> str:
         return target.removesuffix("_defconfig")
     name = arguments.get("DEFCONFIG")
     if not name:
-        raise ConfigError(
-            "defconfig needs a name", hint="make defconfig-<name>, or make defconfig DEFCONFIG=<file>"
-        )
+        raise ConfigError("defconfig needs a name", hint="make defconfig-<name>, or make defconfig DEFCONFIG=<file>")
     return name
 
 
