@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -102,14 +103,24 @@ def test_help_is_printed_with_status_0():
     assert run().status == 0
 
 
-def test_a_full_disk_is_an_error_and_not_a_bug_wherever_it_occurs(tmp_path, monkeypatch):
-    def raise_disk_full(_):
-        raise OSError(28, "No space left on device", "/results/x")
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "a disk is full"),
+        (errno.EACCES, "/results/x cannot be used\n  why: Permission denied"),
+        (errno.EIO, "/results/x cannot be used\n  why: Input/output error"),
+    ],
+)
+def test_a_full_or_unreadable_disk_is_an_error_and_not_a_bug_wherever_it_occurs(
+    tmp_path, monkeypatch, number, message
+):
+    def fail(_):
+        raise OSError(number, os.strerror(number), "/results/x")
 
-    monkeypatch.setattr("kmatrix.cli.configure.open_tree", raise_disk_full)
+    monkeypatch.setattr("kmatrix.cli.configure.open_tree", fail)
     result = Program(tmp_path)("alldefconfig")
-    assert (result.status, "a disk is full" in result.err, "Traceback" in result.err) == (2, True, False)
-    assert "(/results/x)" in result.err
+    assert (result.status, message in result.err, "Traceback" in result.err) == (2, True, False)
+    assert "/results/x" in result.err
 
 
 def test_a_bug_keeps_its_traceback_and_exits_with_70(tmp_path, monkeypatch):

@@ -12,10 +12,13 @@ from kmatrix.records.files import append_jsonl, end_torn_line, read_jsonl, write
 
 
 class FullDisk:
-    """A disk with space for a number of bytes, which gets space after a number of waits."""
+    """A disk with space for a number of bytes, which gets space after a number of waits.
 
-    def __init__(self, monkeypatch, *, room=0, waits=3):
-        self.room, self.left, self.written = room, waits, 0
+    at_close: it takes every byte, and reports that it is full when a file is closed, as network file systems do.
+    """
+
+    def __init__(self, monkeypatch, *, room=0, waits=3, at_close=False):
+        self.room, self.left, self.written, self.at_close = room, waits, 0, at_close
         self.reports = []
         self.policy = SpaceWait(
             600.0, on_full=self.reports.append, on_space=lambda s: self.reports.append("space"), sleep=self.sleep
@@ -33,7 +36,7 @@ class FullDisk:
 
     def take(self, size):
         """Return how many of `size` bytes fit."""
-        if self.left <= 0:
+        if self.left <= 0 or self.at_close:
             return size
         if not self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -49,7 +52,13 @@ class Limited:
         return self
 
     def __exit__(self, *error):
-        self._file.close()
+        self.close()
+
+    def close(self):
+        if not self._file.closed:
+            self._file.close()
+            if self._disk.at_close and self._disk.left > 0:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     def __getattr__(self, name):
         return getattr(self._file, name)
@@ -58,10 +67,11 @@ class Limited:
         return self._file.write(data[: self._disk.take(len(data))])
 
 
-def test_a_held_line_is_written_once_and_completely(tmp_path, monkeypatch):
+@pytest.mark.parametrize("at_close", [False, True])
+def test_a_held_line_is_written_once_and_completely(tmp_path, monkeypatch, at_close):
     log = tmp_path / "metrics.jsonl"
     append_jsonl(log, {"step": 1})
-    full = FullDisk(monkeypatch, room=7)
+    full = FullDisk(monkeypatch, room=7, at_close=at_close)
     with waiting_for_space(full.policy):
         append_jsonl(log, {"step": 2})
     assert [line["step"] for line in read_jsonl(log)] == [1, 2]

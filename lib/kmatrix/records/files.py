@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from kmatrix.own_file import open_to_read, opener, private_opener
+from kmatrix.own_file import open_own, open_to_read, opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.redaction import redact_json
@@ -188,8 +188,13 @@ def _append(path: Path, line: bytes) -> None:
         try:
             while rest:  # the last block of a disk may have space for a part of the line
                 rest = rest[file.write(rest) :]
+            file.close()  # a network file system may report a full quota only now
         except OSError:
-            file.truncate(size)
+            handle = open_own(path, os.O_WRONLY)
+            try:
+                os.ftruncate(handle, size)
+            finally:
+                os.close(handle)
             raise
 
 
