@@ -111,9 +111,7 @@ def test_help_is_printed_with_status_0():
         (errno.EIO, "/results/x cannot be used\n  why: Input/output error"),
     ],
 )
-def test_a_full_or_unreadable_disk_is_an_error_and_not_a_bug_wherever_it_occurs(
-    tmp_path, monkeypatch, number, message
-):
+def test_a_full_or_unreadable_disk_is_an_error_and_not_a_bug_wherever_it_occurs(tmp_path, monkeypatch, number, message):
     def fail(_):
         raise OSError(number, os.strerror(number), "/results/x")
 

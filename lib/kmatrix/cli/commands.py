@@ -110,8 +110,7 @@ def _takes(target: str, name: str) -> bool:
 def _report_unexpected(error: Exception) -> int:
     """Print an unexpected error: a bug, a full or unreadable disk, or an impossible path, and return the exit status."""
     if why := path_problem(error):
-        print(f"error: {_shortened(why)}
-  hint: {PATHS_HINT}", file=sys.stderr)
+        print(f"error: {_shortened(why)}\n  hint: {PATHS_HINT}", file=sys.stderr)
         return REFUSED
     if isinstance(error, OSError) and error.errno in UNREADABLE and error.filename:
         hint = "check the permissions of it and of its directories, and the disk"
