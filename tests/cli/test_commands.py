@@ -107,8 +107,8 @@ def test_help_is_printed_with_status_0():
     ("number", "message"),
     [
         (errno.ENOSPC, "a disk is full"),
-        (errno.EACCES, "/results/x cannot be used\n  why: Permission denied"),
-        (errno.EIO, "/results/x cannot be used\n  why: Input/output error"),
+        (errno.EACCES, "Permission denied: /results/x"),
+        (errno.EIO, "Input/output error: /results/x"),
     ],
 )
 def test_a_full_or_unreadable_disk_is_an_error_and_not_a_bug_wherever_it_occurs(tmp_path, monkeypatch, number, message):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import errno
 import os
 import re
 import signal
@@ -26,8 +25,6 @@ from kmatrix.paste import Invocation, called_as, called_with_folder, pasteable
 from kmatrix.redaction import is_key_name
 
 REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
-# A directory of another user, or a disk with errors: any look at a file of a matrix can meet them.
-UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EROFS})
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
@@ -108,13 +105,9 @@ def _takes(target: str, name: str) -> bool:
 
 
 def _report_unexpected(error: Exception) -> int:
-    """Print an unexpected error: a bug, a full or unreadable disk, or an impossible path, and return the exit status."""
+    """Print an unexpected error, a full disk, an impossible path or a bug, and return the exit status."""
     if why := path_problem(error):
         print(f"error: {_shortened(why)}\n  hint: {PATHS_HINT}", file=sys.stderr)
-        return REFUSED
-    if isinstance(error, OSError) and error.errno in UNREADABLE and error.filename:
-        hint = "check the permissions of it and of its directories, and the disk"
-        print(f"error: {error.filename} cannot be used\n  why: {error.strerror}\n  hint: {hint}", file=sys.stderr)
         return REFUSED
     if is_full(error):
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
