@@ -307,7 +307,7 @@ def _length(config: RunConfig) -> str:
         return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params
     return (
-        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {share:.3g} per parameter "
+        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {f'{share:,.0f}' if share >= 1000 else f'{share:.3g}'} per parameter "
         f"(20 per parameter: {config.tokens // 20:,} parameters)"
     )
 

@@ -246,6 +246,27 @@ def with_one_time(entries):
         entry["timestamp"] = entries[0]["timestamp"]
 
 
+def with_more_memory_than_there_is(entries):
+    entries[5]["multi_gpu_data"][1]["memory_used"] = 24_577.0
+
+
+def with_infinite_power(entries):
+    entries[5]["multi_gpu_data"][1]["power"] = 1e308
+
+
+def with_clock_set_back(entries):
+    for number, entry in enumerate(entries):
+        entry["timestamp"] = f"2025-01-15T10:30:{(10, 11, 2, 3)[number]:02d}"
+
+
+def without_power(first, last):
+    def change(entries):
+        for entry in entries[first:last]:
+            entry["multi_gpu_data"][1]["power"] = None
+
+    return change
+
+
 def with_repeated_times(entries):
     return [entry for pair in zip(entries, entries, strict=True) for entry in pair]
 
@@ -255,6 +276,8 @@ def with_repeated_times(entries):
     [
         (with_one_index, "several GPUs have the index 0"),
         (with_negative_memory, "1 negative value of memory_used"),
+        (with_more_memory_than_there_is, "1 value of memory_used above what a GPU has"),
+        (with_infinite_power, "1 value of power above what a GPU has"),
         (with_one_time, "59 samples with the time of the one before"),
         (with_repeated_times, "60 samples with the time of the one before"),
     ],
@@ -268,6 +291,24 @@ def test_impossible_values_are_reported_and_have_no_balance(tmp_path, change, no
     assert "Excellent" not in text
     assert "n/a (impossible values)" in text
     assert note in " ".join(text.split())
+
+
+def test_a_clock_that_is_set_back_leaves_a_timeline_that_can_be_drawn(tmp_path):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=4))
+    gpu = change_entries(path, with_clock_set_back)
+    assert [point.seconds for point in gpu.timeline] == [0.0, 1.0, 1.0, 2.0]
+    drawn, _ = draw("m", [RunGpus(name="a", optimizer="adamw", status="", gpu=gpu)], tmp_path)
+    assert "gpu_memory_timeline.png" in [path.name for path in drawn]
+
+
+def test_power_that_is_unknown_for_some_time_leaves_no_energy(tmp_path):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus())
+    gpu = change_entries(path, without_power(20, 23))
+    assert [device.joules is None for device in gpu.devices] == [False, True, False, False]
+    assert "GPU 1 has no power for more than 2 s: its energy is unknown" in gpu.notes
+    assert change_entries(path, without_power(40, 41)).joules is None
+    path = write_foreign(tmp_path / "gpt2_sgd", FakeGpus())
+    assert change_entries(path, without_power(20, 21)).joules == pytest.approx(4 * 59 * 150)
 
 
 def test_a_negative_value_is_unknown_and_a_repeated_sample_counts_once(tmp_path):
@@ -284,3 +325,4 @@ def test_a_gpu_that_is_missing_for_some_time_has_no_energy_and_no_mean_power(tmp
     assert gpu.devices[1].lost_s == pytest.approx(10, abs=0.5)
     assert (gpu.devices[1].joules, gpu.joules, gpu.mean_power) == (None, None, None)
     assert gpu.devices[0].joules == pytest.approx(59 * 150)
+    assert any(note.startswith("GPU 1 did not respond for 10.") for note in gpu.notes)

@@ -138,7 +138,7 @@ def _from_samples(run_dir: RunDir) -> GpuNumbers | None:
         return None
     note = f"the recorder wrote no summary: numbers computed from {run_dir.gpu_samples.name}"
     evidence = f"{run_dir.name}/{run_dir.gpu_samples.name}"
-    return replace(numbers, evidence=evidence, final=False, notes=(note,)) if numbers.devices else None
+    return replace(numbers, evidence=evidence, final=False, notes=(note, *numbers.notes)) if numbers.devices else None
 
 
 def _from_text(run_dir: RunDir, device: str) -> GpuNumbers | None:

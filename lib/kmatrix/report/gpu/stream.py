@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import add, le, lt, mul, sub
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.columns import MEASURED, DeviceColumns, SampleBlock, read_columns
 from kmatrix.gpu.formats.text import ReadErrors
-from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, GAP_S, SILENT_S
+from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, GAP_S, NO_POWER, NO_RESPONSE, SILENT_S
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.numbers import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Statistics, TimelinePoint
 from kmatrix.stats import RunningStats, complete_sum
@@ -31,14 +31,20 @@ MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16  # rows in memory at once
 MAX_TIMELINE_POINTS = 1024  # about one per pixel of a graph
 NOT_NEGATIVE = ("memory_used", "utilization", "power")  # quantities of which a negative value is an error
+# What no GPU has: percent, W, MiB. Values above it are errors, and sums of squares of the largest floats overflow.
+HIGHEST = {"utilization": 100.0, "power": 1e5, "memory_used": 1e8}
 
 
 def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
     """Return the numbers of a text recording; without devices if it has no sample. cpu: its devices are ranks."""
-    reader, checks = read_columns(path), Checks()
+    reader, checks = read_columns(path), Checks(cpu=cpu)
     numbers = numbers_of(map(checks.checked, reader), path.name, cpu=cpu)
     errors = tuple(checks.errors())
-    notes = (*_notes(path, numbers.samples, reader.errors), *(f"{path.name}: {error}" for error in errors))
+    notes = (
+        *_notes(path, numbers.samples, reader.errors),
+        *numbers.notes,
+        *(f"{path.name}: {error}" for error in errors),
+    )
     return replace(numbers, notes=notes, consistent=not errors)
 
 
@@ -87,22 +93,23 @@ def numbers_of(
     """
     devices: dict[int, _Device] = {}
     timeline, total = TimelineBuilder(), RunningStats()
-    first = last = math.nan
+    last = math.nan
     seconds, samples = 0.0, 0
     # One pass over the recording, which may be larger than the memory.
     for block in blocks:
         if not len(block):
             continue
-        # A step back of the clock does not make the recording shorter.
-        steps = map(sub, block.times, [last if samples else block.times[0], *block.times])
-        seconds += math.fsum(step for step in steps if step > 0)
-        first = first if samples else block.times[0]
+        # A step back of the clock counts as no time: neither the recording nor its timeline becomes shorter.
+        steps = list(map(sub, block.times, [last if samples else block.times[0], *block.times]))
+        passed = steps if min(steps) >= 0 else [max(0.0, step) for step in steps]
+        elapsed = [seconds + since for since in accumulate(passed)]
+        seconds += math.fsum(passed)
         last = block.times[-1]
         for part in block.parts:
             devices.setdefault(part.gpu_index, _Device()).add(block.times, part)
         samples += len(block)
         memory = memory_by_device_index(block)
-        timeline.add([time - first for time in block.times], memory)
+        timeline.add(elapsed, memory)
         total.add(_totals(memory))
     # Sums over devices are unknown if one device is.
     order = sorted(devices)
@@ -125,21 +132,35 @@ def numbers_of(
         total_max=total.maximum if total.count else None,
         joules=complete_sum([device.joules for device in numbers]),
         timeline=timeline.points(order),
+        notes=() if ranks else tuple(_gaps(numbers, devices)),
     )
 
 
-@dataclass(slots=True)
-class Checks:
-    """Removes values from a foreign recording that cannot be true, and counts them."""
+def _gaps(numbers: Sequence[DeviceNumbers], devices: Mapping[int, _Device]) -> Iterator[str]:
+    """Yield a note per GPU that did not respond, or whose power was unknown, for some time."""
+    for device in numbers:
+        name = f"GPU {device.gpu_index}"
+        if device.lost_s:
+            unknown = "its energy and mean power are" if device.joules is None else "its mean power is"
+            yield f"{name} {NO_RESPONSE} {device.lost_s:.1f} s: {unknown} unknown, its other means are of the rest"
+        elif device.joules is None and device.power and devices[device.gpu_index].lacks_power:
+            yield f"{name} {NO_POWER} {GAP_S:g} s: its energy is unknown"
 
+
+@dataclass(slots=True, kw_only=True)
+class Checks:
+    """Removes values from a foreign recording that cannot be true, and counts them. cpu: its devices are ranks."""
+
+    cpu: bool = False
     _last: float = -math.inf  # Unix s, time of the last sample
     _same: int = 0  # samples with the time of the one before
     _back: int = 0  # samples before the one before
     _negative: dict[str, int] = field(default_factory=dict)  # quantity -> negative values
+    _above: dict[str, int] = field(default_factory=dict)  # quantity -> values that no GPU reaches
     _repeated: set[int] = field(default_factory=set)  # indices of several GPUs of one sample
 
     def checked(self, block: SampleBlock) -> SampleBlock:
-        """Return a block without negative values, and without samples at the time of the one before."""
+        """Return a block without impossible values, and without samples at the time of the one before."""
         self._repeated |= block.repeated
         times = [self._last, *block.times]
         self._last = block.times[-1]
@@ -148,7 +169,7 @@ class Checks:
             keep = [row for row, (before, after) in enumerate(pairwise(times)) if after != before]
             self._same += len(block) - len(keep)
             block = _rows_of(block, keep)
-        return replace(block, parts=tuple(map(self._without_negative, block.parts)))
+        return replace(block, parts=tuple(map(self._possible, block.parts)))
 
     def errors(self) -> Iterator[str]:
         """Yield what cannot be true."""
@@ -156,21 +177,35 @@ class Checks:
             yield f"several GPUs have the index {index}: only the first one is counted"
         for quantity, count in self._negative.items():
             yield f"{plural(count, 'negative value')} of {quantity}: unknown instead"
+        for quantity, count in self._above.items():
+            yield f"{plural(count, 'value')} of {quantity} above what a GPU has: unknown instead"
         if self._same:
             yield f"{plural(self._same, 'sample')} with the time of the one before: only the first one is counted"
         if self._back:
             yield f"the time goes back {plural(self._back, 'time')}: counted as no time"
 
-    def _without_negative(self, part: DeviceColumns) -> DeviceColumns:
+    def _possible(self, part: DeviceColumns) -> DeviceColumns:
+        """Return the columns of a device with NaN in place of impossible values."""
         found = {}
         for name in NOT_NEGATIVE:
-            values = part.columns[name]
-            if values and min(values) >= 0:  # also false if the first value is NaN
+            values, most = part.columns[name], self._most(name, part)
+            if values and min(values) >= 0 and max(values) <= most:  # also false if the first value is NaN
                 continue
-            if count := sum(value < 0 for value in values):
-                self._negative[name] = self._negative.get(name, 0) + count
-                found[name] = [math.nan if value < 0 else value for value in values]
+            for counts, number in (
+                (self._negative, sum(value < 0 for value in values)),
+                (self._above, sum(value > most for value in values)),
+            ):
+                if number:
+                    counts[name] = counts.get(name, 0) + number
+                    found[name] = [value if 0 <= value <= most else math.nan for value in values]
         return replace(part, columns={**part.columns, **found}) if found else part
+
+    def _most(self, name: str, part: DeviceColumns) -> float:
+        """Return the highest possible value of a quantity."""
+        if name == "memory_used" and part.memory_total:
+            return min(part.memory_total, HIGHEST[name])
+        # The utilization of a rank is 100 per busy core.
+        return math.inf if name == "utilization" and self.cpu else HIGHEST[name]
 
 
 def _rows_of(block: SampleBlock, keep: Sequence[int]) -> SampleBlock:
@@ -404,6 +439,8 @@ class _Device:
         self._area, self._trapezoids = 0.0, 0  # J integrated from power, and number of trapezoids
         self._last: DeviceColumns | None = None
         self._last_power: tuple[float, float] | None = None  # time, and power (W) of the last sample that has one
+        self._last_row: tuple[float, bool] | None = None  # time of the last sample, and whether its power is known
+        self._without_power, self._longest = 0.0, 0.0  # s without power up to the last sample, and its maximum
         self._last_energy: float | None = None  # last known value of the energy counter, J
         self._ends_known = False  # the last sample has a value of the energy counter
 
@@ -423,8 +460,30 @@ class _Device:
         else:
             self._samples += sum(not all(map(math.isnan, row)) for row in zip(*columns, strict=True))
         own = times if len(part.rows) == len(times) else [times[row] for row in part.rows]
+        self._watch_power(own, part.columns["power"])
         self._integrate(own, part.columns["power"])
         self._count(part.columns["energy_j"])
+
+    @property
+    def lacks_power(self) -> bool:
+        """Whether the power was unknown for longer than it may be interpolated."""
+        return self._longest > GAP_S
+
+    def _watch_power(self, times: Floats, power: Floats) -> None:
+        """Measure how long the device had samples without power."""
+        before = self._last_row
+        if times and not math.isnan(sum(power)) and (before is None or before[1]):
+            self._last_row = (times[-1], True)  # the common case
+            return
+        for time, value in zip(times, power, strict=True):
+            is_known = not math.isnan(value)
+            if before is not None and not (before[1] and is_known) and 0 <= time - before[0] <= MAX_GAP_S:
+                self._without_power += time - before[0]
+                self._longest = max(self._longest, self._without_power)
+            if is_known:
+                self._without_power = 0.0
+            before = (time, is_known)
+        self._last_row = before
 
     def _integrate(self, times: Floats, power: Floats) -> None:
         """Add the area under the power, between neighbouring samples at most MAX_GAP_S apart."""
@@ -470,7 +529,7 @@ class _Device:
         """
         assert self._last is not None
         lost_s = 0.0 if is_rank else (samples - self._samples) * step
-        is_whole = lost_s < GAP_S
+        is_whole = lost_s < GAP_S and (self.differences > 0 or not self.lacks_power)
         if complete_energy and self.differences:
             is_whole = self._ends_known
         joules = self._counted if self.differences else self._area if self._trapezoids else None
