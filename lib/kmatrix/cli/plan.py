@@ -306,8 +306,9 @@ def _length(config: RunConfig) -> str:
     if config.tokens is None or config.steps is None:
         return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params
+    ratio = f"{share:,.0f}" if share >= 1000 else f"{share:.3g}"
     return (
-        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {f'{share:,.0f}' if share >= 1000 else f'{share:.3g}'} per parameter "
+        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {ratio} per parameter "
         f"(20 per parameter: {config.tokens // 20:,} parameters)"
     )
 
