@@ -466,7 +466,7 @@ class _Device:
 
     @property
     def lacks_power(self) -> bool:
-        """Whether the power was unknown for longer than it may be interpolated."""
+        """Return whether the power was unknown for longer than it may be interpolated."""
         return self._longest > GAP_S
 
     def _watch_power(self, times: Floats, power: Floats) -> None:
