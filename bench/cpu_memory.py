@@ -48,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.measure:
         print(measure(args.measure))
         return
-    print(f"{'configuration':78}{'plan':>8}{'measured':>10}{'error':>8}", flush=True)
+    print(f"{'configuration':78}{'plan MiB':>10}{'measured MiB':>14}{'error':>8}", flush=True)
     for row in args.rows:
         plan = planned(row)
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
         command = [sys.executable, __file__, "--measure", row]  # a process per row: the peak of children never falls
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         peak = float(done.stdout)
-        print(f"{row:78}{plan:8.0f}{peak:10.0f}{plan / peak - 1:+8.0%}", flush=True)
+        print(f"{row:78}{plan:10.0f}{peak:14.0f}{plan / peak - 1:+8.0%}", flush=True)
 
 
 def planned(row: str) -> float:

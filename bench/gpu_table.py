@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     peak = peak_tflops(name, "bf16")
     print(f"{name}, torch {torch.__version__}, bf16, context {args.block}, one device, {args.steps} steps\n")
-    print("| model | micro-batch | compile | ours tokens/s | MFU | nanoGPT tokens/s | MFU | ours / nanoGPT |")
+    print("| model | micro-batch | compile | kmatrix tokens/s | MFU | nanoGPT tokens/s | MFU | kmatrix / nanoGPT |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as text:
         data = random_tokens(Path(text) / "data")

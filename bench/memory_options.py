@@ -29,11 +29,11 @@ from gpt2.model import GPT, autocast, configure_precision
 from kmatrix.shapes import ModelShape
 
 VARIANTS = {
-    "neither": {},
-    "recompute": {"recompute": True},
-    "loss chunk 128": {"loss_chunk": 128},
-    "loss chunk 1024": {"loss_chunk": 1024},
-    "both (128)": {"recompute": True, "loss_chunk": 128},
+    "none": {},
+    "GPT2_RECOMPUTE=y": {"recompute": True},
+    "GPT2_LOSS_CHUNK=128": {"loss_chunk": 128},
+    "GPT2_LOSS_CHUNK=1024": {"loss_chunk": 1024},
+    "both, 128": {"recompute": True, "loss_chunk": 128},
 }
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         end="",
     )
     print(f"{args.dtype}, {args.device}")
-    print(f"{'':18}{'ms/step':>10}{'time':>8}{'peak MiB':>10}{'memory':>8}{'loss':>12}")
+    print(f"{'':22}{'ms/step':>10}{'time':>8}{'peak MiB':>10}{'memory':>8}{'loss':>12}")
     first: dict[str, float] = {}
     for name in VARIANTS:
         found = in_a_process(name, sys.argv[1:] if argv is None else argv)
         first = first or found
         time_share, memory_share = found["ms"] / first["ms"], found["mib"] / first["mib"]
         print(
-            f"{name:18}{found['ms']:10.0f}{time_share:8.2f}{found['mib']:10.0f}{memory_share:8.2f}{found['loss']:12.6f}"
+            f"{name:22}{found['ms']:10.0f}{time_share:8.2f}{found['mib']:10.0f}{memory_share:8.2f}{found['loss']:12.6f}"
         )
 
 

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ways: dict[str, Way] = {
-            f"ours {dtype}": lambda turn, steps, dtype=dtype: train_ours(  # type: ignore[misc]  # default argument: bound in each iteration
+            f"kmatrix {dtype}": lambda turn, steps, dtype=dtype: train_ours(  # type: ignore[misc]  # default argument: bound in each iteration
                 folder / f"{dtype}{turn}_{steps}", data, dtype=dtype, max_iters=steps, cpu_threads=args.threads
             )
             for dtype in ("fp32", "bf16")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import hmac
 import json
 import os
@@ -305,10 +306,13 @@ def listening(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
     except (OSError, UnicodeError) as error:
+        port_error = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
         raise LaunchError(
             f"cannot listen on {host}, port {port}",
             why=getattr(error, "strerror", "") or str(error),
-            hint="pass another PORT=, or PORT=0 for a free one",
+            hint="pass another PORT=, or PORT=0 for a free one"
+            if port_error
+            else f"pass an address of this machine as HOST=, or omit it: the default is {LOOPBACK[0]}",
         ) from None
     return listener
 

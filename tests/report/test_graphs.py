@@ -192,6 +192,21 @@ def test_sixteen_long_names_do_not_overlap(tmp_path):
     assert len({label.get_text() for label in figure.axes[0].get_yticklabels()}) == 16
 
 
+def test_a_legend_of_long_names_fits_in_the_figure(tmp_path):
+    axes_of = {"data_mix": "a-data-mix-with-a-very-long-name-", "schedule": "with-restarts-"}
+    runs = [
+        FakeRun(axes={**{name: f"{text}{lr}" for name, text in axes_of.items()}, "seed": f"{seed}"})
+        for lr in range(4)
+        for seed in range(2)
+    ]
+    numbers = analyse(make_matrix(tmp_path, runs))
+    figure = loss_graph(numbers, loss_graphs(numbers)[0])
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert (box.x0 >= 0, box.x1 <= figure.bbox.width) == (True, True)
+
+
 def test_many_runs_are_drawn_up_to_a_limit_that_is_printed(tmp_path):
     runs = [FakeRun(axes={"lr": f"{n}"}, eval_interval=50, log_interval=50) for n in range(60)]
     axes = throughput(analyse(make_matrix(tmp_path, runs))).axes[0]

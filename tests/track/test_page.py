@@ -179,7 +179,8 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
             assert status_for_host(port, path, f"rebinding.invalid:{port}", body) == 421
         assert status_for_host(port, "/version", "localhost:80") == 200  # a forwarded port
 
-        second = run_command("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-older", "HOST=0.0.0.0")
+        asked = ("PROJECT=gpt2-older", "HOST=0.0.0.0", f"PORT={port}")
+        second = run_command("trackio-view", f"RESULTS_DIR={trackio_results}", *asked)
         assert second.status == 0
         assert second.out.splitlines()[0] == f"URL: {served.url.replace('newer', 'older')}"
         assert "note: HOST=0.0.0.0 ignored: the page is served already" in second.out

@@ -105,7 +105,8 @@ def _print_where(page: Page | None, project: str, arguments: Arguments, *, ignor
         return 0
     print("\n".join(_links(page, project)[: 2 if yes(arguments, "SHOW_TOKEN") else 1]))
     print(f"running (pid {page.pid})")
-    if given := [f"{name}={arguments.get(name)}" for name in ignored if arguments.get(name)]:
+    asked = {name: arguments.get(name) for name in ignored}
+    if given := [f"{name}={text}" for name, text in asked.items() if text and text != str(page.port)]:
         print(f"note: {' and '.join(given)} ignored: the page is served already; stop that process first")
     return 0
 

@@ -124,8 +124,7 @@ def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
     for panel in axes:
         panel.set_xlabel(graph.x_label)
         panel.xaxis.set_major_formatter(tick)
-    handles = _legend(groups, styles)
-    figure.legend(handles=handles, loc="outside lower left", ncols=3, handlelength=3.4, columnspacing=2.5)
+    _add_legend(figure, _legend(groups, styles))
     return figure
 
 
@@ -306,6 +305,18 @@ def _limit_enlarged_axes(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.locator_params(axis="x", nbins=5)
     plain_ticks(axes, "y")
     subtitle(axes, "last quarter (validation, finished runs)")
+
+
+def _add_legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """Add the legend below the panels, in as many columns, up to 3, as fit in the width of the figure."""
+    for columns in (3, 2, 1):
+        legend = figure.legend(
+            handles=handles, loc="outside lower left", ncols=columns, handlelength=3.4, columnspacing=2.5
+        )
+        if legend.get_window_extent().width <= figure.bbox.width:
+            return
+        if columns > 1:
+            legend.remove()
 
 
 def _legend(groups: Sequence[GroupNumbers], styles: LineStyles) -> list[Any]:
