@@ -76,7 +76,9 @@ def seconds_of(job: PackedJob) -> float:
 def main() -> None:
     """Print one line per matrix: hours, and the packed time relative to the bound."""
     argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
-    print("hours until the last run has ended: one run at a time, in exclusive groups, packed; the bound; packed over it")
+    print(
+        "hours until the last run has ended: one run at a time, in exclusive groups, packed; the bound; packed over it"
+    )
     print(f"{'matrix':42}{'GPUs':>5}{'runs':>6}{'one':>8}{'groups':>8}{'packed':>8}{'bound':>8}{'over':>7}")
     for name, (units, jobs) in {**CASES, **OTHERS}.items():
         one = sum(map(seconds_of, jobs))
