@@ -153,6 +153,16 @@ def test_a_hand_edited_line_counts_as_requested(program):
     assert program.value("GPT2_LEARNING_RATE") == '"3e-4"'
 
 
+def test_a_configuration_that_was_saved_on_windows_has_the_same_values(program):
+    program.check("alldefconfig")
+    written = program.folder / ".config"
+    before = written.read_bytes()
+    written.write_bytes(b"\xef\xbb\xbf" + before.replace(b"\n", b"\r\n"))
+    program.check("diffconfig", f"OLD={written}", f"NEW={written}")
+    program.check("olddefconfig", "SEED=7")
+    assert b"CONFIG_GPT2_SEED=7\n" in written.read_bytes()
+
+
 def test_the_header_lists_exactly_the_requested_values(program):
     program.write("CONFIG_GPT2_OPTIMIZER_MUON=y", "CONFIG_GPT2_SEED=1337")
     program.check("olddefconfig")

@@ -594,6 +594,15 @@ def test_a_rerun_without_a_selection_archives_nothing(matrix, make, arguments, m
     assert not run.archive.exists()
 
 
+@pytest.mark.parametrize("command", ["continue", "test-rerun"])
+def test_an_invalid_budget_is_refused_before_the_matrix_is_opened(matrix, make, command):
+    make("a")
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}, {"name": "missing"}]})
+    result = program(command, f"TARGET={matrix.path}", "BUDGET_HOURS=x")
+    assert (result.status, result.out) == (2, "")
+    assert "BUDGET_HOURS=x" in result.err
+
+
 def test_a_matrix_whose_budget_is_spent_is_refused_and_names_the_argument(matrix, make):
     run = make("a")
     state = {"attempt": 1, "status": "stopped", "started": 1000.0, "ended": 8200.0, "seconds": 7200.0}

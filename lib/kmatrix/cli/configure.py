@@ -88,8 +88,8 @@ def allnoconfig(arguments: Arguments) -> int:
 def randconfig(arguments: Arguments) -> int:
     """Write a random valid .config. The same KCONFIG_SEED gives the same configuration."""
     seed = arguments.get("KCONFIG_SEED") or str(random.randrange(2**32))
-    if not seed.isdecimal():
-        raise ConfigError(f"KCONFIG_SEED={seed} is not an integer")
+    if not (seed.isascii() and seed.isdecimal()):
+        raise ConfigError(f"KCONFIG_SEED={seed}", why="expected a whole number in decimal digits")
     tree = open_tree(arguments.kconfig)
     draw = random.Random(int(seed))
     # Each try sets fewer symbols: the last ones are close to the defaults, which are valid.

@@ -253,6 +253,7 @@ def continue_(arguments: Arguments) -> int:
     # Refuse what can be refused before anything is written.
     need_torch()
     chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
+    check_budget(arguments)
     resume = resume_from(arguments.get("RESUME", "auto"))
     gpus, notes = find_gpus(arguments.get("GPUS"))
     lost = _open_matrix(matrix, arguments)
@@ -337,6 +338,7 @@ def test_rerun(arguments: Arguments) -> int:
     # All checks come before the first result is archived.
     need_torch()
     chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
+    check_budget(arguments)
     gpus, _ = find_gpus(arguments.get("GPUS"))
     lost = _open_matrix(matrix, arguments)
     runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
@@ -399,13 +401,16 @@ def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
 
 def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
     """Return the budget of the matrix, replaced by BUDGET_HOURS= and BUDGET_DOLLARS=. Raises ConfigError."""
-    values = dict(symbols(matrix))
-    for name in BUDGETS:
-        if text := arguments.get(name):
-            if not _is_count(text):
-                raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")
-            values[name] = text
-    return MatrixBudget.of(values)
+    return MatrixBudget.of(dict(symbols(matrix)) | check_budget(arguments))
+
+
+def check_budget(arguments: Arguments) -> dict[str, str]:
+    """Return BUDGET_HOURS= and BUDGET_DOLLARS=, those that were given. Raises ConfigError."""
+    given = {name: text for name in BUDGETS if (text := arguments.get(name))}
+    for name, text in given.items():
+        if not _is_count(text):
+            raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")
+    return given
 
 
 def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:

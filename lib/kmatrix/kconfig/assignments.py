@@ -98,7 +98,8 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"cannot read {path}", why=error.strerror or str(error)) from None
     try:
-        return data.decode().replace("\r\n", "\n")
+        # Editors of Windows write a byte order mark and CRLF; neither changes a value.
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text", why=f"byte {data[error.start]:#04x}") from None

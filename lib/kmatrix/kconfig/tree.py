@@ -466,7 +466,8 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     if kind in BOOLS and text not in ("n", "y"):
         raise ConfigError(what, why="expected a bool: y or n")
     if kind == kc.INT and not WHOLE.fullmatch(text):
-        raise ConfigError(what, why="expected an integer in decimal digits")
+        zeros = " without leading zeros" if text.isascii() and text.isdecimal() else ""  # 1,000 is the values 1 and 000
+        raise ConfigError(what, why=f"expected an integer in decimal digits{zeros}")
     if kind == kc.HEX and not re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
         raise ConfigError(what, why="expected a hexadecimal number: 0x and digits")
     if name in tree.floats:

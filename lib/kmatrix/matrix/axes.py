@@ -281,6 +281,9 @@ def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
         short = {candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith("FORBID_")}
         if not name.startswith("MATRIX"):
             short = {candidate for candidate in short if not candidate.startswith("MATRIX_")}
+        bare = name.removeprefix("CONFIG_")  # as in .config
+        if bare != name and (bare in known or PREFIX + bare in known):
+            raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {bare.removeprefix(PREFIX)}?")
         if name in ELSEWHERE:
             raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {ELSEWHERE[name]}?")
         raise unknown("", name, [*sorted(short), *ALIASES, *SETS, *arguments])
