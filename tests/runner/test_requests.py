@@ -9,6 +9,8 @@ import threading
 import pytest
 
 from instant import tree
+from kmatrix.cli import control
+from kmatrix.cli.commands import Arguments
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
@@ -146,6 +148,39 @@ def test_a_request_after_the_last_read_of_a_runner_is_written_by_its_command(mat
     assert results[0].out.splitlines()[0] == "b: released"
     assert "continue: make continue TARGET=" in results[0].out
     assert (seen(*plans), status_of(plans[1])["reason"]) == (["finished", "planned"], None)
+
+
+def test_two_commands_at_once_without_a_runner_both_write_the_status(matrix, plan, tmp_path, monkeypatch):
+    """The second one does not take the first one, which holds the matrix meanwhile, for a runner."""
+    plans = [plan("a"), plan("b")]
+    second = threading.Thread(target=control.skip, args=[Arguments("skip", {"TARGET": str(matrix.path), "RUN": "b"})])
+    write = control.write_state
+
+    def write_slowly(folder, state, **known):
+        if folder.name == "a":
+            second.start()
+            second.join(0.2)
+        write(folder, state, **known)
+
+    monkeypatch.setattr(control, "write_state", write_slowly)
+    first = run("skip", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=a")
+    second.join()
+    assert seen(*plans) == ["skipped", "skipped"]
+    assert "the runner follows" not in first.out  # it has what both print
+
+
+def test_a_request_that_a_killed_command_did_not_write_is_in_the_status_from_the_start(matrix, plan):
+    plans, known = [plan("a", "quick"), plan("b"), plan("c")], []
+    change_requests(matrix, ["c"], Request.HOLD)
+    reason = f"{HELD_TEXT}, 2026-11-22 19:30:05 UTC"
+    write_json(plans[1].dir.status, {"run_id": "id-b", "status": "planned", "reason": reason})
+
+    def show(progress):
+        known.append([str(status_of(one)["reason"]) for one in plans[1:]])
+
+    drive(matrix, plans[:1], engine(), on_progress=show, poll_s=0.02)
+    assert known[0][0] == "None"
+    assert known[0][1].startswith(HELD_TEXT)
 
 
 def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, plan, tmp_path):

@@ -20,7 +20,14 @@ from kmatrix.records.files import last_lines
 from kmatrix.records.lock import Process, held, holder
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
-from kmatrix.records.states import Request, RunRequest, change_requests, read_matrix_status, read_requests
+from kmatrix.records.states import (
+    Request,
+    RunRequest,
+    read_matrix_status,
+    read_requests,
+    requests_locked,
+    write_requests,
+)
 from kmatrix.status.state import Freed, Requested, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 from kmatrix.status.watch import alerts_of_run
@@ -185,9 +192,11 @@ def _request(arguments: Arguments, wanted: Request | None) -> int:
         return 0
     ended = {name: state.status for name, state in states.items() if wanted and state.status is Status.FINISHED}
     names = [name for name in states if name not in ended]
-    with writing(matrix.requests):
-        former = change_requests(matrix, names, wanted)
-    is_written = _write_at_once(matrix, names)
+    # Until the statuses are written, another such command waits: it would take this one for the runner.
+    with requests_locked(matrix):
+        with writing(matrix.requests):
+            former = write_requests(matrix, names, wanted)
+        is_written = _write_at_once(matrix, names)
     later = () if is_written else read_matrix_status(matrix).unselected
     for name, status in ended.items():
         print(f"{name}: {status}, nothing to {arguments.target}")

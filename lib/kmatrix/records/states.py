@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -219,20 +220,32 @@ def change_requests(matrix: MatrixDir, names: Collection[str], request: Request 
 
     A run with the same request keeps its time. Raises LaunchError if another process does not release the file.
     """
+    with requests_locked(matrix):
+        return write_requests(matrix, names, request)
+
+
+def write_requests(matrix: MatrixDir, names: Collection[str], request: Request | None) -> Mapping[str, RunRequest]:
+    """Write requests as `change_requests` does, for a caller that holds their lock."""
+    known = dict(read_requests(matrix))
+    former = {name: known[name] for name in names if name in known}
+    for name in names:
+        if request is None:
+            known.pop(name, None)
+        elif name not in known or known[name].request is not request:
+            known[name] = RunRequest(request=request, time=time.time())
+    if known or matrix.requests.exists():
+        write_json(matrix.requests, as_json(RequestFile(runs=known)))
+    return former
+
+
+@contextmanager
+def requests_locked(matrix: MatrixDir) -> Iterator[None]:
+    """Keep other processes from changing the requests in the block. Raises LaunchError as `lock_requests`."""
     lock = lock_requests(matrix)
     try:
-        known = dict(read_requests(matrix))
-        former = {name: known[name] for name in names if name in known}
-        for name in names:
-            if request is None:
-                known.pop(name, None)
-            elif name not in known or known[name].request is not request:
-                known[name] = RunRequest(request=request, time=time.time())
-        if known or matrix.requests.exists():
-            write_json(matrix.requests, as_json(RequestFile(runs=known)))
+        yield
     finally:
         os.close(lock)
-    return former
 
 
 def lock_requests(matrix: MatrixDir) -> int:

@@ -42,19 +42,19 @@ class RequestWatch:
         self._matrix, self._runs, self._writer = matrix, runs, writer
         self._requests: Mapping[str, RunRequest] = {}
         self._due = 0.0  # monotonic seconds
-        self._planned: dict[str, None] = {}  # runs of this execution, in their order
+        self._planned: frozenset[str] = frozenset()  # runs of this execution
         self._lock = ExitStack()  # has the descriptor of the requests' lock
         self.cancelled: set[str] = set()  # runs that end because of a request
 
     def begin(self, planned: Iterable[str]) -> None:
         """Skip and hold the planned runs with a request. Raises RecordError if the file is damaged."""
-        self._planned = dict.fromkeys(planned)
+        self._planned = frozenset(planned)
         self._requests = read_requests(self._matrix)
-        for name in self._planned:
-            if name in self._requests:
+        for name in self._writer.states:
+            if name in self._planned and name in self._requests:
                 self._leave_out(name)
-            elif is_left_out(self._writer.states[name]):  # released by a command that was killed before it wrote so
-                self._writer.apply(name, Freed())
+            else:  # a command that was killed may have changed the requests only
+                self._write(name)
 
     def follow(self, *, stopping: bool) -> bool:
         """Skip, hold and release runs as the user has requested since the last call; return whether a run is open.
