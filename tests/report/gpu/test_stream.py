@@ -311,6 +311,14 @@ def test_power_that_is_unknown_for_some_time_leaves_no_energy(tmp_path):
     assert change_entries(path, without_power(20, 21)).joules == pytest.approx(4 * 59 * 150)
 
 
+def test_entries_of_an_unknown_layout_are_no_gpu(tmp_path):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=4))
+    entries = [{"timestamp": each["timestamp"], "devices": []} for each in json.loads(path.read_text())]
+    gpu = change_entries(path, lambda _: entries)
+    assert gpu.devices == ()
+    assert "an entry has no time or no GPU; 0 entries read" in gpu.notes[0]
+
+
 def test_a_negative_value_is_unknown_and_a_repeated_sample_counts_once(tmp_path):
     path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(spread=0.0, samples=4))
     negative = change_entries(path, lambda entries: entries[1]["multi_gpu_data"][0].update(memory_used=-5.0))

@@ -24,6 +24,9 @@ BAD_ENTRY = "an entry has no time or no GPU"
 MEMORY = ("memory_used", "memory_used_mb", "memory_mb")
 TOTAL = ("memory_total", "memory_total_mb")
 CLOCKS = ("gpu", "sm", "graphics")  # within `clocks`
+# An entry of a single GPU has one of these keys, also if their values are unknown.
+OF_ONE_GPU = {"gpu_index", "utilization", "power", "temperature", "temperatures", "sm_clock", "clocks", "energy_j"}
+OF_ONE_GPU.update(MEMORY)
 _COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 _CSV_NAMES = {
     "power_w": "power",
@@ -130,6 +133,8 @@ def snapshot_of(value: Any) -> Snapshot | None:
     entries = value.get("multi_gpu_data", [value])
     if time is None or not isinstance(entries, list):
         return None
+    if "multi_gpu_data" not in value and OF_ONE_GPU.isdisjoint(value):
+        return None  # of another program, in a layout that is not known: it is not a GPU without values
     samples = tuple(_sample(entry, at) for at, entry in enumerate(entries) if isinstance(entry, dict))
     return Snapshot(time=time, samples=samples) if samples else None
 
