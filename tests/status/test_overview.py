@@ -161,6 +161,17 @@ def test_memory_is_that_of_the_device_with_the_highest_peak(tmp_path):
     assert cells(view)[9] == "2.0 GiB"
 
 
+def test_memory_of_an_active_run_is_not_that_of_its_last_summary(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
+    run = matrix.run(FakeRun().name)
+    write_json(run.gpu_summary, {"gpus": [{"gpu_index": 0, "memory_used": {"max": 190.0}}]})
+    devices = [{"gpu_index": 0, "memory_used": 419.0}, {"gpu_index": "0", "memory_used": "419"}]
+    run.gpu_stats_multi.write_text(f"[\n{json.dumps({'multi_gpu_data': devices})}\n]")
+    assert view_of(matrix, "adamw").memory_mib == 190
+    with held(matrix):
+        assert view_of(matrix, "adamw").memory_mib == 419
+
+
 def test_a_matrix_of_a_newer_kmatrix_is_refused(mixed_matrix):
     overview = Overview(mixed_matrix)
     overview.poll()

@@ -129,10 +129,10 @@ class Overview:
         result = current_result(run, state)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
-        memory = () if state.status is Status.PLANNED else _memory(run)
+        live = state.status is Status.RUNNING
+        memory = () if state.status is Status.PLANNED else _memory(run, live=live)
         fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
-        live = state.status is Status.RUNNING
         spent = spent_of(state, train, now)
         elapsed = spent.wall_s if state.attempts else None
         step = result.step if result else first_known(tail.step, tail.start if live else None)
@@ -356,18 +356,30 @@ def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, 
     return read_track(run) if live else sync_status(run)
 
 
-def _memory(run: RunDir) -> tuple[DeviceMemory, ...]:
-    """Return the maximum memory of each device, from the summary of the recording."""
+def _memory(run: RunDir, *, live: bool) -> tuple[DeviceMemory, ...]:
+    """Return the maximum memory of each device, from the summary of the recording.
+
+    live: the run is active. Its summary may be a minute old, of before the first step: the newest values count, too.
+    """
     summary = decode_optional(run.gpu_summary, _Summary) or _Summary()
+    newest = _newest_memory(run) if live else {}
     return tuple(
         DeviceMemory(
             device=str(place if gpu.gpu_index is None else gpu.gpu_index),
-            most=gpu.memory_used.max,
+            most=max(gpu.memory_used.max, newest.get(gpu.gpu_index, 0.0)),
             total=gpu.memory_total,
         )
         for place, gpu in enumerate(summary.gpus)
         if gpu.memory_used is not None and gpu.memory_used.max is not None
     )
+
+
+def _newest_memory(run: RunDir) -> dict[object, float]:
+    """Return the memory (MiB) in the last entry of the recording, by the index of the device."""
+    entry = last_entry(run.gpu_stats_multi) or {}
+    devices = [each for each in entry.get("multi_gpu_data") or [] if isinstance(each, dict)]
+    used = [(each.get("gpu_index"), each.get("memory_used")) for each in devices]
+    return {index: value for index, value in used if isinstance(index, int) and isinstance(value, int | float)}
 
 
 class _Statistics(Record, frozen=True, kw_only=True):
