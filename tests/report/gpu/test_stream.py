@@ -311,7 +311,7 @@ def test_power_that_is_unknown_for_some_time_leaves_no_energy(tmp_path):
     assert change_entries(path, without_power(20, 21)).joules == pytest.approx(4 * 59 * 150)
 
 
-def test_entries_of_an_unknown_layout_are_no_gpu(tmp_path):
+def test_entries_of_an_unknown_layout_add_no_device(tmp_path):
     path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=4))
     entries = [{"timestamp": each["timestamp"], "devices": []} for each in json.loads(path.read_text())]
     gpu = change_entries(path, lambda _: entries)
