@@ -8,7 +8,8 @@ from pathlib import Path
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the quota of this user
 # A named file with one of these is the user's to fix. Not ENOENT: a missing file that matters has its own message.
 OF_PATHS = frozenset({
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
+    errno.EFBIG,
 })  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kmatrix.errors import FullError
+from kmatrix.errors import FullError, path_problem
 from kmatrix.records import disk, files
 from kmatrix.records.disk import SpaceWait, has_space, held_s, waiting_for_space, when_there_is_space
 from kmatrix.records.files import append_jsonl, end_torn_line, read_jsonl, write_json
@@ -151,6 +151,15 @@ def test_another_error_than_a_full_disk_is_not_held(tmp_path):
     policy = SpaceWait(600.0, sleep=lambda seconds: pytest.fail("waited"))
     with waiting_for_space(policy), pytest.raises(IsADirectoryError):
         append_jsonl(tmp_path, {})
+
+
+def test_an_error_while_bytes_are_written_names_the_file(tmp_path):
+    def write():
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error: '.*/status.json'") as caught:
+        when_there_is_space(tmp_path / "status.json", write)
+    assert path_problem(caught.value) == f"Input/output error: {tmp_path}/status.json"
 
 
 def test_a_checkpoint_that_does_not_fit_is_held_too():

@@ -88,6 +88,9 @@ def when_there_is_space(path: Path, write: Callable[[], T]) -> T:
             try:
                 value = write()
             except (OSError, KmatrixError) as error:
+                # An error of a disk while bytes are written has no name of a file.
+                if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                    error.filename = str(path)
                 if not is_full(error) or policy.is_cancelled():
                     raise
                 folder = path if path.is_dir() else path.parent
