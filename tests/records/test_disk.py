@@ -157,7 +157,7 @@ def test_an_error_while_bytes_are_written_names_the_file(tmp_path):
     def write():
         raise OSError(errno.EIO, "Input/output error")
 
-    with pytest.raises(OSError, match="Input/output error: '.*/status.json'") as caught:
+    with pytest.raises(OSError, match="Input/output error") as caught:
         when_there_is_space(tmp_path / "status.json", write)
     assert path_problem(caught.value) == f"Input/output error: {tmp_path}/status.json"
 
