@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
 import kmatrix.status.disk_space as room
 from gpt2 import failure
 from gpt2.log import RunLog
+from kmatrix.cli.run import _print_next_steps
 from kmatrix.errors import FullError, LaunchError, RecordError, is_full
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.runs import Status
-from kmatrix.runner.loop import drive
+from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import reopen
 from kmatrix.status import classify
 from kmatrix.status.state import DISK
@@ -128,3 +131,19 @@ def test_an_unrelated_disk_is_not_reported_as_full(matrix):
 
 def test_a_disk_with_free_space_is_not_full(tmp_path):
     assert not room.is_full(tmp_path / "not" / "there" / "yet")
+
+
+def test_the_end_of_a_matrix_names_the_disk_of_the_checkpoints_too(matrix, plan, capsys):
+    plan("a")
+    other = Path("/dev/shm")
+    if not other.is_mount():
+        pytest.skip("no second disk")
+    write_json(matrix.matrix_json, {"runs": [{"name": "a"}], "checkpoints": str(other / "kmatrix-checkpoints")})
+    ended = Outcome(exit_code=1, counts={Status.FAILED: 1}, disk_full=True)
+    _print_next_steps(matrix, ended)
+    assert re.search(
+        r"The disk is full: \S+ has .* free; /dev/shm has .* free\nContinue: free at", capsys.readouterr().out
+    )
+    matrix.matrix_json.write_text("{")
+    _print_next_steps(matrix, ended)
+    assert "The disk is full: " in capsys.readouterr().out

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kmatrix.cli.commands import PLACES, Arguments, yes
@@ -229,8 +230,11 @@ def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     if outcome.exit_code == EXIT_STOPPED:
         print(f"\nContinue: {again}")
     elif outcome.disk_full:
+        paths: Sequence[Path] = (matrix.path,)
+        with suppress(RecordError):  # a damaged matrix.json: the folder of checkpoints is unknown
+            paths = disks(matrix, matrix.runs())
         # Each disk: a checkpoint may not fit although some space is left.
-        states = dict.fromkeys(how_full(path) for path in disks(matrix, matrix.runs()))
+        states = dict.fromkeys(how_full(path) for path in paths)
         print(f"\nThe disk is full: {'; '.join(states)}\nContinue: {what_to_do(matrix.path)}")
     elif outcome.counts.get(Status.FAILED):
         print(f"\nRetry killed runs: {again}\nRetry failed runs too: add RETRY_FAILED=1")
