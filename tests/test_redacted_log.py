@@ -14,6 +14,7 @@ import pytest
 from key_forms import KEY_FORMS, planted
 from kmatrix.key_forms import HIDDEN
 from kmatrix.redacted_log import LONGEST_LINE, OVERLAP, LineRedactor, RedactedLog
+from kmatrix.redaction import SHORTEST
 from waiting import wait_until
 
 PYTHON = Path(sys.executable)
@@ -74,6 +75,7 @@ def test_the_last_lines_are_written_after_the_maker_of_the_log_was_killed(tmp_pa
     code = f"""
 import os, subprocess, sys
 from pathlib import Path
+from kmatrix.redaction import SHORTEST
 from kmatrix.redacted_log import RedactedLog
 log = RedactedLog(Path({str(path)!r}), Path(sys.executable))
 command = ["sh", "-c", "read line; echo late {KEY} $line"]
@@ -157,6 +159,14 @@ def test_a_line_without_an_end_is_written_in_parts_that_split_no_key(before, sec
         clean += lines.finish()
 
         assert clean == data.replace(secret.encode(), HIDDEN.encode())
+
+
+def test_the_half_of_a_key_whose_writer_was_killed_is_hidden():
+    for size in range(SHORTEST, len(KEY)):
+        lines = LineRedactor({"MY_SECRET": KEY})
+        assert (
+            lines.feed(b"loss 3.4\nhalf " + KEY[:size].encode()) + lines.finish() == f"loss 3.4\nhalf {HIDDEN}".encode()
+        )
 
 
 def test_bytes_that_are_not_text_are_written_as_they_are():

@@ -148,9 +148,10 @@ class LineRedactor:
         return ready + self._part() if len(self._rest) > LONGEST_LINE + self._overlap else ready
 
     def finish(self) -> bytes:
-        """Return the redacted last line, which has no end."""
+        """Return the redacted last line, which has no end. Its writer may have been killed within a key."""
         ready, self._rest = self._rest, b""
-        return self._clean(ready)
+        text = self._clean(ready).decode(errors="surrogateescape")
+        return self._redactor.without_beginning(text).encode(errors="surrogateescape")
 
     def _part(self) -> bytes:
         """Return the first part of a line that is too long to wait for its end. Its last bytes stay, redacted."""

@@ -168,6 +168,14 @@ class Redactor:
             return text
         return "".join(self._plain(line) if ESCAPE in line else line for line in re.split(r"(?<=\n)", text))
 
+    def without_beginning(self, text: str) -> str:
+        """Return a text without the beginning of a known key at its end."""
+        for spelling, _ in self._spellings:
+            for size in range(len(spelling) - 1, SHORTEST - 1, -1):
+                if text.endswith(spelling[:size]):
+                    return text[:-size] + HIDDEN
+        return text
+
     def _redacted(self, text: str) -> str:
         return hide_forms(self._without_known(text, self._spellings))
 

@@ -17,6 +17,7 @@ from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.kconfig.assignments import SETS, apply_assignments, cause, load_config, merge
 from kmatrix.kconfig.tree import MATRIX, Assignment, Tree
 from kmatrix.matrix.axes import Axes, resolve_name
+from kmatrix.own_file import read_file
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_matrix_file_or_empty
 from kmatrix.runner.signature import is_signed
@@ -93,7 +94,7 @@ def is_own(matrix: MatrixDir) -> bool:
     """Return whether this user made a matrix, and its configuration is the one that they made it with."""
     record = read_matrix_file_or_empty(matrix)
     try:
-        config = matrix.config.read_text(encoding="utf-8")
+        config = read_file(matrix.config).decode()
     except (OSError, UnicodeDecodeError):
         return False
     axes = [(axis.symbol, axis.values) for axis in record.axis_entries]

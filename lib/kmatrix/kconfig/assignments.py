@@ -14,6 +14,7 @@ import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
+from kmatrix.own_file import read_file
 from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines; also in files of version 0.1
@@ -82,7 +83,7 @@ def explicit(tree: Tree, path: Path, assignments: list[Assignment]) -> list[Assi
 
 def explicit_names(path: Path) -> set[str] | None:
     """Return the explicit names in the header of a .config, None if it has no such header."""
-    head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(ASKED)]
+    head = [line for line in _read(path).splitlines() if line.startswith(ASKED)]
     return {name for line in head for name in line.removeprefix(ASKED).split()} if head else None
 
 
@@ -94,7 +95,7 @@ def header(names: Iterable[str]) -> str:
 
 def _read(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}", why=error.strerror or str(error)) from None
     try:
