@@ -162,6 +162,23 @@ def name_rows(axes: Axes, names: Sequence[str], lost: Sequence[bool]) -> None:
         label.set_color(ALARM if is_lost else DARK)
 
 
+def make_room(axes: Axes, *, symmetric: bool = False) -> None:
+    """Extend the x axis from 0, or on both sides of it, until the annotations of points fit next to long row names."""
+    from matplotlib.text import Annotation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # decides the width that the row names leave
+    width = axes.bbox.width / (2 if symmetric else 1)
+    limit = axes.get_xlim()[1]
+    for text in axes.texts:
+        if isinstance(text, Annotation):
+            gap = 1.5 * abs(float(text.xyann[0])) * figure.dpi / 72
+            needed = min(text.get_window_extent().width + gap, 0.9 * width)
+            limit = max(limit, abs(float(text.xy[0])) * width / (width - needed))
+    axes.set_xlim(-limit if symmetric else 0, limit)
+
+
 def row_font(rows: int) -> float:
     return 10.5 if rows <= 20 else 9.0
 

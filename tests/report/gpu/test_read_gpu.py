@@ -507,6 +507,22 @@ def test_sixty_four_gpus_are_drawn_and_more_are_counted_in_a_note():
     assert any("the first 64 of 70 devices" in text.get_text() for text in figure.texts)
 
 
+def test_numbers_fit_next_to_long_names_of_runs():
+    long = [
+        gpu_run(name=f"gpt2_adamw_a-data-mix-with-a-long-name_{n}_cosine-with-restarts", gpu=numbers_of([134e3, 135e3]))
+        for n in range(8)
+    ]
+    bars = memory_by_run("m", long)
+    bars.canvas.draw()
+    assert max(text.get_window_extent().x1 for text in bars.axes[0].texts) <= bars.bbox.width
+    shares = load_balance("m", long)
+    shares.canvas.draw()
+    left = shares.axes[0]
+    numbers = [text.get_window_extent() for text in left.texts if text.get_text() in "01"]
+    assert min(box.x0 for box in numbers) >= left.bbox.x0
+    assert max(box.x1 for box in numbers) <= left.bbox.x1  # the mean of the run is on the right of the panel
+
+
 def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
     left, right = load_balance("m", [gpu_run(gpu=numbers_of([180.0, 220.0]))]).axes
     dots = next(line for line in left.lines if line.get_marker() == "o")

@@ -21,6 +21,7 @@ from kmatrix.report.figure import (
     draw_jobs,
     figure_grid,
     figure_with_strips,
+    make_room,
     name_rows,
     new_figure,
     row_font,
@@ -92,6 +93,7 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     name_rows(axes, [run.name for run, _ in rows], [run.status in LOST for run, _ in rows])
     axes.xaxis.set_major_formatter(tick)
     axes.set_xlabel(f"memory used (MiB), sum over the devices of a run\nbar: mean over {_period(known)}   line: peak")
+    make_room(axes)
     return figure
 
 
@@ -139,7 +141,9 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     for y, (run, gpu) in enumerate(rows):
         _draw_shares(axes[0], y, gpu, colours[run.optimizer])
         _draw_cvs(axes[1], y, gpu, colours[run.optimizer], row_font(len(rows)))
-    name_rows(axes[0], [run.name for run, _ in rows], [run.status in LOST for run, _ in rows])
+    # Two panels with numbers next to them leave less room for names.
+    name_rows(axes[0], shortened_names([run.name for run, _ in rows], 34), [run.status in LOST for run, _ in rows])
+    axes[0].locator_params(axis="x", nbins=4)
     axes[1].set_yticks([])
     axes[1].set_ylim(axes[0].get_ylim())
     # Symmetric around the mean, with room for the numbers of the devices.
@@ -151,6 +155,7 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     )
     axes[1].set_xlabel("CV = population deviation / mean (%)\n● memory   ■ utilization   ▲ power")
     _name_bands(figure)
+    make_room(axes[0], symmetric=True)
     return figure
 
 
@@ -259,7 +264,7 @@ def _draw_shares(axes: Axes, y: int, gpu: GpuNumbers, colour: str) -> None:
         place: dict[str, Any] = {"xytext": (offset, 0), "textcoords": "offset points", "ha": side, "va": "center"}
         axes.annotate(name, (x, y), fontsize=8.5, color=QUIET, **place)
     margin = axes.get_yaxis_transform()
-    axes.text(1.015, y, f"{centre:,.0f} MiB", transform=margin, va="center", fontsize=9, color=DARK)
+    axes.text(1.04, y, f"{centre:,.0f} MiB", transform=margin, va="center", fontsize=9, color=DARK)
 
 
 def _draw_cvs(axes: Axes, y: int, gpu: GpuNumbers, colour: str, font: float) -> None:
