@@ -138,6 +138,19 @@ def test_a_value_of_the_environment_in_a_text_is_refused_with_its_symbol(tmp_pat
     assert not variables or f"env -u {next(iter(variables))}" in message
 
 
+def test_a_password_on_the_command_line_is_not_called_a_variable(tmp_path, monkeypatch):
+    """make passes its arguments on in MAKEFLAGS, and in a variable per argument."""
+    text = "curl https://you:correct-horse@example.org"
+    monkeypatch.setenv("ON_FINISH", text)
+    monkeypatch.setenv("MAKEFLAGS", f" -- ON_FINISH={text}")
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick")
+
+    message = program.refused("test-matrix-dry-run", f"ON_FINISH={text}")
+
+    assert message.startswith("error: command line: ON_FINISH: CONFIG_ON_FINISH would contain a key")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -40,6 +40,7 @@ _OTHER_LAST_WORD = re.compile(
 )
 _NUMBERED, _NUMBERS = re.compile("(?:KEY|TOKEN)S"), re.compile(r"[\d.,:eEkKmMgGbBtT_+-]*")  # MAX_TOKENS=100M,200M
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
+_OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES"})  # the arguments of make, which are variables, too
 _PLAIN_WORD = re.compile(r"[A-Za-z]{1,15}|\d{1,15}")  # a longer password is not the name of anything
 
 
@@ -209,7 +210,7 @@ def _makeredactor(variables: tuple[tuple[str, str], ...], files: tuple[tuple[str
 
 
 def _may_hold_key(name: str, text: str) -> bool:
-    if len(text) < SHORTEST or (_NUMBERED.search(name.upper()) and _NUMBERS.fullmatch(text)):
+    if len(text) < SHORTEST or name in _OF_MAKE or (_NUMBERED.search(name.upper()) and _NUMBERS.fullmatch(text)):
         return False
     return "://" in text or _is_secret_name(name)
 

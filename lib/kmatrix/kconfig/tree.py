@@ -491,6 +491,8 @@ def _refuse_key(tree: Tree, name: str, text: str, where: str) -> None:
         return
     where = where.partition("=")[0]
     known = [] if where.endswith(" of") else redactor().known_in(text)
+    # make also passes NAME=value in a variable of that name.
+    known = [origin for origin in known if origin.rpartition(" ")[2] != where.rpartition(" ")[2]]
     if known:
         raise key_error(f"{where}: CONFIG_{name} would contain the {known[0]}", known[0])
     # A command of this machine, such as `notify --password=...`. In another text, `secret: ...` may be prose.
