@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,15 @@ def state_of_files(run: RunDir, *, has_runner: bool) -> RunState:
         return _with_result(run, known)  # no attempt follows, or the runner knows of it
     # A runner can die between the start of an attempt and its entry: the trainer's own files then know of it.
     number = max(known.number, last_number(run))
-    if known.status is not Status.RUNNING and number == known.number:
+    if known.status not in (Status.RUNNING, Status.STOPPED) and number == known.number:
         return known
     last = known.last
     attempt = last if last and last.number == number else Attempt(number=max(number, 1))
     ended = _ended(run, record, attempt)
+    if known.status is Status.STOPPED and number == known.number:
+        if ended is None or ended.status is not Status.FINISHED:
+            return known
+        known = replace(known, status=Status.RUNNING)  # it outlived the runner, and finished after this was written
     if has_runner and ended is None:
         return after(known, Started(attempt))
     return after(known, RunnerDied(number=attempt.number, ended=ended, last_seen=_last_seen(run)))
