@@ -62,15 +62,16 @@ def state_of_files(run: RunDir, *, has_runner: bool) -> RunState:
         return _with_result(run, known)  # no attempt follows, or the runner knows of it
     # A runner can die between the start of an attempt and its entry: the trainer's own files then know of it.
     number = max(known.number, last_number(run))
+    if number == known.number and known.status not in (Status.RUNNING, Status.STOPPED):
+        return known
     last = known.last
     attempt = last if last and last.number == number else Attempt(number=max(number, 1))
     ended = _ended(run, record, attempt)
     if known.status is Status.STOPPED and ended is not None and ended.status is Status.FINISHED:
         known = replace(known, status=Status.RUNNING)  # it outlived the runner, and finished after this was written
-    if known.status is not Status.RUNNING and number == known.number:
-        return known
     if has_runner and ended is None:
         return after(known, Started(attempt))
+    # No change of a run that was recorded as stopped, and is.
     return after(known, RunnerDied(number=attempt.number, ended=ended, last_seen=_last_seen(run)))
 
 
