@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -550,3 +551,10 @@ def test_a_choice_without_a_common_prefix_is_an_axis_on_the_command_line(tmp_pat
 
     assert name == axis
     assert [value.name for value in values] == ["FAST", "SLOW"]
+
+
+def test_a_pipe_in_place_of_a_configuration_is_refused(tmp_path):
+    program = Program(tmp_path)
+    os.mkfifo(program.config)
+
+    assert "why: it is not a file" in program.refused("test-matrix-dry-run")

@@ -14,7 +14,6 @@ import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
-from kmatrix.own_file import read_file
 from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines; also in files of version 0.1
@@ -94,8 +93,10 @@ def header(names: Iterable[str]) -> str:
 
 
 def _read(path: Path) -> str:
+    if path.is_fifo() or path.is_char_device():  # of somebody else: a read would wait, or have no end
+        raise ConfigError(f"cannot read {path}", why="it is not a file")
     try:
-        data = read_file(path)
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}", why=error.strerror or str(error)) from None
     try:
