@@ -8,14 +8,14 @@ import math
 import pytest
 
 from kmatrix.errors import RecordError, damaged_files
-from kmatrix.records.files import write_json
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir, find_matrix
 from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.report.summary import render_summary
 from kmatrix.stats import Conclusion
-from records_factory import DATA, FakeRun, make_matrix, make_run, runs_with_seeds
+from records_factory import CREATED, DATA, FakeRun, make_matrix, make_run, runs_with_seeds
 
 ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
 OTHER_DATA = "f" * 64
@@ -49,6 +49,22 @@ def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
     assert run.seconds == pytest.approx(45 * 1024 / 4000)
     assert run.tokens_per_second == 4000.0
     assert run.peak_memory_mib is None
+
+
+def test_the_time_of_a_matrix_is_without_the_pauses_between_attempts(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")], took=4000)
+    assert (analyse(matrix).took_s, analyse(matrix).paused_s) == (4000, 0)  # no attempts were recorded
+    # Two runs at a time, a short break, then an hour in which nothing ran.
+    intervals = {"gpt2_adamw_1cpu": [(5, 100), (3700, 3990)], "gpt2_muon_1cpu": [(5, 40), (130, 150)]}
+    for name, of_run in intervals.items():
+        path = matrix.run(name).status
+        attempts = [
+            {"attempt": number, "status": "finished", "started": CREATED + start, "ended": CREATED + end}
+            for number, (start, end) in enumerate(of_run, start=1)
+        ]
+        write_json(path, read_json(path) | {"attempts": attempts})
+    numbers = analyse(matrix)
+    assert (numbers.took_s, numbers.paused_s) == (450, 3550)
 
 
 def test_an_incomplete_last_line_is_ignored(tmp_path):

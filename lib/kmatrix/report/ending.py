@@ -47,8 +47,7 @@ def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
 def _headline(numbers: MatrixNumbers) -> str:
     """Return `test_matrix_results_...: finished, 2 finished, took 3m12s, cost $1.20`."""
     parts = [f"{number} {status}" for status in Status if (number := numbers.count(status))]
-    if numbers.created is not None and numbers.ended is not None and numbers.ended >= numbers.created:
-        parts.append(f"took {duration(numbers.ended - numbers.created)}")
+    parts += [] if numbers.took_s is None else [f"took {duration(numbers.took_s)}"]
     cost = total_dollars(run.dollars for run in numbers.runs)
     parts += [] if cost is None else [f"cost {money(cost)}"]
     # `wrap` breaks lines at plain blanks alone: an amount stays next to its word.

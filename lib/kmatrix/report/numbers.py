@@ -17,6 +17,7 @@ from kmatrix.status.alerts import Alert
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
+PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
 
 
@@ -258,6 +259,31 @@ class MatrixNumbers:
     def count(self, status: Status) -> int:
         """Return the number of runs with this status."""
         return sum(run.status is status for run in self.runs)
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds from its creation to its end, without pauses: a matrix may be continued, or run again, days later."""
+        if self.created is None or self.ended is None or self.ended < self.created:
+            return None
+        return self.ended - self.created - self.paused_s
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds in which no run was active, as far as attempts say; shorter times than PAUSE_S do not count."""
+        if self.created is None or self.ended is None:
+            return 0.0
+        starts_and_ends = sorted(
+            (attempt.started, attempt.ended)
+            for run in self.runs
+            for attempt in run.attempts
+            if attempt.started is not None and attempt.ended is not None
+        )
+        paused, active_until = 0.0, self.created
+        for start, end in [*starts_and_ends, (self.ended, self.ended)] if starts_and_ends else []:
+            if (gap := min(start, self.ended) - active_until) > PAUSE_S:
+                paused += gap
+            active_until = max(active_until, end)
+        return paused
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -125,8 +125,9 @@ def _created(numbers: MatrixNumbers) -> str:
     if numbers.created is None:
         return ""
     text = time_of_day(numbers.created, utc=True)
-    if numbers.ended is not None and numbers.ended >= numbers.created:
-        return f"{text}, took {duration(numbers.ended - numbers.created)}"
+    if numbers.took_s is not None:
+        pauses = f" and {duration(numbers.paused_s)} of pauses" if numbers.paused_s else ""
+        return f"{text}, took {duration(numbers.took_s)}{pauses}"
     return f"{text}, {numbers.status}" if numbers.status else text
 
 
