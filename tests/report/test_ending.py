@@ -78,6 +78,6 @@ def test_the_whole_report_is_in_the_file(tmp_path, capsys):
 
 @pytest.mark.parametrize("count", range(1, 13))
 def test_the_headline_is_not_broken_inside_an_amount(count):
-    numbers = SimpleNamespace(name="n" * (70 - 3 * count), created=0.0, ended=39.8, runs=(), count=lambda _: count)
+    numbers = SimpleNamespace(name="n" * (70 - 3 * count), took_s=39.8, runs=(), count=lambda _: count)
     lines = wrap(_headline(numbers), "", WIDTH)
     assert not any(line.rstrip(",").rsplit(" ", 1)[-1] in ("took", str(count)) for line in lines)

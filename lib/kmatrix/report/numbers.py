@@ -263,9 +263,9 @@ class MatrixNumbers:
     @property
     def took_s(self) -> float | None:
         """Seconds from its creation to its end, without pauses: a matrix may be continued, or run again, days later."""
-        if self.created is None or self.ended is None or self.ended < self.created:
-            return None
-        return self.ended - self.created - self.paused_s
+        if self.created is not None and self.ended is not None and self.ended >= self.created:
+            return self.ended - self.created - self.paused_s
+        return None
 
     @property
     def paused_s(self) -> float:
