@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kmatrix.errors import damaged_files
 from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all tests of the runner)
 
 # nohup ignores SIGHUP, and every program that a test starts would inherit that.
@@ -47,6 +48,12 @@ def _order(path: Path) -> int:
     if path.name == FIRST:
         return 0
     return 2 + (LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def warnings_of_this_test_only() -> None:
+    """Forget which damaged files earlier tests of this process have read: the next command would name them."""
+    list(damaged_files())
 
 
 @pytest.fixture

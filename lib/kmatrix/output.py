@@ -34,6 +34,30 @@ class Interrupted(BaseException):
         super().__init__(number)
 
 
+_interrupt: list[BaseException] = []  # what a signal has raised
+
+
+def interrupt(error: BaseException) -> NoReturn:
+    """Raise what a signal asks for, for a handler. `check_interrupt` raises it again."""
+    _interrupt[:] = [error]
+    raise error
+
+
+def check_interrupt() -> None:
+    """Raise what a signal has asked for and was lost. To be called by loops that only a signal ends.
+
+    A handler runs between any two steps of Python. In a callback of the garbage collector or of an import, Python
+    prints the exception, and goes on.
+    """
+    if _interrupt:
+        raise _interrupt[0]
+
+
+def forget_interrupt() -> None:
+    """Forget the exception of a signal that was handled."""
+    _interrupt.clear()
+
+
 @contextmanager
 def ending() -> Iterator[None]:
     """Turn SIGTERM and SIGQUIT into Interrupted, so that displays restore the terminal.
@@ -42,17 +66,18 @@ def ending() -> Iterator[None]:
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
-        raise Interrupted(number)
+        interrupt(KeyboardInterrupt() if number == signal.SIGINT else Interrupted(number))
 
     main = threading.current_thread() is threading.main_thread()
-    ours = [number for number in ENDINGS if main and signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, end)
+    default = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDINGS, signal.SIG_DFL)}
+    ours = [number for number, handler in default.items() if main and signal.getsignal(number) is handler]
+    former = [signal.signal(number, end) for number in ours]
     try:
         yield
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in zip(ours, former, strict=True):
+            signal.signal(number, handler)
+        forget_interrupt()
 
 
 class Display(Protocol):

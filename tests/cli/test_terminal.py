@@ -15,7 +15,7 @@ import pytest
 
 from instant import InstantEngine
 from kmatrix.cli.commands import main
-from kmatrix.output import run_program
+from kmatrix.output import Interrupted, check_interrupt, ending, run_program
 from kmatrix.records.lock import held
 from kmatrix.records.states import read_matrix_status, read_run_status
 from kmatrix.runner import execute
@@ -43,6 +43,7 @@ def on_a_terminal(words, number):
     if not pid:  # a copy of the test process: it may not return to pytest
         status = 120
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # that of pytest-timeout raises
             signal.alarm(60)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ["TERM"] = "xterm-256color"
@@ -63,6 +64,19 @@ def on_a_terminal(words, number):
             is_sent = True
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_whose_exception_is_lost_ends_the_program_all_the_same(number):
+    """Python prints an exception in a callback of the garbage collector, and goes on."""
+    with ending():
+        try:
+            signal.raise_signal(number)
+        except (Interrupted, KeyboardInterrupt) as error:
+            lost = error
+        with pytest.raises(type(lost)):
+            check_interrupt()
+    check_interrupt()  # of a former signal: nothing is left
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM, signal.SIGINT])

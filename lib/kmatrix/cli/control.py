@@ -14,6 +14,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, results_dir, running_target
 from kmatrix.engines.base import GRACE_S
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.output import check_interrupt
 from kmatrix.own_file import open_to_read
 from kmatrix.paste import make_command
 from kmatrix.records.files import last_lines
@@ -76,6 +77,7 @@ def _follow(matrix: MatrixDir, runs: Sequence[RunDir], *, once: bool) -> int:
                 _print_end(one)
             return 0
         time.sleep(POLL_S)
+        check_interrupt()
 
 
 def _print_growth(matrix: MatrixDir, run: RunDir) -> None:
@@ -91,6 +93,7 @@ def _print_growth(matrix: MatrixDir, run: RunDir) -> None:
                 return
             text = ""
             time.sleep(POLL_S)
+            check_interrupt()
 
 
 def _print_end(run: RunDir) -> None:

@@ -15,7 +15,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.output import terminal_output
 from kmatrix.cli.progress import COLOURS, colourless
 from kmatrix.cli.targets import asked_statuses, find_target, running_target, warn_interrupted
-from kmatrix.output import displayed
+from kmatrix.output import check_interrupt, displayed
 from kmatrix.paste import make_command
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
@@ -123,6 +123,7 @@ def watch(overview: Overview) -> None:
                 # One line less than the terminal: a full screen would scroll at each refresh.
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
                 time.sleep(EVERY_S)
+                check_interrupt()
                 view = overview.poll()
     # The last frame, complete: a printed page may scroll, and the terminal wraps commands.
     console.print(drawn(screen(view, width=console.width)), soft_wrap=True)

@@ -29,7 +29,7 @@ from kmatrix.gputop.feeds import SampleFeed
 from kmatrix.gputop.glyphs import Glyphs
 from kmatrix.gputop.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
-from kmatrix.output import Interrupted, displayed
+from kmatrix.output import Interrupted, check_interrupt, displayed, forget_interrupt, interrupt
 
 STDIN = 0  # the descriptor: sys.stdin buffers, so that select would miss keys
 RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize shows at once, at four wake-ups per second
@@ -203,6 +203,7 @@ def _draw(
         end = min(due, deadline)
         while not keys and terminal_size() == size and time.monotonic() < end:
             keys = keyboard.read(max(0.0, min(RESIZE_S, end - time.monotonic())))
+            check_interrupt()
         if not all(session.press(key) for key in keys):
             return
 
@@ -227,6 +228,7 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
             due = max(due + interval, time.monotonic())
             end = due if seconds is None else min(due, begin + seconds)
             time.sleep(max(0.0, end - time.monotonic()))
+            check_interrupt()
 
 
 @contextmanager
@@ -235,7 +237,7 @@ def _signals_end() -> Iterator[None]:
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         _ignore_signals()  # a second Ctrl+C would leave the terminal without echo
-        raise Interrupted(number)
+        interrupt(Interrupted(number))
 
     before = {one: signal.signal(one, end) for one in ENDINGS}
     try:
@@ -245,6 +247,7 @@ def _signals_end() -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+        forget_interrupt()
 
 
 def _ignore_signals() -> None:
