@@ -54,7 +54,7 @@ def check_interrupt() -> None:
 
 
 def forget_interrupt() -> None:
-    """Forget the exception of a signal that was handled."""
+    """Drop the exception of a signal that was handled."""
     _interrupt.clear()
 
 
