@@ -279,6 +279,18 @@ class Crashes(RuleBasedStateMachine):
             assert recover_status(self.run, has_runner=False).number == self.finished
 
 
+def test_an_attempt_that_finished_without_its_runner_keeps_its_number():
+    """Found by random crashes: the runner stopped attempt 1, and died between the start of attempt 2 and its entry."""
+    crashes = Crashes()
+    crashes.attempt_begins(dies=False)
+    crashes.runner_dies()
+    crashes.runner_begins()
+    crashes.attempt_begins(dies=True)
+    crashes.trainer_ends(status="finished")
+    crashes.a_finished_run_is_never_lost()
+    crashes.teardown()
+
+
 Crashes.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
 TestCrashes = Crashes.TestCase
 

@@ -67,7 +67,8 @@ def state_of_files(run: RunDir, *, has_runner: bool) -> RunState:
     last = known.last
     attempt = last if last and last.number == number else Attempt(number=max(number, 1))
     ended = _ended(run, record, attempt)
-    if known.status is Status.STOPPED and ended is not None and ended.status is Status.FINISHED:
+    has_finished = ended is not None and ended.status is Status.FINISHED
+    if number == known.number and known.status is Status.STOPPED and has_finished:
         known = replace(known, status=Status.RUNNING)  # it outlived the runner, and finished after this was written
     if has_runner and ended is None:
         return after(known, Started(attempt))
