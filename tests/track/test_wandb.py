@@ -318,7 +318,8 @@ def test_the_service_of_a_copied_run_is_not_ended(tmp_path, monkeypatch):
     program.symlink_to(shutil.which("sleep"))
     with subprocess.Popen([program, "300"], env=marked) as service:
         try:
-            wait_until(lambda: Process(service.pid).name() == "wandb-core")
+            # In the middle of exec, a process has its name, and no variables yet.
+            wait_until(lambda: Process(service.pid).name() == "wandb-core" and OWNER in Process(service.pid).environ())
             end_orphans(copy)
             assert service.poll() is None
             end_orphans(run)
