@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training,
         shown = clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", "status", there))
         assert re.search(
             rf"the disk is full: {re.escape(str(disk.place))} has .* free; no step was logged since .*; free at least ",
-            shown.stdout,
+            " ".join(shown.stdout.split()),  # wrapped
         ), shown.stdout + shown.stderr
         wait_until(lambda: time.monotonic() - filled_at > FULL_S, "long enough")
         assert not (training / "result.json").exists()  # its last page on the disk has space for a few lines only

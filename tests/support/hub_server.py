@@ -38,7 +38,8 @@ class HubServer(LocalServer):
 
     def environment(self, folder: object) -> dict[str, str]:
         """Return variables that point huggingface_hub to this server. folder: for its cache."""
-        return {"HF_ENDPOINT": self.root, "HF_HOME": str(folder), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        names = {"HF_ENDPOINT": self.root, "HF_HOME": str(folder), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return names | {"HF_HUB_OFFLINE": "0"}  # Trackio sets it, for this process and what it starts
 
     def fetched_ranges(self, path: str) -> list[str]:
         """Return the byte ranges of all requests for the content of a file."""
