@@ -12,6 +12,7 @@ import re
 
 import pytest
 
+from slow_training import SlowTraining
 from story import complete_lines, load_json, matrices, only
 from waiting import wait_until
 
@@ -22,9 +23,8 @@ TINY = (
     *("GLOBAL_BATCH=2", "EVAL_SAMPLES=4", "EVAL_INTERVAL=100", "LOG_INTERVAL=1", "REUSE=n", "OPTIMIZER=adamw,sgd"),
     *("MAX_ITERS=300", "CHECKPOINT_INTERVAL=50", "NUM_GPUS=1", "GPU_HOUR_PRICE=3.6", "ALERT_STALL=30"),
 )
-SLOW = '''
-"""A wall clock with the offset (s) in a file; a training step takes 0.2 s until another file exists."""
-import os, sys, time
+CLOCK = """
+# A wall clock with the offset (s) in a file.
 wall, wall_ns = time.time, time.time_ns
 
 def offset():
@@ -33,17 +33,7 @@ def offset():
 
 time.time = lambda: wall() + offset()
 time.time_ns = lambda: wall_ns() + offset() * 10**9
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import gpt2.train
-    scale = gpt2.train.scale
-
-    def slow(config, step):
-        if not os.path.exists({free!r}):
-            time.sleep(0.2)
-        return scale(config, step)
-
-    gpt2.train.scale = slow
-'''
+"""
 # Durations, and numbers that derive from them.
 DURATIONS = re.compile(r"(^|_)(seconds|s|ms|elapsed|duration|joules|dollars|cost|took|mfu|tokens_per_second|hours)$")
 
@@ -59,11 +49,10 @@ def negative(value, path="") -> list[str]:
 
 
 def test_a_clock_that_is_set_back_by_a_day_in_mid_run_changes_no_duration(clone, background, tmp_path):
-    folder, free, clock = tmp_path / "slow", tmp_path / "free", tmp_path / "clock"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SLOW.format(free=str(free), clock=str(clock)), encoding="utf-8")
+    clock = tmp_path / "clock"
     clock.write_text("0")
-    fake = {"PYTHONPATH": str(folder)}
+    slow = SlowTraining(tmp_path / "slow", "0.2", before=CLOCK.format(clock=str(clock)))
+    fake = slow.environment
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     results = tmp_path / "results"
     runner = background("test-matrix", *TINY, f"RESULTS_DIR={results}", **fake)
@@ -86,7 +75,7 @@ def test_a_clock_that_is_set_back_by_a_day_in_mid_run_changes_no_duration(clone,
     estimate = clone.kmatrix("estimate", f"TARGET={matrix}", **fake)
     assert estimate.returncode == 0, estimate.stderr
     assert "-" not in re.sub(r"\d{4}-\d\d-\d\d| - ", "", estimate.stdout.partition("\n")[2])
-    free.touch()
+    slow.free()
     output = (tmp_path / "output_0.txt").read_text
     assert runner.wait(240) == 0, output()
 

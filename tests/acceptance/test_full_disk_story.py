@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from slow_training import SlowTraining
 from story import complete_lines, load_json, matrices, only, processes_of
 from waiting import wait_until
 
@@ -29,20 +30,6 @@ TINY = (
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "EVAL_INTERVAL=20", "LOG_INTERVAL=1", "REUSE=n", "AUTO_GENERATE_GRAPHS=n"),
     *("OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1", "MAX_ITERS=40", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1"),
 )
-SLOW = '''
-"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file exists: time to fill."""
-import os, sys, time
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import gpt2.train
-    scale = gpt2.train.scale
-
-    def slow(config, step):
-        if not os.path.exists({free!r}):
-            time.sleep(0.05 if step < 8 else 1.0)
-        return scale(config, step)
-
-    gpt2.train.scale = slow
-'''
 
 
 class Disk:
@@ -101,12 +88,8 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def slow_training(tmp_path):
-    """Return variables that slow down the training, and a file whose creation ends the delay."""
-    folder = tmp_path / "slow"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SLOW.format(free=str(folder / "free")), encoding="utf-8")
-    return {"PYTHONPATH": str(folder)}, folder / "free"
+def slow(tmp_path):
+    return SlowTraining(tmp_path / "slow", "0.05 if steps < 8 else 1.0")
 
 
 def results_of(matrix: Path) -> dict[str, list]:
@@ -157,18 +140,17 @@ def undisturbed(session_clone, tmp_path_factory):
     return results_of(only(matrices(results)))
 
 
-def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training, undisturbed, tmp_path):
+def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow, undisturbed, tmp_path):
     """All files of a matrix are on a disk without a free byte while a run trains and ends; FULL_S: at least as long."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    slowly, free = slow_training
-    runner, output = start_on(disk, clone, tmp_path, slowly)
+    runner, output = start_on(disk, clone, tmp_path, slow.environment)
     try:
         matrix, training = wait_until(lambda: second_run_trains(disk), "the second run trains")
         # Again and again, because a checkpoint that is deleted makes room.
         wait_until(lambda: disk.fill() and "the disk is full: " in output.read_text(), "the message")
         filler = disk.fill()
         filled_at = time.monotonic()
-        free.touch()  # the trainer would reach its end, if it could write
+        slow.free()  # the trainer would reach its end, if it could write
         there = f"TARGET={disk.place / matrix.name}"
         shown = clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", "status", there))
         assert re.search(
@@ -202,14 +184,13 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training,
     assert slowest < 1e3 * max(FULL_S, 3)
 
 
-def test_a_held_checkpoint_is_not_a_hang_and_a_stop_ends_the_wait(clone, disk, slow_training, undisturbed, tmp_path):
+def test_a_held_checkpoint_is_not_a_hang_and_a_stop_ends_the_wait(clone, disk, slow, undisturbed, tmp_path):
     """Only the disk of the checkpoints is full, for longer than the limit of hang detection."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    slowly, free = slow_training
     results = tmp_path / "results"
     places = (f"RESULTS_DIR={results}", f"CHECKPOINT_DIR={disk.place}")
     limits = ("OPTIMIZER=adamw", "STALL_FACTOR=2", "STALL_FLOOR=2")
-    runner, output = start_on(disk, clone, tmp_path, slowly, *places, *limits)
+    runner, output = start_on(disk, clone, tmp_path, slow.environment, *places, *limits)
     try:
         wait_until(lambda: list(disk.seen.glob("*/*/step_00000008.pt")), "a checkpoint")
         (training,) = results.glob("*/gpt2_*")
@@ -221,7 +202,7 @@ def test_a_held_checkpoint_is_not_a_hang_and_a_stop_ends_the_wait(clone, disk, s
         wait_until(holds, "the trainer holds a checkpoint")
         disk.fill()
         held_at = time.monotonic()
-        free.touch()
+        slow.free()
         wait_until(lambda: time.monotonic() - held_at > FULL_S, "longer than the limit")
         assert runner.poll() is None
         assert not (training / "result.json").exists()
@@ -241,7 +222,7 @@ def test_a_held_checkpoint_is_not_a_hang_and_a_stop_ends_the_wait(clone, disk, s
 
 
 def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(
-    clone, disk, slow_training, undisturbed, tmp_path
+    clone, disk, slow, undisturbed, tmp_path
 ):
     """The disk is filled to the last byte while the second of three runs trains, for longer than DISK_WAIT."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
@@ -249,8 +230,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *arguments), **variables)
 
-    slowly, free = slow_training
-    runner, output = start_on(disk, clone, tmp_path, slowly, "DISK_WAIT=2")
+    runner, output = start_on(disk, clone, tmp_path, slow.environment, "DISK_WAIT=2")
     try:
         matrix, training = wait_until(lambda: second_run_trains(disk))
         first = only(matrix.glob("gpt2_*/result.json"))
@@ -289,7 +269,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     assert set(disk.seen.iterdir()) == there
 
     filler.unlink()
-    free.touch()
+    slow.free()
     completed = run("continue", f"TARGET={disk.place / matrix.name}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "attempt 2, from its last good checkpoint" in completed.stdout

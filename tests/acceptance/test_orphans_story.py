@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slow_training import SlowTraining
 from story import complete_lines, load_json, matrices, only, processes_of
 from waiting import wait_until
 
@@ -25,22 +26,6 @@ TINY = (
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=4", "EVAL_INTERVAL=1000", "LOG_INTERVAL=10", "REUSE=n", "OPTIMIZER=adamw"),
     *("AUTO_GENERATE_GRAPHS=n", "MAX_ITERS=300", "CHECKPOINT_INTERVAL=50", "NUM_GPUS=2"),
 )
-SLOW = '''
-"""A training step waits while the first file exists, and takes 50 ms until the second exists."""
-import os, sys, time
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import gpt2.train
-    scale = gpt2.train.scale
-
-    def slow(config, step):
-        while os.path.exists({hold!r}):
-            time.sleep(0.02)
-        if not os.path.exists({free!r}):
-            time.sleep(0.05)
-        return scale(config, step)
-
-    gpt2.train.scale = slow
-'''
 
 
 class Sampler:
@@ -85,11 +70,9 @@ class Sampler:
 
 def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    folder, hold, free = tmp_path / "slow", tmp_path / "hold", tmp_path / "free"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SLOW.format(hold=str(hold), free=str(free)), encoding="utf-8")
+    slow = SlowTraining(tmp_path / "slow")
     results = tmp_path / "results"
-    runner = background("test-matrix", *TINY, f"RESULTS_DIR={results}", PYTHONPATH=str(folder))
+    runner = background("test-matrix", *TINY, f"RESULTS_DIR={results}", **slow.environment)
     run = wait_until(lambda: next(iter(results.glob("*/gpt2_*/metrics.jsonl")), None), "the run trains").parent
     matrix = only(matrices(results))
     with Sampler(run) as sampler:
@@ -99,19 +82,19 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
             assert processes["trainer"]
             assert processes["guard"]
             assert processes["rank"]
-            hold.touch()  # a rank that is asked to stop needs some time for its step
+            slow.hold()  # a rank that is asked to stop needs some time for its step
             orphans = [*processes["trainer"], *processes["rank"]]
             for victim in (*processes["guard"], *processes["recorder"]):
                 victim.kill()
             runner.kill()
             runner.wait()
-            runner = background("continue", f"TARGET={matrix}", PYTHONPATH=str(folder))
+            runner = background("continue", f"TARGET={matrix}", **slow.environment)
             output = tmp_path / f"output_{number}.txt"
             who = wait_until(lambda output=output: re.search(WAITING, output.read_text()), "continue waits")
-            hold.unlink()
+            slow.unhold()
             assert any(f"(pid {orphan.pid})" in who[1] for orphan in orphans), who[1]
         wait_until(lambda: trains(run, KILLS + 1), "the last attempt trains")
-        free.touch()
+        slow.free()
         assert runner.wait(240) == 0, output.read_text()
     assert sampler.samples > 20
     assert sampler.attempts == {str(number) for number in range(1, KILLS + 2)}

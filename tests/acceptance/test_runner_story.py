@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slow_training import SlowTraining
 from story import complete_lines, load_json, matrices, only, processes_of
 from waiting import wait_until
 
@@ -30,22 +31,6 @@ TINY = (
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "EVAL_INTERVAL=20", "LOG_INTERVAL=1", "REUSE=n"),
 )
 VICTIMS = ("runner", "trainer", "rank", "recorder")
-SLOW = '''
-"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file exists: time to kill."""
-import os, sys, time
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import gpt2.train
-    scale, steps = gpt2.train.scale, 0
-
-    def slow(config, step):
-        global steps
-        steps += 1
-        if not os.path.exists({free!r}):
-            time.sleep(0.05 if steps < 8 else 1.0)
-        return scale(config, step)
-
-    gpt2.train.scale = slow
-'''
 FAULTS = '''
 """A trainer of seed 2 fails in its third step; one of seed 3 has no memory for more than one sequence at a time."""
 import json, sys
@@ -188,16 +173,13 @@ def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(c
     }
     assert len(undisturbed) == 6
 
-    slow_training = tmp_path / "slow"
-    slow_training.mkdir()
-    (slow_training / "sitecustomize.py").write_text(SLOW.format(free=str(slow_training / "free")), encoding="utf-8")
-    slowly = {"PYTHONPATH": str(slow_training)}
-    runner = background("test-matrix", *arguments, f"RESULTS_DIR={killed_dir}", **slowly)
+    slow = SlowTraining(tmp_path / "slow", "0.05 if steps < 8 else 1.0")
+    runner = background("test-matrix", *arguments, f"RESULTS_DIR={killed_dir}", **slow.environment)
     matrix = only(wait_until(lambda: matrices(killed_dir)))
-    go_on = partial(background, "continue", f"TARGET={matrix}", **slowly)
+    go_on = partial(background, "continue", f"TARGET={matrix}", **slow.environment)
     killed = kill_at_random(matrix, runner, go_on, random.Random(20261120))
     print(f"killed: {', '.join(killed)}")
-    (slow_training / "free").touch()
+    slow.free()
 
     completed = clone.make("summary", f"TARGET={matrix}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -352,11 +334,9 @@ def test_single_runs_are_skipped_held_and_released_while_a_detached_matrix_goes_
     settings = dict(word.split("=") for word in TINY) | {"EVAL_INTERVAL": "100,101,102", "OPTIMIZER": "adamw"}
     settings |= {"NUM_GPUS": "1", "MAX_ITERS": "60", "CHECKPOINT_INTERVAL": "100", "DROPOUT": "0.1"}
     settings |= {"GPU_MONITOR": "n", "AUTO_GENERATE_GRAPHS": "n", "RESULTS_DIR": str(tmp_path)}
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    (slow / "sitecustomize.py").write_text(SLOW.format(free=str(slow / "free")), encoding="utf-8")
+    slow = SlowTraining(tmp_path / "slow", "0.05 if steps < 8 else inf")
     words = [f"{name}={text}" for name, text in settings.items()]
-    started = clone.make("test-matrix", *words, "DETACH=1", PYTHONPATH=str(slow))
+    started = clone.make("test-matrix", *words, "DETACH=1", **slow.environment)
     assert started.returncode == 0, started.stdout + started.stderr
     matrix = only(matrices(tmp_path))
     held, other, skipped = names = sorted(path.parent.name for path in matrix.glob("*/run.json"))
@@ -386,7 +366,7 @@ def test_single_runs_are_skipped_held_and_released_while_a_detached_matrix_goes_
 
     # Released, it resumes in the same matrix; the skipped run is left out to the end, and by `continue`.
     assert ask("release", held) == f"{held}: released, the runner follows within a second\n"
-    (slow / "free").touch()
+    slow.free()
     wait_until(lambda: (matrix / "summary_report.txt").exists() and not processes_of(matrix)["runner"], "the end")
     assert {name: status for name, (status, _) in facts().items()} == {
         held: "finished",

@@ -427,5 +427,7 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
 
 
 def _epochs(number: float) -> str:
-    """Return 0.96, or 0.00072 if two decimals would round to zero."""
+    """Return 0.96, 0.00072 if two decimals would round to zero, and <0.0001 below that."""
+    if 0 < number < 0.0001:
+        return "<0.0001"
     return f"{number:.2f}" if number >= 0.01 or not number else f"{number:.2g}"
