@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slow_training import SlowTraining
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -143,10 +144,11 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
 def stop_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
     """Start the matrix, interrupt it once weights are pruned, and return the directory of its run."""
     results.mkdir()
+    slow = SlowTraining(results.with_name("slow"), "inf if step >= 60 else 0")  # the ramp is from step 38 to 105
     process = subprocess.Popen(
         [clone.python, "-m", "kmatrix", "test-matrix", *arguments, f"RESULTS_DIR={results}"],
         cwd=clone.root,
-        env=clone.environment,
+        env=clone.environment | slow.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -24,6 +24,7 @@ from kmatrix.records.tracking import SyncState, SyncStatus, read_track
 from kmatrix.status.status_file import recover_status
 from kmatrix.track.wandb import records
 from silent_server import SilentServer, refusing_url
+from slow_training import SlowTraining
 from story import complete_lines, matrices, only, processes_of
 from tmux_screen import Tmux
 from tracker_readers import read_tensorboard
@@ -158,14 +159,19 @@ def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_sum
         assert only(server.runs.values()).steps == story.steps
 
 
-def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(story):
+def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(story, tmp_path):
+    slow = SlowTraining(tmp_path / "slow", "inf if steps > 100 else 0.01")
     command = ["make", "--no-print-directory", "test-matrix", *QUICK, f"RESULTS_DIR={story.results}"]
     arguments = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=all", "TRACKER_LIMIT=60"]
     make = subprocess.Popen(
-        [*command, *arguments], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
+        [*command, *arguments],
+        cwd=story.clone.root,
+        env=environment(HOME=str(story.home), **slow.environment),
+        stdout=subprocess.DEVNULL,
     )
 
     try:
+        wait_until(slow.has_begun, "the run trains")
         first = wait_until(lambda: wandb_service(story))
         first.kill()
         second = wait_until(lambda: wandb_service(story, previous=first))
@@ -173,6 +179,7 @@ def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(sto
         tracker.kill()
         wait_until(lambda: wandb_service(story, previous=second))
         assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
+        slow.free()
         assert make.wait(timeout=600) == 0
     finally:
         make.terminate()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from slow_training import SlowTraining
 from story import load_json, matrices, processes_below
 from waiting import wait_until
 
@@ -109,26 +110,29 @@ def test_a_run_with_a_nan_loss_fails_without_affecting_the_others(clone, tmp_pat
 def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_path):
     """Finished runs stay complete, the current one is stopped with a checkpoint, the rest stays planned."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    slow = SlowTraining(tmp_path / "slow", 'inf if steps > 2 and "seed2" in " ".join(sys.orig_argv) else 0')
+    results = tmp_path / "results"
     runner = background(
         "test-matrix",
-        f"RESULTS_DIR={tmp_path}",
+        f"RESULTS_DIR={results}",
         "OPTIMIZER=adamw",
         "NUM_GPUS=2",
         "SEED=1,2,3",
         "MAX_ITERS=60",
         "EVAL_SAMPLES=20",
+        **slow.environment,
     )
 
     def second_run_trains():
         """the second run has logged a step"""
-        folder = matrices(tmp_path)[0] if matrices(tmp_path) else None
+        folder = matrices(results)[0] if matrices(results) else None
         metrics = sorted(folder.glob("*seed2*/metrics.jsonl")) if folder else []
         return metrics and "train/loss" in metrics[0].read_text()
 
     wait_until(second_run_trains, seconds=240)
     os.killpg(runner.pid, signal.SIGINT)
     assert runner.wait(timeout=90) == 130
-    (matrix,) = matrices(tmp_path)
+    (matrix,) = matrices(results)
     assert processes_below(matrix) == []
     statuses = {path.parent.name: load_json(path)["status"] for path in sorted(matrix.glob("*/status.json"))}
     assert list(statuses.values()) == ["finished", "stopped", "planned"]

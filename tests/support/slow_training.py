@@ -39,8 +39,8 @@ class SlowTraining:
     def __init__(self, folder: Path, seconds: str = "0.05", *, before: str = "") -> None:
         """Write the module into a new folder.
 
-        seconds: how much longer each step lasts, an expression of `steps`: of this attempt, from 1. inf: until `free`,
-        or until the trainer is asked to stop.  before: code for every Python process.
+        seconds: how much longer a step lasts, an expression of `step`, and of `steps`: of this attempt, from 1.
+        inf: until `free`, or until the trainer is asked to stop.  before: code for every Python process.
         """
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(
@@ -57,7 +57,11 @@ class SlowTraining:
         """End `hold`."""
         (self._folder / "hold").unlink()
 
+    def has_begun(self) -> bool:
+        """Return whether a step was slow."""
+        return (self._folder / "slowed").exists()
+
     def free(self) -> None:
         """End the delay. Raises AssertionError if no step was ever slow: then the test has tested nothing."""
-        assert (self._folder / "slowed").exists(), "no training step was slow"
+        assert self.has_begun(), "no training step was slow"
         (self._folder / "free").touch()
