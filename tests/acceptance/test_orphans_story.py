@@ -19,12 +19,13 @@ from waiting import wait_until
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
 KILLS = int(os.environ.get("KMATRIX_KILLS", "2"))
+STEPS = max(300, 25 * KILLS)  # an attempt trains about ten before it is killed
 SAMPLE_S = 0.05
 WAITING = r"waiting for an earlier attempt to exit: (.*)"
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=16", "BATCH_SIZE=2"),
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=4", "EVAL_INTERVAL=1000", "LOG_INTERVAL=10", "REUSE=n", "OPTIMIZER=adamw"),
-    *("AUTO_GENERATE_GRAPHS=n", "MAX_ITERS=300", "CHECKPOINT_INTERVAL=50", "NUM_GPUS=2"),
+    *("AUTO_GENERATE_GRAPHS=n", f"MAX_ITERS={STEPS}", "CHECKPOINT_INTERVAL=50", "NUM_GPUS=2"),
 )
 
 
@@ -100,7 +101,7 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
     assert sampler.attempts == {str(number) for number in range(1, KILLS + 2)}
     assert sampler.together == []
     result = load_json(run / "result.json")
-    assert (result["status"], result["attempt"], result["step"]) == ("finished", KILLS + 1, 300)
+    assert (result["status"], result["attempt"], result["step"]) == ("finished", KILLS + 1, STEPS)
     waits = [line for line in complete_lines(matrix / "journal.jsonl") if line["event"] == "run waits"]
     assert len(waits) == KILLS
     assert not any(processes_of(matrix).values())

@@ -209,6 +209,17 @@ def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
     assert all(len(text) <= 60 for text in more)
 
 
+@pytest.mark.parametrize(
+    ("read", "total", "shown"),
+    [(0.00003, 0.0009, "<0.0001/0.0009"), (0.0, 0.012, "0.00/0.01"), (1.5, 3.0, "1.50/3.00")],
+)
+def test_few_epochs_are_shown_without_an_exponent(busy_matrix, read, total, shown):
+    view = current_view(busy_matrix)
+    runs = tuple(replace(run, epochs=read, all_epochs=total) for run in view.runs)
+    rows = estimate_lines(replace(view, runs=runs), NOW)[2 : 2 + len(runs)]
+    assert all(f" {shown} " in row for row in rows), rows
+
+
 def test_nothing_is_wrapped_or_omitted_without_a_screen(busy_matrix):
     lines = plain(current_view(busy_matrix))
     assert sum("loss is nan" in line for line in lines) == 1
