@@ -158,6 +158,7 @@ def stop_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
         assert process.poll() is None, "the run ended before it could be stopped"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 130
+        assert slow.has_begun()
     finally:
         process.kill()
     (run,) = [path.parent for path in newest(results).glob("*/run.json")]

@@ -132,6 +132,7 @@ def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_pat
     wait_until(second_run_trains, seconds=240)
     os.killpg(runner.pid, signal.SIGINT)
     assert runner.wait(timeout=90) == 130
+    assert slow.has_begun()
     (matrix,) = matrices(results)
     assert processes_below(matrix) == []
     statuses = {path.parent.name: load_json(path)["status"] for path in sorted(matrix.glob("*/status.json"))}

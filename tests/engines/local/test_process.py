@@ -143,7 +143,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(start_c
     started = time.monotonic()
     tree.stop()
     assert has_exited(tree) == 137
-    assert time.monotonic() - started >= 0.6
+    assert 0.6 <= time.monotonic() - started < 30
 
 
 def test_processes_left_by_the_command_are_killed(start_command):

@@ -1,6 +1,7 @@
 """Values polled once per second in addition to samples: fan, PCIe, memory errors and utilization of the units."""
 
 import threading
+import time
 
 import pytest
 
@@ -81,17 +82,19 @@ class SlowSource:
 
     def extra_metrics(self, device):
         self.asked.append(device)
-        self.go_on.wait()
+        self.go_on.wait(60)
         return ExtraMetrics(fan=50.0 + device)
 
 
 def test_a_slow_driver_does_not_block_the_caller():
     source = SlowSource()
     poller = BackgroundPoller(source, every_s=0.01)
+    started = time.monotonic()
     poller.start()
     wait_until(lambda: source.asked, "the driver is queried")
     assert poller.latest == [ExtraMetrics(), ExtraMetrics()]
     assert not poller.stop(), "it is not waited for for ever"
+    assert time.monotonic() - started < 30
     source.go_on.set()
 
 
