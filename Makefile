@@ -37,12 +37,14 @@ override PY := $(OURS) .venv/bin/python
 override CORE := .venv/.core
 override TRAIN := .venv/.train
 override TRACKERS := .venv/.trackers
+override KUBERNETES := .venv/.kubernetes
 override DEV := .venv/.dev
 else
 override PY := $(OURS) $(call quote,$(PYTHON))
 override CORE :=
 override TRAIN :=
 override TRACKERS :=
+override KUBERNETES :=
 override DEV :=
 endif
 # Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
@@ -54,23 +56,30 @@ else
 override CHOSEN := $(if $(wildcard $(CONFIG_FILE)/.),,$(filter CONFIG_TRACKER_%=y,$(file <$(CONFIG_FILE))))
 endif
 override TRACKED := $(if $(CHOSEN),$(TRACKERS))
+# So is the client of Kubernetes, with ENGINE=kubernetes.
+ifneq ($(filter ENGINE,$(GIVEN)),)
+override CLUSTER := $(if $(filter kubernetes,$(ENGINE)),$(KUBERNETES))
+else
+override CLUSTER := $(if $(wildcard $(CONFIG_FILE)/.),,$(if $(filter CONFIG_ENGINE_KUBERNETES=y,$(file <$(CONFIG_FILE))),$(KUBERNETES)))
+endif
 override KMATRIX = $(Q)$(PY) -m kmatrix --make $(call quote,$@)
 # The checks run make themselves: the variables of this make would become arguments of those.
 override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 
-.venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
+.venv/.core .venv/.train .venv/.trackers .venv/.kubernetes .venv/.dev: .venv/.%: pyproject.toml constraints.txt
 	@TORCH_INDEX=$(call quote,$(TORCH_INDEX)) sh scripts/setup.sh $*
-# core creates .venv; dev, the tools of the checks, contains the other two.
-.venv/.train .venv/.trackers .venv/.dev: .venv/.core
-.venv/.dev: .venv/.train .venv/.trackers
+# core creates .venv; dev, the tools of the checks, contains the other three.
+.venv/.train .venv/.trackers .venv/.kubernetes .venv/.dev: .venv/.core
+.venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
 
 # Set-up and checks
-.PHONY: help setup setup-trackers quickstart doctor check check-slow accept bench
+.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow accept bench
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
 	@$(if $(CORE),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
 setup: $(CORE) $(TRAIN)
 setup-trackers: $(CORE) $(TRACKERS)
+setup-kubernetes: $(CORE) $(KUBERNETES)
 quickstart: $(CORE) $(TRAIN)
 	$(KMATRIX)
 doctor: $(CORE)
@@ -114,38 +123,40 @@ defconfig-%: $(CORE)
 
 # Running
 .PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun add status estimate \
-	logs stop skip hold release reproduce gputop
+	logs stop skip hold release reproduce k8s-shell gputop
 prepare-data: $(CORE) $(TRAIN)
 	$(KMATRIX)
 test-matrix-dry-run: $(CORE)
 	$(KMATRIX)
-plan: $(CORE)
+plan: $(CORE) $(CLUSTER)
 	$(KMATRIX)
-test-matrix: $(CORE) $(TRAIN) $(TRACKED)
+test-matrix: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-test_matrix: $(CORE) $(TRAIN) $(TRACKED)
+test_matrix: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
 train: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
-continue: $(CORE) $(TRAIN) $(TRACKED)
+continue: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-test-rerun: $(CORE) $(TRAIN) $(TRACKED)
+test-rerun: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-add: $(CORE) $(TRAIN) $(TRACKED)
+add: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-status: $(CORE)
+status: $(CORE) $(CLUSTER)
 	$(KMATRIX)
 estimate: $(CORE)
 	$(KMATRIX)
 logs: $(CORE)
 	$(KMATRIX)
-stop: $(CORE)
+stop: $(CORE) $(CLUSTER)
 	$(KMATRIX)
 skip: $(CORE)
 	$(KMATRIX)
 hold: $(CORE)
 	$(KMATRIX)
 release: $(CORE)
+	$(KMATRIX)
+k8s-shell: $(CORE) $(KUBERNETES)
 	$(KMATRIX)
 reproduce: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)

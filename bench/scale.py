@@ -1,7 +1,7 @@
 """Measure how kmatrix behaves at scale, and print each figure next to its goal.
 
-    python bench/scale.py [FIGURE ...] [--smallest] [--cells 100000] [--runs 2000] [--jobs 1000] [--letters 80000]
-                          [--samples 1000] [--seconds 5] [--rounds 5] [--peer PATH]
+    python bench/scale.py [FIGURE ...] [--smallest] [--cells 100000] [--runs 2000] [--jobs 1000] [--queued 10000]
+                          [--letters 80000] [--samples 1000] [--seconds 5] [--rounds 5] [--peer PATH]
 
 Each figure is measured in its own process. CPU seconds are those of all its processes, so other load on the machine
 changes them little. --smallest measures everything
@@ -36,6 +36,7 @@ class Sizes:
     cells: int  # of the matrix of the dry run
     runs: int  # of the matrix of status, summary and continue
     jobs: int  # of the schedule; four times as many are compared with it
+    queued: int  # runs of a matrix on a cluster, of which four run and the others wait
     letters: int  # without a break, for the training of a tokenizer
     samples: int  # per run and GPU, of the reports
     seconds: float  # of a recording
@@ -43,7 +44,7 @@ class Sizes:
     peer: str  # checkout of the original project, "" for none
 
 
-SMALLEST = Sizes(cells=80, runs=6, jobs=50, letters=2_000, samples=50, seconds=0.5, rounds=1, peer="")
+SMALLEST = Sizes(cells=80, runs=6, jobs=50, queued=6, letters=2_000, samples=50, seconds=0.5, rounds=1, peer="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cells", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=2_000)
     parser.add_argument("--jobs", type=int, default=1_000)
+    parser.add_argument("--queued", type=int, default=10_000)
     parser.add_argument("--letters", type=int, default=80_000)
     parser.add_argument("--samples", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -171,18 +173,80 @@ def summary(sizes: Sizes) -> Found:
 
 def redraw(sizes: Sizes) -> Found:
     """Return the CPU milliseconds of one redraw of the live status, after the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _redraw(_matrix(folder, sizes), f"{sizes.runs:,} runs")
+
+
+def _redraw(path: Path, note: str) -> Found:
     from kmatrix.cli.status import screen
     from kmatrix.records.paths import MatrixDir
     from kmatrix.status.overview import Overview
 
+    overview = Overview(MatrixDir(path))
+    times = []
+    for _ in range(4):
+        since = time.process_time()
+        screen(overview.poll(), width=120, height=50)
+        times.append(1e3 * (time.process_time() - since))
+    return Found(value=statistics.median(times[1:]), note=note)
+
+
+def _queued(command: str, sizes: Sizes) -> tuple[float, float, str]:
+    """Run a command on a matrix of a cluster, whose scheduler has just answered."""
+    from kmatrix.records.jobs.paths import JobsDir
+    from large_matrix import make_queued_matrix
+
     with tempfile.TemporaryDirectory() as folder:
-        overview = Overview(MatrixDir(_matrix(folder, sizes)))
-        times = []
-        for _ in range(4):
-            since = time.process_time()
-            screen(overview.poll(), width=120, height=50)
-            times.append(1e3 * (time.process_time() - since))
-    return Found(value=statistics.median(times[1:]), note=f"{sizes.runs:,} runs")
+        matrix = make_queued_matrix(Path(folder), sizes.queued)
+        JobsDir(matrix).poll.touch()  # no question to a scheduler is part of the figure
+        seconds, mib = _kmatrix(command, f"TARGET={matrix.path}")
+    return seconds, mib, f"{sizes.queued:,} runs on a cluster"
+
+
+def submitted(sizes: Sizes) -> Found:
+    """Return the CPU seconds of `make test-matrix` on a cluster, with the creation of all runs.
+
+    Slurm is an imitation of its programs, whose CPU time counts, too; no run trains.
+    """
+    from factories import make_data
+    from fake_slurm import FakeSlurm
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_data(folder / "data")
+        os.environ["PATH"] = FakeSlurm(folder / "slurm").path
+        (folder / ".config").touch()
+        words = ["ENGINE=slurm", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1", "DATASET=shards", "BLOCK_SIZE=32"]
+        words += [f"DATA_PATH={folder}/data", f"RESULTS_DIR={folder}/results", f"KCONFIG_CONFIG={folder}/.config"]
+        words += ["EVAL_SAMPLES=10", "SLURM_TIME=1h", f"SEED={','.join(map(str, range(1, sizes.queued + 1)))}"]
+        seconds, _ = _kmatrix("test-matrix", *words)
+    return Found(value=seconds, note=f"{sizes.queued:,} runs, an imitation of Slurm")
+
+
+def queued_status(sizes: Sizes) -> Found:
+    """Return the CPU seconds of `make status` of a matrix on a cluster, most of whose jobs wait."""
+    seconds, _, note = _queued("status", sizes)
+    return Found(value=seconds, note=note)
+
+
+def queued_memory(sizes: Sizes) -> Found:
+    """Return the peak memory of the same in MiB."""
+    _, mib, note = _queued("status", sizes)
+    return Found(value=mib, note=note)
+
+
+def queued_estimate(sizes: Sizes) -> Found:
+    """Return the CPU seconds of `make estimate` of the same matrix."""
+    seconds, _, note = _queued("estimate", sizes)
+    return Found(value=seconds, note=note)
+
+
+def queued_redraw(sizes: Sizes) -> Found:
+    """Return the CPU milliseconds of one redraw of the live status of a matrix on a cluster, after the first."""
+    from large_matrix import make_queued_matrix
+
+    with tempfile.TemporaryDirectory() as folder:
+        return _redraw(make_queued_matrix(Path(folder), sizes.runs).path, f"{sizes.runs:,} runs on a cluster")
 
 
 def continue_nothing(sizes: Sizes) -> Found:
@@ -295,6 +359,11 @@ FIGURES = {
     "dry-run-memory": Figure(title="dry run: memory", goal=500, unit="MiB", measure=dry_run_memory),
     "summary": Figure(title="summary", goal=5, unit="s", measure=summary),
     "redraw": Figure(title="live redraw", goal=100, unit="ms", measure=redraw),
+    "submitted": Figure(title="test-matrix on a cluster: CPU", goal=60, unit="s", measure=submitted),
+    "queued": Figure(title="status, jobs waiting: CPU", goal=5, unit="s", measure=queued_status),
+    "queued-memory": Figure(title="status, jobs waiting: memory", goal=300, unit="MiB", measure=queued_memory),
+    "queued-estimate": Figure(title="estimate, jobs waiting: CPU", goal=5, unit="s", measure=queued_estimate),
+    "queued-redraw": Figure(title="live redraw, jobs waiting", goal=100, unit="ms", measure=queued_redraw),
     "continue": Figure(title="continue, nothing to do", goal=3, unit="s", measure=continue_nothing),
     "packing": Figure(title="packing.ends, growth for 4 x runs", goal=6, unit="x", measure=packing),
     "recorder": Figure(title="recorder at 100 Hz x 8", goal=1.5, unit="%", measure=recorder),

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -20,6 +20,7 @@ import torch.distributed
 from kmatrix.errors import LaunchError
 from kmatrix.records.disk import limit_from_environment
 from kmatrix.records.run_lock import launcher_died
+from kmatrix.records.runs import COLLECTIVE_TIMEOUT
 from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -37,6 +38,8 @@ class World:
     size: int  # world size
     device: torch.device
     backend: str | None = None  # nccl or gloo; None: one process
+    node: int = 0  # number of this node; node 0 has rank 0
+    nodes: int = 1
 
     @property
     def main(self) -> bool:
@@ -60,7 +63,9 @@ class World:
         self.sum(torch.zeros(1, device=self.device)).item()
 
 
-ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))  # torchrun's names, and the values without it
+# torchrun's names, and the values without it
+ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+TIMEOUT_S = 1800  # like the watchdog's limit for a first step: ranks may compile for different times
 
 
 def environment() -> tuple[int, int, int]:
@@ -69,13 +74,33 @@ def environment() -> tuple[int, int, int]:
     return rank, local_rank, size
 
 
+def node_environment() -> tuple[int, int]:
+    """Return the number of this node and the ranks on it from torchrun's environment; one node without torchrun."""
+    _, _, size = environment()
+    # Group is torchrun's word for a node: https://pytorch.org/docs/stable/elastic/run.html
+    return int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+
+
+def collective_timeout_s() -> int:
+    """Return the seconds after which a rank stops waiting for the others in a collective."""
+    text = os.environ.get(COLLECTIVE_TIMEOUT, "")
+    return int(text) if text.isascii() and text.isdecimal() and int(text) else TIMEOUT_S
+
+
 def start(config: TrainConfig) -> World:
     """Select this rank's device and join the process group. Raises LaunchError if they do not match the run."""
     rank, local_rank, size = environment()
+    node, local_size = node_environment()
     if size != config.num_gpus:
         raise LaunchError(
             f"the run asks for {config.num_gpus} ranks and torchrun started {size}",
-            hint=f"start it with --nproc-per-node={config.num_gpus}",
+            hint=f"start it with {_torchrun_options(config)}",
+        )
+    if local_size != config.ranks_per_node or rank != node * local_size + local_rank:
+        raise LaunchError(
+            f"the run asks for {config.ranks_per_node} ranks on each of {config.num_nodes} nodes",
+            why=f"torchrun started {local_size} on node {node}, with rank {rank} as local rank {local_rank}",
+            hint=f"start it on each node with {_torchrun_options(config)}",
         )
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
@@ -84,13 +109,35 @@ def start(config: TrainConfig) -> World:
     if backend:
         torch.distributed.init_process_group(
             # device_id: the communicator is created now, on this GPU, instead of in the first collective.
-            # 30 minutes, like the watchdog's limit for a first step: ranks may compile for different times. More if
-            # rank 0 may hold a write on a full disk, while the others wait for it in a collective.
+            # More if rank 0 may hold a write on a full disk, while the others wait for it in a collective.
             backend,
             device_id=device if backend == "nccl" else None,
-            timeout=timedelta(minutes=30, seconds=limit_from_environment()),
+            timeout=timedelta(seconds=collective_timeout_s() + limit_from_environment()),
         )
-    return World(rank=rank, local_rank=local_rank, size=size, device=device, backend=backend)
+    return World(
+        rank=rank,
+        local_rank=local_rank,
+        size=size,
+        device=device,
+        backend=backend,
+        node=node,
+        nodes=config.num_nodes,
+    )
+
+
+def _torchrun_options(config: TrainConfig) -> str:
+    """Return the options of torchrun that start the ranks of a run."""
+    nodes = f"--nnodes={config.num_nodes} --node-rank=<k> " if config.num_nodes > 1 else ""
+    return f"{nodes}--nproc-per-node={config.ranks_per_node}"
+
+
+def gather(world: World, value: Any) -> list[Any]:
+    """Return the values of all ranks, in the order of ranks. Every rank calls it; the values are small objects."""
+    if world.size == 1 or not torch.distributed.is_initialized():
+        return [value]
+    found: list[Any] = [None] * world.size
+    torch.distributed.all_gather_object(found, value)
+    return found
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import os
 import re
 import signal
@@ -29,7 +28,7 @@ from kmatrix.records.disk import is_holding, limit_from_environment
 from kmatrix.records.files import write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
-from kmatrix.records.states import RankErrorFile, RankStateFile, read_rank_errors
+from kmatrix.records.states import RankErrorFile, RankStateFile, first_rank_error, read_rank_errors
 
 # The watchdog
 TICK_S = 1.0  # between two looks at the loop
@@ -39,7 +38,10 @@ RECENT = 100  # newest durations of a kind of work; their median is the usual ti
 SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stopping.PARTS
 DATA, FORWARD, BACKWARD, UPDATE, NUMBERS = "data", "forward", "backward", "update", "numbers"  # places in a step
 ORDER = ("", DATA, FORWARD, BACKWARD, UPDATE, NUMBERS)  # of the places, to compare the progress of ranks
-SILENT_S = 10.0  # a state older than this means that the process does not run
+SILENT_S = 10.0  # a state that is not rewritten for this long means that the process does not run
+# A rank that holds a write by its state, and has not rewritten the state for this long, is gone. Longer than the caches
+# of network storage (acregmax of nfs(5): 60 s).
+HOLD_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
 TURN_S = 15.0  # then another rank takes rank 0's role
 STOPPED = "its process is stopped"
@@ -73,22 +75,22 @@ def describe(error: BaseException, log: RunLog) -> str:
 def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
     """Write why this rank failed. Rank 0 names the rank that failed first, if that rank left an error file."""
     if rank != 0:  # one file per rank, because several fail at once: only rank 0 writes the result
-        error = RankErrorFile(rank=rank, attempt=log.attempt, time=time.time(), kind=kind, reason=reason)
+        host = socket.gethostname()
+        error = RankErrorFile(rank=rank, attempt=log.attempt, time=time.time(), kind=kind, reason=reason, host=host)
         write_json(log.dir.rank_error(rank), as_json(error))
         return
     # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause.
     if first := first_error(log):
-        kind, reason = first.kind or "error", f"rank {first.rank}: {first.reason}"
+        kind, reason = first.kind or "error", first.describe(socket.gethostname())
     with suppress(OSError):  # on a full disk there may still be space for the small result
         log.event(log.step, "failed", reason)
     log.end("failed", kind, reason)
 
 
 def first_error(log: RunLog) -> RankErrorFile | None:
-    """Return the earliest error of another rank in this attempt. A rank writes it before its peers can notice."""
+    """Return the error of the rank that failed first in this attempt. It is written before the peers can notice."""
     # Earlier attempts left theirs.
-    errors = [error for _, error in read_rank_errors(log.dir) if error.attempt == log.attempt]
-    return min(errors, key=lambda error: error.time or 0.0, default=None)
+    return first_rank_error([error for _, error in read_rank_errors(log.dir) if error.attempt == log.attempt])
 
 
 def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
@@ -142,6 +144,8 @@ class RankState:
     step: int
     kind: str  # of work
     place: str  # within a step
+    counter: int | None = None  # grows with each write
+    holding: bool = False  # it holds a write on a full disk
 
 
 class Watchdog:
@@ -160,8 +164,10 @@ class Watchdog:
         self._began = time.monotonic()
         self._took: dict[str, deque[float]] = {}
         self._process = this_process()
+        self._counter = 0  # of states that were written
         self._over = threading.Event()
-        self._said_holding = False
+        self._is_full = False  # the disk took no state lately
+        self._held: dict[int, tuple[int | None, float]] = {}  # rank -> its last counter, and since when it is known
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
         self.spent_before = spent_before(self._dir, self._attempt)
         self._dir.rank(rank).mkdir(parents=True, exist_ok=True)
@@ -242,36 +248,48 @@ class Watchdog:
 
     def _is_held(self, age: float) -> bool:
         """Return whether this rank, or another one that this rank may wait for, holds a write on a full disk."""
-        # The ranks tell each other by a lock, because a full disk takes no file. It ends with its process.
-        holding = is_holding()
-        with suppress(OSError, ValueError):  # another rank looks at the lock now, or the file was closed at the end
-            if holding != self._said_holding:
-                fcntl.flock(self._stacks, (fcntl.LOCK_EX if holding else fcntl.LOCK_UN) | fcntl.LOCK_NB)
-                self._said_holding = holding
+        if is_holding():
+            return True
+        # The ranks tell each other by their states, which other hosts see, too. If the disk that is full has the states
+        # as well, each rank notices it by its own.
         others = (rank for rank in range(self._size) if rank != self._rank)
-        return holding or (age > 2 * TICK_S and any(_holds(self._dir.rank_stacks(rank)) for rank in others))
+        return age > 2 * TICK_S and (self._is_full or any(self._holds(rank) for rank in others))
+
+    def _holds(self, rank: int) -> bool:
+        """Return whether another rank holds a write, as its state says: only as long as it rewrites the state."""
+        state = _state(self._dir, rank, self._attempt)
+        if state is None or not state.holding:
+            self._held.pop(rank, None)
+            return False
+        now = time.monotonic()
+        counter, since = self._held.get(rank, (None, now))
+        if rank not in self._held or counter != state.counter:
+            self._held[rank] = state.counter, now
+            return True
+        return now - since < HOLD_S
 
     def _write_state(self, age: float) -> None:
-        if not self._dir.path.is_dir():  # moved or deleted: it must not begin again at its old path
-            return
         # On a full disk the state is outdated for a while; the training must not end for it. Not durable, because an
         # fsync per second would slow down checkpoints, and no reader needs the state after a crash of the machine.
-        with suppress(OSError):
-            write_json(
-                self._dir.rank_state(self._rank),
-                {
-                    "rank": self._rank,
-                    "attempt": self._attempt,
-                    **asdict(self._process),
-                    "time": time.time(),
-                    "step": self._step,
-                    "work": self._kind,
-                    "place": self._place,
-                    "age_s": age,
-                    "spent_s": self._spent_s() if self._rank == 0 else None,
-                },
-                durable=False,
-            )
+        self._counter += 1
+        record = {
+            "rank": self._rank,
+            "attempt": self._attempt,
+            **asdict(self._process),
+            "time": time.time(),
+            "counter": self._counter,
+            "step": self._step,
+            "work": self._kind,
+            "place": self._place,
+            "age_s": age,
+            "spent_s": self._spent_s() if self._rank == 0 else None,
+            "holding": is_holding(),
+        }
+        try:
+            write_json(self._dir.rank_state(self._rank), record, durable=False, parents=False)
+            self._is_full = False
+        except OSError as error:
+            self._is_full = is_full(error)
 
     def _spent_s(self) -> float:
         """Return the seconds that the run has taken; before this attempt knows, those of earlier attempts."""
@@ -282,11 +300,17 @@ class Watchdog:
         faulthandler.dump_traceback(self._stacks, all_threads=True)
         # Ranks notice a hang at about the same time. Rank 0 waits for their stacks, the others for rank 0, one by one:
         # the first that is able to ends the run, and the result is written once.
+        before, since = self._states(), time.monotonic()
         if self._over.wait(WAIT_S if self._rank == 0 else TURN_S + self._rank):
             return  # the loop continued and ended
-        states = {rank: _state(self._dir, rank, self._attempt) for rank in range(self._size)}
+        states = self._states()
+        # A rank on another host runs if its state goes on. Its storage may show that late.
+        while time.monotonic() - since < SILENT_S and any(_is_silent(before[rank], states[rank]) for rank in states):
+            if self._over.wait(TICK_S):
+                return
+            states = self._states()
         # before _request_stacks, which continues stopped processes
-        stuck = {rank: _why_stuck(state) for rank, state in states.items()}
+        stuck = {rank: _why_stuck(state, before[rank]) for rank, state in states.items()}
 
         # Ranks whose Python does not run have written nothing: ask their signal handlers
         without_stacks = {
@@ -299,6 +323,10 @@ class Watchdog:
             time.sleep(0.02)
         ranks = [_position(self._dir, rank, state, stuck[rank]) for rank, state in states.items()]
         self._stalled(f"no progress for {age:.0f} s (limit {limit:.0f} s): {describe_ranks(ranks)}")
+
+    def _states(self) -> dict[int, RankState | None]:
+        """Return the newest state of each rank."""
+        return {rank: _state(self._dir, rank, self._attempt) for rank in range(self._size)}
 
 
 def describe_ranks(ranks: Sequence[RankPosition]) -> str:
@@ -343,6 +371,8 @@ def spent_before(run_dir: RunDir, attempt: int) -> float:
 
 def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
     """Return the state that a rank wrote last in this attempt, or None."""
+    with suppress(OSError):
+        os.listdir(run_dir.rank(rank))  # noqa: PTH208  (network storage then knows new names and new files)
     value = decode_optional(run_dir.rank_state(rank), RankStateFile)
     if value is None or value.attempt != attempt:
         return None
@@ -352,6 +382,8 @@ def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
         step=value.step,
         kind=value.work,
         place=value.place,
+        counter=value.counter,
+        holding=value.holding,
     )
 
 
@@ -376,23 +408,25 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _holds(stacks: Path) -> bool:
-    """Return whether the rank with this file of stacks has reported that it holds a write."""
-    try:
-        with stacks.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+def _why_stuck(state: RankState | None, before: RankState | None = None) -> str:
+    """Return why a rank's process cannot run, "" if it runs. before: its state some seconds ago.
 
-
-def _why_stuck(state: RankState | None) -> str:
-    """Return why a rank's process cannot run, "" if it runs. On another machine only the age of its state tells."""
+    On another host, whose clock may differ, only a state that goes on tells.
+    """
     if state is None:
         return "it wrote no state"
-    if state.process.host == socket.gethostname() and (letter := _process_letter(state.process)) in ("T", "Z", ""):
+    if state.process.host != socket.gethostname():
+        return "its process does not run" if _is_silent(before, state) else ""
+    if (letter := _process_letter(state.process)) in ("T", "Z", ""):
         return "its process is gone" if letter != "T" else STOPPED
     return "its process does not run" if time.time() - state.time > SILENT_S else ""
+
+
+def _is_silent(before: RankState | None, state: RankState | None) -> bool:
+    """Return whether a rank on another host has written no state between two looks."""
+    if before is None or state is None or state.process.host == socket.gethostname():
+        return False
+    return before.process == state.process and before.counter == state.counter
 
 
 def _process_letter(process: Process) -> str:

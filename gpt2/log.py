@@ -1,4 +1,7 @@
-"""The log of a run: lines on stdout, metrics, events and the result files. Only rank 0 writes."""
+"""The log of a run: lines on stdout, metrics, events and the result files. Only rank 0 writes.
+
+Of a run over several nodes, one rank of each writes the phases of its node, by the clock that the recorder there has.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt2.dist import World
+from gpt2.dist import World, gather
 from gpt2.hellaswag import Score
-from gpt2.machine import gpus, software
+from gpt2.machine import check_alike, machine_of, software, variables
 from gpt2.norms import LayerNorms
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
@@ -46,7 +50,8 @@ class SampleText:
 class RunLog:
     """The log of one attempt at a run. Ranks other than 0 keep the numbers but write nothing."""
 
-    def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool) -> None:
+    def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool, phases: Path | None = None) -> None:
+        """Create the log. phases: the file of the phases, None for that of the run if this is rank 0."""
         self.dir, self.run_id, self.attempt, self.main = run_dir, run_id, attempt, main
         self.config: TrainConfig | None = None
         self.world: World | None = None
@@ -66,9 +71,10 @@ class RunLog:
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
         self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
         self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
-        if main:  # an earlier attempt may have been killed while it wrote a line
-            for path in (run_dir.metrics, run_dir.events, run_dir.phases, run_dir.samples):
-                end_torn_line(path)
+        self._phases = run_dir.phases if main else phases
+        written = (run_dir.metrics, run_dir.events, run_dir.samples) if main else ()
+        for path in (*written, *([self._phases] if self._phases else [])):
+            end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
 
     def begin(
         self,
@@ -83,6 +89,8 @@ class RunLog:
         changed: fields that differ from the plan, each with field, from, to and why.
         """
         self.config, self.world, self.params, self.pruner = config, world, params, pruner
+        machines = gather(world, machine_of(world))  # of all ranks: rank 0 knows only its own node
+        check_alike(machines)
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
         if not self.main:
             return
@@ -92,15 +100,21 @@ class RunLog:
             used["peak_tflops"] = self.peak
             why = f"peak of {world.device_name} in kmatrix.shapes"
             adjusted.append({"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why})
-        # The machine
-        devices = [world.device_name] * world.size
-        if world.device.type == "cuda":
-            devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
-        about = {"devices": devices, "gpus": gpus(world), "software": software()}
+        # The machines
+        hosts = [machine["host"] for machine in machines]
+        about = {
+            "attempt": self.attempt,
+            "devices": [machine["device"] for machine in machines],
+            "hosts": hosts,
+            "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
+            "environment": variables(),
+            "software": software(),
+        }
         write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, **about})
         self.say(
             f"Training {config.model} ({params:,} parameters) on {config.dataset} with {config.optimizer}: "
             f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
+            + (f" on {world.nodes} nodes: {', '.join(dict.fromkeys(hosts))}" if world.nodes > 1 else "")
         )
 
     @property
@@ -168,13 +182,13 @@ class RunLog:
             self.end_phase(phase, begin)
 
     def end_phase(self, phase: str, begin: tuple[float, float]) -> None:
-        """Write a phase from `begin` (of `both_clocks`) until now to phases.jsonl, unless it was negligible."""
+        """Write a phase from `begin` (of `both_clocks`) until now to its file, unless it was negligible."""
         end = both_clocks()
         # The monotonic time: the clock of the machine can be set back. Most steps have no phase: their lines would
         # fill the file.
-        if self.main and end[1] - begin[1] >= SHORTEST_PHASE_S:
+        if self._phases and end[1] - begin[1] >= SHORTEST_PHASE_S:
             line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin[0], "end": end[0]}
-            append_jsonl(self.dir.phases, {**line, "begin_monotonic": begin[1], "end_monotonic": end[1]})
+            append_jsonl(self._phases, {**line, "begin_monotonic": begin[1], "end_monotonic": end[1]})
 
     def training(self, numbers: StepNumbers, epoch: int) -> None:
         """Add the numbers of a step; log them every log_interval steps and at the last step."""

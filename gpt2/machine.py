@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
+import socket
 import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpt2.dist import World
+from kmatrix.errors import LaunchError
+from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
 
 
-def gpus(world: World) -> list[dict[str, Any]]:
-    """Return name and UUID of the GPU of each rank, as the driver reports them; [] on the CPU."""
-    if world.device.type != "cuda":
-        return []
-    found = [torch.cuda.get_device_properties(rank) for rank in range(world.size)]
-    # PyTorch omits the prefix of NVML's UUIDs, by which the recorder finds the GPU.
-    return [{"name": one.name, "uuid": f"GPU-{one.uuid}"} for one in found]
+def machine_of(world: World) -> dict[str, Any]:
+    """Return the host of this rank, its device's name, and name and UUID of its GPU, None on the CPU.
+
+    Of a run over several nodes also what all of them must have alike: the code of the trainer and PyTorch.
+    """
+    own: dict[str, Any] = {"host": socket.gethostname(), "device": world.device_name, "gpu": None}
+    if world.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(world.device)
+        # PyTorch omits the prefix of NVML's UUIDs, by which the recorder finds the GPU.
+        own["gpu"] = {"name": properties.name, "uuid": f"GPU-{properties.uuid}"}
+    if world.nodes > 1:
+        own |= {"code": code_of_trainer(), "torch": torch.__version__}
+    return own
+
+
+def code_of_trainer(folder: Path = Path(__file__).parent) -> str:
+    """Return the hash of the sources of the trainer on this node."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def check_alike(machines: Sequence[Mapping[str, Any]]) -> None:
+    """Raise LaunchError if the nodes of a run have different code or PyTorch. machines: of all ranks."""
+    first = machines[0]
+    for name, what in (("code", "trainers"), ("torch", "versions of PyTorch")):
+        other = next((machine for machine in machines if machine.get(name) != first.get(name)), None)
+        if other is not None:
+            raise LaunchError(
+                f"{first['host']} and {other['host']} have different {what}",
+                why=f"{str(first.get(name))[:16]} and {str(other.get(name))[:16]}: the nodes of a run compute together",
+                hint="use one checkout and one .venv that all nodes share; after a change, they may see it late",
+            )
+
+
+def variables() -> dict[str, str]:
+    """Return the variables of network and runtime in the environment, whoever set them."""
+    return {name: os.environ[name] for name in (*NETWORK_VARIABLES, COLLECTIVE_TIMEOUT) if name in os.environ}
 
 
 def software() -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N --resume none|auto|latest|best|PATH
     --micro-batch B
+On several nodes, torchrun runs on each, with --nnodes --node-rank --master-addr --master-port instead of --standalone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import gpt2.data.batches as data
 from gpt2 import dist, failure, optim, prune
 from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.shared import check_shared
 from gpt2.checkpoint.state import Stateful, TrainingState
 from gpt2.data.batches import Batches
 from gpt2.evaluate import Benchmarks, Validation
@@ -38,8 +40,10 @@ from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
 from gpt2.stopping import Budget, EarlyStopping, EndReason, FaultPolicy, NotFiniteError, Policy, limit_of, spent_before
 from kmatrix.errors import ConfigError, DataError, KmatrixError
+from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.disk import SpaceWait, has_space, limit_from_environment, waiting_for_space
 from kmatrix.records.files import read_json
+from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.run_lock import join_attempt
 from kmatrix.records.train_config import TrainConfig, changes
@@ -65,8 +69,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         run = read_json(run_dir.run_json)
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
+        if dist.node_environment()[0] > 0 and not run_dir.run_json.exists():
+            print(f"  hint: {run_dir.path} must be on storage that all nodes of the run share", file=sys.stderr)
         dist.exit_now(dist.EXIT_REFUSED)
-    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
+    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0, phases=phases_of_node(run_dir))
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
     try:
@@ -86,6 +92,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         finally:
             dist.exit_now(dist.EXIT_FAILED)  # other ranks may be gone: do not wait for them
     dist.finish(code)
+
+
+def phases_of_node(run_dir: RunDir) -> Path | None:
+    """Return the file of the phases of this node, for its first rank; None for others, and if nothing watches it."""
+    node = NodeDir(run_dir, dist.node_environment()[0])
+    _, local_rank, _ = dist.environment()
+    # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
+    return node.recording.phases if local_rank == 0 and node.recording.path.is_dir() else None
 
 
 def space_wait(log: RunLog, stop: dist.Stop) -> SpaceWait:
@@ -151,6 +165,7 @@ def set_up(
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
     watchdog.begin(factor=config.stall_factor, floor_s=config.stall_floor)
     world = dist.start(config)
+    check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
     batches, validation = load_data(config, world, log)
     benchmarks = Benchmarks(config, world, log)

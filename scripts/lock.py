@@ -17,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "constraints.txt"
-STAGES = {"core": (), "train": ("train",), "trackers": ("trackers",), "dev": ("dev",)}  # stage -> its extras
+# Stage -> its extras.
+STAGES = {"core": (), "train": ("train",), "trackers": ("trackers",), "kubernetes": ("kubernetes",), "dev": ("dev",)}
 BUILD = ("setuptools",)  # scripts/setup.sh installs kmatrix itself with it, without downloading anything
 # Needed by the CUDA build of torch only; scripts/setup.sh installs them if the installed torch requires them.
 CUDA = re.compile(r"nvidia-(?!ml-py$)|cuda-|triton$")

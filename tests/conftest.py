@@ -30,7 +30,10 @@ GOLDEN = Path(__file__).parent / "golden"
 # `make check-slow` gives one file after the other to its workers. The first one installs the .venv of the acceptance
 # tests, for two minutes, in which the other workers run what needs none; then the longest, so that all end together.
 FIRST = "test_runner_story.py"
-LONGEST = ("test_training_story.py", "test_tracker_faults_story.py", "test_tracker_choice_story.py")
+LONGEST = (
+    *("test_slurm_story.py", "test_training_story.py"),
+    *("test_tracker_faults_story.py", "test_tracker_choice_story.py"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,6 +12,8 @@ from kmatrix.errors import RecordError
 from kmatrix.own_file import (
     IN_PLACE,
     MOST_BYTES,
+    listed_once,
+    may_exist,
     open_own,
     open_to_read,
     opener,
@@ -102,6 +104,10 @@ ALLOWED = {
     "lib/kmatrix/records/plan.py": {"make_run"},  # a new folder
     "lib/kmatrix/track/tensorboard.py": {"_writer"},  # mode x: a new file
     "lib/kmatrix/experiment/reuse.py": {"_link_tree"},  # a new folder
+    "lib/kmatrix/engines/slurm/probe.py": {"*"},  # a folder of its own
+    "lib/kmatrix/engines/staging.py": {"_copy_file"},  # mode x: a new file
+    "lib/kmatrix/cli/running/jobs.py": {"empty_folder", "render"},  # a folder that was empty
+    "lib/kmatrix/cli/running/by_hand.py": {"render_by_hand"},  # the same
     "lib/kmatrix/gpu/formats/json_array.py": {"__init__"},  # a name that was deleted just before
 }
 
@@ -135,3 +141,29 @@ def test_every_other_module_opens_files_for_writing_in_this_way():
             if not ALLOWED.get(place, set()) & {*inside, "*"}:
                 wrong.append(f"{place}:{node.lineno}")
     assert not wrong, wrong
+
+
+def test_a_folder_to_which_nobody_writes_is_listed_once(tmp_path, monkeypatch):
+    """Within the context a missing file stays missing without further lists, and after it a new one is found."""
+    monkeypatch.setattr("kmatrix.own_file._storage", {"lists names first": True})
+    (tmp_path / "a").write_text("")
+    lists = []
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: lists.append(folder) or real(folder))
+    with listed_once(str(tmp_path)):
+        assert may_exist(tmp_path / "a")
+        (tmp_path / "b").write_text("")
+        assert not any(may_exist(tmp_path / "b") for _ in range(3))
+        assert len(lists) == 1
+    assert may_exist(tmp_path / "b")
+
+
+def test_the_list_of_a_folder_does_not_count_for_another_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.own_file._storage", {"lists names first": True})
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two" / "a").write_text("")
+    with listed_once(str(tmp_path / "one")):
+        assert not may_exist(tmp_path / "one" / "a")
+        assert may_exist(tmp_path / "two" / "a")
+        assert not may_exist(tmp_path / "one" / "a")

@@ -16,7 +16,7 @@ import torch
 from gpt2.data import shards
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import RECORD, read_dataset
+from kmatrix.records.dataset import RECORD, local_copy, read_dataset
 from kmatrix.records.train_config import TrainConfig
 
 Place = tuple[int, int]  # shard, window in the shard
@@ -39,9 +39,9 @@ def sources(config: TrainConfig) -> tuple[DataSource, ...]:
     """Return the datasets of a run: one, or those listed in the dataset.json of a mix."""
     folder = Path(config.data_path)
     if config.dataset != "mix":
-        return (DataSource(name=config.dataset, folder=folder, weight=1, shards=config.data_shards),)
+        return (DataSource(name=config.dataset, folder=local_copy(folder), weight=1, shards=config.data_shards),)
     return tuple(
-        DataSource(name=item.name, folder=Path(item.path), weight=item.weight, shards=item.shards)
+        DataSource(name=item.name, folder=local_copy(Path(item.path)), weight=item.weight, shards=item.shards)
         for item in read_dataset(folder / RECORD).sources
     )
 

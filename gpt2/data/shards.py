@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,10 @@ def open_shard(path: Path) -> Tokens:
     found = layout(path)
     if not found.count:  # an empty file cannot be mapped
         return np.empty(0, dtype=np.uint16)
-    return np.memmap(path, dtype="<u2", mode="r", offset=found.offset, shape=(found.count,))
+    with path.open("rb") as file:
+        # Private: some network file systems, such as FUSE with direct I/O, refuse shared mappings. Both are read-only.
+        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    return np.frombuffer(mapped, dtype="<u2", count=found.count, offset=found.offset)
 
 
 def damaged(path: Path, why: str) -> DataError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -48,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped: partial downloads and finished shards are kept and continue", file=sys.stderr)
         return 130
-    print(json.dumps(found.to_json()))  # the only line on stdout: the control side parses it
+    try:
+        print(json.dumps(found.to_json()), flush=True)  # the only line on stdout: the control side parses it
+    except BrokenPipeError:  # the command that asked was killed; the data are prepared
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries once more at its end
     return 0
 
 

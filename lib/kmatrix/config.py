@@ -11,8 +11,12 @@ from typing import Any
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import TRACKERS
+from kmatrix.packing import fewest_nodes
+from kmatrix.records.jobs.files import LOCAL
+from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
 from kmatrix.records.train_config import CHOICES, TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
+from kmatrix.text import plural
 
 PREFIX = "GPT2_"
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
@@ -20,6 +24,8 @@ ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
 WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
+MOST_SOCKETS = 64  # of NCCL per network connection
+COLLECTIVE_TIMEOUT_S = 1800  # the trainer's own, without a variable
 Values = Callable[[str], str | None]
 PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}  # datasets that need a path
 MIXABLE = tuple(name for name in CHOICES["dataset"] if name != "mix")
@@ -42,6 +48,8 @@ class Config:
     preflight: bool = False  # train two steps of each shape first
     on_finish: str = ""  # command to run after the matrix, "" for none
     allow_risk: bool = False  # start runs that are estimated to be impossible
+    engine: str = LOCAL  # where runs execute: local, slurm or kubernetes
+    gpus_per_node: int = 0  # most ranks on one node; 0: not known
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -59,7 +67,9 @@ def read(symbols: Mapping[str, Any]) -> Config:
         tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),
         preflight=_need(symbols, "PREFLIGHT"),
         on_finish=_need(symbols, "ON_FINISH"),
-        allow_risk=bool(symbols.get("ALLOW_RISK")),  # older Kconfig files do not have it
+        allow_risk=bool(symbols.get("ALLOW_RISK")),  # older Kconfig files do not have these
+        engine=symbols.get("ENGINE") or LOCAL,
+        gpus_per_node=symbols.get("GPUS_PER_NODE") or 0,
     )
 
 
@@ -207,6 +217,46 @@ def resolve_count(asked: int, device: str, detected: int) -> int:
     return detected if device == "cuda" else 1
 
 
+def environment(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of network and runtime that the trainer of a run gets. texts: effective values by symbol."""
+    found = {name: texts[name] for name in NETWORK_VARIABLES if texts.get(name)}
+    timeout = texts.get("COLLECTIVE_TIMEOUT", "")
+    return found | ({COLLECTIVE_TIMEOUT: timeout} if timeout not in ("", str(COLLECTIVE_TIMEOUT_S)) else {})
+
+
+def environment_warnings(texts: Mapping[str, str]) -> list[str]:
+    """Return warnings about variables of network and runtime that are probably mistakes."""
+    found = []
+    if texts.get("NCCL_P2P_DISABLE") == "1":
+        found.append("NCCL_P2P_DISABLE=1 slows down the GPUs of each node, and does not act between nodes")
+    sockets, threads = (int(texts.get(name) or 1) for name in ("NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS"))
+    if sockets * threads > MOST_SOCKETS:
+        found.append(
+            f"NCCL_NSOCKS_PERTHREAD={sockets} x NCCL_SOCKET_NTHREADS={threads} is above {MOST_SOCKETS}: NCCL uses less"
+        )
+    return found
+
+
+def nodes_divide_ranks(value: Values) -> str | None:
+    """Check that every node of a run has the same number of ranks."""
+    ranks, nodes = (int(value(name) or 0) for name in ("GPT2_NUM_GPUS", "GPT2_NUM_NODES"))
+    if nodes > 1 and not ranks:
+        return f"NUM_NODES={nodes} needs NUM_GPUS, the number of GPUs on all nodes together"
+    if not nodes or ranks % nodes == 0:  # 0: not resolved yet
+        return None
+    fitting = max(nodes, ranks - ranks % nodes)
+    return f"NUM_GPUS={ranks} is not a multiple of NUM_NODES={nodes}: pass NUM_GPUS={fitting}"
+
+
+def ranks_fit_on_nodes(value: Values) -> str | None:
+    """Check that no node of a run has more ranks than GPUS_PER_NODE."""
+    ranks, nodes, most = (int(value(name) or 0) for name in ("GPT2_NUM_GPUS", "GPT2_NUM_NODES", "GPUS_PER_NODE"))
+    if not ranks or not nodes or not most or ranks <= most * nodes:
+        return None
+    fix = f"pass NUM_NODES={fewest_nodes(ranks, most)}, or NUM_GPUS={most * nodes}"
+    return f"NUM_GPUS={ranks} does not fit on {plural(nodes, 'node')} with GPUS_PER_NODE={most}: {fix}"
+
+
 def global_batch_divides(value: Values) -> str | None:
     """Check that the global batch is a multiple of micro-batch x ranks."""
     wanted = int(value("PARALLEL_BATCH_SIZE") or 0)
@@ -349,6 +399,8 @@ RULES = (
     own_data_need_a_place,
     mix_can_be_read,
     spam_warms_up_within_an_interval,
+    nodes_divide_ranks,
+    ranks_fit_on_nodes,
 )
 
 

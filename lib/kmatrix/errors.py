@@ -9,7 +9,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the q
 # A named file with one of these is the user's to fix. Not ENOENT: a missing file that matters has its own message.
 OF_PATHS = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
-    errno.EFBIG,
+    errno.EFBIG, errno.EISDIR, errno.EINVAL, errno.ENXIO,  # a directory, a device or a named pipe in place of a file
 })  # fmt: skip
 
 

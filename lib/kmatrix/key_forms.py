@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 HIDDEN = "<hidden>"
 LONGEST_KEY = 400  # lines of a private key; without its last line, the rest of the log would be searched for more
@@ -362,6 +362,7 @@ def hide_forms(text: str) -> str:
     return _without(text, _IN_TEXTS)
 
 
+@lru_cache(maxsize=4096)  # the files of 10,000 runs have the same few hundred values
 def hide_forms_in_name(text: str) -> str:
     """Return a name or a path without keys of known formats."""
     return _without(text, _IN_NAMES)

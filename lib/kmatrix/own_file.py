@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,8 +68,67 @@ def open_to_read(path: str | Path) -> BinaryIO:
     return os.fdopen(read_descriptor(path), "rb")
 
 
+_storage = {"lists names first": False}
+# The last folder, whose files are mostly read in a row; its names; and whether other files stay missing.
+_listed: tuple[str, frozenset[str], bool] = ("", frozenset(), False)
+
+
+def list_names_first() -> None:
+    """List the folder of each file before it is opened for reading, from now on, in this process.
+
+    On network storage, a host that has looked for a missing file may not find it for up to a minute after it was made;
+    a list is fresh, and a name that was never looked for in vain is found at once.
+    """
+    _storage["lists names first"] = True
+
+
+def may_exist(path: str | Path) -> bool:
+    """Return whether it is worth looking for a file: False if its folder, listed as above, does not have it."""
+    if not _storage["lists names first"]:
+        return True
+    folder, name = os.path.split(path)
+    last, names, is_final = _listed  # once: another thread may replace it
+    # A file that was removed since is looked for in vain, and stays away.
+    if last == folder and (is_final or name in names):
+        return name in names
+    return name in _list(folder, is_final=False)
+
+
+def _list(folder: str, *, is_final: bool) -> frozenset[str]:
+    global _listed  # noqa: PLW0603  (a cache of one entry)
+    try:
+        names = frozenset(os.listdir(folder or "."))  # noqa: PTH208  (names alone)
+    except OSError:
+        return frozenset()
+    _listed = (folder, names, is_final)
+    return names
+
+
+@contextmanager
+def listed_once(folder: str) -> Iterator[None]:
+    """Return a context for reading the files of a folder to which nobody writes now.
+
+    A file that it does not have stays missing for as long as files of no other folder are read, without further lists.
+    """
+    if not _storage["lists names first"]:
+        yield
+        return
+    _list(folder, is_final=True)
+    try:
+        yield
+    finally:
+        _list_again()
+
+
+def _list_again() -> None:
+    global _listed  # noqa: PLW0603  (a cache of one entry)
+    _listed = ("", frozenset(), False)
+
+
 def read_descriptor(path: str | Path) -> int:
     """Return a descriptor of a file for reading. Raises OSError as `open_to_read` does."""
+    if not may_exist(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # O_NONBLOCK: a named pipe must not make it wait
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

@@ -17,6 +17,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+LIMITS = ("PARALLEL_JOBS", "EXCLUSIVE")  # symbols of `Limits`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedJob:
@@ -37,7 +39,7 @@ class Limits:
     @classmethod
     def of(cls, symbols: Mapping[str, str]) -> Limits:
         """Return the limits of a matrix. A matrix of an old version has no such symbols: one run at a time."""
-        return cls(jobs=int(symbols.get("PARALLEL_JOBS", "1")), exclusive=symbols.get("EXCLUSIVE") == "y")
+        return cls(jobs=int(symbols.get(LIMITS[0], "1")), exclusive=symbols.get(LIMITS[1]) == "y")
 
     def on(self, *, gpus: bool) -> Limits:
         """Return the limits for runs on GPUs or on the CPU, where 0 jobs means 1."""
@@ -47,6 +49,11 @@ class Limits:
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fewest_nodes(ranks: int, per_node: int) -> int:
+    """Return the smallest number of nodes that divides the ranks and has at most `per_node` of them on each."""
+    return next(nodes for nodes in range(1, ranks + 1) if ranks % nodes == 0 and ranks // nodes <= per_node)
 
 
 MOST_SETS = 2000  # sets of units to compare exhaustively: 4 of 8 GPUs have 70

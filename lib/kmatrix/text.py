@@ -142,6 +142,15 @@ def first_names(names: Iterable[str], most: int = 6) -> str:
     return ", ".join(listed[:most]) + more
 
 
+def host_names(hosts: Sequence[str], most: int = 3) -> str:
+    """Return the names of hosts as one word.
+
+    >>> host_names(["n1", "n2", "n3", "n4"])
+    'n1,n2,n3,+1'
+    """
+    return ",".join([*hosts[:most], *([f"+{len(hosts) - most}"] if len(hosts) > most else [])])
+
+
 def signed(difference: float, digits: int) -> str:
     """Return a difference with its sign; without a sign if it rounds to 0."""
     # Without this, "-0.0000" would suggest a direction.

@@ -1,7 +1,7 @@
 """Make clones of the project, as users have them, with one .venv for the whole session.
 
 KMATRIX_ACCEPT_WORKTREE=1 copies the files of the working tree over each clone, to test uncommitted changes.
-KMATRIX_ACCEPT_VENV=<a .venv from `make setup setup-trackers`> skips the installation.
+KMATRIX_ACCEPT_VENV=<a .venv from `make setup setup-trackers setup-kubernetes`> skips the installation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETUP_TIMEOUT_S = 1200  # make setup may have to download torch
 
 @pytest.fixture(scope="session")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a .venv with trainer and trackers, made once by `make setup setup-trackers` for all xdist workers."""
+    """Return a .venv with everything, made once for all xdist workers."""
     if installed := os.environ.get("KMATRIX_ACCEPT_VENV"):
         return Path(installed).resolve()
     shared = session_folder(tmp_path_factory)
@@ -36,7 +36,9 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             shutil.rmtree(root, ignore_errors=True)
-            completed = Clone(make_clone(root)).make("setup", "setup-trackers", timeout=SETUP_TIMEOUT_S)
+            completed = Clone(make_clone(root)).make(
+                "setup", "setup-trackers", "setup-kubernetes", timeout=SETUP_TIMEOUT_S
+            )
             assert completed.returncode == 0, (
                 f"make setup failed:\n{completed.stdout[-3000:]}\n{completed.stderr[-3000:]}"
             )

@@ -25,7 +25,7 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1800)]
 
-KILLS = int(os.environ.get("KMATRIX_KILLS", "15"))
+KILLS = int(os.environ.get("KMATRIX_KILLS", "9"))
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "EVAL_INTERVAL=20", "LOG_INTERVAL=1", "REUSE=n"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import kmatrix.cli.commands as cli
-from kmatrix.cli import run as running
 from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_makeflags, parse
+from kmatrix.cli.running import resume
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import ELSEWHERE, resolve_name
@@ -288,7 +288,7 @@ LONG = "x" * 5000
     ids=lambda words: " ".join(word[:30] for word in words),
 )
 def test_a_value_that_nothing_can_have_is_one_error_of_few_lines(words, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "need_torch", lambda: None)
+    monkeypatch.setattr(resume, "need_torch", lambda: None)
     matrix = make_matrix(tmp_path, [FakeRun()]).path
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / ".config").write_text("CONFIG_GPT2_DEVICE_CPU=y\nCONFIG_GPT2_NUM_GPUS=1\n")

@@ -63,13 +63,13 @@ def test_two_running_matrices_are_refused_with_both_names(matrix, results):
 def test_a_process_that_is_not_the_runner_is_never_signalled(matrix, changes):
     from dataclasses import replace
 
-    from kmatrix.cli.control import ask
+    from kmatrix.cli.control.stop import signal_runner
 
     other_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         identity = replace(this_process(), pid=other_process.pid)
         with pytest.raises(LaunchError, match="cannot be signalled from here"):
-            ask(matrix, replace(identity, **changes))
+            signal_runner(matrix, replace(identity, **changes))
         assert other_process.poll() is None
     finally:
         other_process.kill()
@@ -138,7 +138,7 @@ def test_the_display_switches_to_plain_lines_after_the_terminal_is_lost(tmp_path
 def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, capsys):
     """The detached runner of a matrix without pending runs starts, exits, and writes its output to the log."""
     from kmatrix.cli.commands import Arguments
-    from kmatrix.cli.run import _run_detached
+    from kmatrix.cli.running.start import run_detached
 
     run = plan("a")
     record = read_json(run.dir.run_json)
@@ -147,7 +147,7 @@ def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, ca
     write_json(run.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
     write_json(run.dir.status, {"run_id": "id-a", "attempt": 1, "status": "finished"})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a", "run_id": "id-a", "axes": {}}]})
-    assert _run_detached(matrix, Arguments("test-matrix")) == 0
+    assert run_detached(matrix, Arguments("test-matrix")) == 0
     wait_until(lambda: matrix.summary.exists() and not matrix.is_held())
     assert "running in the background: process " in capsys.readouterr().out
     assert "nothing to run" in matrix.runner_log.read_text()

@@ -11,7 +11,7 @@ from kmatrix.cli.commands import COMMANDS
 from version_0_1 import FINISHED
 
 SAMPLE = 300
-CASES = int(os.environ.get("KMATRIX_DAMAGES", "10000"))
+CASES = int(os.environ.get("KMATRIX_DAMAGES", "4000"))
 SEED = int(os.environ.get("KMATRIX_DAMAGE_SEED", "12"))
 PROGRAMS = {"gputop --replay", "gputop --stats-file", "trainer", "data preparation", "tracker process", "recorder"}
 

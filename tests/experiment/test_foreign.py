@@ -16,6 +16,7 @@ TEXTS = {  # strings that are ordinary texts
     "GPT2_TEXT_COLUMN",
     "GPT2_SAMPLE_PROMPT",
     "GPT2_PROFILE",  # steps
+    *("SLURM_TIME", "SLURM_MEMORY"),
 }
 LOCAL = {
     *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "ON_FINISH", "GPU_PROMETHEUS_PORT"),
@@ -47,7 +48,7 @@ def plan(config, user, **assignments):
 
 def test_every_text_of_the_configuration_is_local_or_harmless():
     tree = Tree.parse(srctree=ROOT)
-    typed = {*tree.floats, *tree.oneofs, *tree.durations, *tree.local}
+    typed = {*tree.floats, *tree.oneofs, *tree.durations, *tree.wholes, *tree.forms, *tree.local}
     strings = {symbol.name for symbol in tree.symbols if symbol.orig_type == kc.STRING}
 
     unknown = {name for name in strings - typed - TEXTS if not name.startswith("MATRIX_")}

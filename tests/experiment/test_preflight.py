@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import sys
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
 
 def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer("sgd")
-    monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
+    monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)
     arguments = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
     result = program.check("test-matrix", *arguments, "PREFLIGHT=y", "OPTIMIZER=adamw")
     assert "preflight: two steps of 1 shape, for 2 runs" in result.out
@@ -130,7 +131,7 @@ def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monk
 
 def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer()
-    monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
+    monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)
     with program.config.open("a") as file:
         file.write("CONFIG_PREFLIGHT=y\n")
     text = program.config.read_text().replace("# CONFIG_PREFLIGHT is not set\n", "")
@@ -152,3 +153,12 @@ def test_the_next_preflight_removes_the_files_of_a_killed_one(tmp_path):
         assert not leftover.exists()
         assert other.exists()  # the files of another preflight that is still running
     assert not folder.exists()
+
+
+def test_the_files_of_a_preflight_on_another_host_stay(tmp_path):
+    other, own = tmp_path / f"{FOLDER}n2_999999999", tmp_path / f"{FOLDER}{socket.gethostname()}_999999999"
+    other.mkdir()
+    own.mkdir()
+    with _folder(tmp_path):
+        assert not own.exists()
+    assert other.exists()

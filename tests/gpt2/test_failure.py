@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -150,8 +149,8 @@ def ticks(monkeypatch):
     monkeypatch.setattr(watchdog, "TICK_S", 0.01)
     for name in ("WAIT_S", "TURN_S"):
         monkeypatch.setattr(watchdog, name, 0.0)
-    ages = []
-    monkeypatch.setattr(Watchdog, "_write_state", lambda self, age: ages.append(age))
+    ages, write = [], Watchdog._write_state
+    monkeypatch.setattr(Watchdog, "_write_state", lambda self, age: ages.append(age) or write(self, age))
     return ages
 
 
@@ -160,6 +159,10 @@ def enforce(rank_watchdog):
     for step in range(4):
         rank_watchdog.work("step", step)
     rank_watchdog.begin(factor=1, floor_s=0.05)
+
+
+def says_that_it_holds(rank_dir):
+    return RunDir(rank_dir).rank_state(0).exists() and read_json(RunDir(rank_dir).rank_state(0))["holding"]
 
 
 def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
@@ -175,7 +178,7 @@ def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
         holder.start()
         wait_until(is_holding)
         enforce(rank_watchdog)
-        wait_until(lambda: watchdog._holds(RunDir(tmp_path).rank_stacks(0)))
+        wait_until(lambda: says_that_it_holds(tmp_path))
         seen = len(ticks)
         wait_until(lambda: len(ticks) > seen + 50)
         assert reports == []
@@ -183,20 +186,58 @@ def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
         holder.join()
         assert not is_holding()
         wait_until(lambda: reports)
-    assert not watchdog._holds(RunDir(tmp_path).rank_stacks(0))
+    assert not says_that_it_holds(tmp_path)
     rank_watchdog.end()
 
 
-def test_a_rank_that_waits_for_one_that_holds_a_write_does_not_hang(ticks, tmp_path):
-    reports, stacks = [], RunDir(tmp_path).rank_stacks(0)
-    stacks.parent.mkdir(parents=True)
-    with stacks.open("w") as of_rank_0:
-        fcntl.flock(of_rank_0, fcntl.LOCK_EX)
-        rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
-        enforce(rank_watchdog)
-        seen = len(ticks)
-        wait_until(lambda: len(ticks) > seen + 50)
-        assert reports == []
+def write_holding(run_dir, counter, *, holding=True):
+    """Write the state of rank 0 on another host, which holds a write, or does not."""
+    state = {"rank": 0, "attempt": 1, "host": "n1", "pid": 7, "counter": counter, "work": "checkpoint"}
+    write_json(run_dir.rank_state(0), {**state, "holding": holding}, durable=False)
+
+
+def test_a_rank_that_waits_for_one_on_another_host_that_holds_a_write_does_not_hang(ticks, tmp_path, monkeypatch):
+    reports, run_dir = [], RunDir(tmp_path)
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.0)
+    write_holding(run_dir, 1)
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
+    enforce(rank_watchdog)
+    seen = len(ticks)
+    wait_until(lambda: len(ticks) > seen + 50)
+    assert reports == []
+    write_holding(run_dir, 2, holding=False)
+    wait_until(lambda: reports)
+    rank_watchdog.end()
+
+
+def test_a_rank_that_died_while_it_held_a_write_holds_nobody(ticks, tmp_path, monkeypatch):
+    reports = []
+    monkeypatch.setattr(watchdog, "HOLD_S", 0.2)
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.0)
+    write_holding(RunDir(tmp_path), 1)
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
+    enforce(rank_watchdog)
+    wait_until(lambda: reports)
+    rank_watchdog.end()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_rank_whose_own_state_finds_no_space_does_not_hang(ticks, tmp_path, monkeypatch, number):
+    """The rank that holds a write cannot tell the others: the disk that is full has the states, too."""
+    reports, is_full = [], threading.Event()
+
+    def write(*args, **options):
+        if is_full.is_set():
+            raise OSError(number, "no space")
+
+    monkeypatch.setattr(watchdog, "write_json", write)
+    is_full.set()
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
+    enforce(rank_watchdog)
+    seen = len(ticks)
+    wait_until(lambda: len(ticks) > seen + 50)
+    assert reports == []
+    is_full.clear()
     wait_until(lambda: reports)
     rank_watchdog.end()
 

@@ -74,7 +74,7 @@ def check_same_end(folder, name):
     assert CASES[name].stop <= resume["step"] <= CASES[name].stop + 2
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(train_cases, ranks, name):
     check_same_end(train_cases(ranks, QUICK), name)

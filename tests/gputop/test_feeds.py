@@ -12,10 +12,11 @@ from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
 from kmatrix.gpu.formats.binary import SampleFile, read_samples
 from kmatrix.gpu.formats.samples import Snapshot
-from kmatrix.gputop.feeds import AttachedFeed, GPUMonitor, ReplayFeed
+from kmatrix.gputop.feeds import AttachedFeed, GPUMonitor, ReplayFeed, other_nodes, title_of
 from kmatrix.gputop.loop import Session, StatsFiles, follow
 from kmatrix.gputop.view import History, Metric
-from kmatrix.records.files import append_jsonl
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from stats_reader import read_stats
 
@@ -365,3 +366,15 @@ def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
     assert ReplayFeed(tmp_path, from_end=True).length == 119
     attached = AttachedFeed(tmp_path)
     assert attached.poll(History(1.0)).snapshot.samples[0].utilization == 119
+
+
+def test_the_screen_of_a_run_over_several_nodes_names_the_node_and_how_to_see_others(tmp_path):
+    run = RunDir(tmp_path / "run")
+    for node in range(3):
+        folder = NodeDir(run, node)
+        folder.path.mkdir(parents=True)
+        write_json(folder.node_json, {"node": node, "host": f"n{node + 1}"})
+    third = NodeDir(run, 2).recording
+    assert (title_of(run), title_of(third)) == ("run node 0 (n1)", "run node 2 (n3)")
+    assert other_nodes(run) == (f"node 0 of 0 to 2: RUN={third.path} shows node 2",)
+    assert (title_of(RunDir(tmp_path / "alone")), other_nodes(RunDir(tmp_path / "alone"))) == ("alone", ())

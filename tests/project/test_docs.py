@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from factories import train_config
-from kmatrix.cli.commands import ALIASES, COMMANDS, MAKE_ONLY, find_command
+from kmatrix.cli.commands import ALIASES, COMMANDS, MAKE_ONLY, OF_SCHEDULER, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
@@ -61,7 +61,7 @@ def why_refused(target: str, argument: str) -> str | None:
         return f"{target} is not a command of kmatrix, so it has no arguments"
     if name in command.names:
         return None
-    if not command.assigns:
+    if not command.assigns and not (command.settings and OF_SCHEDULER.fullmatch(name)):
         return f"{target} does not take {name}"
     try:
         parse_set(tree(), name, value) if name in SETS else parse_override(tree(), name, value)

@@ -78,10 +78,10 @@ def printed_by_status(matrix, capsys):
 
 
 def printed_by_the_end(matrix, capsys):
-    from kmatrix.cli.run import _print_next_steps
+    from kmatrix.cli.running.start import print_next_steps
 
-    _print_next_steps(matrix, Outcome(exit_code=EXIT_STOPPED, counts={Status.STOPPED: 1}, disk_full=False))
-    _print_next_steps(matrix, Outcome(exit_code=1, counts={Status.FAILED: 1}, disk_full=False))
+    print_next_steps(matrix, Outcome(exit_code=EXIT_STOPPED, counts={Status.STOPPED: 1}, disk_full=False))
+    print_next_steps(matrix, Outcome(exit_code=1, counts={Status.FAILED: 1}, disk_full=False))
     return capsys.readouterr().out
 
 
@@ -198,7 +198,7 @@ def hold(monkeypatch):
     """Hold the matrix until it is asked to stop."""
     runner = contextlib.ExitStack()
     runner.enter_context(held(the_matrix()))
-    monkeypatch.setattr("kmatrix.cli.control.ask", lambda *_: runner.close())
+    monkeypatch.setattr("kmatrix.cli.control.stop.signal_runner", lambda *_: runner.close())
 
 
 def a_running_matrix(user, monkeypatch):
@@ -219,7 +219,7 @@ def a_lost_run(user, _):
 
 def the_background(user, monkeypatch):
     stopped_matrix()
-    monkeypatch.setattr("kmatrix.cli.run.detach", lambda matrix, words: hold(monkeypatch))
+    monkeypatch.setattr("kmatrix.cli.running.start.detach", lambda matrix, words: hold(monkeypatch))
     return user("continue", "DETACH=1").out
 
 

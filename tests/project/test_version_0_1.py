@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from kmatrix.cli.commands import main
-from kmatrix.cli.run import former_settings
+from kmatrix.cli.running.reproduce import former_settings
 from kmatrix.experiment.plan import make_plan
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_train_values

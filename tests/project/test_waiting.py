@@ -12,6 +12,7 @@ ALLOWED_SLEEPS = {
     "acceptance/test_kills_story.py": "kills at random times",
     "acceptance/test_recordings_story.py": "kills at random times",
     "acceptance/test_runner_story.py": "kills at random times",
+    "acceptance/test_submission_story.py": "kills at random times",
     "acceptance/test_wandb_kill_story.py": "kills at random times",
     "gpt2/test_ddp.py": "a second signal must arrive while the first one is handled",
     "gpu/recorder/test_loop.py": "while the disk is full, nothing happens that could be waited for",

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+import kmatrix.records.decode as decoding
 from kmatrix.errors import RecordError, SchemaError, damaged_files
 from kmatrix.records.decode import (
     Amount,
@@ -15,6 +16,7 @@ from kmatrix.records.decode import (
     decode_optional,
     field,
     indented,
+    indented_text,
 )
 from kmatrix.records.files import write_json
 
@@ -77,6 +79,27 @@ def test_a_missing_optional_file_is_not_damage(tmp_path):
     assert damaged_files() == []
 
 
+def test_a_file_that_appears_after_it_was_missed_is_not_damage(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+
+    def miss(name):
+        path.write_text('{"name": "a"}')  # by its writer, just now
+        raise FileNotFoundError
+
+    monkeypatch.setattr(decoding, "read_file", miss)
+    damaged_files()
+    assert decode_optional(path, Example) is None
+    assert damaged_files() == []
+
+
+def test_a_link_to_nowhere_is_damage(tmp_path):
+    path = tmp_path / "a.json"
+    path.symlink_to("nowhere")
+    damaged_files()
+    assert decode_optional(path, Example) is None
+    assert damaged_files() == [f"{path} is damaged and was ignored: a link to a missing file"]
+
+
 def test_a_directory_in_place_of_a_file_is_damage(tmp_path):
     damaged_files()
     assert decode_optional(tmp_path, Example) is None
@@ -134,3 +157,16 @@ def test_indented_json_has_null_for_nan_and_no_bytes_that_are_not_utf_8():
         "a": None,
         "b": ["é?", "\U0001f600"],
     }
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"a": [], "b": {}, "c": [1, 2.5, 1e-05, 1e300, True, None], "d": {"e": [{"f": 'ü "\\ \n'}]}},
+        {"a": float("nan"), "b": [float("inf")]},
+        {"": ["", "\u2028", "\ud800"]},
+    ],
+)
+def test_indented_text_is_that_of_json(value):
+    assert indented_text(value) == json.dumps(value, indent=2)

@@ -15,6 +15,7 @@ from kmatrix.records.files import (
     finite,
     last_lines,
     own_copies,
+    read_json,
     read_or_empty,
     replacing,
     write_bytes,
@@ -171,3 +172,13 @@ def test_files_with_other_hard_links_are_replaced_by_copies(tmp_path):
     assert (copy / "metrics.jsonl").read_text().startswith("old\n{")
     links = {path.name: path.stat().st_nlink for path in copy.rglob("*") if path.is_file()}
     assert links == {"metrics.jsonl": 1, "state.json": 1, "step_1.pt": 2, ".lock": 2}
+
+
+def test_a_folder_that_was_moved_away_does_not_begin_again(tmp_path):
+    path = tmp_path / "moved" / "state.json"
+    with pytest.raises(FileNotFoundError):
+        write_json(path, {}, durable=False, parents=False)
+    assert not path.parent.exists()
+    write_json(path, {}, durable=False)
+    write_json(path, {"again": True}, durable=False, parents=False)
+    assert read_json(path)["again"]

@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+from cluster_factory import make_engine
 from gpt2.checkpoint.contents import weights_sha256
 from gpt2.inference import weights
 from kmatrix.records.files import append_jsonl, write_json
-from kmatrix.records.paths import RunDir
+from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.reproduction import changes, describe_repetition, repetition
 
 PROVENANCE = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "versions": {"torch": "2.13.0"}, "environment": {}}
@@ -109,6 +110,18 @@ def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(r
     change_run_json(runs[1], **cause)
     found = changes(*runs)
     assert (found.promised, found.others) == (False, (expected,))
+
+
+@pytest.mark.parametrize(("device", "expected"), [("EPYC", ()), ("Xeon", ("processor EPYC -> Xeon",))])
+def test_on_a_cluster_the_devices_of_the_nodes_count_and_not_their_hosts_or_the_submitter(runs, device, expected):
+    for run, host, name in zip(runs, ("n1", "n2"), ("EPYC", device), strict=True):
+        make_engine(MatrixDir(run.path.parent))
+        write_json(run.run_used, {"attempt": 1, "hosts": [host] * 2, "devices": [name] * 2})
+    change_run_json(runs[1], provenance={"cpu": "processor of the login node", "host": "login2"})
+    assert changes(*runs).others == expected
+    assert changes(*runs).configuration == ()
+    assert changes(*runs).hosts == "n1 -> n2"
+    assert changes(runs[0], runs[0]).hosts == ""
 
 
 def test_on_gpus_equality_is_not_promised(runs):

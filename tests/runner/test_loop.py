@@ -358,7 +358,7 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     assert process.wait(60) == 130
     assert (status_of(run)["status"], status_of(run)["reason"]) == (
         "stopped",
-        "asked to stop, and killed before it could save",
+        "asked to stop, and it was killed before it could save",
     )
     assert processes_of(matrix) == []
 

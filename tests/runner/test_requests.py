@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from instant import tree
-from kmatrix.cli import control
 from kmatrix.cli.commands import Arguments
+from kmatrix.cli.control import requests as control
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held

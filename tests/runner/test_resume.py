@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from instant import tree
-from kmatrix.cli.run import refuse_if_spent, resume_from
+from kmatrix.cli.running.limits import refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu

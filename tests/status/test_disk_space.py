@@ -13,7 +13,7 @@ import pytest
 import kmatrix.status.disk_space as room
 from gpt2 import failure
 from gpt2.log import RunLog
-from kmatrix.cli.run import _print_next_steps
+from kmatrix.cli.running.start import print_next_steps
 from kmatrix.errors import FullError, LaunchError, RecordError, is_full
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.runs import Status
@@ -140,10 +140,10 @@ def test_the_end_of_a_matrix_names_the_disk_of_the_checkpoints_too(matrix, plan,
         pytest.skip("no second disk")
     write_json(matrix.matrix_json, {"runs": [{"name": "a"}], "checkpoints": str(other / "kmatrix-checkpoints")})
     ended = Outcome(exit_code=1, counts={Status.FAILED: 1}, disk_full=True)
-    _print_next_steps(matrix, ended)
+    print_next_steps(matrix, ended)
     assert re.search(
         r"The disk is full: \S+ has .* free; /dev/shm has .* free\nContinue: free at", capsys.readouterr().out
     )
     matrix.matrix_json.write_text("{")
-    _print_next_steps(matrix, ended)
+    print_next_steps(matrix, ended)
     assert "The disk is full: " in capsys.readouterr().out

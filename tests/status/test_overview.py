@@ -19,9 +19,11 @@ import kmatrix.status.overview as overview_module
 from kmatrix.cli.status import cells, drawn, most_urgent, plain, screen
 from kmatrix.errors import SchemaError
 from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.lock import held
 from kmatrix.records.runs import Status
 from kmatrix.status.overview import Overview
+from kmatrix.status.view import changes
 from programs import ROOT, run
 from records_factory import CREATED, FakeRun, make_matrix
 from waiting import wait_until
@@ -159,6 +161,21 @@ def test_memory_is_that_of_the_device_with_the_highest_peak(tmp_path):
     view = view_of(matrix, "adamw")
     assert (view.memory_mib, view.memory_total_mib) == (2048.0, 23028.0)
     assert cells(view)[9] == "2.0 GiB"
+
+
+def test_memory_of_a_run_over_several_nodes_is_that_of_the_devices_of_all_of_them(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
+    run = matrix.run(FakeRun(gpus=2).name)
+    for node, host in enumerate(("n1", "n2")):
+        folder = NodeDir(run, node)
+        folder.path.mkdir(parents=True)
+        write_json(folder.node_json, {"node": node, "host": host, "attempt": 1})
+        gpu = {"gpu_index": node, "memory_used": {"max": 100.0 + node}, "memory_total": 23028.0}
+        write_json(folder.recording.gpu_summary, {"gpus": [gpu]})
+
+    memory = view_of(matrix, "adamw").memory
+
+    assert [(device.host, device.device, device.most) for device in memory] == [("n1", "0", 100.0), ("n2", "1", 101.0)]
 
 
 def test_memory_of_an_active_run_is_not_that_of_its_last_summary(tmp_path):
@@ -346,6 +363,7 @@ def test_a_change_within_a_tick_of_the_clock_is_found_and_a_file_just_written_is
     matrix = make_matrix(tmp_path, [FakeRun(status="skipped", reason="A"), FakeRun(optimizer="sgd")])
     clock = Clock(ns / 1e9)
     monkeypatch.setattr(overview_module, "time", clock)
+    monkeypatch.setattr(changes, "time", clock)
     written_at(matrix, ns)
     overview = Overview(matrix)
     assert overview.poll().runs[0].reason == "A"

@@ -365,7 +365,8 @@ def test_a_status_of_a_newer_kmatrix_is_refused(run):
 
 def test_every_field_of_an_attempt_is_in_the_file(run):
     clock = Clock(monotonic=7.0, boot_id="this boot")
-    begun = Attempt(number=1, resume="best", micro_batch=2, started=1.5, gpus=("GPU-1",), clock=clock)
+    placed = Attempt(number=1, gpus=("GPU-1",), hosts=("n1", "n2"))
+    begun = dataclasses.replace(placed, resume="best", micro_batch=2, started=1.5, clock=clock)
     state = after(RunState(), Started(begun))
     end = Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1, seconds=1.25)
     write_state(run, after(state, end))
@@ -373,7 +374,7 @@ def test_every_field_of_an_attempt_is_in_the_file(run):
     names = {field.name for field in dataclasses.fields(Attempt)} - {"number"} | {"attempt"}
     assert entry == {
         **{"attempt": 1, "status": "failed", "kind": "oom", "reason": "full", "resume": "best", "micro_batch": 2},
-        **{"started": 1.5, "ended": 2.5, "exit_code": 1, "gpus": ["GPU-1"]},
+        **{"started": 1.5, "ended": 2.5, "exit_code": 1, "gpus": ["GPU-1"], "hosts": ["n1", "n2"]},
         **{"clock": {"monotonic": 7.0, "boot_id": "this boot"}, "seconds": 1.25},
     }
     assert set(entry) == names

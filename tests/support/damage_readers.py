@@ -21,7 +21,9 @@ import kmatrix.experiment.add as adding
 import kmatrix.experiment.make as making
 import kmatrix.experiment.plan as planning
 from damage import DamagedMatrix, Reader
-from kmatrix.cli import control, machine, models, pages, results, run, trackers
+from kmatrix.cli import machine, models, pages, results, trackers
+from kmatrix.cli.control import stop
+from kmatrix.cli.running import reproduce, resume, start
 from kmatrix.errors import KmatrixError
 from kmatrix.gpu.devices import Device, DeviceLimits
 from kmatrix.gpu.recorder.loop import Recorder
@@ -229,7 +231,7 @@ NOT_READERS = frozenset(
     {
         *("menuconfig", "nconfig", "list-defconfigs", "defconfig", "olddefconfig", "oldconfig", "listnewconfig"),
         *("helpnewconfig", "savedefconfig", "diffconfig", "alldefconfig", "allyesconfig", "allnoconfig", "randconfig"),
-        *("doctor", "wandb-test", "trackio-test"),
+        *("doctor", "wandb-test", "trackio-test", "k8s-shell"),
     }
 )
 
@@ -251,17 +253,19 @@ def without_work(damaged: DamagedMatrix) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        for module in (results, run, adding, planning, machine, trackers):
+        for module in (results, start, reproduce, adding, planning, machine, trackers):
             patch.setattr(module, "open_tree", cached)
-        for name, value in {"_run_and_report": lambda matrix, plan, **options: 0, "need_torch": lambda: None}.items():
-            patch.setattr(run, name, value)
-        patch.setattr(run, "ROOT", damaged.checkout)  # of the quickstart's .config
-        patch.setattr(run, "_weights", functools.partial(_without_process, run._weights, done))
+        for module in (start, resume, reproduce):
+            patch.setattr(module, "run_and_report", lambda matrix, plan, **options: 0)
+        for module in (resume, reproduce):
+            patch.setattr(module, "need_torch", lambda: None)
+        patch.setattr(start, "ROOT", damaged.checkout)  # of the quickstart's .config
+        patch.setattr(reproduce, "_weights", functools.partial(_without_process, reproduce._weights, done))
         patch.setattr(making, "need_torch", lambda: None)
         patch.setattr(making, "prepare_data", without_program)
         patch.setattr(models, "_run", lambda module, words: None)
-        patch.setattr(control, "holder", forget)
-        patch.setattr(control, "ask", lambda matrix, owner: None)
+        patch.setattr(stop, "holder", forget)
+        patch.setattr(stop, "signal_runner", lambda matrix, owner: None)
         patch.setattr(trackers, "_sync_run", lambda run, names, project, *, online: 0)
         for name in ("need_trackers", "announce", "wait_for_signal"):
             patch.setattr(pages, name, lambda *_, **__: None)

@@ -25,8 +25,12 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
     for option in ("--behave", "--attempt", "--nproc-per-node", "--resume", "--micro-batch"):
         parser.add_argument(option, default="1")
     parser.add_argument("--standalone", action="store_true")
+    for option in ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-conf"):
+        parser.add_argument(option)
     parser.add_argument("paths", nargs="+")
     options = parser.parse_args()
+    if options.node_rank is not None:  # one rank per node
+        os.environ["RANK"] = options.node_rank
     folder, behave, attempt = Path(options.paths[-1]), options.behave, int(options.attempt)
     run = json.loads((folder / "run.json").read_text())
     batch = int(options.micro_batch) if "--micro-batch" in sys.argv else run["train"].get("batch_size")
@@ -54,6 +58,10 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behave == "stubborn" else save_and_exit)
     print(f"threads {os.environ['OMP_NUM_THREADS']} gpus {os.environ['CUDA_VISIBLE_DEVICES']!r}")
     write("env.json", {"pid": os.getpid(), "secret": os.environ.get("WANDB_API_KEY"), "cwd": str(Path.cwd())})
+    if behave == "second fails" and os.environ["RANK"] == "1":
+        sys.exit(1)
+    if behave == "second killed" and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
     if behave == "grandchildren":  # torchrun starts each worker in its own session
         started = [subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True).pid for _ in range(2)]
         write("grandchildren.json", {"pids": started})

@@ -15,6 +15,7 @@ import pytest
 import kmatrix.cli.commands as cli
 import kmatrix.doctor
 import kmatrix.experiment.plan as planning
+from kmatrix.experiment.cluster import resolve
 from kmatrix.experiment.plan import Plan
 from kmatrix.gpu.nvml.detect import Detected, Gpu
 
@@ -118,4 +119,4 @@ def give_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Make the planner detect this many GPUs, whatever the machine has."""
     gpus = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(count))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(planning, "detect", lambda: Detected(gpus=gpus, notes=()))
+    monkeypatch.setattr(resolve, "detect", lambda: Detected(gpus=gpus, notes=()))

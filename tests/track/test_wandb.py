@@ -29,6 +29,7 @@ from wandb_server import KEY, ServerRun, WandbServer
 SECRET = "Xq" * 25  # in the environment
 
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
+pytestmark = pytest.mark.slow  # W&B starts a service for each process: 20 tests took 58 s
 
 
 @functools.cache  # runs are never written to a directory that a test has read

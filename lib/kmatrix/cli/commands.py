@@ -30,16 +30,22 @@ MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
-CONFIGURE, PLAN, RUN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.run:", "kmatrix.cli.status:"
-CONTROL, RESULTS, MACHINE = "kmatrix.cli.control:", "kmatrix.cli.results:", "kmatrix.cli.machine:"
+CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.status:"
+START, RESUME = "kmatrix.cli.running.start:", "kmatrix.cli.running.resume:"
+CLUSTER = "kmatrix.cli.running.cluster:"
+REPRODUCE = "kmatrix.cli.running.reproduce:"
+RESULTS, MACHINE = "kmatrix.cli.results:", "kmatrix.cli.machine:"
+LOGS, STOP, REQUEST = (f"kmatrix.cli.control.{name}:" for name in ("logs", "stop", "requests"))
 PAGES, TRACKERS, MODELS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:", "kmatrix.cli.models:"
 # Arguments that many commands take.
 PAGE = "PORT= HOST="
 CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
 MATRIX = "TARGET= RESULTS_DIR="
+# Symbols that `continue` may change, because they say how jobs are submitted, not what they train.
+OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|PACK_NODES|STAGE_DIR")
 RUNS = "TARGET= RUN= RESULTS_DIR="
-START = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
-RESUME = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS= YES=1"
+START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
+RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS= YES=1"
 REQUESTS = frozenset({"prepare-data", "test-matrix-dry-run", "plan", "test-matrix", "train"})  # of the same symbols
 ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
@@ -163,6 +169,7 @@ class Command:
     help: str
     arguments: str = ""  # its own, as the help shows them: "TARGET= JSON=1"
     assigns: bool = False  # other names are Kconfig assignments
+    settings: bool = False  # settings of a scheduler are assignments
 
     @property
     def takes(self) -> frozenset[str]:
@@ -213,8 +220,11 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "help": Command("", "show this list"),
         "setup": Command("", "create .venv with everything that training needs"),
         "setup-trackers": Command("", "install W&B, Trackio and TensorBoard too, for TRACKER="),
-        "quickstart": Command(RUN + "quickstart", "compare two optimizers on the CPU in minutes", START, assigns=True),
-        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1"),
+        "setup-kubernetes": Command("", "install the client of Kubernetes too, for ENGINE=kubernetes"),
+        "quickstart": Command(
+            START + "quickstart", "compare two optimizers on the CPU in minutes", START_TAKES, assigns=True
+        ),
+        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1 PROBE=1"),
         "check": Command("", "run formatter, linter, type checker and tests"),
         "check-slow": Command("", "run the slow tests and the acceptance tests"),
         "accept": Command("", "run the acceptance tests: what a user does in a fresh clone"),
@@ -251,34 +261,41 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "plan": Command(
             PLAN + "plan",
             "forecast memory, time, energy, cost and disk space of every run",
-            "GPU= GPUS= TOKENS_PER_SECOND= SECONDS_PER_STEP= HOURS=",
+            "GPU= GPUS= TOKENS_PER_SECOND= SECONDS_PER_STEP= HOURS= RENDER=",
             assigns=True,
         ),
-        "test-matrix": Command(RUN + "test_matrix", "run the matrix", f"DETACH=1 {START}", assigns=True),
-        "train": Command(RUN + "train", "run one configuration", f"DETACH=1 {START}", assigns=True),
+        "test-matrix": Command(START + "test_matrix", "run the matrix", f"DETACH=1 WAIT=1 {START_TAKES}", assigns=True),
+        "train": Command(START + "train", "run one configuration", f"DETACH=1 WAIT=1 {START_TAKES}", assigns=True),
         "continue": Command(
-            RUN + "continue_",
+            RESUME + "continue_",
             "run what has not finished; finished runs are kept",
-            f"DETACH=1 RETRY_FAILED=1 RESUME= {RESUME}",
+            f"DETACH=1 WAIT=1 RETRY_FAILED=1 RESUME= {RESUME_TAKES}",
+            settings=True,
         ),
         "test-rerun": Command(
-            RUN + "test_rerun", "rerun runs of TARGET= (old results are archived)", f"OPTIMIZER= STATUS= {RESUME}"
+            RESUME + "test_rerun",
+            "rerun runs of TARGET= (old results are archived)",
+            f"OPTIMIZER= STATUS= WAIT=1 {RESUME_TAKES}",
+            settings=True,
         ),
         "add": Command(
-            RUN + "add",
+            START + "add",
             "add values of an axis to a matrix, and run the new cells",
-            f"GPUS= SIMULATE= {MATRIX}",
+            f"GPUS= SIMULATE= WAIT=1 {MATRIX}",
             assigns=True,
         ),
         "status": Command(STATUS + "status", "show the state of every run", f"STATUS= JSON=1 {MATRIX}"),
         "estimate": Command(STATUS + "estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
-        "logs": Command(CONTROL + "logs", "follow the output of a run", RUNS),
-        "stop": Command(CONTROL + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
-        "skip": Command(CONTROL + "skip", "leave runs out of a matrix until they are released", f"STATUS= {RUNS}"),
-        "hold": Command(CONTROL + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
-        "release": Command(CONTROL + "release", "continue runs that were skipped or held", f"STATUS= {RUNS}"),
+        "logs": Command(LOGS + "logs", "follow the output of a run, on a cluster of node NODE=", f"NODE= {RUNS}"),
+        "stop": Command(STOP + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
+        "skip": Command(REQUEST + "skip", "leave runs out of a matrix until they are released", f"STATUS= {RUNS}"),
+        "hold": Command(REQUEST + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
+        "release": Command(REQUEST + "release", "continue runs that were skipped or held", f"STATUS= {RUNS}"),
+        "k8s-shell": Command(
+            CLUSTER + "k8s_shell", "open a shell in a pod that mounts the claim (ENGINE=kubernetes)", assigns=True
+        ),
         "reproduce": Command(
-            RUN + "reproduce",
+            REPRODUCE + "reproduce",
             "repeat a run from its own .config, and compare bit for bit",
             "RUN= TRACKER= GPUS= YES=1",
             assigns=True,
@@ -381,7 +398,7 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
             continue
         elif is_key_name(name):  # before assignments: its value must not appear in an error about an unknown symbol
             raise _key_refused(name)
-        elif command.assigns:
+        elif command.assigns or (command.settings and OF_SCHEDULER.fullmatch(name)):
             assignments[name] = text
         else:
             raise _unknown_argument(target, command, name)

@@ -14,6 +14,8 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.output import terminal_output
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
+from kmatrix.engines.slurm.checks import slurm_checks, storage_checks
+from kmatrix.engines.slurm.script import JobPlace
 from kmatrix.errors import KmatrixError
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
@@ -21,6 +23,7 @@ from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.paste import pasteable
 from kmatrix.records.decode import SCHEMA
+from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, below_root, program_environment
 from kmatrix.simulate.library import simulation
 from kmatrix.text import Column, plural, shown, table
@@ -98,6 +101,11 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
     yield from trackers(config.trackers, {name: tree.value(name) or "" for name in WANDB_SYMBOLS})
     folders = {"RESULTS_DIR": config.results_dir, "DATA_DIR": config.data_dir, "CHECKPOINT_DIR": config.checkpoint_dir}
     yield from places({name: below_root(folder) for name, folder in folders.items() if folder})
+    texts = {name: tree.value(name) or "" for name in tree.names("SLURM_")}
+    yield from slurm_checks(texts, selected=config.engine == SLURM)
+    if yes(arguments, "PROBE"):
+        place = JobPlace(root=ROOT, python=Path(sys.executable))
+        yield from storage_checks(texts, below_root(config.results_dir), place)
 
 
 def gputop(arguments: Arguments) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
+from kmatrix.cli.targets import chosen_runs, find_target, look, results_dir, running_target
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.hosts import ServerAddress
@@ -210,8 +210,11 @@ def console(arguments: Arguments) -> int:
     """Print the newest values of each run; with RUN=<pattern>, the last steps of each matching run."""
     matrix = running_target(arguments) or find_target(arguments)
     records = [read_run(run) for run in chosen_runs(matrix, arguments)]
-    held = matrix.is_held()
-    statuses = {one.dir.name: str(recover_status(one.dir, has_runner=held).status) for one in records}
+    activity = look(matrix)
+    statuses = {
+        one.dir.name: str(recover_status(one.dir, has_runner=activity.has_runner(one.dir.name)).status)
+        for one in records
+    }
     print(matrix.name)
     if not arguments.get("RUN"):
         rows = [(one.dir.name, statuses[one.dir.name], *cells(newest(one))) for one in records]

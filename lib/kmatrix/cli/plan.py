@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.config import RunConfig, with_data
+from kmatrix.config import RunConfig, environment_warnings, with_data
 from kmatrix.errors import ConfigError, LaunchError, reason_of
+from kmatrix.experiment.cluster.data import large_data
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks, risks_on
 from kmatrix.matrix.expand import Run
 from kmatrix.paste import make_command
-from kmatrix.plan.cpu import CpuSpeed
+from kmatrix.plan.cpu import CpuSpeed, cpu_speed
 from kmatrix.plan.feasibility import (
     KNOWN,
     OVERHEAD,
@@ -43,6 +44,7 @@ from kmatrix.plan.feasibility import (
 )
 from kmatrix.plan.memory import MemoryNeed, forecast, memory, warnings
 from kmatrix.plan.risk import Risk
+from kmatrix.records.jobs.files import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import budget_s
 from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
@@ -90,6 +92,7 @@ def _plan(arguments: Arguments) -> Plan:
         kconfig=arguments.kconfig,
         gpus=arguments.get("GPUS"),
         options=arguments.takes,
+        by_hand=bool(arguments.get("RENDER")),
     )
 
 
@@ -149,6 +152,11 @@ def prepare(arguments: Arguments) -> int:
         raise LaunchError(
             f"cannot make DATA_DIR={data_dir}", why=reason_of(error), hint="choose a writable directory"
         ) from None
+    if made.config.engine == SLURM and (large := large_data(data_dir, fields)):
+        from kmatrix.cli.running.data import prepare_in_job
+
+        if status := prepare_in_job(made, large):
+            return status
     data = prepare_data(Path(sys.executable), ROOT, data_dir, fields)
     for found in data.values():
         print(
@@ -170,20 +178,24 @@ def plan(arguments: Arguments) -> int:
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
         arguments = dataclasses.replace(arguments, assignments={**arguments.assignments, "DEVICE": "cuda"})
     made = _plan(arguments)
+    if arguments.get("RENDER"):
+        return _render(arguments, made)
     data_dir = made.data_dir
     # Group by the text itself: runs that differ only in a seed or a rate need the same.
     grouped: dict[tuple[str, ...], list[str]] = {}
-    warned: dict[str, None] = {}
+    # Equal in all runs.
+    unasked = made.nodes.warning if made.nodes else ""
+    warned = dict.fromkeys([*([unasked] if unasked else []), *environment_warnings(made.runs[0].values.texts)])
     found: dict[RunKind, tuple[Risk, ...]] = {}
     for planned in made.runs:
         config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
-        cpu = made.cpu_runs.speed(config.shape, config.train) if config.device == "cpu" else None
+        cpu = _cpu(made, config)
         grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir, cpu)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
         if planned.kind not in found:
             found[planned.kind] = (
-                *risks_on(config, devices, made.cpu_runs),
+                *risks_on(config, devices, made.cpu_runs, made.nodes),
                 *_target_risk(config, devices, target),
             )
     for lines, names in grouped.items():
@@ -197,6 +209,29 @@ def plan(arguments: Arguments) -> int:
         raise no_gpus(made)
     for text in refuse_risks(made, found):
         print(f"warning: {text}")
+    if made.config.engine != LOCAL and not unasked:
+        from kmatrix.cli.running.jobs import show_jobs
+
+        show_jobs(made)
+    return 0
+
+
+def _render(arguments: Arguments, made: Plan) -> int:
+    """Make the matrix without running it, and write the scripts that run it on other nodes."""
+    if made.config.engine == LOCAL:
+        if all(planned.config.train.num_nodes == 1 for planned in made.runs):
+            raise ConfigError(
+                "RENDER= writes scripts for jobs of a cluster, or for several nodes",
+                why="ENGINE=local has none, and every run is on one node",
+                hint="pass ENGINE=slurm, or NUM_NODES=2",
+            )
+        from kmatrix.cli.running.by_hand import render_by_hand
+
+        render_by_hand(arguments, made)
+        return 0
+    from kmatrix.cli.running.jobs import render
+
+    render(arguments, made)
     return 0
 
 
@@ -258,12 +293,23 @@ def _positive(name: str, text: str) -> float:
     return value
 
 
+def _cpu(made: Plan, config: RunConfig) -> CpuSpeed | None:
+    """Return the expected speed of a run on the CPU, None for other runs."""
+    if config.device != "cpu":
+        return None
+    if made.nodes:
+        return cpu_speed(config.train, there=made.nodes.cores(config))
+    return made.cpu_runs.speed(config.shape, config.train)
+
+
 def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[GpuModel]:
     """Return the devices of a forecast: GPU=, else the GPUs of this machine, else all known models."""
+    if asked and config.device != "cpu":
+        return (asked,)
+    if made.nodes:
+        return made.nodes.devices(config) or KNOWN
     if config.device == "cpu":
         return (this_machine(config.ranks),)
-    if asked:
-        return (asked,)
     # One per model: equal GPUs need the same forecast only once.
     here = {gpu.name: detected(gpu.name, gpu.memory_total) for gpu in made.gpus}
     return tuple(here.values()) or KNOWN

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.targets import find_named, find_target, results_dir, warn_missing
+from kmatrix.cli.targets import ask, find_named, find_target, results_dir, warn_missing
+from kmatrix.engines.accounting import refresh_usage
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
@@ -17,6 +19,7 @@ from kmatrix.report.ending import render_ending
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.results_json import clean
 from kmatrix.report.write import draw_graphs, write_summary
+from kmatrix.runner.cluster import is_own_engine
 from kmatrix.text import shown
 
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
@@ -25,6 +28,9 @@ EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
     matrix = find_target(arguments)
+    ask(matrix)  # which runs are running
+    if why := refresh_usage(matrix, trusts=is_own_engine):
+        print(f"note: no answer about allocated hours: {why}", file=sys.stderr)
     warn_missing(matrix)
     report(matrix, draw=False)
     return 0
@@ -33,6 +39,7 @@ def summary(arguments: Arguments) -> int:
 def graphs(arguments: Arguments) -> int:
     """Draw the graphs from the run directories."""
     matrix = find_target(arguments)
+    ask(matrix)  # which runs are running
     warn_missing(matrix)
     _draw(analyse(matrix))
     return 0
@@ -74,6 +81,8 @@ def compare(arguments: Arguments) -> int:
             why="compare needs two matrices or two runs",
             hint="pass a run of the matrix as <matrix>/<run>",
         )
+    for one in (base, new):
+        ask(MatrixDir(one.path.parent) if isinstance(one, RunDir) else one)  # which runs are running
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
     tree = open_tree(arguments.kconfig)
     found = compare_runs(sides[0], sides[1], tree.without_effect, one=isinstance(base, RunDir))

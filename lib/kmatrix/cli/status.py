@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -12,16 +13,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.jobs import attempts, next_steps, place, queue_of, run_status, silence, troubles, waits
+from kmatrix.cli.jobs import counts as job_counts
 from kmatrix.cli.output import terminal_output
 from kmatrix.cli.progress import COLOURS, colourless
-from kmatrix.cli.targets import asked_statuses, find_target, running_target, warn_interrupted
+from kmatrix.cli.targets import ask, asked_statuses, find_target, running_target, warn_interrupted
+from kmatrix.engines.polling import Asking
 from kmatrix.output import check_interrupt, displayed
 from kmatrix.paste import make_command
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
+from kmatrix.status.activity import Activity
 from kmatrix.status.disk_space import FullDisk
-from kmatrix.status.overview import TO_COME, GpuView, MatrixView, Overview, RunView
+from kmatrix.status.overview import Overview
+from kmatrix.status.view.matrix_view import TO_COME, DeviceMemory, GpuView, MatrixView, RunView
 from kmatrix.text import (
     UNKNOWN,
     Column,
@@ -44,6 +50,9 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0  # between two frames
+# New objects between two searches for cycles: a view of 10,000 runs has a million objects, and hardly a cycle. With the
+# default of 700, these searches take a fifth of the time.
+GARBAGE = 200_000
 QUARANTINED = "quarantined"  # start of a reason that is still shown after the matrix has ended
 FEWEST_RUNS = 3  # rows that are reserved for runs
 RUNS = (
@@ -76,15 +85,21 @@ LEFT = (0, 1, 6)  # columns of words
 
 def status(arguments: Arguments) -> int:
     """Show the matrix that is running, else the newest, or TARGET=."""
+    gc.set_threshold(GARBAGE)
     wanted = asked_statuses(arguments)
-    overview = Overview(running_target(arguments) or find_target(arguments), wanted)
+    matrix = running_target(arguments) or find_target(arguments)
+    asking = Asking(lambda: ask(matrix))
+    overview = Overview(matrix, wanted, asking.newest)
     warn_interrupted(arguments)
-    if yes(arguments, "JSON"):
-        print(json.dumps(as_json(overview.poll()), indent=2))
-    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        watch(overview)
-    else:
-        print("\n".join(plain(overview.poll(), asked_width())))
+    try:
+        if yes(arguments, "JSON"):
+            print(json.dumps(as_json(overview.poll()), indent=2))
+        elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            watch(overview)
+        else:
+            print("\n".join(plain(overview.poll(), asked_width())))
+    finally:
+        asking.end()
     return 0
 
 
@@ -110,16 +125,16 @@ def asked_width() -> int | None:
 
 
 def watch(overview: Overview) -> None:
-    """Refresh the display until the runner exits or the user presses Ctrl+C, and leave the last frame on screen."""
+    """Refresh the display until nothing runs or waits, or Ctrl+C is pressed, and leave the last frame on screen."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(file=terminal_output(), highlight=False)
     view = overview.poll()
-    if view.running:
+    if view.is_active:
         live = Live(console=console, auto_refresh=False, transient=True)
         with suppress(KeyboardInterrupt), displayed(live):
-            while view.running:
+            while view.is_active:
                 # One line less than the terminal: a full screen would scroll at each refresh.
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
                 time.sleep(EVERY_S)
@@ -158,6 +173,8 @@ class Line:
 def screen(view: MatrixView, *, width: int | None = None, height: int | None = None) -> list[Line]:
     """Return the lines of a matrix. width: columns, height: lines; None for as many as are needed."""
     head = [Line(text, head=True) for text in headline(view, width)]
+    if text := silence(view):
+        head += [Line(line, Status.FAILED) for line in wrap(text, width=width)]
     # A command stays on one line, to be copied, which the terminal wraps; a live screen has no room for that.
     whole = height is None
     below = [
@@ -188,13 +205,16 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
     If that is too long, name and status have a line of their own.
     """
     parts = [f"{number} {name}" for name, number in view.counts.items()]
+    is_queued = view.jobs is not None and view.jobs.activity is Activity.QUEUED
+    status = "queued" if is_queued else str(view.status)
+    parts += [text] if view.jobs is not None and (text := job_counts(view.jobs)) else []
     if view.running and view.left_s is not None and view.ends is not None:
         parts += [f"left {duration(view.left_s)}", f"until {time_of_day(view.ends)}"]
     parts += [_cost(view)] if view.dollars is not None else []
-    whole = f"{view.name}: {', '.join([str(view.status), *parts])}"
+    whole = f"{view.name}: {', '.join([status, *parts])}"
     if width is None or len(whole) <= width:
         return [whole]
-    return [f"{view.name}: {view.status}", *wrap(", ".join(parts), "  ", width)]
+    return [f"{view.name}: {status}", *wrap(", ".join(parts), "  ", width)]
 
 
 def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> list[Line]:
@@ -264,6 +284,7 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
     for gpu in view.gpus:
         if gpu.out and (view.running or gpu.out.startswith(QUARANTINED)):
             yield Status.FAILED, f"GPU {_gpu(gpu)}: {gpu.out}"
+    yield from ((Status.FAILED, f"! {text}") for text in troubles(view))
     for run in view.runs:
         yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
     if missing := [run.name for run in view.runs if run.missing]:
@@ -271,13 +292,15 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
             Status.FAILED,
             f"no run.json: {first_names(missing)}; `{make_command('continue', view.path)}` makes them again",
         )
+    yield from ((Status.STOPPED, text) for text in (*next_steps(view), *waits(view)))
     for run in view.runs:
         yield from _history(run)
     for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.path):
         yield Status.FAILED, text
     for link in links(run.trackers for run in view.runs):
         yield None, link
-    if not view.running and view.status is Status.STOPPED:
+    has_hint = view.jobs is not None and (view.jobs.unsubmitted or view.jobs.original)
+    if not view.is_active and view.status is Status.STOPPED and not has_hint:
         yield Status.STOPPED, f"continue: {make_command('continue', view.path)}"
 
 
@@ -294,6 +317,8 @@ def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
         yield run.status, f"{run.name} {run.status}: {run.reason}"
     if run.reused_from:
         yield None, f"{run.name} was reused from {run.reused_from}"
+    elif text := attempts(run):
+        yield None, text
     elif run.attempt > 1:
         batch = f", micro-batch {run.micro_batch}" if run.micro_batch else ""
         yield None, f"{run.name}: attempt {run.attempt}{batch}"
@@ -305,7 +330,7 @@ def _cost(view: MatrixView) -> str:
 
 
 def _status(run: RunView) -> str:
-    return "missing" if run.missing else "reused" if run.reused_from else str(run.status)
+    return "missing" if run.missing else "reused" if run.reused_from else run_status(run)
 
 
 def _steps(run: RunView) -> str:
@@ -314,7 +339,9 @@ def _steps(run: RunView) -> str:
 
 
 def _place(run: RunView, gpus: Sequence[int | None]) -> str:
-    """Return `gpu 0,1` if the GPUs are known, else `2 gpu`."""
+    """Return `gpu 0,1` if the GPUs are known, else `2 gpu`; on a cluster `n1,n2`, before the start `2 nodes`."""
+    if text := place(run):
+        return text
     if run.status is Status.RUNNING and gpus and None not in gpus:
         return f"gpu {','.join(str(index) for index in gpus)}"
     if run.ranks is None:
@@ -334,8 +361,9 @@ def _gpu_cells(gpu: GpuView) -> tuple[str, ...]:
 
 
 def _gpu(gpu: GpuView) -> str:
-    """Return `2 NVIDIA A10G`."""
-    return " ".join(filter(None, ["?" if gpu.index is None else str(gpu.index), gpu.name or gpu.uuid]))
+    """Return `2 NVIDIA A10G`, on a cluster `n1:2 NVIDIA A10G`."""
+    number = "?" if gpu.index is None else str(gpu.index)
+    return " ".join(filter(None, [f"{gpu.host}:{number}" if gpu.host else number, gpu.name or gpu.uuid]))
 
 
 def _gpu_counts(view: MatrixView) -> str:
@@ -362,8 +390,10 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 def estimate(arguments: Arguments) -> int:
     """Print when the runs of the matrix that is running end, else of the newest, or of TARGET=."""
+    gc.set_threshold(GARBAGE)
     now = time.time()
-    view = Overview(running_target(arguments) or find_target(arguments)).poll(now)
+    matrix = running_target(arguments) or find_target(arguments)
+    view = Overview(matrix, ask=lambda: ask(matrix)).poll(now)
     if yes(arguments, "JSON"):
         print(json.dumps(estimate_json(view, now), indent=2))
     else:
@@ -380,7 +410,8 @@ def lines(view: MatrixView, now: float) -> list[str]:
     """Return the estimate as text: a table, the memory of the devices, and the matrix as a whole."""
     head = f"{view.name}: {', '.join(f'{number} {name}' for name, number in view.counts.items())}"
     rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
-    return [head, *rows, *_peak_memory(view), *_totals(view, now)]
+    jobs = [text for text in (silence(view), *next_steps(view), *waits(view)) if text]
+    return [head, *rows, *_peak_memory(view), *jobs, *_totals(view, now)]
 
 
 def _cells(run: RunView, now: float) -> tuple[str, ...]:
@@ -403,18 +434,25 @@ def _peak_memory(view: MatrixView) -> Iterator[str]:
     for run in view.runs:
         if run.memory:
             unit = "GPU" if run.device == "cuda" else "device"
-            held = (f"{unit} {device.device} {_memory(device.most, device.total)}" for device in run.memory)
-            yield f"memory of {run.name}: {', '.join(held)}"
+            held = (f"{_on_host(device)} {_memory(device.most, device.total)}" for device in run.memory)
+            yield f"memory of {run.name}: {', '.join(f'{unit} {each}' for each in held)}"
+
+
+def _on_host(device: DeviceMemory) -> str:
+    """Return the number of a device; over several nodes with its host."""
+    return f"{device.device} on {device.host}" if device.host else device.device
 
 
 def _totals(view: MatrixView, now: float) -> Iterator[str]:
     """Yield the totals of the matrix."""
     if not any(run.status in TO_COME for run in view.runs):
         yield "nothing is left to run"
+    elif view.left_s is None and (text := queue_of(view)):
+        yield f"time left: unknown ({text})"
     elif view.left_s is None:
         unknown = [run.name for run in view.runs if run.status in TO_COME and run.left_s is None]
         yield f"time left: unknown (no measurement for {', '.join(unknown)} yet)"
-    elif view.running:
+    elif view.is_active:
         yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
     else:
         yield f"left: {duration(view.left_s)}; not running: {make_command('continue', view.path)}"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.errors import ConfigError, RecordError
+from kmatrix.engines.polling import refresh
+from kmatrix.errors import ConfigError, LaunchError, RecordError
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.paste import make_command
+from kmatrix.records.jobs.files import PollFile
 from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, made_path, matrix_dirs
 from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
+from kmatrix.runner.cluster import is_own_engine
+from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.text import first_names, plural, shown
 
 MOST_DIGITS = 9  # of the number of a run
@@ -46,13 +50,37 @@ def running_target(arguments: Arguments) -> MatrixDir | None:
     """Return the matrix of TARGET=, or the running one, None if none runs. Raises ConfigError if several run."""
     if arguments.get("TARGET"):
         return find_target(arguments)
-    running = [matrix for matrix in matrix_dirs(results_dir(arguments)) if matrix.is_held()]
+    running = [matrix for matrix in matrix_dirs(results_dir(arguments)) if is_active(matrix)]
     if len(running) > 1:
         raise ConfigError(
             f"{len(running)} matrices are running: {', '.join(matrix.name for matrix in running)}",
             hint="pass TARGET=<one of them>",
         )
     return running[0] if running else None
+
+
+def look(matrix: MatrixDir) -> MatrixActivity:
+    """Return who runs a matrix now, as the lock says, or the scheduler and the jobs of a cluster.
+
+    Raises RecordError if engine.json is damaged.
+    """
+    return MatrixActivity(matrix, ask(matrix))
+
+
+def ask(matrix: MatrixDir, *, now: bool = False) -> PollFile | None:
+    """Return the newest answer of the scheduler of a matrix, None on one machine. now: ask again.
+
+    The settings of a matrix that somebody else has submitted are not used.
+    """
+    return refresh(matrix, trusts=is_own_engine, now=now)
+
+
+def is_active(matrix: MatrixDir) -> bool:
+    """Return whether a matrix is being run, or has jobs that wait. A damaged engine.json counts as neither."""
+    try:
+        return look(matrix).activity is not Activity.NONE
+    except RecordError:  # of one of many matrices: the command that is about it refuses it
+        return False
 
 
 def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
@@ -115,9 +143,30 @@ def warn_interrupted(arguments: Arguments) -> None:
 
 
 def refuse_if_running(matrix: MatrixDir) -> None:
-    """Raise LaunchError if another process is running the matrix."""
+    """Raise LaunchError if another process is running the matrix, or its jobs on a cluster may write to it."""
     if holder(matrix) is not None:
         raise in_use(matrix)
+    activity = look(matrix)
+    if activity.engine is None or activity.activity is Activity.NONE:
+        return
+    path, counts = matrix.path, activity.counts()
+    if activity.activity is Activity.UNKNOWN:
+        raise LaunchError(
+            f"{matrix.name} may be running: {activity.scheduler} does not answer",
+            why=activity.why_silent,
+            hint=f"try again later; `{make_command('status', path)}` shows what its files say",
+        )
+    raise LaunchError(
+        f"{matrix.name} is being run by {activity.scheduler}: {job_counts(counts)}",
+        why="its jobs write to it",
+        hint=f"wait for them, or stop them with `{make_command('stop', path)}` (runs save a checkpoint)",
+    )
+
+
+def job_counts(counts: Mapping[Activity, int]) -> str:
+    """Return `1 job running, 3 jobs waiting`. counts: activity -> jobs."""
+    named = {Activity.RUNNING: "running", Activity.QUEUED: "waiting", Activity.UNKNOWN: "unknown"}
+    return ", ".join(f"{plural(counts[one], 'job')} {name}" for one, name in named.items() if counts.get(one))
 
 
 def results_dir(arguments: Arguments) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.output import terminal_output
-from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.cli.targets import chosen_runs, find_target, look
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
@@ -29,7 +29,7 @@ from kmatrix.records.tracking import (
     read_track,
     sync_status,
 )
-from kmatrix.text import duration, plural, printable, shown
+from kmatrix.text import duration, first_names, plural, printable, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
@@ -88,6 +88,12 @@ def sync(arguments: Arguments) -> int:
         raise ConfigError("TRACKER=tensorboard does not take PROJECT", why="TensorBoard has no projects")
     refuse_links(matrix)  # before anything is written: the matrix may be somebody else's
     runs = [run for run in chosen_runs(matrix, arguments) if run.metrics.exists()]
+    # On one machine, the lock of a tracker process decides. Between two nodes, a lock may not.
+    activity = look(matrix)
+    live = [run for run in runs if activity.engine is not None and activity.has_runner(run.name)]
+    if live:
+        print(f"note: left to their jobs, which upload them now: {first_names(run.name for run in live)}")
+    runs = [run for run in runs if run not in live]
     wanted = {run: asked or (_used(run) if project or online else _pending(run)) for run in runs}
     # An error rather than "nothing pending": the user expects an upload that was never configured.
     if not asked and runs and not any(_tracking(run).trackers or read_track(run) for run in runs):

@@ -12,27 +12,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmatrix.config import RunConfig, cpu_threads
+from kmatrix.config import RunConfig, cpu_threads, environment
 from kmatrix.errors import DataError, LaunchError, is_full, reason_of
+from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.foreign import is_own, signed_text
 from kmatrix.experiment.initial import InitialWeights, initial_fields
-from kmatrix.experiment.provenance import code_of, provenance, secret_variables
+from kmatrix.experiment.provenance import Code, code_of, provenance, secret_variables
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.paste import make_command
-from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
+from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import Owner, check_own_files, new_folder
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
+from kmatrix.records.jobs.files import LOCAL, write_engine
 from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.redaction import redact
+from kmatrix.runner.cluster import new_engine
 from kmatrix.runner.signature import matrix_identity, sign
 from kmatrix.status.disk_space import how_full, what_to_do
+from kmatrix.text import shortened
+
+# Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
+# all of them. matrix.json has the whole command.
+MOST_COMMAND = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +64,7 @@ class Creation:
     data: Mapping[Key, Dataset]
     data_dir: Path
     skipped: Mapping[str, str]  # run -> why it cannot run here
-    gpus: tuple[Gpu, ...]  # GPUs that runs may use
+    gpus: tuple[Gpu, ...]  # GPUs of this machine that runs may use
     results_dir: Path
     checkpoint_dir: Path | None  # None: checkpoints are saved in the run directories
     timeout_s: int
@@ -66,6 +75,10 @@ class Creation:
     equal: str = ""  # the budget that all runs share, as text
     tracking: Tracking = field(default_factory=Tracking)
     on_finish: str = ""  # the user's command at the end
+    engine: str = LOCAL
+    nodes: Nodes | None = None  # of the cluster that executes the runs; None: this machine does
+    settings: Mapping[str, str] = field(default_factory=dict)  # symbol -> value, those of the scheduler of a cluster
+    rendered: bool = False  # the jobs of a cluster are submitted by the user
     initial: Mapping[str, InitialWeights] = field(default_factory=dict)  # by the text of INIT_FROM
 
 
@@ -142,14 +155,14 @@ def add_to(
         text = record.get("checkpoints")
         folder = Path(text) if text else None
         code = code_of(made_from.root)
-        origin = provenance(code, made_from.command, made_from.gpus, None)
+        origin = _origin(code, made_from, None)
         if origin["code"] != (record.get("provenance") or {}).get("code"):
             on_message(
                 f"warning: the trainer's code has changed since this matrix was made: see `{make_command('compare')}`"
             )
         # The plan first: matrix.json decides which runs the matrix has.
-        runs = made_from.plan.runs
-        write_plan(matrix, (_planned(record["name"], run, folder, made_from, origin) for run in runs), append=True)
+        runs, short = made_from.plan.runs, _of_runs(origin)
+        write_plan(matrix, (_planned(record["name"], run, folder, made_from, short) for run in runs), append=True)
         more = _matrix_json(record["name"], folder, made_from, origin)
         changed = {name: more[name] for name in ("axes", "overrides", *(("signature",) if is_own(matrix) else ()))}
         write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *more["runs"]]})
@@ -165,13 +178,29 @@ def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Cr
         on_message(f"warning: not in {matrix.patch.name}: {one.describe()}")
     for variable in secret_variables(os.environ):
         on_message(f"warning: not recorded: the environment variable {variable}, whose value may be a key")
-    origin = provenance(code, made_from.command, made_from.gpus, matrix.patch.name if code.patch else None)
+    origin = _origin(code, made_from, matrix.patch.name if code.patch else None)
     write_text(matrix.config, made_from.config_text)
     if code.patch:
         write_bytes(matrix.patch, code.patch, private=True)
-    write_plan(matrix, (_planned(name, run, folder, made_from, origin) for run in made_from.plan.runs))
-    place = {"place": as_json(Owner.of(matrix, matrix.path.with_name(name).resolve()))}
+    short = _of_runs(origin)
+    write_plan(matrix, (_planned(name, run, folder, made_from, short) for run in made_from.plan.runs))
+    path = matrix.path.with_name(name).resolve()
+    if made_from.engine != LOCAL:  # before the matrix is there: without this file, it would be one of this machine
+        write_engine(matrix, new_engine(made_from.engine, path, made_from.settings, rendered=made_from.rendered))
+    place = {"place": as_json(Owner.of(matrix, path))}
     write_json(matrix.matrix_json, {**_matrix_json(name, folder, made_from, {**origin, "files": code.files}), **place})
+
+
+def _origin(code: Code, made_from: Creation, patch: str | None) -> Provenance:
+    """Return the provenance of a matrix. patch: name of the file with the patch."""
+    origin = provenance(code, made_from.command, made_from.gpus, patch)
+    return made_from.nodes.provenance(origin) if made_from.nodes else origin
+
+
+def _of_runs(origin: Provenance) -> Provenance:
+    """Return the provenance for each run.json, without the middle of a long command."""
+    # Redacted before it is cut: the half of a key would not be recognized.
+    return {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
 
 
 def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> RunTexts:
@@ -253,33 +282,41 @@ def _run_json(name: str, run: Run, folder: Path | None, made_from: Creation, ori
         # Relative to CHECKPOINT_DIR, which only matrix.json names.
         **({"checkpoints": f"{folder.name}/{run.name}"} if folder else {}),
         "timeout_s": made_from.timeout_s,
+        "environment": environment(made_from.texts[run.name].values),
         "tracking": made_from.tracking.to_json(),
         "train_tokens": data.train_tokens if data else None,
-        **_expected(made_from.configs[run.name], made_from.gpus),
+        **_expected(made_from.configs[run.name], _device(made_from)),
         "provenance": origin,
     }
 
 
-def _expected(config: RunConfig, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
-    """Return the expected time of a run on these GPUs and its source, both None if unknown."""
-    if config.device != "cuda" or not gpus:
+def _device(made_from: Creation) -> GpuModel | None:
+    """Return the model of the GPUs that runs will use, None without GPUs or for an unknown type."""
+    if made_from.nodes:
+        return made_from.nodes.model
+    return detected(made_from.gpus[0].name, made_from.gpus[0].memory_total) if made_from.gpus else None
+
+
+def _expected(config: RunConfig, device: GpuModel | None) -> dict[str, Any]:
+    """Return the expected time of a run on a GPU model and its source, both None if unknown."""
+    if config.device != "cuda" or device is None:
         return {"expected_s": None, "expected_from": None}
-    device = detected(gpus[0].name, gpus[0].memory_total)
     seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
     share = middle_mfu(config.shape, config.train, device)
-    source = None if seconds is None else f"an MFU of {share:.0%} on {gpus[0].name}"
+    source = None if seconds is None else f"an MFU of {share:.0%} on {device.name}"
     return {"expected_s": seconds, "expected_from": source}
 
 
 def _train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
     """Return the fields of the trainer with data and threads."""
     config = made_from.configs[run.name]
+    ranks = config.train.ranks_per_node  # share the cores of a node
     data = made_from.data.get(key(config.train))  # a skipped run may have no data
     return {
         **config.train.to_json(),
         "max_iters": config.steps,
         "warmup_steps": config.warmup_steps,
-        "cpu_threads": cpu_threads(config.train.cpu_threads, device=config.device, cores=cores, ranks=config.ranks),
+        "cpu_threads": cpu_threads(config.train.cpu_threads, device=config.device, cores=cores, ranks=ranks),
         "data_path": data.path if data else "",
         "data_sha256": data.sha256 if data else "",
         **benchmark_files(config.train, made_from.data_dir),

@@ -96,15 +96,19 @@ def prepare_data(
     return {name: _prepare(python, root, data_dir, name, need) for name, need in needs(runs, shards).items()}
 
 
-def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) -> Dataset:
+def prepare_command(python: Path, data_dir: Path, wanted: Key, need: Need) -> list[str]:
+    """Return the command that prepares a dataset."""
     fields = dict(wanted)
     command = [str(python), "-m", "gpt2.prepare", str(fields["dataset"]), "--data-dir", str(data_dir)]
     for name, option in OPTIONS.items():
         command += [f"{option}={fields[name]}"] if name in fields else []
-    command += [f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
+    return [*command, f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
+
+
+def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) -> Dataset:
     # stderr is the terminal, for the progress; the last line of stdout is the answer.
     done = subprocess.run(
-        command,
+        prepare_command(python, data_dir, wanted, need),
         cwd=root,
         env=program_environment(root),
         stdout=subprocess.PIPE,
@@ -116,7 +120,7 @@ def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) 
         raise KeyboardInterrupt
     if done.returncode:
         raise DataError(
-            f"cannot prepare the data of {fields['dataset']!r}",
+            f"cannot prepare the data of {dict(wanted)['dataset']!r}",
             why="see the message above",
             hint="docs/data.md describes the datasets and their files",
         )
@@ -132,6 +136,8 @@ class KnownDataset:
     vocab_size: int
     parts: Parts  # as in Dataset
     train_shards: tuple[int, ...] = ()  # tokens of each training shard; empty if the download is incomplete
+    is_complete: bool = True  # False: a part of the download
+    shards: int = 0  # training shards that are there
 
 
 def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
@@ -165,6 +171,8 @@ def _known(record: DatasetFile, needed: int) -> KnownDataset | None:
         vocab_size=vocab_size,
         parts=tuple((source.name, source.weight / max(1, total), source.train_tokens) for source in record.sources),
         train_shards=() if record.complete is False else train_shards(record),
+        is_complete=record.complete is not False,
+        shards=len(train_shards(record)),
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_data
+from kmatrix.engines.schedulers import settings_of
+from kmatrix.errors import LaunchError
+from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
 from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
@@ -14,7 +18,10 @@ from kmatrix.experiment.initial import check_fit
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
-from kmatrix.matrix.expand import apply_run
+from kmatrix.kconfig.texts import ConfigTexts
+from kmatrix.matrix.expand import assign_run
+from kmatrix.paste import make_command
+from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking
 from kmatrix.runner.execute import command_of, need_torch
@@ -29,20 +36,32 @@ def make_matrix(
     preflight: bool | None = None,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
+    rendered: bool = False,
     on_message: OnMessage = ignore,
     on_progress: Callable[[RunProgress], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    run_jobs: Callable[[MatrixDir], object] | None = None,
 ) -> MatrixDir:
     """Make the directories of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
-    an earlier run.  on_message: called with notes and warnings.  on_progress, on_note: called with the progress and
-    the notes of the preflight runs.  Raises ConfigError, DataError or LaunchError before anything is made.
+    an earlier run.  rendered: the user submits the jobs of a cluster.  on_message: called with notes and warnings.
+    on_progress, on_note: called with the progress and the notes of the preflight runs.
+    run_jobs: trains preflight runs on the cluster of the plan.
+    Raises ConfigError, DataError or LaunchError before anything is made.
     """
     creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
+    creation = dataclasses.replace(creation, rendered=rendered)
     if plan.config.preflight if preflight is None else preflight:
-        try_runs(creation, plan.gpus, on_message=on_message, on_progress=on_progress, on_note=on_note)
+        try_runs(
+            creation,
+            plan.gpus,
+            on_message=on_message,
+            on_progress=on_progress,
+            on_note=on_note,
+            run_jobs=run_jobs,
+        )
     wanted = reuse and plan.config.reuse
     return create(creation, on_message, then=(lambda matrix: reuse_into(matrix, plan, on_message)) if wanted else None)
 
@@ -52,6 +71,10 @@ def checked(plan: Plan, on_message: OnMessage) -> dict[str, str]:
 
     Raises ConfigError or LaunchError if no run can start here.
     """
+    if plan.nodes and plan.nodes.why_not:
+        raise LaunchError(
+            plan.nodes.why_not, hint=f"forecasts work without it: {make_command('plan')}; runs need the scheduler"
+        )
     for note in plan.notes:
         on_message(f"note: {note}")
     skipped = _skipped(plan)
@@ -86,6 +109,8 @@ def prepared(
     check_place(results_dir, checkpoint_dir)
     runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
     check_benchmark_files(runnable, plan.data_dir)
+    if plan.config.engine == SLURM:
+        refuse_large_data(plan.data_dir, runnable, shards)
     data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)
     # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
@@ -110,6 +135,9 @@ def prepared(
         overrides=plan.overrides,
         tracking=tracking(plan.config),
         on_finish=plan.config.on_finish,
+        engine=plan.config.engine,
+        nodes=plan.nodes,
+        settings=settings_of(plan.config.engine, plan.runs[0].values.texts),
         initial=plan.initial,
     )
 
@@ -124,13 +152,18 @@ def _texts(plan: Plan) -> dict[str, RunText]:
     """Return the configuration of each run as text."""
     texts = {}
     base = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
+    known = ConfigTexts(plan.tree, (point.axis for planned in plan.runs for point in planned.run.points))
     for planned in plan.runs:
-        apply_run(plan.tree, plan.base, planned.run)
         values = planned.values.texts
-        asked = base | {point.axis for point in planned.run.points}
+        points = [(point.axis, point.text) for point in planned.run.points]
+        text = known.find(points, values)
+        if text is None:
+            assign_run(plan.tree, plan.base, planned.run)
+            text = known.render(points, values)
+        asked = base | {axis for axis, _ in points}
         texts[planned.name] = RunText(
-            config=plan.tree.config_text(),
-            minimal=plan.tree.minimal_text(),
+            config=text.full,
+            minimal=text.minimal,
             values=values,
             asked=tuple(sorted(asked & values.keys())),
         )

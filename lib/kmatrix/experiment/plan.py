@@ -8,8 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kmatrix.config import PREFIX, RULES, Config, RunConfig, read, read_run, resolve_count, resolve_device
+from kmatrix.config import (
+    PREFIX,
+    RULES,
+    Config,
+    RunConfig,
+    environment_warnings,
+    read,
+    read_run,
+)
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.cluster.nodes import Nodes
+from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
 from kmatrix.experiment.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.foreign import Foreign, check_axes, check_values, load_foreign
@@ -17,22 +27,22 @@ from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.initial import asked as asked_checkpoints
 from kmatrix.experiment.keys import redacted_comments, refuse_keys
-from kmatrix.gpu.nvml.detect import Gpu, detect, usable
+from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
-from kmatrix.matrix.axes import Axes, AxisValue, overrides, plan_axes, single
+from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import Risk, risks
+from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import below_root
 from kmatrix.records.train_config import budget_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
 from kmatrix.text import first_names, plural
 
-DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
 EQUAL = "MATRIX_EQUAL"
 
 
@@ -124,7 +134,8 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     kinds: tuple[RunKind, ...]  # of the runs, each once
     config: Config
-    gpus: tuple[Gpu, ...]  # the GPUs that runs may use; empty if no run needs one
+    gpus: tuple[Gpu, ...]  # the GPUs that runs may use; empty if no run needs one, and on a cluster
+    nodes: Nodes | None  # of the cluster that executes the runs; None: this machine does
     notes: tuple[str, ...]  # about idle lines of the configuration and unusable GPUs
     data_notes: tuple[str, ...]
     warnings: tuple[str, ...]  # of the runs, without repetitions
@@ -161,6 +172,7 @@ def make_plan(
     one: bool = False,
     options: Collection[str] = (),
     user: Path | None = None,
+    by_hand: bool = False,
 ) -> Plan:
     """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
 
@@ -168,6 +180,7 @@ def make_plan(
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
     user: the .config of this user, if `config` may be somebody else's: that of a run, or of a matrix.
+    by_hand: the user starts the runs, over several nodes also without a scheduler.
     """
     tree = open_tree(kconfig)
     asked = overrides(tree, assignments, options)
@@ -179,7 +192,7 @@ def make_plan(
     if one:
         base = _without_matrix(base, asked)
     words = tuple(f"{name}={text}" for name, text in assignments.items())
-    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, foreign=foreign)
+    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, foreign=foreign, by_hand=by_hand)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
@@ -215,10 +228,11 @@ def _plan(
     words: tuple[str, ...],
     text: str,
     foreign: Foreign | None = None,
+    by_hand: bool = False,
 ) -> Plan:
     """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan.
 
-    foreign: what the configuration was read from, if that may be somebody else's.
+    foreign: what the configuration was read from, if that may be somebody else's.  by_hand: as for `make_plan`.
     """
     base, _ = merge(tree, base, single(asked))
     axes = plan_axes(tree, base, asked)
@@ -226,8 +240,9 @@ def _plan(
         check_axes(tree, axes, foreign.own)
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
-    # Resolve the device and the GPU count on this machine, then expand: excluded cells depend on both.
-    base, axes, found, notes = _resolve(tree, base, axes, gpus)
+    # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
+    there = resolve(tree, base, axes, gpus)
+    base, axes, found, nodes = there.base, there.axes, there.gpus, there.nodes
     initial = read_initial(asked_checkpoints(base, axes))
     tree.contents[INIT_FROM] = {"none": "", **{text: weights.sha256 for text, weights in initial.items()}}
     matrix = expand(tree, base, axes, RULES)
@@ -245,10 +260,14 @@ def _plan(
     refuse_keys(tree, values.texts, paths, (run.name for run in matrix.runs))
     configs = _Configs(tree, matrix, data_dir)
     cpu_runs = CpuRuns(below_root(control.results_dir))
-    runs, kinds = _planned_runs(configs, found, cpu_runs)
+    # Equal in all runs.
+    warned = [*([nodes.warning] if nodes and nodes.warning else []), *environment_warnings(values.texts)]
+    runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
     if foreign:
         for planned in runs:
             check_values(tree, planned.values.texts, foreign.own)
+    if not by_hand:
+        _refuse_nodes(control.engine, kinds)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     # A single run has nothing to be equal to.
@@ -261,9 +280,10 @@ def _plan(
         kinds=tuple(kinds.values()),
         config=control,
         gpus=found,
-        notes=(*matrix.notes, *notes),
+        nodes=nodes,
+        notes=(*matrix.notes, *there.notes),
         data_notes=tuple(data_notes),
-        warnings=tuple(dict.fromkeys(text for kind in kinds.values() for text in kind.warnings)),
+        warnings=tuple(dict.fromkeys([*warned, *(text for kind in kinds.values() for text in kind.warnings)])),
         data_warnings=tuple(data_warnings),
         equal_by=equal_by,
         equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
@@ -276,9 +296,9 @@ def _plan(
 
 
 def _planned_runs(
-    configs: _Configs, gpus: Sequence[Gpu], cpu_runs: CpuRuns
+    configs: _Configs, gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns
 ) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
-    """Return the planned runs, and their kinds by the name of the first run of each."""
+    """Return the planned runs, and their kinds by the name of the first run of each. nodes: of a cluster."""
     matrix = configs.matrix
     own = {PREFIX + name.upper() for name in ALIKE}
     places = [place for place, name in enumerate(matrix.varying) if name not in own]
@@ -290,20 +310,22 @@ def _planned_runs(
         key = tuple([texts[place] for place in places])
         kind = found.get(key)
         if kind is None:
-            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, cpu_runs)
+            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, nodes, cpu_runs)
         runs.append(PlannedRun(run=run, kind=kind, configs=configs))
     return tuple(runs), kinds
 
 
-def _kind(config: RunConfig, gpus: Sequence[Gpu], cpu_runs: CpuRuns) -> RunKind:
-    lacks = too_few_gpus(config.train, len(gpus))
-    here = [this_machine(config.ranks)] if config.device == "cpu" else _models(gpus)
+def _kind(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns) -> RunKind:
+    # A cluster lacks nothing for a while: its scheduler refuses what it will never have, when jobs are made.
+    lacks = "" if nodes else too_few_gpus(config.train, len(gpus))
+    local = [this_machine(config.ranks)] if config.device == "cpu" else _models(gpus)
+    here = nodes.devices(config) if nodes else local
     return RunKind(
         config=config,
         warnings=tuple(warnings(config.train)),
         forecast=forecast(config.shape, config.train, tokens=config.tokens),
         lacks=lacks,
-        risks=() if lacks else risks_on(config, here, cpu_runs),
+        risks=() if lacks else risks_on(config, here, cpu_runs, nodes),
     )
 
 
@@ -311,11 +333,17 @@ def _models(gpus: Sequence[Gpu]) -> list[GpuModel]:
     return [detected(gpu.name, gpu.memory_total) for gpu in gpus]
 
 
-def risks_on(config: RunConfig, devices: Sequence[GpuModel], cpu_runs: CpuRuns) -> tuple[Risk, ...]:
-    """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough."""
-    # Earlier runs are read only for runs on the CPU with a budget: that takes a while.
-    timed = config.device == "cpu" and budget_s(config.train) is not None
-    cpu = cpu_runs.speed(config.shape, config.train) if timed else cpu_speed(config.train)
+def risks_on(
+    config: RunConfig, devices: Sequence[GpuModel], cpu_runs: CpuRuns, nodes: Nodes | None = None
+) -> tuple[Risk, ...]:
+    """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough.
+
+    nodes: of the cluster that executes it.
+    """
+    # Earlier runs are read only for runs on the CPU of this machine with a budget: that takes a while.
+    timed = config.device == "cpu" and budget_s(config.train) is not None and nodes is None
+    there = nodes.cores(config) if nodes else None
+    cpu = cpu_runs.speed(config.shape, config.train) if timed else cpu_speed(config.train, there=there)
     found = {
         device: risks(config.shape, config.train, config.steps, device, cpu)
         for device in sorted(devices, key=lambda device: device.memory or 0)
@@ -393,82 +421,16 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
     return [item for item in base if not item.name.startswith("MATRIX_") or item.name in NOT_AN_AXIS]
 
 
-def find_gpus(asked: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs that may be used here, and a note for each that cannot. asked: GPUS=, "" for all."""
-    found = detect()
-    gpus = usable(found, visible=os.environ.get("CUDA_VISIBLE_DEVICES"), asked=asked or None)
-    return gpus, found.notes
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """The device `auto` and the GPU count 0, resolved for this machine."""
-
-    tree: Tree
-    auto: str  # cuda or cpu
-    ranks: int  # what NUM_GPUS=0 stands for
-
-    def point(self, point: AxisValue) -> AxisValue:
-        """Return an axis value with `auto` or 0 resolved; other values unchanged."""
-        if point.axis == DEVICE and point.text == "auto":
-            return dataclasses.replace(self.fixed(DEVICE, self.auto), swept=point.swept)
-        if point.axis == GPUS and point.text == "0":
-            return dataclasses.replace(self.fixed(GPUS, str(self.ranks)), swept=point.swept)
-        return point
-
-    def points(self, points: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
-        """Return resolved axis values, each once."""
-        # `auto,cuda` and `0,4` may resolve to the same value twice.
-        return tuple({point.text: point for point in map(self.point, points)}.values())
-
-    def fixed(self, name: str, text: str) -> AxisValue:
-        member = self.tree.members[DEVICE][text].name if name == DEVICE else name
-        return AxisValue(name, text, Assignment(member, "y" if name == DEVICE else text, f"resolved: {name}={text}"))
-
-
-def _resolve(
-    tree: Tree, base: list[Assignment], axes: Axes, gpus: str
-) -> tuple[list[Assignment], Axes, tuple[Gpu, ...], tuple[str, ...]]:
-    """Replace the device `auto` and the GPU count 0 everywhere by their values on this machine.
-
-    Returns the base and the axes, the GPUs that runs may use, and notes about GPUs. The driver is queried only if a run
-    may need a GPU: a CPU matrix does not start NVML.
-    """
-    # What the configuration asks for: in the base, on the axes and in the rules.
-    tree.reset()
-    values = tree.apply(base).texts
-    written = {item.name: item.value for item in base}
-    asked_device = values.get(DEVICE) or "cpu"
-    asked_gpus = int(written.get(GPUS) or values.get(GPUS) or 1)  # as written, even if it is out of range
-    swept = {axis.name: axis.points for axis in axes.axes}
-    coupled = [point for rule in axes.couplings for group in rule.points for point in group]
-    points = [*(point for axis in axes.axes for point in axis.points), *coupled]
-    counts = [int(point.text) for point in points if point.axis == GPUS] + ([] if GPUS in swept else [asked_gpus])
-    devices = {asked_device, *(point.text for point in points if point.axis == DEVICE)}
-    # What this machine has.
-    found, notes = find_gpus(gpus) if gpus or 0 in counts or devices != {"cpu"} else ((), ())
-    auto = resolve_device("auto", counts, len(found), backend=values.get(BACKEND))
-    device = auto if asked_device == "auto" else asked_device
-    # Without data parallelism there is one rank, whatever the machine has.
-    usable_here = min(len(found), 1) if values.get(DDP) == "n" else len(found)
-    here = _Here(tree, auto, resolve_count(0, device, usable_here) if 0 in counts else 0)
-    # Replace `auto` and 0 in the base, then on the axes and in the rules.
-    extra: list[Assignment] = []
-    if DEVICE not in swept and asked_device == "auto":
-        extra.append(here.fixed(DEVICE, auto).assignment)
-    if GPUS not in swept and asked_gpus == 0:
-        extra.append(here.fixed(GPUS, str(here.ranks)).assignment)
-    kept, _ = merge(tree, base, extra)
-    tree.reset()
-    resolved = dataclasses.replace(
-        axes,
-        axes=tuple(dataclasses.replace(axis, points=here.points(axis.points)) for axis in axes.axes),
-        couplings=tuple(
-            dataclasses.replace(rule, points=tuple(here.points(group) for group in rule.points))
-            for rule in axes.couplings
-        ),
-    )
-    return kept, resolved, found, notes
+def _refuse_nodes(engine: str, kinds: Mapping[str, RunKind]) -> None:
+    """Raise ConfigError if a run needs several nodes and the engine is this machine. kinds: by a run's name."""
+    wide = {name: kind.config.train.num_nodes for name, kind in kinds.items() if kind.config.train.num_nodes > 1}
+    if engine == LOCAL and wide:
+        name, nodes = next(iter(wide.items()))
+        raise ConfigError(
+            f"{name} needs {nodes} nodes",
+            why="ENGINE=local is this machine alone",
+            hint="pass ENGINE=slurm or ENGINE=kubernetes, or NUM_NODES=1; by hand: docs/slow-networks.md",
+        )
 
 
 def _refuse_files(folders: Mapping[str, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -106,7 +107,7 @@ def _plain(reason: str) -> str:
     return words if len(words) <= 60 else words[:57] + "..."
 
 
-FOLDER = ".kmatrix_preflight_"  # followed by the pid of its owner
+FOLDER = ".kmatrix_preflight_"  # followed by host and pid of its owner
 
 
 def try_runs(
@@ -116,14 +117,16 @@ def try_runs(
     on_message: OnMessage = ignore,
     on_progress: Callable[[RunProgress], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    run_jobs: Callable[[MatrixDir], object] | None = None,
 ) -> None:
     """Train two steps of each shape of a matrix. Raises LaunchError if one cannot be trained.
 
     A run that only needs a smaller micro-batch is reported, and is not a failure.
+    run_jobs: trains the runs of a matrix on its cluster, and returns when its jobs have ended; None: on this machine.
     """
     runnable = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
     shapes = by_shape(runnable)
-    on_message(f"preflight: two steps of {plural(len(shapes), 'shape')}, for {len(runnable)} runs")
+    on_message(f"preflight: two steps of {plural(len(shapes), 'shape')}, for {plural(len(runnable), 'run')}")
     runs = tuple(run for run in planned.plan.runs if run.name in shapes)
     with _folder(planned.results_dir) as folder:
         trial = replace(
@@ -136,9 +139,12 @@ def try_runs(
             tracking=Tracking(),
         )
         matrix = create(trial)
-        outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, on_progress=on_progress, on_note=on_note)
-        if outcome.exit_code == EXIT_STOPPED:
-            raise KeyboardInterrupt
+        if run_jobs is not None:
+            run_jobs(matrix)
+        else:
+            outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, on_progress=on_progress, on_note=on_note)
+            if outcome.exit_code == EXIT_STOPPED:
+                raise KeyboardInterrupt
         bad = _failures(matrix, shapes, on_message)
     if bad:
         raise _refusal(planned, bad)
@@ -150,7 +156,7 @@ def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], on_messa
     for run in matrix.runs():
         state = recover_status(run, has_runner=False)
         if state.status is not Status.FINISHED:
-            bad.append(FailedRuns(names=shapes[run.name], reason=state.reason))
+            bad.append(FailedRuns(names=shapes[run.name], reason=state.reason or "its job ended before it began"))
         elif state.last and state.last.micro_batch:
             on_message(f"preflight: {', '.join(shapes[run.name])}: fits with a micro-batch of {state.last.micro_batch}")
     return bad
@@ -170,11 +176,12 @@ def _refusal(planned: Creation, bad: Sequence[FailedRuns]) -> LaunchError:
 def _folder(results_dir: Path) -> Iterator[Path]:
     """Make a temporary directory, and remove those of processes that were killed."""
     for left in results_dir.glob(FOLDER + "*"):
-        owner = left.name.removeprefix(FOLDER)
-        # Left by a process that was killed; the directories of living processes are in use.
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+        host, _, owner = left.name.removeprefix(FOLDER).rpartition("_")
+        # Left by a process that was killed; the directories of living processes are in use, and of other hosts
+        # nobody here knows whether they live. Without a host: of an earlier version.
+        if host in ("", socket.gethostname()) and owner.isdecimal() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
-    folder = results_dir / f"{FOLDER}{os.getpid()}"
+    folder = results_dir / f"{FOLDER}{socket.gethostname()}_{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kmatrix.experiment.cluster.resolve import find_gpus
 from kmatrix.experiment.configure import OnMessage, ignore
-from kmatrix.experiment.plan import find_gpus
 from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir

@@ -26,9 +26,9 @@ POWERCAP = Path("/sys/class/powercap")
 class RankProcess:
     """The process of a rank."""
 
-    rank: int
+    rank: int  # of all ranks of the run
     process: psutil.Process
-    world_size: int | None  # None if its environment is not readable
+    on_host: range | None  # the ranks of its run on this host; None if its environment is not readable
 
 
 class HostSource:
@@ -39,16 +39,18 @@ class HostSource:
     def __init__(self, root: int, run_dir: Path, ranks: Sequence[RankProcess]) -> None:
         self._root, self._run_dir = root, run_dir
         total = psutil.virtual_memory().total / MIB
-        count = max([rank.world_size or 0 for rank in ranks] + [rank.rank + 1 for rank in ranks])
+        # By rank, not by order of appearance: ranks start within seconds of each other, and some may be missing yet.
+        self._on_host = next(
+            (each.on_host for each in ranks if each.on_host), range(max(each.rank for each in ranks) + 1)
+        )
         self.devices = tuple(
             Device(
                 gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"{RANK_UUID}{rank}", rank=rank, memory_total=total
             )
-            for rank in range(count)
+            for rank in self._on_host
         )
-        # By rank, not by order of appearance: ranks start within seconds of each other, and some may be missing yet.
-        self._ranks: list[_CpuUsage | None] = [None] * count
-        self._ended: list[float | None] = [None] * count  # s, monotonic: when a rank was found to be gone
+        self._ranks: list[_CpuUsage | None] = [None] * len(self.devices)
+        self._ended: list[float | None] = [None] * len(self.devices)  # s, monotonic: when a rank was found to be gone
         self._rapl = RaplCounters.open()
         self._attach(ranks)
 
@@ -113,8 +115,9 @@ class HostSource:
 
     def _attach(self, ranks: Sequence[RankProcess]) -> None:
         for found in ranks:
-            if found.rank < len(self._ranks) and self._ranks[found.rank] is None:
-                self._ranks[found.rank], self._ended[found.rank] = _CpuUsage(found.process), None
+            place = found.rank - self._on_host.start
+            if found.rank in self._on_host and self._ranks[place] is None:
+                self._ranks[place], self._ended[place] = _CpuUsage(found.process), None
 
 
 class _CpuUsage:
@@ -197,11 +200,24 @@ def find_ranks(root: int, run_dir: Path) -> list[RankProcess]:
                 unnamed.append(process)
             # Children of a rank, such as data loader workers, have its command line and RANK: only the topmost counts.
             elif process.ppid() not in pids or environment["RANK"] not in _rank_of(candidates, process.ppid()):
-                rank, size = int(environment["RANK"]), int(environment.get("WORLD_SIZE", "0")) or None
-                found[rank] = RankProcess(rank, process, size)
+                rank = int(environment["RANK"])
+                found[rank] = RankProcess(rank, process, ranks_on_host(environment))
     if not found:
         found = {rank: RankProcess(rank, process, None) for rank, process in enumerate(_topmost(unnamed))}
     return [found[rank] for rank in sorted(found)]
+
+
+def ranks_on_host(environment: Mapping[str, str]) -> range | None:
+    """Return the ranks of a run on the host of one of them, from its environment by torchrun; None if it says nothing.
+
+    Source: https://pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
+    """
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, local_rank, count = (int(environment.get(name, "0")) for name in names)
+    if count:
+        return range(rank - local_rank, rank - local_rank + count)
+    size = int(environment.get("WORLD_SIZE", "0"))  # a launcher of one host may set no more
+    return range(size) if size else None
 
 
 def _trainers(root: int, run_dir: Path) -> Iterator[tuple[psutil.Process, Mapping[str, str] | None]]:

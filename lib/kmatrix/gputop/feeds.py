@@ -21,6 +21,8 @@ from kmatrix.gpu.nvml.source import open_source
 from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
 from kmatrix.records.decode import Record, decode_optional
+from kmatrix.records.jobs.files import host_of
+from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import read_run_status
@@ -79,7 +81,7 @@ class AttachedFeed:
     def __init__(self, path: Path) -> None:
         self._run = run_dir(path)
         self._limits = thresholds_of(self._run)
-        self.title = self._run.name
+        self.title = title_of(self._run)
         self._recording = read_samples(self._run.gpu_samples)
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
         self._started = self._recording.header.get("started")
@@ -121,7 +123,7 @@ class AttachedFeed:
             return ("no sample yet",)
         quiet = self.now() - self._newest.snapshot.time
         if quiet < QUIET_S:
-            return ()
+            return other_nodes(self._run)
         if _has_ended(self._run):
             return (f"recording ended: replay it with --replay {self._run.path}",)
         return (f"no new sample for {quiet:.0f} s: the recorder is slow or has exited",)
@@ -141,7 +143,7 @@ class ReplayFeed:
     def __init__(self, path: Path, *, at: float | None = None, from_end: bool = False) -> None:
         self._run = run_dir(path)
         self._limits = thresholds_of(self._run)
-        self.title = self._run.name
+        self.title = title_of(self._run)
         self._recording = read_samples(self._run.gpu_samples)
         if not len(self._recording):
             raise RecordError(f"{self._run.gpu_samples} contains no sample", hint="attach with --run")
@@ -228,6 +230,28 @@ def run_dir(path: Path) -> RunDir:
         why="it is a matrix" if recorded else "it was not recorded",
         hint=f"pass one of its runs: {', '.join(map(str, recorded[:5]))}" if recorded else "pass a run directory",
     )
+
+
+def title_of(run: RunDir) -> str:
+    """Return the name of a run; of one of several nodes also the number and the host of the node."""
+    node = _node_of(run)
+    return run.name if node is None else f"{node.run.name} node {node.node} ({host_of(node)})"
+
+
+def other_nodes(run: RunDir) -> tuple[str, ...]:
+    """Return how to see the other nodes of a run, nothing if it has one."""
+    node = _node_of(run)
+    if node is None:
+        return ()
+    last = nodes_of(node.run)[-1]
+    return (f"node {node.node} of 0 to {last.node}: RUN={last.recording.path} shows node {last.node}",)
+
+
+def _node_of(run: RunDir) -> NodeDir | None:
+    """Return the node that a folder has the recording of, None for a run on one node."""
+    if run.path.parent.name == "nodes" and run.name.isdecimal():
+        return NodeDir(RunDir(run.path.parent.parent), int(run.name))
+    return NodeDir(run, 0) if len(nodes_of(run)) > 1 else None
 
 
 def add(recording: Recording, first: int, end: int, history: History) -> None:

@@ -15,6 +15,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import HEADER, MATRIX, Assignment, Tree, check_text
 
 WIDEST = 4096  # random integers stay within this distance of their lower bound
+NOT_RANDOM = ("ENGINE", "GPT2_NUM_NODES")  # a random configuration is one that this machine can try
 FALLBACK_TERM = "xterm-256color"  # nearly every terminal emulator understands it
 
 
@@ -28,16 +29,18 @@ def set_bools(tree: Tree, value: str) -> None:
 def randomize(tree: Tree, draw: random.Random, *, share: float = 1.0) -> None:
     """Set choices, bools, integers and $(oneof) strings to random valid values, in the order of the files.
 
+    Runs stay on this machine: NOT_RANDOM keep their defaults.
     share: fraction of the other symbols than choices that are set; the rest keep their defaults.
     """
     # Choices first: they decide which other symbols are visible.
-    for choice in tree.choices.values():
+    for axis, choice in tree.choices.items():
         visible = [member for member in choice.syms if member.visibility]
-        if visible:
+        if visible and axis not in NOT_RANDOM:
             draw.choice(visible).set_value("y")
     for symbol in tree.symbols:
         if (
             symbol.choice
+            or symbol.name in NOT_RANDOM
             or not symbol.visibility
             or symbol.name.startswith(MATRIX.rstrip("_"))
             or draw.random() > share

@@ -14,6 +14,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
+from kmatrix.records.jobs.forms import FORMS
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 from kmatrix.redaction import SHORTEST, is_key, looks_random, named_keys, redactor
@@ -32,6 +33,7 @@ PART = re.compile(rf"({NUMBER})([dhms])")
 PROMPTLESS_CHOICE = re.compile(r"<choice[^>]*> \(defined at [^)]*\) defined without a prompt")
 KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
 LONGEST_S = 10_000 * 86400.0  # of a duration: a longer one is a typing error, or infinite
+OF_STRINGS = ("float", "oneof", "duration", "slug", "whole", "form")  # markers of strings
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
 
 
@@ -60,9 +62,14 @@ class Tree:
     floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)  # lowest, highest, may be empty
     oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # symbol -> allowed texts
     durations: set[str] = field(default_factory=set)  # symbols that hold a duration or ""
+    wholes: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # symbols that hold an integer in this range, or ""
     slugs: set[str] = field(default_factory=set)  # symbols that hold a PROJECT_NAME, or ""
+    forms: dict[str, str] = field(default_factory=dict)  # symbol -> name of the form of its text, or ""
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
     neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
+    added: dict[str, str] = field(default_factory=dict)  # symbol of a later version -> value that earlier runs had
     local: dict[str, str] = field(default_factory=dict)  # symbol of this machine -> what such a value contains, "": any
     # Symbol with a path -> path -> hash of its content.
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -131,10 +138,14 @@ class Tree:
 
     def apply(self, assignments: Iterable[Assignment]) -> Symbols:
         """Set these symbols, MATRIX_ symbols excluded, and return the effective values."""
+        self.assign(assignments)
+        return self.effective()
+
+    def assign(self, assignments: Iterable[Assignment]) -> None:
+        """Set these symbols, MATRIX_ symbols excluded. Effective values are computed when they are asked for."""
         for item in assignments:
             if not item.name.startswith("MATRIX"):  # they describe the matrix, a single run has none
                 self.kconf.syms[item.name].set_value(item.value)
-        return self.effective()
 
     def typed(self, name: str, text: str | None) -> object:
         """Return a text as a bool, int, float or str, a duration in seconds; None for None or an empty number."""
@@ -209,7 +220,23 @@ class Tree:
             self._mark(owner, marker, where)
 
     def _mark(self, symbol: Symbol, marker: Marker, where: str) -> None:
-        if marker.name in ("float", "oneof", "duration", "slug") and symbol.orig_type != kc.STRING:
+        if marker.name in OF_STRINGS:
+            self._mark_string(symbol, marker, where)
+        elif marker.name == "local":
+            self.local[symbol.name] = marker.args[0] if marker.args else ""
+        elif marker.name == "neutral" and marker.args:
+            self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
+        elif marker.name == "neutral":
+            # A choice is neutral as a whole, under its own name and those of its members.
+            axis = self.axis_of(symbol)
+            self.neutral.update({axis, symbol.name, *(member.name for member in self.members.get(axis, {}).values())})
+        elif marker.name == "added":
+            self.added[symbol.name] = marker.args[0]
+        else:
+            self.labels[symbol.name] = marker.args[0]
+
+    def _mark_string(self, symbol: Symbol, marker: Marker, where: str) -> None:
+        if symbol.orig_type != kc.STRING:
             raise ConfigError(f"{where}: $({marker.name}) needs a string, and {symbol.name} is not one")
         if marker.name == "float":
             self.floats[symbol.name] = _bounds(marker, where)
@@ -219,14 +246,13 @@ class Tree:
             self.durations.add(symbol.name)
         elif marker.name == "slug":
             self.slugs.add(symbol.name)
-        elif marker.name == "local":
-            self.local[symbol.name] = marker.args[0] if marker.args else ""
-        elif marker.name == "neutral" and marker.args:
-            self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
-        elif marker.name == "neutral":
-            self.neutral.add(symbol.name)
-        else:
-            self.labels[symbol.name] = marker.args[0]
+        elif marker.name == "whole":
+            low, high, _ = _bounds(marker, where)
+            self.wholes[symbol.name] = int(low), int(high)
+        elif marker.name == "form":
+            if marker.args[0] not in FORMS:
+                raise ConfigError(f"{where}: $(form,{marker.args[0]})", why=f"known forms: {', '.join(FORMS)}")
+            self.forms[symbol.name] = marker.args[0]
 
     def _check_files(self) -> None:
         """Refuse mistakes in the Kconfig files that kconfiglib reports as warnings, or not at all."""
@@ -431,9 +457,12 @@ functions = {
     "oneof": (_mark, 1, None),
     "duration": (_mark, 0, 0),
     "slug": (_mark, 0, 0),
+    "whole": (_mark, 2, 2),
+    "form": (_mark, 1, 1),
     "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
     "local": (_mark, 0, 1),
+    "added": (_mark, 1, 1),
 }
 
 
@@ -473,11 +502,18 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     if name in tree.floats:
         _check_float(tree, name, text, what)
     if name in tree.oneofs and text not in tree.oneofs[name]:
-        raise ConfigError(what, why=f"expected one of {', '.join(tree.oneofs[name])}")
+        known = [word or "nothing" for word in tree.oneofs[name]]
+        raise ConfigError(what, why=f"expected one of {', '.join(known)}")
+    if name in tree.wholes and text:
+        low, high = tree.wholes[name]
+        if not WHOLE.fullmatch(text) or not low <= int(text) <= high:
+            raise ConfigError(what, why=f"expected an integer in [{low}, {high}], or nothing")
     if name in tree.durations and text and seconds(text) is None:
         raise ConfigError(what, why=f"{KNOWN_FORMS}; at most 10000d")
     if name in tree.slugs and text and not PROJECT_NAME.fullmatch(text):
         raise ConfigError(what, why=PROJECT_RULE)
+    if text and name in tree.forms and (why := FORMS[tree.forms[name]](text)):
+        raise ConfigError(what, why=why)
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:
         _check_list(tree, name, text, where)
 

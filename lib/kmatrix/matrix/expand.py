@@ -18,6 +18,7 @@ from kmatrix.matrix.axes import Axes, Axis, AxisValue, Exclusion, label
 
 LONGEST_NAME = 120  # characters; with the id and suffixes such as .json below the 255 bytes of a file name
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
+NODES = "GPT2_NUM_NODES"
 # A rule that Kconfig cannot express: effective values -> the reason why they are invalid, or None.
 Rule = Callable[[Callable[[str], str | None]], str | None]
 ID_DIGITS = 10  # 40 bits: two of 100,000 runs get the same id with a probability of 0.5 %
@@ -109,10 +110,16 @@ def apply_run(tree: Tree, base: Sequence[Assignment], run: Run) -> Symbols:
 
     Expansion does not keep them: with 100,000 runs they would take most of its time and memory.
     """
+    assign_run(tree, base, run)
+    return tree.effective()
+
+
+def assign_run(tree: Tree, base: Sequence[Assignment], run: Run) -> None:
+    """Set the symbols of one run, as `apply_run` does, without computing all effective values."""
     tree.reset()
     taken = {point.axis for point in run.points}
     lines = [item for item in base if tree.axis_of(tree.kconf.syms[item.name]) not in taken]
-    return tree.apply([*lines, *(point.assignment for point in run.points)])
+    tree.assign([*lines, *(point.assignment for point in run.points)])
 
 
 def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[Rule] = ()) -> Matrix:
@@ -228,7 +235,7 @@ class _Expansion:
         self.cells = self.duplicates = 0
         self.excluded: Counter[str] = Counter()
         self.found: dict[str, tuple[tuple[AxisValue, ...], tuple[str | None, ...]]] = {}
-        self.shown: list[tuple[str, str, str]] = []
+        self.shown: list[tuple[str, str, str, str]] = []
         self.same: dict[Any, Any] = {}  # equal tuples of different runs are stored once
         self.common: Symbols | None = None
         self.used: set[tuple[str, str]] = set()
@@ -279,7 +286,7 @@ class _Expansion:
             return
         self.found[run_id] = (applied, tuple(self.identity.texts))
         value = self.tree.value
-        shown = (value(OPTIMIZER) or "", value(GPUS) or "", value(DEVICE) or "")
+        shown = (value(OPTIMIZER) or "", value(GPUS) or "", value(DEVICE) or "", value(NODES) or "")
         self.shown.append(self.same.setdefault(shown, shown))
         if self.common is None:
             self.common = self.tree.effective()
@@ -392,6 +399,10 @@ class _Expansion:
         if hard or not self.found:
             cut = [f"{count} excluded: {why}" for why, count in self.excluded.most_common(SHOWN)]
             lines = "\n  ".join([*hard[:SHOWN], *cut])
+            if not self.found:
+                raise ConfigError(
+                    f"every cell of the matrix is excluded:\n  {lines}", hint="change what a reason names"
+                )
             raise ConfigError(f"no effect in any run of the matrix:\n  {lines}", hint="change or remove it")
         self.notes = [text for _, text in unused] + self._unused_rules()
 
@@ -423,16 +434,23 @@ class _Expansion:
         named = varying | (self._swept_or_coupled() - {axis.name for axis in self.axes.axes})
         runs: list[Run] = []
         names: set[str] = set()
-        labels = {name: label(self.tree, name) for name in self._swept_or_coupled() | {OPTIMIZER, GPUS, SEED}}
-        for (run_id, (points, texts)), (optimizer, gpus, device) in zip(self.found.items(), self.shown, strict=True):
+        labels = {name: label(self.tree, name) for name in self._swept_or_coupled() | {OPTIMIZER, GPUS, NODES, SEED}}
+        one_count = len({nodes for *_, nodes in self.shown}) <= 1
+        for (run_id, (points, texts)), (optimizer, gpus, device, count) in zip(
+            self.found.items(), self.shown, strict=True
+        ):
+            # Nodes are named only if they vary, or are more than one: a run on one machine is the usual case.
+            nodes = "" if one_count and count == "1" else count
             swept = [(labels[point.axis], point.text) for point in points if point.swept]
             in_name = [(labels[point.axis], point.text) for point in points if point.swept and point.axis in named]
-            name = _name(optimizer, gpus, device, in_name, labels)
+            name = _name(optimizer, _ranks(nodes, gpus, device), in_name, labels)
             # Names can coincide, because characters are replaced and names shortened. The id tells them apart.
             name = name if name not in names and len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}_{run_id[:6]}"
             names.add(name)
             shown = {labels[OPTIMIZER]: optimizer} if optimizer else {}
             shown.update(swept)
+            if nodes:
+                shown[labels[NODES]] = nodes
             if gpus:
                 shown[labels[GPUS]] = gpus
             runs.append(Run(run_id, name, tuple(shown.items()), points, texts))
@@ -478,12 +496,16 @@ def _sets_axis(tree: Tree, item: Assignment) -> bool:
     return not (tree.kconf.syms[item.name].choice and item.value != "y")
 
 
-def _name(optimizer: str, gpus: str, device: str, swept: Sequence[tuple[str, str]], labels: Mapping[str, str]) -> str:
-    own = (labels[OPTIMIZER], labels[GPUS])
-    parts = ["gpt2", optimizer, *(f"{label}{text}" for label, text in swept if label not in own)]
-    if gpus:
-        parts.append(f"{gpus}{'cpu' if device == 'cpu' else 'gpu'}")
+def _name(optimizer: str, ranks: Sequence[str], swept: Sequence[tuple[str, str]], labels: Mapping[str, str]) -> str:
+    own = (labels[OPTIMIZER], labels[GPUS], labels[NODES])
+    parts = ["gpt2", optimizer, *(f"{label}{text}" for label, text in swept if label not in own), *ranks]
     return "_".join(_plain(part) for part in parts if part)
+
+
+def _ranks(nodes: str, gpus: str, device: str) -> list[str]:
+    """Return the last parts of a run's name, such as 2nodes and 8gpu. nodes: "" if they are not named."""
+    parts = [f"{nodes}node{'' if nodes == '1' else 's'}"] if nodes else []
+    return [*parts, f"{gpus}{'cpu' if device == 'cpu' else 'gpu'}"] if gpus else parts
 
 
 @functools.lru_cache(4096)
@@ -537,6 +559,8 @@ class RunIdentity:
     def _line(self, name: str, text: str | None) -> str:
         decides = self.tree.neutral_unless.get(name)
         if text is None or (decides and not self.tree.value(decides)):
+            return ""
+        if text == self.tree.added.get(name):  # runs from before the symbol existed keep their ids
             return ""
         plain = normalized(self.tree, name, text)
         return f"{name}={plain}\n" if plain or decides != name else ""  # a symbol that decides for itself and is empty

@@ -42,9 +42,12 @@ class CpuSpeed:
         return f"{plural(self.cores, 'core')} at {speeds} GFLOP/s per core, {self.source}"
 
 
-def cpu_speed(train: TrainFields, measured: Sequence[float] = ()) -> CpuSpeed:
-    """Return the expected speed of a run. measured: FLOP/s per core of earlier runs like it on this machine."""
-    cores = cores_used(train)
+def cpu_speed(train: TrainFields, measured: Sequence[float] = (), *, there: int | None = None) -> CpuSpeed:
+    """Return the expected speed of a run. measured: FLOP/s per core of earlier runs like it on this machine.
+
+    there: cores of the nodes of a run on a cluster.
+    """
+    cores = cores_used(train, there)
     if measured:
         slow, fast = min(measured) / SLOWER, max(measured) * FASTER
         source = f"from {plural(len(measured), 'earlier run')} on this machine"
@@ -54,9 +57,9 @@ def cpu_speed(train: TrainFields, measured: Sequence[float] = ()) -> CpuSpeed:
     return CpuSpeed(cores=cores, slow=slow, fast=fast, source=source)
 
 
-def cores_used(train: TrainFields) -> int:
-    """Return how many cores of this machine the ranks of a run compute on."""
-    cores = usable_cores()
+def cores_used(train: TrainFields, there: int | None = None) -> int:
+    """Return how many cores the ranks of a run compute on: of this machine, or of `there` cores."""
+    cores = usable_cores() if there is None else there
     return min(cores, (train.num_gpus or 1) * train.cpu_threads) if train.cpu_threads else cores
 
 

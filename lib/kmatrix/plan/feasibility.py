@@ -350,6 +350,16 @@ def detected(name: str, memory_mib: float) -> GpuModel:
     return GpuModel(name=name, memory=memory_mib * 2**20, watts=watts)
 
 
+def of_type(text: str) -> GpuModel | None:
+    """Return the GPU model that a scheduler's name of a type means, None if it is not a known model.
+
+    >>> [found.name if (found := of_type(text)) else None for text in ("a100", "nvidia_h100_80gb_hbm3", "gpu", "v100")]
+    ['A100', 'H100', None, None]
+    """
+    words = set(re.split(r"[^A-Z0-9]+", text.upper()))
+    return next((device for device in KNOWN if set(device.name.upper().split()) <= words), None)
+
+
 def this_machine(ranks: int) -> GpuModel:
     """Return the CPU of this machine as a device: its ranks share the memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

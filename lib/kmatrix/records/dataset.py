@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ from msgspec import Meta
 from kmatrix.records.decode import Count, Record, decode, decode_optional, field
 
 RECORD = "dataset.json"
+STAGED = "KMATRIX_STAGED"  # environment variable: folder of data -> its copy on this node, as JSON
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
 }  # patterns of the names of shards; nanoGPT's names last
@@ -51,6 +54,16 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     shards: tuple[ShardInfo, ...] = ()
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
+
+
+def local_copy(folder: Path) -> Path:
+    """Return the copy of a data folder on a disk of this node; the folder itself without one."""
+    try:
+        copies = json.loads(os.environ.get(STAGED) or "{}")
+    except ValueError:
+        return folder
+    found = copies.get(str(folder)) if isinstance(copies, dict) else None
+    return Path(found) if isinstance(found, str) else folder
 
 
 def kind_of(name: str) -> str:

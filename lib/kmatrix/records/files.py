@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from kmatrix.own_file import open_own, open_to_read, opener, private_opener
-from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
+from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.redaction import redact_json
 
@@ -41,18 +41,18 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True, parents: bool = True) -> None:
     """Write a JSON object with its schema, without keys, atomically.
 
     durable: wait until the data are on disk, and until a full disk has space (`kmatrix.records.disk`); not worth it for
-    a file that is rewritten every second.
+    a file that is rewritten every second.  parents: as for `write_bytes`.
     """
-    write_bytes(path, json_text(value).encode(), durable=durable)
+    write_bytes(path, json_text(value).encode(), durable=durable, parents=parents)
 
 
 def json_text(value: Mapping[str, Any]) -> str:
     """Return the text of a JSON file: an object with its schema."""
-    return json.dumps({"schema": SCHEMA, **redact_json(value)}, indent=2) + "\n"
+    return indented_text({"schema": SCHEMA, **redact_json(value)}) + "\n"
 
 
 def write_json_array(path: Path, values: list[Any]) -> None:
@@ -65,14 +65,16 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool = False) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool = False, parents: bool = True) -> None:
     """Write a file atomically, and create its folder.
 
     durable: flush it to disk before it replaces the old one.  private: only its owner may read it.
+    parents: without it, a missing folder raises FileNotFoundError: what was moved must not begin again at its old path.
     """
 
     def write() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, _create(temporary, private=private) as file:
             file.write(data)
             file.flush()

@@ -151,7 +151,12 @@ class RunDir:
 
     def rank_errors(self) -> list[Path]:
         """Return the error files of the failed ranks, in no particular order."""
-        return list(self.path.glob("ranks/*/error.json"))
+        # Listed, not looked for by name: on network storage, a new name may be unknown after a failed look.
+        found = []
+        for name in _names_in(self.path / "ranks"):
+            folder = self.path / "ranks" / name
+            found += [folder / "error.json"] if "error.json" in _names_in(folder) else []
+        return found
 
     def timings(self, rank: int) -> Path:
         """Return the file of a rank's step times: step, steps, compute_ms, step_ms (means since the previous line)."""
@@ -306,6 +311,14 @@ class MatrixDir:
         if plan is None:
             return list(_names_of_plan(self.plan))
         return list(dict.fromkeys(run.name for run in plan.runs))
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, none if there is no such folder."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208  (names alone)
+    except OSError:
+        return []
 
 
 def _size(path: str) -> int:

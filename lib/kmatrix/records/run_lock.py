@@ -21,6 +21,7 @@ from kmatrix.records.lock import start_of, try_lock
 from kmatrix.records.paths import RunDir
 
 TOKEN = "KMATRIX_ATTEMPT"  # environment variable: the token of the attempt that a process belongs to
+LOCK = "KMATRIX_LOCK"  # environment variable: the lock that ranks share, if not the run's: another node has its own
 SPENT = "KMATRIX_SPENT_S"  # environment variable: time (s) that earlier attempts at the run took
 LAUNCHER = "KMATRIX_LAUNCHER"  # environment variable: pid and start time of torchrun, set by the guard
 PROC = Path("/proc")
@@ -70,13 +71,14 @@ def join_attempt(run: RunDir) -> int | None:
     checked; None if no attempt ever had the lock.
     """
     token = os.environ.get(TOKEN, "")
+    path = Path(os.environ.get(LOCK) or run.lock)
     try:
-        handle = open_file(run.lock, os.O_RDWR)
+        handle = open_file(path, os.O_RDWR)
         fcntl.flock(handle, fcntl.LOCK_SH)  # exclusive holders keep it for milliseconds only
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LaunchError(f"cannot lock {run.lock}", why=error.strerror or str(error)) from error
+        raise LaunchError(f"cannot lock {path}", why=error.strerror or str(error)) from error
     current = json_object(os.pread(handle, 4096, 0)) or {}
     if token and current.get("token") != token:
         os.close(handle)
@@ -96,20 +98,24 @@ def launcher_died() -> bool:
     return pid.isdecimal() and started.isdecimal() and start_of(int(pid)) != int(started)
 
 
-def members(run: RunDir) -> list[Member]:
-    """Return the processes of this machine that have the lock of a run open, as far as they are visible."""
+def members(run: RunDir, mark: str = "") -> list[Member]:
+    """Return the processes of this machine that have the lock of a run open, as far as they are visible.
+
+    mark: what command lines name it by, "" for the name of the folder.
+    """
     try:
         lock = run.lock.stat()
     except OSError:
         return []
     # A copy made with hard links shares the lock, and its runs have the same names.
-    mark = str(run.path) if lock.st_nlink > 1 else run.name
+    mark = mark or (str(run.path) if lock.st_nlink > 1 else run.name)
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid() and _has_open(entry, (lock.st_dev, lock.st_ino)):
             pid, words = int(entry.name), _command_line(entry)
             text = " ".join(words)
-            what = next((kind for mark, kind in KINDS if mark in text), Path(words[0]).name if words else "a process")
+            program = Path(words[0]).name if words else "a process"
+            what = next((kind for part, kind in KINDS if part in text), program)
             of_run = any(mark in word for word in words)
             found.append(Member(pid, start_of(pid), what, of_run))
     return sorted(found, key=lambda member: member.pid)

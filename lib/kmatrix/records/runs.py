@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,15 @@ from kmatrix.records.decode import (
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.train_config import TrainFields, with_added
 
+# Variables of network and runtime that a run may set: the only ones that are taken from a run.json, which may be
+# anybody's. Each is a symbol with the same name.
+NETWORK_VARIABLES = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS"),
+    *("NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_DEBUG", "CUDA_DEVICE_MAX_CONNECTIONS"),
+    *("PYTORCH_ALLOC_CONF", "NCCL_P2P_DISABLE"),
+)
+PLAIN = re.compile(r"[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}")  # values of these variables
+COLLECTIVE_TIMEOUT = "KMATRIX_COLLECTIVE_TIMEOUT"  # environment variable: seconds
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
 
@@ -111,10 +121,20 @@ class RunFile(Record, frozen=True, kw_only=True):
     train: TrainFields = field(default_factory=TrainFields)
     tracking: Tracking = field(default_factory=Tracking)
     timeout_s: Amount = 0.0  # 0: no limit
+    recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # `environment` checks it
     train_tokens: Count | None = None  # in the training shards
     expected_s: Amount | None = None  # estimate of the plan
     reused_from: str | None = None  # <matrix>/<run> that trained this run; None if it was trained here
     provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of network and runtime that the trainer gets: known names, with values of plain characters."""
+        return {
+            name: text
+            for name, text in self.recorded_environment.items()
+            if name in (*NETWORK_VARIABLES, COLLECTIVE_TIMEOUT) and PLAIN.fullmatch(text)
+        }
 
 
 class TrainValues(Record, frozen=True, kw_only=True):
@@ -137,10 +157,21 @@ class Adjustment(Record, frozen=True, kw_only=True):
     why: str = ""
 
 
+class UsedGpu(Record, frozen=True, kw_only=True):
+    """The GPU of a rank in run_used.json."""
+
+    name: str = ""
+    uuid: str = ""
+
+
 class UsedFile(TrainValues, frozen=True, kw_only=True):
     """run_used.json: the training fields that the trainer used, and how they differ from run.json."""
 
     adjusted: tuple[Adjustment, ...] = ()
+    attempt: Count | None = None  # that wrote it; None in files of earlier versions
+    devices: tuple[str, ...] = ()  # names, one per rank
+    hosts: tuple[str, ...] = ()  # one per rank; empty in files of earlier versions
+    gpus: tuple[UsedGpu, ...] = ()  # one per rank, empty on the CPU
 
 
 class ExcludedCells(Record, frozen=True):

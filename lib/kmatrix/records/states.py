@@ -6,8 +6,9 @@ requests.json has the wanted state of single runs, not a list of orders: it surv
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -31,6 +32,11 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import GpuEntry, Status
 
 LOCK_S = 10.0  # another process holds the requests for milliseconds
+# Errors of a rank that lost another one, from gloo and NCCL; the process that ended first has another reason.
+LOST_PEER = re.compile(
+    r"Connection (?:reset|closed|refused)|Broken pipe|Socket closed|remote process exited|ncclRemoteError"
+    r"|Timed out waiting \d+ms|Watchdog caught collective operation timeout|received SIG"
+)
 SKIPPED_TEXT, HELD_TEXT = "skipped by user", "held by user"  # start of the reason of such a run
 
 
@@ -80,6 +86,7 @@ class AttemptRecord(Record, frozen=True, kw_only=True):
     clock: Clock | None = None  # its start by the monotonic clock; None in files of early versions
     seconds: Amount | None = None  # from its start to its end; None: running, or not recorded
     gpus: tuple[str, ...] = ()  # UUIDs
+    hosts: tuple[str, ...] = ()  # of its nodes, that of rank 0 first; () in files of early versions
 
 
 class RunStatusFile(AttemptRecord, frozen=True, kw_only=True):
@@ -112,6 +119,12 @@ class RankErrorFile(Record, frozen=True, kw_only=True):
     time: UnixTime | None = None
     kind: str | None = None
     reason: str | None = None
+    host: str = ""
+
+    def describe(self, own_host: str = "") -> str:
+        """Return `rank 1: why`, with the host of the rank if that is not `own_host`: `rank 1 on n2: why`."""
+        on = f" on {self.host}" if self.host and own_host and self.host != own_host else ""
+        return f"rank {self.rank}{on}: {self.reason or self.kind}"
 
 
 class RankStateFile(Record, frozen=True, kw_only=True):
@@ -127,6 +140,8 @@ class RankStateFile(Record, frozen=True, kw_only=True):
     work: str = ""
     place: str = ""
     spent_s: Amount | None = None
+    counter: Count | None = None  # grows with each write; None in files of earlier versions
+    holding: bool = False  # the rank holds a write on a full disk
 
 
 class EventLine(Record, frozen=True, kw_only=True):
@@ -148,6 +163,7 @@ class PhaseLine(Record, frozen=True, kw_only=True):
     begin: UnixTime
     end: UnixTime
     attempt: Count = 1
+    step: Count | None = None
     begin_monotonic: Amount | None = None  # seconds since the boot; None in files of version 0.1
     end_monotonic: Amount | None = None
 
@@ -179,6 +195,20 @@ def read_rank_errors(run: RunDir) -> list[tuple[float, RankErrorFile]]:
         if error is not None:
             found.append((path.stat().st_mtime, error))
     return found
+
+
+def first_rank_error(errors: Sequence[RankErrorFile]) -> RankErrorFile | None:
+    """Return the error that made the other ranks fail, None without errors.
+
+    On one host it is the earliest. The clocks of two hosts are not compared: there, the errors of ranks that only lost
+    a peer do not count if there is another one.
+    """
+    hosts = {error.host for error in errors}
+    if len(hosts) > 1:
+        causes = [error for error in errors if not LOST_PEER.search(error.reason or "")] or errors
+        earliest = [first_rank_error([error for error in causes if error.host == host]) for host in hosts]
+        return min((error for error in earliest if error), key=lambda error: error.rank)
+    return min(errors, key=lambda error: error.time or 0.0, default=None)
 
 
 class Request(StrEnum):

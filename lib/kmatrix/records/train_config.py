@@ -37,7 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn")
 # Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
-ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None}
+ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
@@ -48,7 +48,7 @@ VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset de
 AT_LEAST_ONE = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
     *("gradient_accumulation", "global_batch", "max_iters", "eval_interval", "eval_samples", "log_interval"),
-    *("num_gpus", "cpu_threads", "keep_checkpoints"),
+    *("num_gpus", "num_nodes", "cpu_threads", "keep_checkpoints"),
 )
 
 
@@ -89,6 +89,7 @@ class TrainFields:
     device: str | None = None
     dtype: str | None = None
     num_gpus: Size | None = None
+    num_nodes: Size | None = None  # None: 1
     cpu_threads: Size | None = None
     max_time: Amount | None = None
     max_cost: Amount | None = None
@@ -267,7 +268,8 @@ class TrainConfig(TrainFields):
     # Device
     device: str
     use_ddp: bool
-    num_gpus: int  # ranks
+    num_gpus: int  # ranks, on all nodes together
+    num_nodes: int  # machines, each with num_gpus / num_nodes ranks
     ddp_backend: str | None
     ddp_find_unused_params: bool | None
     dtype: str
@@ -340,6 +342,8 @@ class TrainConfig(TrainFields):
             raise refused("global_batch", self.global_batch, f"micro-batch x accumulation x ranks is {product}")
         if self.num_gpus > 1 and not (self.use_ddp and self.ddp_backend):
             raise refused("num_gpus", self.num_gpus, "more than one rank needs use_ddp and a ddp_backend")
+        if self.num_gpus % self.num_nodes:
+            raise refused("num_nodes", self.num_nodes, f"it does not divide the {self.num_gpus} ranks")
         # One step of difference: the planner rounds to whole steps.
         if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
             raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
@@ -363,6 +367,11 @@ class TrainConfig(TrainFields):
             bias=self.bias,
             weight_tying=self.weight_tying,
         )
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.num_gpus // self.num_nodes
 
     @property
     def tokens_per_step(self) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Scalar
+from kmatrix.records.jobs.usage import usage_of
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
-from kmatrix.records.runs import LOST, RunFile, Status, read_matrix_file_or_empty
+from kmatrix.records.runs import LOST, MatrixFile, RunFile, Status, read_matrix_file_or_empty
 from kmatrix.records.states import read_matrix_status
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
@@ -30,8 +31,9 @@ from kmatrix.report.numbers import (
     SettingOrigin,
     gpu_runs,
 )
-from kmatrix.report.read_run import read_numbers
+from kmatrix.report.read_run import read_numbers, times_on_hosts
 from kmatrix.stats import LEVEL, Conclusion, compare, holm, mean
+from kmatrix.status.activity import MatrixActivity
 from kmatrix.text import first_names, plural
 
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
@@ -62,10 +64,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     # Read all runs: those of the plan, and others that exist.
     plan = read_matrix_file_or_empty(matrix)
     planned = {run.name: run for run in plan.runs if run.name}
-    runs = tuple(
-        _with_gpu(folder, read_numbers(folder, planned.get(folder.name, RunFile()), plan.axis_entries))
-        for folder in matrix.all_runs()
-    )
+    activity = MatrixActivity(matrix)
+    runs = tuple(_numbers_of(folder, planned, plan, activity) for folder in matrix.all_runs())
     if not runs:
         raise RecordError(
             f"{matrix.path} has no run",
@@ -73,9 +73,12 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
             hint="pass TARGET=<matrix directory>, or run `make test-matrix`",
         )
     status = read_matrix_status(matrix)
-    # The lock is the truth: after a crash, a status file still says running.
-    if not matrix.is_held():
-        runs = tuple(_without_runner(run) if run.status is Status.RUNNING else run for run in runs)
+    # A runner may have ended while the files were read.
+    activity.refresh()
+    runs = tuple(
+        _without_runner(run) if run.status is Status.RUNNING and not activity.has_runner(run.name) else run
+        for run in runs
+    )
 
     # Everything else follows from the runs.
     groups = _groups(runs)
@@ -98,7 +101,22 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         scalings=_scalings(groups),
         settings=settings,
         warnings=(*_run_warnings(runs), *_tuning_warnings(settings)),
+        engine=activity.engine.engine if activity.engine else "",
+        usage=usage_of(matrix) if activity.engine else None,
     )
+
+
+def _numbers_of(
+    folder: RunDir, planned: Mapping[str, RunFile], plan: MatrixFile, activity: MatrixActivity
+) -> RunNumbers:
+    """Return the numbers of one run of a matrix. planned: the entries of matrix.json."""
+    if activity.engine is None:
+        activity.refresh()  # a report may be made while the matrix starts, or ends
+    has_runner = activity.has_runner(folder.name)
+    numbers = read_numbers(folder, planned.get(folder.name, RunFile()), plan.axis_entries, has_runner=has_runner)
+    if activity.engine is not None:
+        numbers = replace(numbers, on_hosts=times_on_hosts(folder, numbers))
+    return _with_gpu(folder, numbers)
 
 
 def differences(runs: Sequence[RunNumbers]) -> Iterable[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from kmatrix.records.decode import Scalar
+from kmatrix.records.jobs.usage import MatrixUsage
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
@@ -40,6 +41,17 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankDevice:
+    """The device of one rank."""
+
+    rank: int
+    node: int  # from 0
+    host: str
+    name: str
+    uuid: str | None = None  # None on the CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunNumbers:
     """The numbers of one run, as every report shows them. None: unknown."""
 
@@ -52,7 +64,9 @@ class RunNumbers:
     model: str
     device: str  # "gpu", "cpu" or ""
     device_name: str | None = None
+    devices: tuple[RankDevice, ...] = ()  # of all ranks on all nodes; empty if the trainer did not record hosts
     world_size: int | None = None  # number of ranks
+    num_nodes: int = 1
     seed: int | None = None
     attempt: int | None = None
     data_sha256: str | None = None
@@ -97,6 +111,8 @@ class RunNumbers:
     explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
     attempts: tuple[AttemptRecord, ...] = ()
+    # Host -> begin and end of the attempts there by the clock of that host, Unix s; None: on one machine
+    on_hosts: Mapping[str, Sequence[tuple[float, float]]] | None = None
     starts: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line, if there are several
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
@@ -255,6 +271,8 @@ class MatrixNumbers:
     scalings: tuple[Scaling, ...]
     settings: tuple[OptimizerSettings, ...] = ()
     warnings: tuple[str, ...]
+    engine: str = ""  # of a cluster, as in engine.json; "" for this machine
+    usage: MatrixUsage | None = None  # what its jobs were allocated; None on one machine, and before the first job
 
     def count(self, status: Status) -> int:
         """Return the number of runs with this status."""

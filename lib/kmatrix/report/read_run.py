@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.jobs.files import read_node
+from kmatrix.records.jobs.paths import nodes_of
+from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
     AxisEntry,
     MetricLine,
@@ -26,7 +28,7 @@ from kmatrix.records.runs import (
     read_used_file_or_empty,
 )
 from kmatrix.records.states import RunStatusFile, read_run_status
-from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RunNumbers
+from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RankDevice, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.cost import spent_of
 from kmatrix.status.state import RunState
@@ -62,9 +64,14 @@ PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
-def read_numbers(run_dir: RunDir, planned: RunFile, axes_of_matrix: Sequence[AxisEntry] = ()) -> RunNumbers:
-    """Return the numbers of one run. planned: its entry in matrix.json, used until the run has a run.json."""
-    record, state = _record(run_dir, planned)
+def read_numbers(
+    run_dir: RunDir, planned: RunFile, axes_of_matrix: Sequence[AxisEntry] = (), *, has_runner: bool
+) -> RunNumbers:
+    """Return the numbers of one run.
+
+    planned: its entry in matrix.json, used until the run has a run.json.  has_runner: as of `recover_status`.
+    """
+    record, state = _record(run_dir, planned, has_runner=has_runner)
     # A planned run has no attempt: its files are those of a result that is being archived.
     status = None if state.status is Status.PLANNED else read_run_status(run_dir)
     status = status or RunStatusFile()
@@ -87,8 +94,10 @@ def read_numbers(run_dir: RunDir, planned: RunFile, axes_of_matrix: Sequence[Axi
         # The device may have an index, as in cuda:0.
         device={"cuda": "gpu", "cpu": "cpu"}.get(str(known.device or train.device).split(":")[0], ""),
         device_name=known.device_name or None,
+        devices=_rank_devices(run_dir, train.num_nodes or 1),
         # The best evidence first: what ran, what was planned, the name of the axis.
         world_size=known.world_size or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
+        num_nodes=train.num_nodes or 1,
         seed=_parse_int(axes.get(SEED_AXIS)) if train.seed is None else train.seed,
         attempt=known.attempt,
         data_sha256=train.data_sha256 or None,
@@ -140,6 +149,30 @@ def read_numbers(run_dir: RunDir, planned: RunFile, axes_of_matrix: Sequence[Axi
     )
 
 
+def times_on_hosts(run_dir: RunDir, run: RunNumbers) -> dict[str, list[tuple[float, float]]]:
+    """Return when the attempts ran on each host, by the clock of that host: begin and end of each, Unix s.
+
+    Of attempts before the last one, only the times on the host of their rank 0 are known.
+    """
+    used = read_used_file_or_empty(run_dir)
+    times: dict[str, list[tuple[float, float]]] = {}
+    for attempt in run.attempts:
+        number = attempt.attempt or 1
+        hosts = attempt.hosts or (used.hosts if number == used.attempt else ())  # earlier versions: in run_used.json
+        if attempt.started is None or attempt.ended is None or not hosts:
+            continue
+        # The runner and node 0 are on one host.
+        times.setdefault(hosts[0], []).append((attempt.started, max(attempt.started, attempt.ended)))
+        nodes = [found for node in nodes_of(run_dir) if (found := read_node(node)) and found.attempt == number]
+        first = next((node.started for node in nodes if node.node == 0), None)
+        for node in nodes:
+            if node.node > 0 and node.host != hosts[0] and node.started is not None and first is not None:
+                # The agents start together, and time passes alike on all hosts, whatever their clocks show.
+                span = (node.started, node.started + max(0.0, attempt.ended - first))
+                times.setdefault(node.host, []).append(span)
+    return times
+
+
 def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings of optimizer and pruning among all fields of "train", without None and unused pruning."""
     optimizer = str(train.get("optimizer") or "")
@@ -173,10 +206,10 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def _record(run_dir: RunDir, planned: RunFile) -> tuple[RunRecord, RunState]:
+def _record(run_dir: RunDir, planned: RunFile, *, has_runner: bool) -> tuple[RunRecord, RunState]:
     """Return record and state of a run. If run.json is missing or damaged, its entry in matrix.json is used."""
     # A report may be made while the matrix runs.
-    state = recover_status(run_dir, has_runner=MatrixDir(run_dir.path.parent).is_held())
+    state = recover_status(run_dir, has_runner=has_runner)
     run = read_run_file_or_empty(run_dir)
     metrics = () if state.status is Status.PLANNED else tuple(merged_metrics(run_dir.metrics))
     record = RunRecord(
@@ -264,6 +297,19 @@ def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
 def _explicit(run: RunFile) -> frozenset[str] | None:
     """Return the names of the settings that the user set; None if run.json does not record them."""
     return None if run.asked is None else frozenset(name.removeprefix("GPT2_").lower() for name in run.asked)
+
+
+def _rank_devices(run_dir: RunDir, nodes: int) -> tuple[RankDevice, ...]:
+    """Return the devices of all ranks as the trainer recorded them; empty without their hosts. nodes: as planned."""
+    used = read_used_file_or_empty(run_dir)
+    if not used.hosts or len(used.hosts) != len(used.devices):
+        return ()
+    width = max(1, len(used.hosts) // nodes)
+    uuids = [gpu.uuid or None for gpu in used.gpus] if len(used.gpus) == len(used.hosts) else [None] * len(used.hosts)
+    return tuple(
+        RankDevice(rank=rank, node=rank // width, host=host, name=name, uuid=uuid)
+        for rank, (host, name, uuid) in enumerate(zip(used.hosts, used.devices, uuids, strict=True))
+    )
 
 
 def _adjusted(run_dir: RunDir) -> tuple[str, ...]:

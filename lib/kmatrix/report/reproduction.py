@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from kmatrix.records.decode import Scalar
+from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import (
     Provenance,
     Status,
+    UsedFile,
     merged_metrics,
     read_matrix_file_or_empty,
     read_result,
@@ -19,6 +21,7 @@ from kmatrix.records.runs import (
     read_used_file_or_empty,
 )
 from kmatrix.records.train_config import FORMER
+from kmatrix.text import host_names
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
@@ -66,6 +69,7 @@ class Changes:
     others: tuple[str, ...] = ()  # packages, processor, environment: one sentence each
     configuration: tuple[str, ...] = ()  # fields of run.json's "train": one sentence each
     gpu: bool = False  # True if either run used GPUs
+    hosts: str = ""  # on a cluster `n1,n2 -> n3,n4` if they differ: no reason for other results on equal devices
 
     @property
     def promised(self) -> bool:
@@ -96,13 +100,28 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     before, after = (record.provenance for record in records)
     # Only run_used.json has a micro-batch that was reduced for lack of memory.
     used = read_used_file_or_empty(was), read_used_file_or_empty(now)
+    hosts = [host_names(tuple(dict.fromkeys(each.hosts))) for each in used]
+    on_cluster = all(hosts) and any(map(_is_of_a_cluster, (was, now)))
+    if on_cluster:
+        # The processor of the host that submitted a matrix computed nothing. Other hosts with equal devices are equal.
+        before, after = _on_devices(before, used[0]), _on_devices(after, used[1])
     trained = [{**read_train_values_or_empty(run), **ran.train} for run, ran in zip((was, now), used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=tuple(_changed_environment(before, after)),
         configuration=tuple(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral})),
         gpu=any(record.train.device == "cuda" for record in records),
+        hosts=f"{hosts[0]} -> {hosts[1]}" if on_cluster and used[0].hosts != used[1].hosts else "",
     )
+
+
+def _on_devices(about: Provenance, used: UsedFile) -> Provenance:
+    """Return where a run comes from, with the devices that trained as its processor."""
+    return {**about, "cpu": ", ".join(dict.fromkeys(used.devices))}
+
+
+def _is_of_a_cluster(run: RunDir) -> bool:
+    return JobsDir(MatrixDir(run.path.parent)).engine_json.exists()
 
 
 def describe_repetition(found: Repetition) -> list[str]:

@@ -13,6 +13,7 @@ from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import read_track
+from kmatrix.report.allocation import allocation_object
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
     CurvePoint,
@@ -74,6 +75,7 @@ def results(numbers: MatrixNumbers) -> dict[str, Any]:
         "settings": [_settings(one) for one in numbers.settings],
         "scaling": [_scaling(scaling) for scaling in numbers.scalings],
         "warnings": list(numbers.warnings),
+        "allocation": allocation_object(numbers),
     }
 
 
@@ -160,6 +162,7 @@ def _run(run: RunNumbers) -> dict[str, Any]:
         "axes": dict(run.axes),
         "ended_by": run.ended_by,
         "adjusted": list(run.adjusted),
+        "devices": [asdict(device) for device in run.devices],
         "reused_from": run.reused_from or None,
         "attempts": [as_json(attempt) for attempt in run.attempts],
         "gpu": gpu_object(run.gpu) if run.gpu else None,
@@ -297,6 +300,8 @@ def _training(period: PeriodNumbers) -> dict[str, Any]:
             {
                 "gpu_index": device.gpu_index,
                 "uuid": device.uuid or None,
+                "rank": device.rank,
+                **({"host": device.host} if device.host else {}),
                 **{
                     name: None
                     if (one := getattr(device, name)) is None
@@ -315,6 +320,7 @@ def _device(device: DeviceNumbers) -> dict[str, Any]:
         "gpu_name": device.gpu_name,
         "uuid": device.uuid or None,
         "rank": device.rank,
+        **({"host": device.host} if device.host else {}),
         "samples": device.samples,
         "lost_at": device.lost_at,
         "lost_s": device.lost_s,

@@ -6,11 +6,14 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
+from kmatrix.report.allocation import allocation_lines
 from kmatrix.report.analysis import short
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
@@ -35,6 +38,7 @@ from kmatrix.text import (
     count,
     duration,
     first_names,
+    host_names,
     printable,
     section,
     signed,
@@ -52,7 +56,14 @@ LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: low
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
 LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
+MAX_DEVICES = 256  # rows of the table of nodes; results.json has all
 MAX_OVERLAPS = 3  # runs listed per line
+MAX_HOSTS = 6  # named in a line
+# How runs that shared a host are kept apart, by engine. A pod does not see its node: its name is that of its own.
+SEPARATED_BY = {
+    "": "PARALLEL_JOBS=1 separates them",
+    SLURM: "SLURM_EXCLUSIVE=y, without PACK_NODES=y, separates them",
+}
 
 
 def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: Sequence[str] = ()) -> str:
@@ -63,10 +74,12 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
         ("Optimizer settings", _optimizer_settings(numbers.settings)),
         _scaling_section(numbers.scalings),
         ("Benchmarks", _benchmarks(numbers.runs)),
+        ("Nodes", _nodes(numbers.runs)),
+        ("Allocated hours", allocation_lines(numbers)),
         *gpu_sections(gpu_runs(numbers)),
         ("Trackers", trackers),
         ("Attempts", [line for run in numbers.runs if len(run.attempts) > 1 for line in _attempts(run)]),
-        ("Shared machine", [line for text in overlap_lines(numbers.runs) for line in wrap(text)]),
+        ("Shared machine", [line for text in overlap_lines(numbers.runs, numbers.engine) for line in wrap(text)]),
         ("Reused", _reused(numbers.runs)),
         ("Failed, stopped and skipped", [line for run in numbers.runs for line in _failure(run)]),
         ("Alerts", [line for run in numbers.runs for line in _alerts(run)]),
@@ -106,7 +119,7 @@ def _header(numbers: MatrixNumbers) -> list[str]:
 def _header_fields(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     yield "Matrix", numbers.name
     yield "Created", _created(numbers)
-    yield "Machine", ", ".join(filter(None, [str(numbers.provenance.get("host") or ""), _devices(numbers)]))
+    yield "Machine", ", ".join(filter(None, [_machines(numbers), _devices(numbers)]))
     yield "Software", _software(numbers)
     yield "Command", numbers.command
     yield "Overrides", " ".join(numbers.overrides)
@@ -126,14 +139,26 @@ def _created(numbers: MatrixNumbers) -> str:
         return ""
     text = time_of_day(numbers.created, utc=True)
     if numbers.took_s is not None:
-        pauses = f" and {duration(numbers.paused_s)} of pauses" if numbers.paused_s else ""
+        idle = "without a running job" if numbers.engine else "of pauses"
+        pauses = f" and {duration(numbers.paused_s)} {idle}" if numbers.paused_s else ""
         return f"{text}, took {duration(numbers.took_s)}{pauses}"
     return f"{text}, {numbers.status}" if numbers.status else text
 
 
+def _machines(numbers: MatrixNumbers) -> str:
+    """Return the host of the matrix; of a cluster, the hosts that trained, and the one that submitted."""
+    host = str(numbers.provenance.get("host") or "")
+    used = dict.fromkeys(device.host for run in numbers.runs for device in run.devices)
+    if not numbers.engine or not used:
+        return host
+    return first_names(used, MAX_HOSTS) + (f" (submitted from {host})" if host else "")
+
+
 def _devices(numbers: MatrixNumbers) -> str:
     """Return the devices that runs used; before the first run, those of the host."""
-    host = numbers.provenance
+    host: Mapping[str, Any] = numbers.provenance
+    if numbers.engine and any(run.device_name for run in numbers.runs):
+        host = {}  # the devices and cores of the host that submitted are not those of the nodes
     # What was used is better evidence than what the planning machine had.
     used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
     gpus = Counter(str(gpu.get("name")) for gpu in host.get("gpus") or [])
@@ -177,6 +202,20 @@ def _run_table(numbers: MatrixNumbers) -> list[str]:
     if any(run.final_val_loss is not None and not run.counts for run in numbers.runs):
         note += "; *: last val loss of an unfinished run, not ranked"
     return [*table(columns(titles, (0, 1, len(titles) - 1)), rows, WIDTH, rule=True), *wrap(note)]
+
+
+def _nodes(runs: Sequence[RunNumbers]) -> list[str]:
+    """Return a row per rank of the runs over several nodes: its node, host and device."""
+    rows = [
+        [run.name, str(device.node), device.host, str(device.rank), device.name]
+        for run in runs
+        if any(device.node for device in run.devices)
+        for device in run.devices
+    ]
+    if not rows:
+        return []
+    lines = table(columns(["run", "node", "host", "rank", "device"], (0, 2, 4)), rows[:MAX_DEVICES], WIDTH, rule=True)
+    return lines + ([f"... and {len(rows) - MAX_DEVICES} more in results.json"] if len(rows) > MAX_DEVICES else [])
 
 
 def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool) -> list[str]:
@@ -353,7 +392,8 @@ def _attempts(run: RunNumbers) -> Iterator[str]:
     """Yield how each attempt of a run ended, the checkpoint it resumed from and a reduced micro-batch."""
     yield run.name
     for attempt in run.attempts:
-        parts = [f"{attempt.attempt}: {attempt.status}"]
+        on = f" on {host_names(attempt.hosts, MAX_HOSTS)}" if attempt.hosts and run.on_hosts is not None else ""
+        parts = [f"{attempt.attempt}: {attempt.status}{on}"]
         parts += [origin] if (origin := _origin(attempt, run.starts)) else []
         parts += [f"micro-batch {attempt.micro_batch}"] if attempt.micro_batch else []
         parts += [attempt.reason] if attempt.reason else []
@@ -370,27 +410,35 @@ class Overlap:
 
 
 def overlaps(runs: Sequence[RunNumbers]) -> list[Overlap]:
-    """Return the runs that trained at the same time as other runs of the matrix."""
-    shared = _shared_spans(runs)
-    found = []
-    for run, parts in zip(runs, shared, strict=True):
-        time = sum(end - begin for begin, end in _attempt_spans(run))
-        others = [other for other in sorted(parts) if time and _length(parts[other]) >= MIN_OVERLAP * time]
-        if others:
-            # The union: time shared with two others counts once.
-            together = _length([part for other in others for part in parts[other]])
-            found.append(Overlap(run.name, tuple(runs[other].name for other in others), together / time))
-    return found
+    """Return the runs that trained at the same time as other runs of the matrix, on the same host."""
+    by_host: dict[str, dict[int, list[Span]]] = {}  # host -> place of a run -> its spans there
+    for place, run in enumerate(runs):
+        for host, spans in _spans_by_host(run):
+            by_host.setdefault(host, {})[place] = spans
+    found: dict[int, tuple[set[int], float]] = {}  # place of a run -> those of the others, and the largest share
+    for trained in by_host.values():  # of one host, so that the times are of one clock
+        for place, parts in _shared_spans(trained).items():
+            time = sum(end - begin for begin, end in trained[place])
+            others = [other for other in parts if time and _length(parts[other]) >= MIN_OVERLAP * time]
+            if others:
+                # The union: time shared with two others counts once.
+                together = _length([part for other in others for part in parts[other]])
+                before, share = found.get(place, (set(), 0.0))
+                found[place] = (before | set(others), max(share, together / time))
+    return [
+        Overlap(runs[place].name, tuple(runs[other].name for other in sorted(others)), share)
+        for place, (others, share) in sorted(found.items())
+    ]
 
 
-def _shared_spans(runs: Sequence[RunNumbers]) -> list[dict[int, list[Span]]]:
-    """Return for each run: place of another run -> the spans in which both trained.
+def _shared_spans(spans: Mapping[int, Sequence[Span]]) -> dict[int, dict[int, list[Span]]]:
+    """Return for each run: place of another run -> the spans in which both trained. spans: of each run by its place.
 
     A sweep in order of time, which compares only runs that overlap: a matrix may have thousands of runs.
     """
-    shared: list[dict[int, list[Span]]] = [{} for _ in runs]
+    shared: dict[int, dict[int, list[Span]]] = {place: {} for place in spans}
     active: list[tuple[float, int]] = []  # end and place of the runs that train now
-    for begin, end, place in sorted((*span, place) for place, run in enumerate(runs) for span in _attempt_spans(run)):
+    for begin, end, place in sorted((*span, place) for place, own in spans.items() for span in own):
         active = [(until, other) for until, other in active if until > begin]
         for until, other in active:
             part = (begin, min(end, until))
@@ -401,14 +449,25 @@ def _shared_spans(runs: Sequence[RunNumbers]) -> list[dict[int, list[Span]]]:
     return shared
 
 
-def overlap_lines(runs: Sequence[RunNumbers]) -> list[str]:
-    """Return a line per run that shared the machine, and how to avoid it; empty if none did."""
+def overlap_lines(runs: Sequence[RunNumbers], engine: str = "") -> list[str]:
+    """Return a line per run that shared a host, and how to avoid it; empty if none did. engine: of a cluster."""
     lines = []
     for one in overlaps(runs):
         lines.append(f"{one.run}  {one.share:.0%} of its time in parallel with {first_names(one.others, MAX_OVERLAPS)}")
     if lines:
-        lines.append("time, power and host memory of these runs depend on each other: PARALLEL_JOBS=1 separates them")
+        remedy = SEPARATED_BY.get(engine, "")
+        lines.append("time, power and host memory of these runs depend on each other" + (remedy and f": {remedy}"))
     return lines
+
+
+def _spans_by_host(run: RunNumbers) -> Iterator[tuple[str, list[Span]]]:
+    """Yield each host of a run, "" for this machine, with the times of the run by the clock of that host."""
+    if run.on_hosts is None:
+        yield "", list(_attempt_spans(run))
+        return
+    for host, spans in run.on_hosts.items():
+        if known := [(begin, end) for begin, end in spans if end > begin]:
+            yield host, known
 
 
 def _attempt_spans(run: RunNumbers) -> Iterator[Span]:
@@ -444,6 +503,9 @@ def _failure(run: RunNumbers) -> Iterator[str]:
     known = run.steps is not None and run.max_iters is not None
     progress = f" (after {run.steps:,} of {run.max_iters:,} steps)" if known else ""
     yield from wrap(f"{run.name}  {run.status}: {run.reason or 'no reason recorded'}{progress}")
+    hosts = run.attempts[-1].hosts if run.attempts and run.on_hosts is not None else ()
+    if hosts:
+        yield f"    on {host_names(hosts, MAX_HOSTS)}"
     if run.log:
         yield f"    log: {run.log}"
     for line in run.log_tail[-TAIL_LINES:]:

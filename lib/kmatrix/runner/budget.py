@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.cost import MatrixBudget, Spent
 from kmatrix.status.state import RunState
 
 CHECK_EVERY_S = 1.0  # between two checks of the budget
@@ -17,8 +17,9 @@ CHECK_EVERY_S = 1.0  # between two checks of the budget
 class BudgetWatch:
     """The budget of a matrix and the prices of its runs, also of those that earlier executions finished."""
 
-    def __init__(self, matrix: MatrixDir, budget: MatrixBudget) -> None:
-        self._matrix, self._budget = matrix, budget
+    def __init__(self, matrix: MatrixDir, budget: MatrixBudget, elsewhere: Callable[[], Spent] | None = None) -> None:
+        """Create the watch. elsewhere: returns what other runners of the matrix have spent."""
+        self._matrix, self._budget, self._elsewhere = matrix, budget, elsewhere
         self._prices: dict[str, TrainFields] = {}  # by run
         self._due = 0.0  # monotonic seconds
 
@@ -31,4 +32,7 @@ class BudgetWatch:
         if time.monotonic() < self._due:
             return ""
         self._due = time.monotonic() + CHECK_EVERY_S
-        return self._budget.spent(((states[name], self._prices[name]) for name in self._prices), time.time())
+        runs = ((states[name], self._prices[name]) for name in self._prices)
+        if self._elsewhere is None:
+            return self._budget.spent(runs, time.time())
+        return self._budget.spent(runs, time.time(), self._elsewhere())

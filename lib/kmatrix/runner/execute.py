@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -129,6 +129,22 @@ def recorder_launcher(simulated: str, hz: int, port: int = 0) -> RecorderLaunche
         environment=environment,
         gpus=simulate.uuids(environment) if simulated else (),
     )
+
+
+def check_simulation(simulated: str, nodes: Iterable[int]) -> None:
+    """Raise ConfigError for simulated GPUs of a run over several nodes. simulated: SIMULATE=.  nodes: of each run."""
+    if simulated and any(number > 1 for number in nodes):
+        raise ConfigError(
+            f"SIMULATE={simulated} needs runs on one node",
+            why="the simulated driver has the GPUs of one machine",
+            hint="omit SIMULATE, or pass NUM_NODES=1",
+        )
+
+
+def nodes_of_runs(matrix: MatrixDir) -> Iterator[int]:
+    """Yield the number of nodes of each run."""
+    for run in matrix.runs():
+        yield read_run_file_or_empty(run).train.num_nodes or 1
 
 
 def symbols(matrix: MatrixDir) -> Mapping[str, str]:

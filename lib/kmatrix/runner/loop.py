@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
@@ -30,7 +30,7 @@ from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.classify import classify
-from kmatrix.status.cost import MatrixBudget, wall_s
+from kmatrix.status.cost import MatrixBudget, Spent, wall_s
 from kmatrix.status.state import (
     DISK,
     HALVE,
@@ -54,6 +54,7 @@ from kmatrix.status.status_file import recover_status, writing
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+ASKED = "asked to stop"  # start of the reason of a run that was stopped; the cause replaces it
 T = TypeVar("T")
 
 
@@ -78,6 +79,11 @@ def drive(
     on_note: Callable[[str], None] | None = None,
     disk_s: float = 0.0,
     budget: MatrixBudget | None = None,
+    elsewhere: Callable[[], Spent] | None = None,
+    on_stop: Callable[[str], None] | None = None,
+    cause: Callable[[], tuple[str, str]] | None = None,
+    requests_s: float | None = None,
+    left: Collection[str] = (),
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
@@ -86,6 +92,10 @@ def drive(
     limits: thresholds of the alerts.  pool: the engine's GPUs; lost ones are quarantined.
     on_note: called with each note about a GPU or a full disk.  disk_s: time (s) to wait for space on a full disk.
     budget: of all runs of the matrix; when it is spent, the runs stop as on SIGTERM.
+    elsewhere: returns what other runners of the matrix have spent of it.
+    on_stop: called with the name of the first signal.  cause: called after it, when a run has ended; returns the kind
+    and the reason of the stop.  requests_s: time (s) between two reads of the user's requests.
+    left: kinds of ends after which the caller starts a run again, and not this call.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -100,6 +110,11 @@ def drive(
             pool=pool,
             on_note=_ignore_errors(on_note) if on_note else lambda _: None,
             budget=budget or MatrixBudget(),
+            elsewhere=elsewhere,
+            on_stop=on_stop,
+            cause=cause,
+            requests_s=requests_s,
+            left=left,
             disk_s=disk_s,
         )
         released.callback(driver.requests.close)
@@ -130,6 +145,11 @@ class _Driver:
         pool: Pool | None,
         on_note: Callable[[str], None],
         budget: MatrixBudget,
+        elsewhere: Callable[[], Spent] | None,
+        on_stop: Callable[[str], None] | None,
+        cause: Callable[[], tuple[str, str]] | None,
+        requests_s: float | None,
+        left: Collection[str],
         disk_s: float,
     ) -> None:
         self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
@@ -144,8 +164,11 @@ class _Driver:
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self.open = set(self._plans)  # runs of this execution that have not ended
-        self.requests = RequestWatch(matrix, self, self._writer)
-        self._budget = BudgetWatch(matrix, budget) if budget else None
+        self._left = left
+        self.requests = RequestWatch(matrix, self, self._writer, requests_s)
+        self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None
+        self._on_stop, self._find_cause = on_stop, cause
+        self._is_signalled = False
         self.jobs: dict[str, str] = {}
         self.disk_full = False
 
@@ -159,7 +182,7 @@ class _Driver:
         # Appending to a file with other hard links would change the matrix that this one was copied from, or the run
         # that was reused.
         with writing(self._matrix.path):
-            own_copies(self._matrix.path, below=False)
+            own_copies(self._matrix.status.parent, below=False)  # of a share, its own folder
             for plan in self._plans.values():
                 own_copies(plan.dir.path, skip=(plan.dir.archive.name,))
         # Read the state of all runs, now that the lock is held: the plans may be older.
@@ -214,7 +237,9 @@ class _Driver:
                 self._engine.cancel(self.jobs)
                 self._writer.limit_s = math.inf  # the stop ends the wait for space, and `close` writes the rest
                 self._writer.log("stop asked", signal=request.by)
-                stopping = True
+                stopping = self._is_signalled = True
+                if self._on_stop is not None:
+                    self._on_stop(request.by)
             if request.hung_up and not hung_up:
                 self._writer.log("terminal lost")
                 hung_up = True
@@ -365,11 +390,14 @@ class _Driver:
         self._write_run(plan.name, job=job)
         self._writer.write_matrix(Status.RUNNING)
         known = {"attempt": plan.attempt, "resume": plan.resume, "micro_batch": plan.micro_batch}
-        known["gpus"] = list(job.gpus)
+        known |= {"gpus": list(job.gpus), "hosts": list(job.hosts)}
         self._writer.log("run started", run=plan.name, status=Status.RUNNING, **known, pid=job.pid)
 
     def _end_run(self, plan: RunPlan, job: JobState, *, stopping: bool) -> None:
         end = classify(plan.dir, _attempt(plan, job), job)
+        if self._is_signalled and self._find_cause is not None and end.kind == "signal":
+            kind, reason = self._find_cause()
+            end = replace(end, kind=kind, reason=end.reason.replace(ASKED, reason, 1))
         # Before any retry is submitted, which must not get the lost GPU again.
         if self._pool is not None:
             for uuid in end.lost:
@@ -424,8 +452,9 @@ class _Driver:
         """Return the plan of the automatic retry, None if there is none."""
         train = self._train[plan.name]
         batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
-        attempt = retry(self.states[plan.name], batch_size=batch_size, policy=policy)
-        if attempt is None:
+        state = self.states[plan.name]
+        attempt = retry(state, batch_size=batch_size, policy=policy)
+        if attempt is None or (state.last is not None and state.last.kind in self._left):
             return None
         return self._with_attempt(plan, attempt)
 
@@ -526,6 +555,7 @@ def _attempt(plan: RunPlan, job: JobState) -> Attempt:
         started=job.started,
         clock=job.clock,
         gpus=job.gpus,
+        hosts=job.hosts,
     )
 
 

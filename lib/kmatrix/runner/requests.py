@@ -38,8 +38,9 @@ class Runs(Protocol):
 class RequestWatch:
     """The requests for the runs of a matrix, as far as its runner has followed them."""
 
-    def __init__(self, matrix: MatrixDir, runs: Runs, writer: StatusWriter) -> None:
-        self._matrix, self._runs, self._writer = matrix, runs, writer
+    def __init__(self, matrix: MatrixDir, runs: Runs, writer: StatusWriter, every_s: float | None = None) -> None:
+        """Create the watch. every_s: between two reads of the requests (s), None for READ_EVERY_S."""
+        self._matrix, self._runs, self._writer, self._every_s = matrix, runs, writer, every_s
         self._requests: Mapping[str, RunRequest] = {}
         self._due = 0.0  # monotonic seconds
         self._planned: frozenset[str] = frozenset()  # runs of this execution
@@ -70,7 +71,7 @@ class RequestWatch:
             with suppress(LaunchError):  # a process that is stopped holds it: the next runner follows its request
                 self._lock.callback(os.close, lock_requests(self._matrix))
         if not stopping and (is_last or time.monotonic() >= self._due):
-            self._due = time.monotonic() + READ_EVERY_S
+            self._due = time.monotonic() + (self._every_s or READ_EVERY_S)
             self._follow_changes()
         if self._runs.open:
             self.close()

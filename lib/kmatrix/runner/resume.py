@@ -16,7 +16,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
 from kmatrix.records.states import RunRequest, read_matrix_status, read_requests, read_run_status
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
@@ -39,21 +39,24 @@ class ResumePlan:
 
 def reopen(
     matrix: MatrixDir,
-    gpus: Sequence[Gpu],
+    gpus: Sequence[Gpu] | None,
     *,
     names: Collection[str] | None = None,
     resume: str = "auto",
     retry_failed: bool = False,
     command: tuple[str, ...] = TRAINER,
+    limits: Limits | None = None,
 ) -> ResumePlan:
     """Return the pending attempts of a matrix.
 
-    gpus: usable ones.  names: selected runs, None for all.  resume: start of an attempt after the first.
+    gpus: usable ones, None for runs of a cluster, which are not executed here.  names: selected runs, None for all.
+    resume: start of an attempt after the first.
     retry_failed: retry failed runs, too; runs that were killed are always retried.
+    limits: of a job on a cluster. Then times come from the plan: measured ones need all runs, in each of many jobs.
     """
     plans, skipped, stays = [], {}, {}
     damaged = []
-    estimates = _Estimates(matrix)
+    estimates = _Estimates(matrix, limits)
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), read_run_file_or_empty(run)
         train = record.train
@@ -63,10 +66,12 @@ def reopen(
         attempt = _attempt(state, train, resume, retry_failed=retry_failed) if known else None
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
-        elif why := too_few_gpus(train, len(gpus)) or _no_data(train):
+        elif why := _lack(train, gpus):
             skipped[run.name] = why
         else:
-            plan = run_plan(run, record, attempt, command, estimates.expected_s(record))
+            # A job's time limit needs an estimate with a basis, not one that only orders runs.
+            expected_s = estimates.known_s(record) if gpus is None else estimates.expected_s(record)
+            plan = run_plan(run, record, attempt, command, expected_s)
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
     return ResumePlan(
         plans=tuple(plans), skipped=skipped, stays=stays, requests=read_requests(matrix), damaged=tuple(damaged)
@@ -102,28 +107,46 @@ def restore_runs(matrix: MatrixDir) -> RestoredRuns:
 class _Estimates:
     """Estimates of run times, which order runs that may run at the same time."""
 
-    def __init__(self, matrix: MatrixDir) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: MatrixDir, limits: Limits | None) -> None:
+        self._matrix, self._limits = matrix, limits
         self._measured: MeasuredRuns | None = None
 
     def expected_s(self, record: RunFile) -> float | None:
         """Return the estimated time (s) of a run, None if runs start one at a time."""
         train = record.train
-        limits = Limits.of(record.symbols).on(gpus=train.device == "cuda")
+        limits = (self._limits or Limits.of(record.symbols)).on(gpus=train.device == "cuda")
         if limits.jobs == 1:
             return None  # they start in the matrix's order
+        if self._limits is not None:
+            return record.expected_s or guess(train)
+        known = self._of(record)
+        return guess(train) if known is None else known
+
+    def known_s(self, record: RunFile) -> float | None:
+        """Return the estimated time (s) of a run, at most its budget; None if nothing like it is known."""
+        found = [known for known in (self._of(record), budget_s(record.train)) if known is not None]
+        return min(found, default=None)
+
+    def _of(self, record: RunFile) -> float | None:
+        """Return the estimated time (s) of a run from measured runs, or of the plan; None without a basis."""
         if self._measured is None:
             self._measured = MeasuredRuns(measured_here(self._matrix), measured_before(self._matrix))
-        known = self._measured.whole(train, record.expected_s)
-        return guess(train) if known is None else known.seconds
+        known = self._measured.whole(record.train, record.expected_s)
+        return None if known is None else known.seconds
+
+
+def _lack(train: TrainFields, gpus: Sequence[Gpu] | None) -> str:
+    """Return why a run cannot run, "" if it can. gpus: as for `reopen`."""
+    return (too_few_gpus(train, len(gpus)) if gpus is not None else "") or _no_data(train)
 
 
 def too_few_gpus(train: TrainFields, there: int) -> str:
     """Return why a run cannot run on a machine with this many GPUs, "" if it can."""
-    ranks = train.num_gpus or 1
+    ranks = (train.num_gpus or 1) // (train.num_nodes or 1)
     if train.device != "cuda" or ranks <= there:
         return ""
-    return f"needs {plural(ranks, 'GPU')}, found {there}"
+    on = " on each node" if (train.num_nodes or 1) > 1 else ""
+    return f"needs {plural(ranks, 'GPU')}{on}, found {there}"
 
 
 def _no_data(train: TrainFields) -> str:
@@ -141,6 +164,7 @@ def run_plan(
         run_id=record.run_id or "",
         dir=RunDir(run.path.resolve()),  # absolute: the trainer has another working directory
         ranks=train.num_gpus or 1,
+        nodes=train.num_nodes or 1,
         cuda=train.device == "cuda",
         cpu_threads=train.cpu_threads or 1,
         command=command,
@@ -149,6 +173,7 @@ def run_plan(
         expected_s=expected_s,
         resume=attempt.resume,
         micro_batch=attempt.micro_batch,
+        environment=record.environment,
     )
 
 

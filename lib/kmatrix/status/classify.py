@@ -6,22 +6,37 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 
 from kmatrix.errors import RecordError
-from kmatrix.own_file import open_to_read
-from kmatrix.records.decode import decode, decode_lines
-from kmatrix.records.files import last_lines
+from kmatrix.records.decode import decode, decode_lines, replaced
+from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, Status, read_run_file, read_train_values, read_used_file
-from kmatrix.records.states import EventLine, read_rank_errors
+from kmatrix.records.runs import (
+    RunResult,
+    Status,
+    read_run_file,
+    read_train_values,
+    read_used_file,
+    read_used_file_or_empty,
+)
+from kmatrix.records.states import EventLine, first_rank_error, read_rank_errors
 from kmatrix.records.train_config import FORMER
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
+from kmatrix.status.node_ends import (
+    WORKER_FAILED,
+    NodeEvidence,
+    first_node,
+    host_of_first,
+    other_nodes,
+    rank_exits,
+    tail_of,
+)
 from kmatrix.status.state import (
     DIED,
     DISK,
+    ELSEWHERE,
     GPU_LOST,
     KILLED,
     MISMATCH,
@@ -35,7 +50,6 @@ from kmatrix.text import printable
 
 TAIL_LINES = 20
 TAIL_CHARS = 300  # longer lines are truncated
-TAIL_BYTES = 65536  # of the log that are searched, from its end
 AUTO_FIELDS = frozenset({"peak_tflops"})  # null in run.json: the trainer finds the value
 OWN_FAULT = frozenset({"nan", "oom", "data"})  # kinds of failure that also count while the run is being stopped
 HINTS = {
@@ -46,11 +60,7 @@ HINTS = {
 }
 OUTSIDE = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})  # no trainer sends these to itself
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
-WORKER_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.* failed \(exitcode: ")  # starts torchrun's report
-# One rank in torchrun's report, with the time when torchrun noticed; the last entry is the root cause.
-FAILURE = re.compile(r"^ +time +: (\S+)\n +host +: .*\n +rank +: (\d+) .*\n +exitcode +: (-?\d+) ", re.MULTILINE)
 PEER_GONE = re.compile(r"Connection (?:reset|closed|refused)|Broken pipe")  # errors of a rank that lost a peer
-PEERS_S = 5.0  # a rank fails within this time after its peer was killed, and may be noticed first
 
 # A GPU that fell off the bus, or reports hardware errors. "device-side assert" is a bug in the program (an index out
 # of range), and so is an illegal address: they would fail again on any GPU.
@@ -106,13 +116,37 @@ class Evidence:
     @cached_property
     def log(self) -> str:
         """The end of what this attempt wrote to output.log, without escape codes."""
-        begin = self.job.log_start if self.job else 0
-        try:
-            with open_to_read(self.run.output_log) as file:
-                text = "".join(last_lines(file, most_bytes=TAIL_BYTES, start=begin))
-        except OSError:
-            return ""
-        return printable(text)
+        return tail_of(self.run.output_log, self.job.log_start if self.job else 0)
+
+    @cached_property
+    def nodes(self) -> tuple[NodeEvidence, ...]:
+        """The evidence of each node about this attempt. A run on one node has one, without a host."""
+        others = other_nodes(self.run, self.attempt.number)
+        host = host_of_first(self.run, self.attempt.number) if others else ""
+        first = NodeEvidence(
+            node=0, host=host, log=self.log, exits=rank_exits(self.log), started=self.attempt.started or 0.0
+        )
+        return (first, *others)
+
+    @cached_property
+    def logs(self) -> str:
+        """The ends of the logs of all nodes."""
+        return "".join(node.log for node in self.nodes)
+
+    @cached_property
+    def log_of_cause(self) -> str:
+        """The end of the log of the node where a rank failed first; that of node 0 if it is not known."""
+        found = first_node(self.nodes)
+        return found[0].log if found else self.log
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the ranks' GPUs. Over several nodes only the trainer knows all of them."""
+        if len(self.nodes) == 1:
+            return self.attempt.gpus
+        used = read_used_file_or_empty(self.run)
+        known = used.attempt == self.attempt.number and used.gpus
+        return tuple(gpu.uuid for gpu in used.gpus) if known else self.attempt.gpus
 
 
 def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
@@ -129,8 +163,12 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
         kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
         if not reason:
             return RunEnd(status=Status.FINISHED, result=result)
+    # The place of the run came to its end, not the run itself.
+    elif job is not None and job.kind in ELSEWHERE and kind not in OWN_FAULT:
+        reason = redact(printable(job.reason or job.kind))
+        return RunEnd(status=Status.STOPPED, kind=job.kind, reason=reason, result=result)
     # The engine ended the attempt, or could not start it: it knows why.
-    elif job is not None and job.reason:
+    elif job is not None and job.reason and job.kind not in ELSEWHERE:
         kind, reason = job.kind or NOT_STARTED, job.reason
     # A stop hides errors that it causes itself, such as lost connections, but not the run's own failures.
     elif status == Status.STOPPED or (seen.is_cancelled and kind not in OWN_FAULT):
@@ -155,7 +193,7 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
         status=Status.FAILED,
         kind=kind,
         reason=redact(printable(reason)),
-        log_tail=_log_tail(seen.log),
+        log_tail=_log_tail(seen.log_of_cause),
         result=result,
         lost=gpus,
     )
@@ -211,18 +249,18 @@ def failure_cause(seen: Evidence, kind: str, reason: str) -> FailureCause:
     A lost GPU explains all other errors. An NCCL error counts only if no rank failed by itself before: the peers of a
     failed rank lose their connections, too.
     """
-    gpus = seen.attempt.gpus
+    gpus = seen.gpus
     lost = _silent_gpus(seen)
     errors = dict(_rank_errors(seen))
     named = [rank for rank, text in errors.items() if LOST.search(text)]
     if LOST.search(reason):
         named.append(_rank_in(reason))
-    if lost or named or LOST.search(seen.log):
+    if lost or named or LOST.search(seen.logs):
         # The recorder knows which GPU is silent; a rank knows only that its own is lost. A single GPU leaves no doubt.
         blamed = lost or tuple(gpus[rank] for rank in dict.fromkeys(named) if rank < len(gpus))
         return FailureCause(GPU_LOST, blamed or (gpus if len(gpus) == 1 else ()))
     # The log counts only if there is no reason of a rank: it also has the errors of peers that failed later.
-    own = reason if seen.exit_code is None or kind != DIED else reason + seen.log
+    own = reason if seen.exit_code is None or kind != DIED else reason + seen.logs
     return FailureCause(NCCL if NETWORK.search(own) else kind)
 
 
@@ -262,9 +300,11 @@ def _log_tail(log: str) -> tuple[str, ...]:
 
 def _stop_reason(seen: Evidence, result: RunResult | None) -> str:
     if result is None:
-        saved = "the disk was full" if is_full(seen.run.path) else "killed before it could save"
+        saved = "the disk was full" if is_full(seen.run.path) else "it was killed before it could save"
         return f"asked to stop, and {saved}"
-    return "asked to stop" if seen.is_cancelled else result.reason or "asked to stop"
+    reason = result.reason or "asked to stop"
+    signalled = [f"{node.host} got {node.signals[0]}" for node in seen.nodes if node.signals]
+    return "asked to stop" if seen.is_cancelled else ": ".join([reason, *signalled[:1]])
 
 
 def _without_result(seen: Evidence) -> tuple[str, str]:
@@ -281,12 +321,13 @@ def _first_rank_error(seen: Evidence) -> tuple[str, str]:
     started = seen.attempt.started or 0.0
     errors = []
     for written, error in read_rank_errors(seen.run):
+        # Without an attempt: of version 0.1, whose runs had one node, and so one clock.
         late = written >= started - 0.05  # file systems stamp with the kernel's tick, a few ms late
         if late if error.attempt is None else error.attempt == seen.attempt.number:
-            reason = f"rank {error.rank}: {error.reason or error.kind}"
-            errors.append((error.time or written, error.kind or "error", reason))
+            errors.append(replaced(error, time=error.time or written))
     # The earliest error is the cause: its peers lose their connections afterwards.
-    return min(errors)[1:] if errors else ("", "")
+    first = first_rank_error(errors)
+    return (first.kind or "error", first.describe(seen.nodes[0].host)) if first else ("", "")
 
 
 def _killed(seen: Evidence, reason: str) -> str:
@@ -305,25 +346,14 @@ def _killed(seen: Evidence, reason: str) -> str:
 def _first_to_end(seen: Evidence) -> tuple[str, int]:
     """Return "rank r " and its exit code from torchrun's report, else "" and the exit code of torchrun.
 
-    torchrun polls its workers in the order of ranks: it may notice a rank that failed because its peer was killed
-    before that peer. So a kill at about that time is preferred to any exit code.
+    Of several nodes, the host is named too: "rank r on n2 ".
     """
-    failures = [(_unix(when), rank, int(code)) for when, rank, code in FAILURE.findall(seen.log)]
-    if not failures:
+    found = first_node(seen.nodes)
+    if found is None:
         return "", seen.exit_code or 0
-    root = failures[-1]
-    # SIGKILL only: a rank never sends it to itself, and its peers die of other signals or exit codes.
-    killed = [one for one in failures if one[2] == -signal.SIGKILL and abs(one[0] - root[0]) <= PEERS_S]
-    _, rank, code = root if root[2] < 0 or not killed else killed[0]
-    return f"rank {rank} ", code
-
-
-def _unix(when: str) -> float:
-    """Return a time in torchrun's format as Unix seconds, 0 for another format."""
-    try:
-        return datetime.strptime(when, "%Y-%m-%d_%H:%M:%S").timestamp()
-    except ValueError:
-        return 0.0
+    node, exit_ = found
+    on = f"on {node.host or f'node {node.node}'} " if len(seen.nodes) > 1 else ""
+    return f"rank {exit_.rank} {on}", exit_.exit_code
 
 
 def _why_no_result(seen: Evidence) -> str:
@@ -332,7 +362,7 @@ def _why_no_result(seen: Evidence) -> str:
     exit_text = who + describe_exit(code if who else seen.exit_code)
     if who and code < 0:
         return exit_text
-    exceptions = [found[1] for line in seen.log.split("\n") if (found := EXCEPTION.match(line.strip()))]
+    exceptions = [found[1] for line in seen.log_of_cause.split("\n") if (found := EXCEPTION.match(line.strip()))]
     # torchrun's own exception only says that a worker failed.
     exceptions = [text for text in exceptions if "ChildFailedError" not in text]
     return f"{exit_text}: {exceptions[-1][:TAIL_CHARS]}" if exceptions else exit_text
@@ -359,13 +389,16 @@ def _rank_errors(seen: Evidence) -> Sequence[tuple[int, str]]:
 
 def _silent_gpus(seen: Evidence) -> tuple[str, ...]:
     """Return the GPUs of the attempt that stopped answering the recorder and did not answer again."""
-    started = seen.attempt.started or 0.0
     silent: dict[str, None] = {}
-    for event in decode_lines(seen.run.gpu_events, EventLine):
-        late = event.time >= started
-        for uuid in (uuid for uuid in seen.attempt.gpus if late and uuid in (event.text or "")):
-            if event.event == "lost":
-                silent[uuid] = None
-            elif event.event == "found":
-                silent.pop(uuid, None)
+    for node in seen.nodes:
+        if node.started is None:
+            continue
+        # Recorder and attempt have the clock of the same node.
+        for event in decode_lines(NodeDir(seen.run, node.node).recording.gpu_events, EventLine):
+            late = event.time >= node.started
+            for uuid in (uuid for uuid in seen.gpus if late and uuid in (event.text or "")):
+                if event.event == "lost":
+                    silent[uuid] = None
+                elif event.event == "found":
+                    silent.pop(uuid, None)
     return tuple(silent)

@@ -74,9 +74,12 @@ class MatrixBudget:
     def __bool__(self) -> bool:
         return bool(self.hours or self.dollars)
 
-    def spent(self, runs: Iterable[tuple[RunState, TrainFields]], now: float) -> str:
-        """Return `2.01 of 2 hours` or `$5.02 of $5.00` if a limit is reached, else "". now: Unix seconds."""
-        spent = [spent_of(state, train, now) for state, train in runs]
+    def spent(self, runs: Iterable[tuple[RunState, TrainFields]], now: float, besides: Spent | None = None) -> str:
+        """Return `2.01 of 2 hours` or `$5.02 of $5.00` if a limit is reached, else "".
+
+        now: Unix seconds.  besides: what other runs of the matrix have taken.
+        """
+        spent = [*(spent_of(state, train, now) for state, train in runs), *([besides] if besides else [])]
         seconds = sum(one.wall_s or 0.0 for one in spent)
         cost = total_dollars(one.dollars for one in spent) or 0.0
         if self.hours and seconds >= 3600 * self.hours:

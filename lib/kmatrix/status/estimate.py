@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
@@ -279,14 +280,20 @@ def measured_here(matrix: MatrixDir) -> list[Measured]:
 
 def measured_before(matrix: MatrixDir) -> list[Measured]:
     """Return the durations of finished runs of other matrices in the results directory, on the same kind of machine."""
-    # Times on another processor or GPU say little about this one.
-    ours = _machine(matrix.runs())
-    others = [other for other in matrix_dirs(matrix.path.parent) if other.name != matrix.name]
+    return measured_on(matrix.path.parent, _machine(matrix.runs()), without=matrix.name)
+
+
+def measured_on(results_dir: Path, machine: tuple[Any, ...], *, without: str = "") -> list[Measured]:
+    """Return the durations of finished runs that were planned for a kind of machine.
+
+    machine: processor, cores and GPU models: times on another one say little about this one.  without: a matrix.
+    """
+    others = [other for other in matrix_dirs(results_dir) if other.name != without]
     return [
         found
         for other in others[-MOST:]
         for run in _runs(other)
-        if _machine([run]) == ours and (found := measured(run)) is not None
+        if _machine([run]) == machine and (found := measured(run)) is not None
     ]
 
 

@@ -2,74 +2,77 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.json_array import last_entry
-from kmatrix.packing import Limits
-from kmatrix.records.decode import Amount, Count, Record, decode_lines, decode_optional
+from kmatrix.own_file import listed_once, may_exist
+from kmatrix.packing import LIMITS
+from kmatrix.records.decode import decode_lines, replaced
+from kmatrix.records.jobs.files import PollFile
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
-from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file_or_empty
+from kmatrix.records.runs import GpuEntry, Provenance, RunFile, RunResult, Status, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, read_matrix_status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields, budget_s
-from kmatrix.status.cost import spent_in, spent_of, total_dollars
+from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity
+from kmatrix.status.cost import spent_of, total_dollars
 from kmatrix.status.disk_space import FullDisk, full_disk
 from kmatrix.status.estimate import (
     EstimateSource,
-    Measured,
-    MeasuredRuns,
     Phase,
-    Rest,
-    ends_of,
-    measured_before,
     one_attempt_s,
 )
+from kmatrix.status.run_jobs import job_of, jobs_of
 from kmatrix.status.state import RunState, overall
 from kmatrix.status.status_file import current_result, recover_status
+from kmatrix.status.view.changes import KnownRun, RunList, Signature, changed
+from kmatrix.status.view.devices import gpus_now, memory_of
+from kmatrix.status.view.estimates import Estimates, completed
+from kmatrix.status.view.matrix_view import TO_COME, GpuView, MatrixView, RunView
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
-
-FileTime = tuple[int, int, int]  # modification time (ns), size (bytes), inode
-Signature = tuple[FileTime | bool | None, ...]
-# A file may change again without a new modification time until the clock of its file system has advanced, as git's
-# "racy" index entries: https://git-scm.com/docs/racy-git
-COARSE_S = 2.0  # the longest resolution of such a clock: FAT
-FINE_S = 0.1  # of file systems with parts of a second: a tick of the kernel, at most 10 ms, with a margin
-TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 
 
 class Overview:
     """Read the view of a matrix repeatedly; each call reads only the new metrics of its runs."""
 
-    def __init__(self, matrix: MatrixDir, statuses: Collection[Status] = ()) -> None:
-        """Create the overview of a matrix. statuses: show only runs with one of these; none: all."""
-        self._matrix, self._statuses = matrix, statuses
+    def __init__(
+        self,
+        matrix: MatrixDir,
+        statuses: Collection[Status] = (),
+        ask: Callable[[], PollFile | None] = lambda: None,
+    ) -> None:
+        """Create the overview of a matrix.
+
+        statuses: show only runs with one of these; none: all.
+        ask: returns the newest answer of the scheduler of a cluster; by default None, for that of poll.json.
+        """
+        self._matrix, self._statuses, self._ask = matrix, statuses, ask
+        self._activity: MatrixActivity | None = None  # read by the first poll
         self._tails: dict[tuple[str, int], MetricsTail] = {}
         self._records: dict[str, RunFile] = {}  # run -> its run.json
-        self._runs = _RunList()
-        self._earlier: list[Measured] | None = None  # runs of other matrices, read when an estimate needs them
+        self._runs = RunList()
+        self._estimates = Estimates(matrix, self._records)
 
     def poll(self, now: float | None = None) -> MatrixView:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
         now = time.time() if now is None else now
-        running = self._matrix.is_held()
+        if self._activity is None:
+            self._activity = MatrixActivity(self._matrix, self._ask())
+        else:
+            self._activity.refresh(self._ask())
+        running = self._activity.is_running
         rerun = runs_to_archive(self._matrix)
         found = [
-            self._view(known, now, running=running, rerun=known.name in rerun)
+            self._view(known, now, self._activity, rerun=known.name in rerun)
             for known in self._runs.read(self._matrix, now)
         ]
-        if not running and (missing := set(self._matrix.missing())):
+        if self._activity.activity is Activity.NONE and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
-        views = self._estimated(found)
+        views = self._estimates.with_estimates(found, on_cluster=self._activity.engine is not None)
         record = read_matrix_status(self._matrix)
         left = [view.ends_s for view in views if view.status in TO_COME]
         # One run without an estimate makes the end of the matrix unknown.
@@ -77,24 +80,38 @@ class Overview:
         return MatrixView(
             name=self._matrix.name,
             path=self._matrix.path,
-            status=Status.RUNNING if running else overall([view.status for view in views]),
+            status=self._status(views),
             running=running,
             started=record.started,
-            ended=None if running else record.ended,
+            ended=None if self._activity.activity is not Activity.NONE else record.ended,
             left_s=left_s,
             ends=None if left_s is None else now + left_s,
             dollars=total_dollars(view.dollars for view in views),
             all_dollars=_all_dollars(views),
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
-            gpus=tuple(gpus_now(self._matrix, self._gpus(record.gpus), views, now)),
+            gpus=tuple(self._gpus_now(record.gpus, views, now)),
             full_disk=self._full_disk(views) if running else None,
+            jobs=jobs_of(self._activity, ((view.name, view.status) for view in views)),
         )
+
+    def _status(self, views: Sequence[RunView]) -> Status:
+        """Return the status of the matrix. One whose jobs all wait is planned: nothing has to be continued."""
+        activity = Activity.NONE if self._activity is None else self._activity.activity
+        if activity is Activity.QUEUED:
+            return Status.PLANNED
+        return overall([view.status for view in views]) if activity is Activity.NONE else Status.RUNNING
 
     def _full_disk(self, views: Sequence[RunView]) -> FullDisk | None:
         with suppress(RecordError):  # a damaged matrix.json: the folder of checkpoints is unknown
             names = [view.name for view in views if view.status is Status.RUNNING]
             return full_disk(self._matrix, [self._matrix.run(name) for name in names])
         return None
+
+    def _gpus_now(self, listed: Sequence[GpuEntry] | None, views: Sequence[RunView], now: float) -> Sequence[GpuView]:
+        if self._activity is None or self._activity.engine is None:
+            return gpus_now(self._matrix, self._gpus(listed), views, now)
+        # Those of the jobs alone: the machine of the plan is the one that submitted them.
+        return gpus_now(self._matrix, (), views, now, self._activity.age_s)
 
     def _gpus(self, listed: Sequence[GpuEntry] | None) -> Sequence[GpuEntry]:
         """Return the GPUs of the runner, or those of the plan if the matrix never ran. listed: by the runner."""
@@ -103,26 +120,42 @@ class Overview:
         planned = [record.provenance.get("gpus") or [] for record in self._records.values()]
         return max(planned, key=len, default=[])
 
-    def _view(self, known: _KnownRun, now: float, *, running: bool, rerun: bool) -> RunView:
-        """Return the view of a run, read again only if a file of it has changed."""
-        signature = (running, rerun, _changed(known.folder), _changed(known.status), _changed(known.metrics))
+    def _view(self, known: KnownRun, now: float, activity: MatrixActivity, *, rerun: bool) -> RunView:
+        """Return the view of a run, read again only if a file of it, or its job, has changed."""
+        share = activity.of(known.name)
+        folder = changed(known.folder)
+        signature: Signature
+        if activity.engine is None:
+            signature = (share, rerun, folder, *known.written())
+        else:
+            signature = (share, rerun, folder)
+            if share.activity in MAY_RUN:  # else only commands write to it, which replace its status.json
+                known.files.read_again()  # the times of files may be old ones
         if not known.files.must_read(signature, now) and known.view is not None:
             return known.view
         known.view = None  # until it was read, which may fail
         self._records.pop(known.name, None)  # it may have been made again
-        view = self._run(known.run, now, running=running)
+        # Nobody writes to most of thousands of runs: their jobs wait, have ended, or gave no sign of life lately.
+        with nullcontext() if share.activity is Activity.RUNNING else listed_once(known.folder):
+            view = self._run(known.run, now, activity, rerun=rerun)
         if view.status not in TO_COME:
-            view = self._completed(view)
+            view = completed(view, self._records[known.name].train)
         # A tracker process can end without a change of a file.
         if view.status is Status.RUNNING or any(sent.state is not SyncState.DONE for sent in view.trackers):
             known.files.read_again()
         known.view = view
         return view
 
-    def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
-        state = recover_status(run, has_runner=running)
+    def _run(self, run: RunDir, now: float, activity: MatrixActivity, *, rerun: bool) -> RunView:
         if run.name not in self._records:
-            self._records[run.name] = read_run_file_or_empty(run)
+            self._records[run.name] = _needed(read_run_file_or_empty(run))
+        known_record = self._records[run.name]
+        state = recover_status(
+            run,
+            has_runner=activity.has_runner(run.name),
+            record=None if known_record == RunFile() else known_record,  # else it is missing, or damaged
+            rerun=rerun,
+        )
         record, train = self._records[run.name], self._records[run.name].train
 
         # The result of an attempt that ended, else the newest metrics.
@@ -130,9 +163,11 @@ class Overview:
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
         live = state.status is Status.RUNNING
-        memory = () if state.status is Status.PLANNED else _memory(run, live=live)
+        memory = () if state.status is Status.PLANNED else memory_of(run, live=live)
         fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
+        if live and activity.engine is not None:
+            now = _time_there(run, state, tail, activity, now)
         spent = spent_of(state, train, now)
         elapsed = spent.wall_s if state.attempts else None
         step = result.step if result else first_known(tail.step, tail.start if live else None)
@@ -156,6 +191,7 @@ class Overview:
             memory_total_mib=fullest.total if fullest else None,
             memory=memory,
             gpus=last.gpus if last else (),
+            hosts=last.hosts if last else (),
             elapsed_s=first_known(elapsed, known.seconds),
             wall_s=spent.wall_s,
             gpu_hours=spent.gpu_hours,
@@ -169,6 +205,9 @@ class Overview:
             alerts=tuple(alert.text for alert in alerts_of_run(run) if alert.until is None) if live else (),
             reused_from=state.reused_from,
             trackers=_trackers(run, record, live=live),
+            job=job_of(activity, run, state, train),
+            ends=tuple(attempt.kind or attempt.status.value for attempt in state.attempts[:-1]),
+            last_end=state.attempts[-2].reason if len(state.attempts) > 1 else "",
         )
 
     def _tail(self, run: RunDir, state: RunState, train: TrainFields, *, has_result: bool) -> MetricsTail:
@@ -184,218 +223,37 @@ class Overview:
             tail.read()
         return tail
 
-    def _measured(self, views: Sequence[RunView]) -> list[Measured]:
-        """Return the durations of the finished runs of this matrix, and the estimated ones of running runs."""
-        found = []
-        for view in views:
-            # Without the work that killed attempts lost: a run like it will not lose it.
-            train, elapsed = self._train(view), view.worked_s
-            if view.status is Status.FINISHED and view.step and elapsed:
-                found.append(Measured(train, elapsed, view.step))
-            elif view.status is Status.RUNNING and view.left_s is not None and elapsed and view.max_iters:
-                found.append(Measured(train, elapsed + view.left_s, view.max_iters))
-        return found
 
-    def _estimated(self, views: Sequence[RunView]) -> list[RunView]:
-        """Return the views with the time left, the cost, and the start and end of open runs."""
-        here = MeasuredRuns(self._measured(views))
-        left = {view.name: self._left(view, here) for view in views if view.status in TO_COME}
-        spans = self._spans([(view, left[view.name][0]) for view in views if view.name in left])
-        return [
-            self._completed(view, *left[view.name], *spans[view.name]) if view.name in left else view for view in views
-        ]
+def _time_there(run: RunDir, state: RunState, tail: MetricsTail, activity: MatrixActivity, now: float) -> float:
+    """Return the current time (Unix seconds) by the clock of the host that a run on a cluster trains on.
 
-    def _left(self, view: RunView, here: MeasuredRuns) -> tuple[float | None, EstimateSource | None]:
-        """Return the time left (s) of an open run and its source: from similar runs, if it has no pace yet."""
-        if view.left_s is not None:
-            return view.left_s, view.left_from
-        train = self._train(view)
-        known = here.whole(train)
-        if known is None or known.source is not EstimateSource.MATRIX:
-            if self._earlier is None:
-                self._earlier = measured_before(self._matrix)
-            known = here.with_earlier(self._earlier).whole(train, self._records[view.name].expected_s)
-        if known is None:
-            return None, None
-        # A stopped run resumes from its checkpoint; a running run has spent part of the time already.
-        done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
-        left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
-        limit = budget_s(train)
-        if limit is not None:
-            left = min(left, max(0.0, limit - (view.elapsed_s or 0.0)))
-        return left, known.source
-
-    def _completed(
-        self,
-        view: RunView,
-        left_s: float | None = 0.0,
-        left_from: EstimateSource | None = None,
-        starts_s: float | None = None,
-        ends_s: float | None = None,
-    ) -> RunView:
-        """Return the view with its estimate, and with spent and total cost if a GPU hour has a price."""
-        spent, train = view.wall_s, self._train(view)
-        whole = None if left_s is None or spent is None else spent + left_s
-        # One call: a view has so many fields that several copies of each would be most of the time of a poll.
-        return replace(
-            view,
-            left_s=left_s if view.status in TO_COME else None,
-            left_from=left_from,
-            starts_s=starts_s,
-            ends_s=ends_s,
-            dollars=spent_in(spent, train).dollars,
-            all_dollars=spent_in(whole, train).dollars,
-        )
-
-    def _spans(self, views: Sequence[tuple[RunView, float | None]]) -> dict[str, tuple[float | None, float | None]]:
-        """Return the estimated start and end (s from now) of open runs. views: with the time left (s)."""
-        first = next(iter(self._records.values()), RunFile())
-        about = first.provenance
-        cores = int(about.get("cores") or 1)
-        rest = []
-        for view, left_s in views:
-            cuda, ranks, threads = view.device == "cuda", view.ranks or 1, self._train(view).cpu_threads
-            # A run with more threads than cores takes the whole machine.
-            width = ranks if cuda else min(ranks * (threads or 1), cores)
-            live = view.status is Status.RUNNING
-            rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=left_s))
-        there = len(about.get("gpus") or ())  # or more, if it was continued on another machine
-        gpus = max([there, *(one.width for one in rest if one.cuda)])
-        known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.symbols)) or {}
-        return {view.name: known.get(view.name, (None, None)) for view, _ in views}
-
-    def _train(self, view: RunView) -> TrainFields:
-        return self._records[view.name].train
-
-
-class _RunList:
-    """The runs of a matrix, listed again only if its directory has changed."""
-
-    def __init__(self) -> None:
-        self._files = _Files()
-        self._runs: dict[str, _KnownRun] = {}
-
-    def read(self, matrix: MatrixDir, now: float) -> Collection[_KnownRun]:
-        """Return the runs in order. now: Unix seconds."""
-        if self._files.must_read((_changed(str(matrix.path)),), now) or not self._runs:
-            known, self._runs = self._runs, {}
-            self._runs = {name: known.get(name) or _KnownRun(run) for run in matrix.all_runs() for name in [run.name]}
-        return self._runs.values()
-
-
-class _KnownRun:
-    """A run with its last view. Its paths are texts, because thousands are looked at per second."""
-
-    __slots__ = ("files", "folder", "metrics", "name", "run", "status", "view")
-
-    def __init__(self, run: RunDir) -> None:
-        self.run, self.name = run, run.name
-        self.folder, self.status, self.metrics = str(run.path), str(run.status), str(run.metrics)
-        self.files = _Files()
-        self.view: RunView | None = None
-
-
-class _Files:
-    """Whether files must be read again, by their signature."""
-
-    __slots__ = ("_final", "_signature", "_since")
-
-    def __init__(self) -> None:
-        self._signature: Signature = ()
-        self._since = 0.0  # monotonic time at which the signature was first seen
-        self._final = False  # whether no change since the last reading can have left the signature as it is
-
-    def must_read(self, signature: Signature, now: float) -> bool:
-        """Return whether files must be read, which the caller then does. now: Unix seconds.
-
-        A file that was just written is read a second time after the resolution of its modification time has passed.
-        """
-        if self._final and signature == self._signature:
-            return False
-        at = time.monotonic()  # after the signature was taken, and before the files are read
-        if signature != self._signature:
-            self._signature, self._since = signature, at
-        self._final = _is_final(signature, now, at - self._since)
-        return True
-
-    def read_again(self) -> None:
-        """Read the files the next time, whatever their signature says."""
-        self._final = False
-
-
-def _changed(path: str) -> FileTime | None:
-    """Return the time, size and inode of a file or directory, None without one.
-
-    Files that are replaced change the time of their directory.
+    It is the newest time that the run has written, and the age of its file on the storage: the clock of this host may
+    differ by minutes. now: of this host, if nothing is known.
     """
-    try:
-        status = os.stat(path)  # noqa: PTH116  (texts, not paths: thousands of calls per second)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _is_final(signature: Signature, now: float, seen_s: float) -> bool:
-    """Return whether any change of files from now on changes their signature.
-
-    now: Unix seconds. seen_s: how long the signature has been seen, which does not depend on the clock of a server.
-    """
-    times = [one[0] for one in signature if isinstance(one, tuple)]
-    return all(
-        # Times in whole seconds are those of a coarse file system, or were set by a program.
-        ns < (now - COARSE_S) * 1e9 or seen_s >= (FINE_S if ns % 1_000_000_000 else COARSE_S)
-        for ns in times
-    )
+    since = activity.age_s(run.metrics)
+    if tail.newest is not None and since is not None:
+        return tail.newest + since
+    started, since = state.last.started if state.last else None, activity.age_s(run.status)
+    return now if started is None or since is None else started + since
 
 
 def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, ...]:
     """Return the status of each tracker of a run; pending steps are counted if no process uploads them now."""
     # The common case, without reading the metrics of the run.
-    if not run.track.exists() and not record.tracking.trackers:
+    if not (may_exist(run.track) and run.track.exists()) and not record.tracking.trackers:
         return ()
     return read_track(run) if live else sync_status(run)
 
 
-def _memory(run: RunDir, *, live: bool) -> tuple[DeviceMemory, ...]:
-    """Return the maximum memory of each device, from the summary of the recording.
-
-    live: the run is active. Its summary may be a minute old, of before the first step: the newest values count, too.
-    """
-    summary = decode_optional(run.gpu_summary, _Summary) or _Summary()
-    newest = _newest_memory(run) if live else {}
-    return tuple(
-        DeviceMemory(
-            device=str(place if gpu.gpu_index is None else gpu.gpu_index),
-            most=max(gpu.memory_used.max, newest.get(gpu.gpu_index, 0.0)),
-            total=gpu.memory_total,
-        )
-        for place, gpu in enumerate(summary.gpus)
-        if gpu.memory_used is not None and gpu.memory_used.max is not None
-    )
-
-
-def _newest_memory(run: RunDir) -> dict[object, float]:
-    """Return the memory (MiB) in the last entry of the recording, by the index of the device."""
-    entry = last_entry(run.gpu_stats_multi) or {}
-    devices = [each for each in entry.get("multi_gpu_data") or [] if isinstance(each, dict)]
-    used = [(each.get("gpu_index"), each.get("memory_used")) for each in devices]
-    return {index: value for index, value in used if isinstance(index, int) and isinstance(value, int | float)}
-
-
-class _Statistics(Record, frozen=True, kw_only=True):
-    max: Amount | None = None
-
-
-class _Device(Record, frozen=True, kw_only=True):
-    gpu_index: Count | None = None
-    memory_used: _Statistics | None = None  # MiB
-    memory_total: Amount | None = None  # MiB
-
-
-class _Summary(Record, frozen=True, kw_only=True):
-    """The memory in gpu_summary.json."""
-
-    gpus: tuple[_Device, ...] = ()
+def _needed(record: RunFile) -> RunFile:
+    """Return run.json without what the overview does not read: thousands of runs have hundreds of symbols each."""
+    symbols = {name: record.symbols[name] for name in LIMITS if name in record.symbols}
+    about: Provenance = {}
+    if "gpus" in record.provenance:
+        about["gpus"] = record.provenance["gpus"]
+    if "cores" in record.provenance:
+        about["cores"] = record.provenance["cores"]
+    return replaced(record, symbols=symbols, provenance=about)
 
 
 def _epochs(record: RunFile, steps: int | None) -> float | None:
@@ -424,158 +282,3 @@ def _all_dollars(views: Sequence[RunView]) -> float | None:
     """Return the cost of all runs with a price at their end, None if one of them is unknown."""
     priced = [view.all_dollars for view in views if view.dollars is not None]
     return None if None in priced else total_dollars(priced)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """The maximum memory use of one device."""
-
-    device: str
-    most: float  # MiB
-    total: float | None  # MiB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuView:
-    """One GPU of the machine, by the newest recording of a run on it. Unknown values are None."""
-
-    index: int | None
-    name: str
-    uuid: str
-    run: str = ""  # the run that uses it, "" for none
-    utilization: float | None = None  # percent
-    memory_used: float | None = None  # MiB
-    memory_total: float | None = None  # MiB
-    power: float | None = None  # watts
-    temperature: float | None = None  # degrees C
-    at: float | None = None  # Unix seconds of these values
-    out: str = ""  # why no run may use it, "" if runs may
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """The current values of one run. Unknown values are None."""
-
-    name: str
-    status: Status
-    kind: str | None = None
-    reason: str = ""
-    attempt: int = 0
-    micro_batch: int | None = None
-    step: int | None = None
-    max_iters: int | None = None
-    loss: float | None = None  # nats/token, training
-    val_loss: float | None = None  # nats/token
-    tokens_per_second: float | None = None
-    mfu: float | None = None  # 0 to 1
-    ranks: int | None = None
-    device: str = ""
-    memory_mib: float | None = None  # MiB, maximum of its fullest device
-    memory_total_mib: float | None = None  # MiB, of that device
-    memory: tuple[DeviceMemory, ...] = ()
-    gpus: tuple[str, ...] = ()  # UUIDs, of its last attempt
-    elapsed_s: float | None = None  # of all attempts
-    worked_s: float | None = None  # of the attempts that led to its weights, without lost work
-    wall_s: float | None = None  # of all attempts in this matrix, from launch to end; 0 of a reused run
-    gpu_hours: float | None = None  # held in this time; None on the CPU
-    attempt_s: float | None = None  # of the running attempt
-    left_s: float | None = None  # of its own time, without waiting
-    left_from: EstimateSource | None = None
-    starts_s: float | None = None  # seconds from now
-    ends_s: float | None = None  # seconds from now
-    epochs: float | None = None
-    all_epochs: float | None = None
-    dollars: float | None = None  # spent
-    all_dollars: float | None = None  # in total
-    ended_by: str | None = None  # why a finished run ended early
-    alerts: tuple[str, ...] = ()  # active ones
-    reused_from: str = ""
-    missing: bool = False  # it has no run.json: `continue` makes it again
-    trackers: tuple[SyncStatus, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixView:
-    """The current values of a matrix."""
-
-    name: str
-    path: Path
-    status: Status
-    running: bool  # a runner holds it
-    started: float | None  # Unix seconds
-    ended: float | None  # Unix seconds
-    left_s: float | None  # until its end, if it runs or is continued now; None if unknown for a run
-    dollars: float | None  # spent on all runs with a price; None without one
-    all_dollars: float | None  # at the end; None also if the time left of a run with a price is unknown
-    runs: tuple[RunView, ...]
-    ends: float | None = None  # Unix seconds of its end, if it runs or is continued now
-    gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order
-    full_disk: FullDisk | None = None  # that its running runs wait for
-
-    @property
-    def counts(self) -> dict[str, int]:
-        found = Counter(run.status for run in self.runs)
-        return {status.value: found[status] for status in Status if found[status]}
-
-
-RANKS = "cpu-"  # prefix of the device names of ranks on the CPU in a recording
-STALE_S = 30.0  # a recording is written each second: older values are outdated
-
-
-def gpus_now(matrix: MatrixDir, known: Sequence[GpuEntry], runs: Sequence[RunView], now: float) -> list[GpuView]:
-    """Return the GPUs with the newest values of the runs on them.
-
-    known: index, name, uuid and `out` of the GPUs that runs may use, as the runner wrote them. Other GPUs in a
-    recording (simulated ones) follow.
-    """
-    found = {str(gpu["uuid"]): _listed(gpu) for gpu in known if gpu.get("uuid")}
-    for run in runs:
-        if run.status is not Status.RUNNING:
-            continue
-        for uuid in run.gpus:
-            found[uuid] = replace(found.get(uuid, GpuView(index=None, name="", uuid=uuid)), run=run.name)
-        for entry in _recorded(matrix, run, now):
-            uuid = str(entry.get("uuid") or f"GPU {entry.get('gpu_index')}")
-            about = found.get(uuid, GpuView(index=entry.get("gpu_index"), name="", uuid=uuid))
-            found[uuid] = _measured(about, entry, run.name)
-    return sorted(found.values(), key=lambda gpu: (gpu.index is None, gpu.index or 0))
-
-
-def _listed(gpu: GpuEntry) -> GpuView:
-    index = gpu.get("index")
-    return GpuView(index=index, name=str(gpu.get("name") or ""), uuid=str(gpu["uuid"]), out=str(gpu.get("out") or ""))
-
-
-def _recorded(matrix: MatrixDir, run: RunView, now: float) -> list[dict[str, Any]]:
-    """Return the newest values of the GPUs of a run; empty on the CPU, or if they are outdated."""
-    entry = last_entry(matrix.run(run.name).gpu_stats_multi) or {}
-    at = _unix(entry.get("timestamp"))
-    # Values from before this attempt are of an earlier one, perhaps on other GPUs.
-    if at is None or now - at > STALE_S or (run.attempt_s is not None and at < now - run.attempt_s):
-        return []
-    values = [gpu for gpu in entry.get("multi_gpu_data") or [] if isinstance(gpu, dict)]
-    # A recording on the CPU lists its ranks as devices.
-    return [{**gpu, "at": at} for gpu in values if not str(gpu.get("uuid")).startswith(RANKS)]
-
-
-def _measured(about: GpuView, entry: Mapping[str, Any], run: str) -> GpuView:
-    return replace(
-        about,
-        index=entry.get("gpu_index", about.index),
-        name=str(entry.get("gpu_name") or about.name),
-        run=run,
-        at=entry["at"],
-        utilization=entry.get("utilization"),
-        memory_used=entry.get("memory_used"),
-        memory_total=entry.get("memory_total"),
-        power=entry.get("power"),
-        temperature=entry.get("temperature"),
-    )
-
-
-def _unix(text: object) -> float | None:
-    """Return the time of an entry in Unix seconds."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return None

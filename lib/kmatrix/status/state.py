@@ -7,8 +7,8 @@ illegal state, and only `Archived`, which a user requests, changes a finished ru
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kmatrix.records.paths import RunDir
@@ -20,7 +20,12 @@ OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismat
 KILLED = "killed"  # by a signal from outside: the kernel's out of memory killer, a person, another program
 DISK = "disk"  # full: steps after the last checkpoint are trained again when there is space
 GPU_LOST, NCCL = "gpu lost", "nccl"  # not caused by the run: another GPU, or another attempt, may succeed
-PREEMPTED = "preempted"  # stopped by another program than the runner, with a checkpoint
+PREEMPTED = "preempted"  # stopped by another program than the runner, with a checkpoint; or by the scheduler
+TIME_LIMIT = "time limit"  # stopped, with a checkpoint, because the job of the run reached its time limit
+NODE_LOST = "node lost"  # a node of the run stopped answering
+NO_PROGRESS = "no progress"  # failed, because several starts of its job in a row saved no later step
+# Ends of the place where a run executed, not of the run: it is stopped, and its next attempt is made elsewhere.
+ELSEWHERE = frozenset({PREEMPTED, TIME_LIMIT, NODE_LOST})
 
 # Twice in a row: a broken machine must not retry a run forever. A killed run is not retried: the kernel's out of memory
 # killer would kill it again, and a person meant it (docs/decisions/0010-automatic-retries.md).
@@ -47,6 +52,7 @@ class Attempt:
     reason: str = ""
     exit_code: int | None = None
     gpus: tuple[str, ...] = ()  # UUIDs of its GPUs
+    hosts: tuple[str, ...] = ()  # of its nodes, that of rank 0 first
     clock: Clock | None = None  # its start by the monotonic clock, None if it was not recorded
     seconds: float | None = None  # from the start to the end of its processes; None: running, or not recorded
 
@@ -293,9 +299,10 @@ class RunPlan:
     name: str
     run_id: str
     dir: RunDir
-    ranks: int
+    ranks: int  # on all nodes together
+    nodes: int = 1  # each has the same number of ranks
     cuda: bool = False  # each rank needs its own GPU
-    gpus: tuple[str, ...] = ()  # UUIDs, chosen by the engine at the start
+    gpus: tuple[str, ...] = ()  # UUIDs, chosen by the engine at the start; () on several nodes: as the scheduler set
     cpu_threads: int = 1  # per rank
     command: tuple[str, ...] = ("-m", "gpt2.train")  # run by torchrun, followed by `arguments`
     timeout_s: float = 0.0  # 0: no timeout
@@ -304,6 +311,12 @@ class RunPlan:
     resume: str = "none"  # start of the training: none, auto, latest, best or the path of a checkpoint
     micro_batch: int | None = None  # sequences, None for that of run.json; the global batch is kept
     spent_s: float = 0.0  # time of the attempts before, from launch to end
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of the trainer: network and runtime
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The number of ranks on each node."""
+        return self.ranks // self.nodes
 
     @property
     def arguments(self) -> list[str]:
@@ -337,6 +350,7 @@ class JobState:
     reason: str = ""  # why the engine ended it, could not start it or has not started it yet
     kind: str = ""  # the same in one word
     gpus: tuple[str, ...] = ()  # UUIDs of its GPUs
+    hosts: tuple[str, ...] = ()  # of its nodes, that of rank 0 first
     log_start: int = 0  # bytes: size of output.log before this attempt
     recorder_deaths: int = 0  # number of recorders that died
     records_gpus: bool = False  # a recorder samples GPUs of this run, real or simulated ones

@@ -7,6 +7,7 @@ shows or needs the status of a run asks this module.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,12 +17,12 @@ from typing import Any
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoints import file_size
-from kmatrix.records.decode import as_json, decode
+from kmatrix.records.decode import as_json, decode, decode_optional
 from kmatrix.records.files import last_lines, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import RunFile, RunResult, Status, metric_line, read_result, read_run_file
-from kmatrix.records.states import AttemptRecord, RunStatusFile, read_run_status
+from kmatrix.records.states import AttemptRecord, RankStateFile, RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
@@ -29,29 +30,36 @@ from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.state import Archived, Attempt, Ended, JobState, Reused, RunnerDied, RunState, Started, after
 
 
-def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
+def recover_status(
+    run: RunDir, *, has_runner: bool, record: RunFile | None = None, rerun: bool | None = None
+) -> RunState:
     """Return the state of a run, without changing a file. A run is planned as soon as rerun.json names it.
 
-    has_runner: a runner holds the matrix. Raises SchemaError if a newer kmatrix wrote a file.
+    has_runner: a runner holds the matrix.  record: its run.json, if the caller has just read it.
+    rerun: whether rerun.json names it, if the caller has just read that.
+    Raises SchemaError if a newer kmatrix wrote a file.
     """
-    state = state_of_files(run, has_runner=has_runner)
-    if run.name not in runs_to_archive(MatrixDir(run.path.parent)):
+    state = state_of_files(run, has_runner=has_runner, record=record)
+    if rerun is None:
+        rerun = run.name in runs_to_archive(MatrixDir(run.path.parent))
+    if not rerun:
         return state
     # Its result is not archived yet: the command was killed, or is at work.
     return after(state, Archived(max(state.number, last_number(run))))
 
 
-def state_of_files(run: RunDir, *, has_runner: bool) -> RunState:
+def state_of_files(run: RunDir, *, has_runner: bool, record: RunFile | None = None) -> RunState:
     """Return the state of a run by its own files, also if its result is about to be archived.
 
     has_runner: a runner holds the matrix, so status.json is up to date. Without one, a run in state "running", or with
     traces of a later attempt, lost its runner: its last attempt ended by its result.json, or was stopped.
+    record: as of `recover_status`.
     Raises SchemaError if a newer kmatrix wrote a file.
     """
     stored = read_run_status(run)
     known = RunState() if stored is None else state_of(stored)
     try:
-        record = read_run_file(run)
+        record = record or read_run_file(run)
     except SchemaError:
         raise
     except RecordError as error:
@@ -206,6 +214,7 @@ def _attempt(entry: AttemptRecord) -> Attempt:
         clock=entry.clock,
         seconds=entry.seconds,
         gpus=entry.gpus,
+        hosts=entry.hosts,
     )
 
 
@@ -223,6 +232,7 @@ def _entry(attempt: Attempt) -> dict[str, Any]:
         "clock": as_json(attempt.clock),
         "seconds": attempt.seconds,
         "gpus": list(attempt.gpus),
+        "hosts": list(attempt.hosts),
     }
 
 
@@ -250,7 +260,11 @@ def _ended(run: RunDir, record: RunFile, attempt: Attempt) -> Ended | None:
 
 def _last_seen(run: RunDir) -> float | None:
     """Return when a file of the last attempt was written last (Unix seconds), None without such a file."""
-    # The state of rank 0 is written every second, until its process exits.
+    # The state of rank 0 is written every second, until its process exits. Of another host, the time in it counts: the
+    # start of the attempt has the same clock, and the times of files may have that of a file server.
+    state = decode_optional(run.rank_state(0), RankStateFile)
+    if state is not None and state.time and state.host not in ("", socket.gethostname()):
+        return state.time
     times = []
     for path in (run.rank_state(0), run.metrics, run.output_log):
         with suppress(OSError):

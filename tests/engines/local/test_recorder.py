@@ -14,6 +14,7 @@ from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.paths import RunDir
 from kmatrix.runner.loop import drive
 from running import engine, processes_of, recorder_launcher
 from skips import require_program
@@ -79,6 +80,13 @@ def test_the_prometheus_port_is_passed_only_if_configured(plan):
     command = recorder_launcher(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
     assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at the same time
     assert "--prometheus" not in recorder_launcher().command(plan("b"), 1, gpus=())
+
+
+def test_the_recorder_of_a_later_node_gets_the_rank_of_its_first_gpu(plan, tmp_path):
+    folder = RunDir(tmp_path / "nodes" / "1")
+    command = recorder_launcher().command(plan("a"), 1, gpus=("u", "v"), folder=folder, first_rank=2)
+    assert command[command.index("--first-rank") + 1] == "2"
+    assert "--first-rank" not in recorder_launcher().command(plan("b"), 1, gpus=("u", "v"))
 
 
 def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan):

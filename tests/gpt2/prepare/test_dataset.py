@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ import pytest
 
 from factories import ROOT, environment, make_data
 from gpt2.data import shards
-from gpt2.prepare import text, writer
+from gpt2.prepare import __main__, text, writer
 from gpt2.prepare.__main__ import main
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import prepare, prepare_dataset
@@ -474,3 +475,13 @@ def test_tokenizing_writes_a_copy_of_each_document_to_the_place_given_by_its_has
     held_out = [item.held_out for item in writer.encode(documents, inner, 10)]
     assert held_out[:200] == held_out[200:]
     assert 5 < sum(held_out[:200]) < 40
+
+
+def test_a_command_that_is_killed_meanwhile_leaves_no_traceback(tmp_path, capfd, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr(__main__, "prepare_dataset", lambda *_: SimpleNamespace(to_json=dict))
+        assert main(["stdlib", "--data-dir", str(tmp_path)]) == 0
+    assert capfd.readouterr().err == ""

@@ -48,6 +48,14 @@ def test_after_a_reboot_the_recording_time_continues_with_the_gap_of_the_wall_cl
     assert clock.at(5000.0, 30.5) is None  # neither boot
 
 
+@pytest.mark.parametrize("uptime", [90 * DAY, 560.0])  # of the other host, when the job starts again there
+def test_after_a_requeue_to_a_host_that_is_up_for_longer_the_gap_is_that_of_the_wall_clock(tmp_path, uptime):
+    clocks = [(1000.0, 500.0), (1001.0, 501.0), (1130.0, uptime), (1131.0, uptime + 1)]
+    clock = RecordingClock(recorded(tmp_path / "s.bin", clocks))
+    assert times_of(clock) == [0.0, 1.0, 130.0, 131.0]
+    assert clock.at(1130.5, uptime + 0.5) == 130.5
+
+
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0, 1e6)), min_size=1, max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_the_recording_time_starts_at_0_and_never_goes_back(tmp_path_factory, clocks):

@@ -617,7 +617,9 @@ def test_samples_after_the_summary_are_found_by_their_time_after_the_clock_was_s
     assert resumed.samples == 4
 
 
-@pytest.mark.parametrize("error", ["timeout", "unknown", "no_driver"])
+@pytest.mark.parametrize(
+    "error", ["timeout", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unknown", "no_driver"))]
+)
 def test_a_gpu_of_which_every_query_fails_is_an_event_and_a_warning(start_recorder, run_dir, error):
     # Ten times as fast: GPU 1 fails from second 10 to 50 of the scenario, seconds 1 to 5 of the recording.
     lines = f"speed 10\n0 * power 100\n10 1 all !{error}\n50 1 all ok\n"

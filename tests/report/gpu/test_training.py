@@ -14,7 +14,9 @@ from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.graphs import load_balance, memory_by_device, memory_over_time
 from kmatrix.report.gpu.numbers import PeriodNumbers, RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.text import consolidated, energy_line
@@ -32,10 +34,11 @@ def memory_at(second, gpu):
     return 100.0 if second < 20 else 400.0 + gpu * 20 + second % 7
 
 
-def record_run(path, *, gpus=2, seconds=100, back_at=None, final=True, pauses=()):
+def record_run(path, *, gpus=2, seconds=100, back_at=None, final=True, pauses=(), lead=0, clock=0.0):
     """Record GPUs at 1 Hz. back_at: the second at which the clock of the machine is set back by a day.
 
-    pauses: seconds before each of which 4 s are not recorded, between two attempts.
+    pauses: seconds before each of which 4 s are not recorded, between two attempts.  lead: seconds recorded before 0.
+    clock: seconds by which both clocks of this host are ahead.
     """
     run = RunDir(path)
     run.path.mkdir(parents=True, exist_ok=True)
@@ -44,21 +47,75 @@ def record_run(path, *, gpus=2, seconds=100, back_at=None, final=True, pauses=()
     header = [{"gpu_index": d.gpu_index, "gpu_name": d.gpu_name, "uuid": d.uuid, "rank": d.rank} for d in devices]
     file = SampleFile(run.gpu_samples, {"gpus": header, "hz": 1, "device_type": "nvidia", "simulated": False})
     joules = 0.0
-    for second in range(seconds):
+    for second in range(-lead, seconds):
         if any(0 < pause - second <= 4 for pause in pauses):
             continue
-        joules += power_at(second - 1) if second and second not in pauses else 0.0
-        wall = STARTED + second - (DAY if back_at is not None and second >= back_at else 0)
+        joules += power_at(second - 1) if second > -lead and second not in pauses else 0.0
+        wall = STARTED + clock + second - (DAY if back_at is not None and second >= back_at else 0)
         values = []
         for gpu in range(gpus):
             known = {"memory_used": memory_at(second, gpu), "power": power_at(second), "energy_j": joules}
             values += [known.get(name, math.nan) for name in COLUMNS]
         totals.seconds += 1.0
-        totals.add(500.0 + second, wall, values)
-        file.append(wall, 500.0 + second, values)
+        totals.add(500.0 + clock + second, wall, values)
+        file.append(wall, 500.0 + clock + second, values)
     file.close()
     write_json(run.gpu_summary, totals.summary({"device_type": "nvidia", "energy_source": "counter"}, final=final))
     return run
+
+
+def record_nodes(path, *, clock=DAY, lead=15, result=None, lines=True):
+    """Record a run over two nodes that do the same. clock, lead: of node 1, as of record_run.  lines: of its phases."""
+    run = record_run(path)
+    record_run(path / "nodes" / "1", lead=lead, clock=clock)
+    for node, host in enumerate(("n1", "n2")):
+        write_json(NodeDir(run, node).node_json, {"node": node, "host": host, "attempt": 1})
+    write_phases(run, *PHASES)
+    write_json(run.result, {"ended": STARTED + (result or DAY)})
+    for at, (name, begin, end) in enumerate(PHASES if lines else ()):
+        shift = clock - (lead if at == 0 else 0)  # its set-up began earlier
+        line = {"phase": name, "step": 0, "begin": STARTED + shift + begin, "end": STARTED + clock + end}
+        append_jsonl(NodeDir(run, 1).recording.phases, line)
+    return run
+
+
+@pytest.mark.parametrize("result", [None, 90.0])
+def test_the_training_on_several_nodes_is_the_sum_of_theirs_by_their_own_clocks(tmp_path, result):
+    run = record_nodes(tmp_path / "run", result=result)
+    one = record_run(tmp_path / "one")
+    write_phases(one, *PHASES)
+    write_json(one.result, {"ended": STARTED + (result or DAY)})
+    expected = read_gpu(one, TrainingTotals(tokens=1000, seconds=90.0))
+
+    gpu = read_gpu(run, TrainingTotals(tokens=1000, seconds=90.0))
+
+    assert [device.host for device in gpu.training.devices] == ["n1", "n1", "n2", "n2"]
+    assert gpu.training.joules == pytest.approx(2 * expected.training.joules)
+    assert gpu.training.total_mean == pytest.approx(2 * expected.training.total_mean)
+    assert gpu.training.seconds == pytest.approx(expected.training.seconds, abs=1)
+    assert gpu.training.joules_per_token == pytest.approx(2 * expected.training.joules_per_token)
+    assert gpu.mean_power == pytest.approx(2 * expected.mean_power)
+    assert gpu.balance("memory_used").cv == pytest.approx(expected.balance("memory_used").cv)
+    assert gpu.phase_seconds("set-up") == expected.phase_seconds("set-up")  # of node 0
+    assert gpu.phase_joules("evaluation") == pytest.approx(2 * expected.phase_joules("evaluation"))
+    assert gpu.phase_joules("set-up") == pytest.approx(2 * expected.phase_joules("set-up") + 2 * 15 * 50.0)
+    assert gpu_object(gpu)["training"]["joules"] == gpu.training.joules
+
+
+def test_the_timelines_of_several_nodes_begin_to_train_at_the_same_time(tmp_path):
+    gpu = read_gpu(record_nodes(tmp_path / "run"), TrainingTotals())
+    points = add_timeline(RunDir(tmp_path / "run"), gpu).timeline
+    assert [point.memory for point in points] == [(*two, *two) for two in [(point.memory[:2]) for point in points]]
+    assert (points[19].total, points[20].total > 1600) == (400.0, True)
+
+
+def test_a_node_that_did_not_record_its_phases_leaves_the_training_unknown(tmp_path):
+    run = record_nodes(tmp_path / "run", lines=False)
+    gpu = add_timeline(run, read_gpu(run, TrainingTotals(tokens=1000)))
+    assert gpu.training is None
+    assert gpu.joules_per_token is not None
+    assert {point.memory[2:] for point in gpu.timeline} == {(None, None)}
+    assert gpu.phase_joules("set-up") is None
 
 
 def trained(second):
@@ -177,3 +234,20 @@ def test_the_energy_of_the_host_is_that_of_the_training_too(tmp_path):
     assert (gpu.joules, gpu.training.joules) == (990, 790)
     run.gpu_summary.unlink()
     assert read_gpu(run, TrainingTotals(device="cpu")).joules == 990
+
+
+def test_graphs_over_several_nodes_have_a_panel_per_rank_and_name_hosts(tmp_path):
+    run = record_nodes(tmp_path / "run")
+    gpu = add_timeline(run, read_gpu(run, TrainingTotals()))
+    numbered = [replace(device, rank=rank) for rank, device in enumerate(gpu.training.devices)]
+    gpu = replace(gpu, devices=tuple(numbered), training=replace(gpu.training, devices=tuple(numbered)))
+    runs = [RunGpus(name="a", optimizer="adamw", status="finished", gpu=gpu)]
+
+    panels = memory_by_device("m", runs).axes
+
+    assert [axes.get_title() for axes in panels] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    hosts = [[text.get_text() for text in axes.texts if text.get_text() in ("n1", "n2")] for axes in panels]
+    assert hosts == [["n1"], ["n1"], ["n2"], ["n2"]]
+    named = {text.get_text() for text in load_balance("m", runs).axes[0].texts}
+    assert {"0 on n1", "3 on n2"} & named or {"2 on n2", "1 on n1"} & named
+    assert "nodes begin to train together" in memory_over_time("m", runs).axes[-1].get_xlabel()

@@ -19,14 +19,17 @@ from kmatrix.engines.base import GRACE_S
 from kmatrix.engines.local.pool import Pool
 from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
+from kmatrix.engines.node_watch import NodeWatch
+from kmatrix.engines.spread import AgentSettings, Local, Spread
 from kmatrix.errors import KmatrixError, is_full
 from kmatrix.packing import Limits, PackedJob, startable
 from kmatrix.records.disk import POLL_S, WAIT
 from kmatrix.records.files import read_json
+from kmatrix.records.jobs.files import NodeEnd
 from kmatrix.records.paths import program_environment, program_path
 from kmatrix.records.run_lock import SPENT, TOKEN, begin_attempt, kill, members
 from kmatrix.records.states import Clock
-from kmatrix.status.state import TIMEOUT, JobPhase, JobState, RunPlan
+from kmatrix.status.state import NCCL, NODE_LOST, PREEMPTED, TIMEOUT, JobPhase, JobState, RunPlan
 from kmatrix.text import plural
 from kmatrix.track.processes import TrackerProcesses
 
@@ -52,6 +55,8 @@ class _Job:
     plan: RunPlan
     state: JobState = field(default_factory=lambda: JobState(phase=JobPhase.PENDING))
     tree: ProcessTree | None = None
+    nodes: NodeWatch | None = None  # of a run whose nodes have agents
+    code: int | None = None  # exit code of a run that ended badly, while its hosts are asked
     recorder: Popen[bytes] | None = None
     seen: tuple[str, ...] | None = ()  # GPUs that the recorder samples, () for all
     slot: int = 0  # among the runs at the same time; decides the Prometheus port
@@ -79,6 +84,8 @@ class LocalEngine:
         disk_s: float = 0.0,
         recorders: RecorderLauncher | None = None,
         trackers: TrackerProcesses | None = None,
+        spread: Spread | None = None,
+        stage_dir: str = "",
     ) -> None:
         """Create an engine.
 
@@ -87,7 +94,12 @@ class LocalEngine:
         the CPU.  limits: of runs at the same time.  grace_s: time (s) that a stopped run has to save a checkpoint.
         disk_s: time (s) that the trainer waits for space on a full disk.
         recorders: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
+        spread: starts runs on all of their nodes, None for this machine alone.  stage_dir: for copies of the data on
+        each node, "" for none.
         """
+        self.lost_hosts: list[str] = []  # that stopped answering while a run used them
+        self._spread = spread or Local()
+        self._settings = AgentSettings(grace_s=grace_s, recorders=recorders, stage_dir=stage_dir)
         self._python, self._root, self._grace_s, self._disk_s = python, root, grace_s, disk_s
         # The runner passes its own pool, so that a GPU that it quarantines is no longer handed out here.
         self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus) if gpus else None
@@ -104,6 +116,8 @@ class LocalEngine:
                 problems.append(f"{name}: {count} runs have this name")
         for run in runs:
             problems += [f"{run.name}: {problem}" for problem in _problems(run, len(self._gpus))]
+            if run.nodes > 1 and not self._spread.has_agents(run):
+                problems.append(f"{run.name}: needs {run.nodes} nodes: start it by hand, or submit it to a cluster")
         return problems
 
     def plan(self, runs: Sequence[RunPlan]) -> str:
@@ -154,9 +168,14 @@ class LocalEngine:
             elif job.state.phase is JobPhase.RUNNING and job.tree is not None:
                 job.state = replace(job.state, cancelled=True)
                 if now:
-                    self._set_ended(job, job.tree.kill(), now=True)
+                    self._set_ended(job, self._kill(job, job.tree), now=True)
                 else:
                     self._stop(job)
+
+    @property
+    def pool(self) -> Pool | None:
+        """The GPUs of the engine, None on the CPU."""
+        return self._pool
 
     @property
     def _gpus(self) -> tuple[str, ...]:
@@ -191,7 +210,7 @@ class LocalEngine:
 
     def _is_too_wide(self, job: _Job, pool: Pool, units: int) -> bool:
         """Return whether a run needs more GPUs than are usable now. It waits, or is given up if it can never start."""
-        ranks, most = job.plan.ranks, len(pool.not_quarantined)
+        ranks, most = job.plan.ranks_per_node, len(pool.not_quarantined)
         if ranks <= units:
             job.state = replace(job.state, reason="") if job.state.kind == NO_GPUS else job.state
             return False
@@ -206,14 +225,15 @@ class LocalEngine:
         """Return a job for the scheduler: its number of GPUs or cores, and the expected time until its end."""
         plan, left = job.plan, job.plan.expected_s
         # More threads than cores is allowed and only slow: without the cap, such a run would never fit.
-        width = plan.ranks if plan.cuda else min(plan.ranks * plan.cpu_threads, self._cores)
+        ranks = plan.ranks_per_node
+        width = ranks if plan.cuda else min(ranks * plan.cpu_threads, self._cores)
         if left is not None and job.state.phase is JobPhase.RUNNING:
             left = max(0.0, left - (time.monotonic() - job.started_at))
         return PackedJob(name=plan.name, width=width, seconds=left)
 
     def _with_gpus(self, plan: RunPlan) -> RunPlan:
         """Return the plan with GPUs that no other run uses."""
-        if not plan.cuda or self._pool is None:
+        if not plan.cuda or self._pool is None or plan.nodes > 1:
             return plan
         return replace(plan, gpus=self._pool.place(plan.ranks, self._gpus_in_use()))
 
@@ -240,12 +260,14 @@ class LocalEngine:
             return
         job.tree, at, before = begun
         job.plan, job.started_at = plan, time.monotonic()
+        job.nodes = NodeWatch(plan, self._spread) if self._spread.has_agents(plan) else None
         job.state = JobState(
             phase=JobPhase.RUNNING,
             pid=job.tree.pid,
             started=at,
             clock=Clock.now(),
             gpus=plan.gpus,
+            hosts=self._spread.hosts_of(plan),
             log_start=before,
         )
         self._start_recorder(job)
@@ -288,6 +310,9 @@ class LocalEngine:
         recorders, tree = self._recorders, job.tree
         if recorders is None or tree is None:
             return
+        if job.nodes is not None:  # each agent has its own
+            job.state = replace(job.state, records_gpus=job.plan.cuda)
+            return
         others = [other for other in self._in(JobPhase.RUNNING) if other is not job]
         shared = self._limits.on(gpus=job.plan.cuda).jobs != 1
         taken = {gpu for other in others for gpu in other.seen or ()}
@@ -323,16 +348,41 @@ class LocalEngine:
         tree, now, limit = job.tree, time.monotonic(), job.plan.timeout_s
         if tree is None:
             return
-        code = tree.poll()
+        code = tree.poll() if job.code is None else job.code
+        lost = self._lost(job, code)
         if code is not None:
-            self._set_ended(job, code)
+            job.code = code
+            if lost is not None:
+                self._set_ended(job, code)
             return
         self._watch_recorder(job)
-        if job.kill_deadline is not None and now > job.kill_deadline:
-            self._set_ended(job, tree.kill())
+        if not lost and job.nodes is not None and (alone := job.nodes.overdue()) is not None:
+            # Of its ranks, their own reports tell more.
+            kind = PREEMPTED if alone.signals else NCCL
+            if alone.signals or not alone.exits:
+                job.state = replace(job.state, reason=_alone_text(alone), kind=kind)
+            self._set_ended(job, self._kill(job, tree))
+        elif lost or (job.kill_deadline is not None and now > job.kill_deadline):
+            self._set_ended(job, self._kill(job, tree))
         elif limit and job.kill_deadline is None and now - job.started_at > limit:
             job.state = replace(job.state, reason=f"took longer than {limit:g} s", kind=TIMEOUT)
             self._stop(job)
+
+    def _lost(self, job: _Job, code: int | None) -> Sequence[str] | None:
+        """Return the hosts that a run has lost, and note them; None while they are asked after its end."""
+        if job.nodes is None or job.state.cancelled or code == 0:
+            return ()
+        lost = job.nodes.poll() if code is None else job.nodes.after_end()
+        if lost:
+            reason = f"{' and '.join(lost)} {'does' if len(lost) == 1 else 'do'} not answer"
+            job.state = replace(job.state, reason=reason, kind=NODE_LOST)
+            self.lost_hosts += [host for host in lost if host not in self.lost_hosts]
+        return lost
+
+    def _kill(self, job: _Job, tree: ProcessTree) -> int:
+        """Kill all processes of a run, on all of its nodes; return the exit code."""
+        self._spread.kill(job.plan)
+        return tree.kill()
 
     def _watch_recorder(self, job: _Job) -> None:
         """Restart a recorder that was killed, which appends to the recording; one that exited with an error is not."""
@@ -348,7 +398,8 @@ class LocalEngine:
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.kill_deadline is None:
             job.kill_deadline = time.monotonic() + self._grace_s + MARGIN_S
-            job.tree.stop()
+            if not self._spread.stop(job.plan):
+                job.tree.stop()
 
     def _set_ended(self, job: _Job, code: int, *, now: bool = False) -> None:
         seconds = time.monotonic() - job.started_at
@@ -364,27 +415,49 @@ class LocalEngine:
                 self._trackers.end(job.plan.dir)
 
     def _argv(self, run: RunPlan) -> list[str]:
-        # --standalone picks a free port, so that runs at the same time do not share a rendezvous.
-        ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]
-        return [*self._torchrun, *ranks, *run.command, *run.arguments]
+        return self._spread.argv(run, self._torchrun, self._settings)
 
     def _changes(self, run: RunPlan) -> dict[str, str]:
-        """Return the environment variables that are set for a run; none of them is secret."""
-        return {
-            **({} if run.cuda else KEEP_MEMORY),
-            "CUDA_VISIBLE_DEVICES": ",".join(run.gpus),  # UUIDs: indices change when a GPU is lost; empty hides all
-            "OMP_NUM_THREADS": str(run.cpu_threads),  # else torchrun sets 1 if there are several ranks
-            "OMP_WAIT_POLICY": "passive",  # spinning threads would take the cores of other ranks
-            "PYTHONPATH": program_path(self._root),
-            "PYTHONUNBUFFERED": "1",  # the log is complete even if the process is killed
-        }
+        return trainer_variables(run, self._root)
+
+
+def _alone_text(end: NodeEnd) -> str:
+    """Return how a node ended before the others, which then waited for it."""
+    signals = ", ".join(dict.fromkeys(end.signals))
+    how = f"was sent {signals}" if signals else f"ended with exit status {end.exit_code}"
+    return f"node {end.node} ({end.host}) {how}, and the other nodes waited for it"
+
+
+def trainer_variables(run: RunPlan, root: Path) -> dict[str, str]:
+    """Return the environment variables that are set for a run; none of them is secret. root: the checkout."""
+    # UUIDs: indices change when a GPU is lost; empty hides all. On several nodes, those of the scheduler stay.
+    gpus = {} if run.cuda and run.nodes > 1 else {"CUDA_VISIBLE_DEVICES": ",".join(run.gpus)}
+    return {
+        **({} if run.cuda else KEEP_MEMORY),
+        **run.environment,
+        **_former_names(run.environment),
+        **gpus,
+        "OMP_NUM_THREADS": str(run.cpu_threads),  # else torchrun sets 1 if there are several ranks
+        "OMP_WAIT_POLICY": "passive",  # spinning threads would take the cores of other ranks
+        "PYTHONPATH": program_path(root),
+        "PYTHONUNBUFFERED": "1",  # the log is complete even if the process is killed
+    }
+
+
+def _former_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the former names of variables of a run that the user's shell sets, with the values of the run."""
+    value = environment.get("PYTORCH_ALLOC_CONF")
+    # torch 2.13 reads some options of its CUDA allocator under the former name first (c10/cuda/CUDAAllocatorConfig.h).
+    former = "PYTORCH_CUDA_ALLOC_CONF"
+    return {former: value} if value and former in os.environ else {}
 
 
 def _problems(run: RunPlan, gpus: int) -> Iterable[str]:
     if run.ranks < 1:
         yield f"{run.ranks} ranks: expected at least 1"
-    if run.cuda and run.ranks > gpus:
-        yield f"{run.ranks} ranks on {gpus} GPUs: each rank needs its own"
+    if run.cuda and run.ranks_per_node > gpus:
+        where = f"{run.ranks_per_node} of {run.ranks} ranks per node" if run.nodes > 1 else f"{run.ranks} ranks"
+        yield f"{where} on {gpus} GPUs: each rank needs its own"
     if run.cpu_threads < 1:
         yield f"{run.cpu_threads} threads per rank: expected at least 1"
     if not os.access(run.dir.path, os.W_OK):

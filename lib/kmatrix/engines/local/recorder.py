@@ -12,7 +12,7 @@ from pathlib import Path
 from kmatrix.engines.local.process import ProcessTree
 from kmatrix.own_file import opener
 from kmatrix.packing import place
-from kmatrix.records.paths import program_environment
+from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.status.state import RunPlan
 
 WAIT_S = 5.0  # for the recorder's final summary; then it is killed, and the last periodic summary counts
@@ -40,12 +40,24 @@ class RecorderLauncher:
         free = [gpu for gpu in self.gpus if gpu not in taken]
         return place(min(run.ranks, len(free)), free, self.gpus) or None
 
-    def command(self, run: RunPlan, pid: int, *, gpus: Sequence[str], slot: int = 0) -> list[str]:
+    def command(
+        self,
+        run: RunPlan,
+        pid: int,
+        *,
+        gpus: Sequence[str],
+        slot: int = 0,
+        folder: RunDir | None = None,
+        first_rank: int = 0,
+    ) -> list[str]:
         """Return the recorder's command line for a run whose processes are descendants of `pid`.
 
         gpus: returned by `seen`.  slot: 0, 1, ... of concurrent runs; it is added to the Prometheus port.
+        folder: where it records, None for the folder of the run.  first_rank: of the ranks on this node.
         """
-        command = [str(self.python), "-m", "kmatrix.gpu.recorder", str(run.dir.path), "--hz", str(self.hz)]
+        command = [str(self.python), "-m", "kmatrix.gpu.recorder", str((folder or run.dir).path), "--hz", str(self.hz)]
+        command += ["--run", str(run.dir.path)] if folder not in (None, run.dir) else []
+        command += ["--first-rank", str(first_rank)] if first_rank else []
         command += ["--ranks-of", str(pid), "--parent", str(pid)]
         command += ["--prometheus", str(self.prometheus + slot)] if self.prometheus else []
         command += ["--gpus", ",".join(gpus)] if gpus else []
@@ -54,11 +66,19 @@ class RecorderLauncher:
         )
 
     def start(
-        self, run: RunPlan, tree: ProcessTree, *, gpus: Sequence[str] | None = (), slot: int = 0
+        self,
+        run: RunPlan,
+        tree: ProcessTree,
+        *,
+        gpus: Sequence[str] | None = (),
+        slot: int = 0,
+        folder: RunDir | None = None,
+        first_rank: int = 0,
     ) -> subprocess.Popen[bytes] | None:
         """Start the recorder of a running command; None if it cannot be started, which is written to the run's log.
 
         Its messages go to the log of the run, without keys like everything else there.
+        folder: where it records, None for the folder of the run.  first_rank: of the ranks on this node.
         """
         if gpus is None:
             _log(run, "no simulated GPU is left: nothing is recorded")
@@ -68,7 +88,7 @@ class RecorderLauncher:
             environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
         try:
             return tree.start_companion(
-                self.command(run, tree.pid, gpus=gpus, slot=slot),
+                self.command(run, tree.pid, gpus=gpus, slot=slot, folder=folder, first_rank=first_rank),
                 cwd=self.root,
                 env=environment,
                 start_new_session=True,  # Ctrl+C must not end a recording before its run

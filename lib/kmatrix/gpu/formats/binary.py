@@ -168,7 +168,8 @@ def read_samples(path: Path, first: int = 0) -> Recording:
         header, start = _header(path, file)
         size = os.fstat(file).st_size
         # Mapped, not read: a live screen reads a file of hundreds of MB twice per second.
-        data: Any = mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b""
+        # Private: some network file systems, such as FUSE with direct I/O, refuse shared mappings.
+        data: Any = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) if size else b""
     finally:
         os.close(file)  # the mapping stays valid
     layout = _layout_of(path, header)

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import le
+from operator import le, sub
 
 from kmatrix.gpu.formats.binary import Recording
 
@@ -17,7 +17,7 @@ SLACK_S = 5.0  # two readings of both clocks belong to the same boot if their di
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive samples in which the clock of the samples did not go back."""
+    """Consecutive samples by one clock, which did not go back."""
 
     first: int  # index of the first sample
     last: int  # index of the last sample
@@ -28,9 +28,9 @@ class _Piece:
 class RecordingClock:
     """The recording time of each sample: seconds since the first one, ascending.
 
-    It follows the monotonic time of the samples, which restarts when the machine boots. Recordings of version 0.1 have
-    the wall clock only. Where a clock restarts or goes back, the time in between is that of the wall clock, and nothing
-    if the wall clock went back too.
+    It follows the monotonic time of the samples, which restarts when the machine boots, and is another one when a job
+    starts again on another host. Recordings of version 0.1 have the wall clock only. Where a clock restarts, goes back
+    or is replaced, the time in between is that of the wall clock, and nothing if the wall clock went back too.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -101,13 +101,14 @@ class RecordingClock:
 
 
 def _pieces(raw: Sequence[float], times: Sequence[float]) -> Iterator[_Piece]:
-    """Yield the ranges of samples in which `raw` ascends. times: Unix s."""
+    """Yield the ranges of samples in which `raw` ascends, and is one clock. times: Unix s."""
     if not len(raw):
         return
     breaks = [0]
     # In C: a recording of a day has two million samples.
-    if not all(map(le, raw, islice(raw, 1, None))):
-        breaks += [at for at in range(1, len(raw)) if raw[at] < raw[at - 1]]
+    ascends = all(map(le, raw, islice(raw, 1, None)))
+    if not ascends or any(map(SLACK_S.__lt__, map(sub, islice(raw, 1, None), raw))):
+        breaks += [at for at in range(1, len(raw)) if raw[at] < raw[at - 1] or _is_replaced(raw, times, at)]
     time = 0.0
     for first, end in zip(breaks, [*breaks[1:], len(raw)], strict=True):
         if first:
@@ -115,3 +116,12 @@ def _pieces(raw: Sequence[float], times: Sequence[float]) -> Iterator[_Piece]:
             time += max(0.0, gap) if math.isfinite(gap) else 0.0
         yield _Piece(first=first, last=end - 1, begin=raw[first], shift=time - raw[first])
         time += raw[end - 1] - raw[first]
+
+
+def _is_replaced(raw: Sequence[float], times: Sequence[float], at: int) -> bool:
+    """Return whether a sample after a pause has the clock of another host, which has been up for longer or shorter.
+
+    Within a pause, a wall clock that is set on the same host looks the same, and counts, too.
+    """
+    gap = raw[at] - raw[at - 1]
+    return gap > SLACK_S and not abs(times[at] - times[at - 1] - gap) <= SLACK_S

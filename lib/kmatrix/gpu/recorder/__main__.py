@@ -14,11 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.gpu import amd, host, processes
-from kmatrix.gpu.devices import DeviceSource
+from kmatrix.gpu.devices import Device, DeviceSource
 from kmatrix.gpu.nvml.detect import detect as nvml_detect
 from kmatrix.gpu.nvml.detect import driver_problem as nvml_problem
 from kmatrix.gpu.nvml.source import open_source as nvml_open_source
@@ -39,12 +40,15 @@ def record(arguments: argparse.Namespace) -> int:
     run_dir = RunDir(arguments.run_dir.absolute())
     _lock(run_dir)
     uuids = [uuid.strip() for uuid in (arguments.gpus or "").split(",") if uuid.strip()]
-    source = open_source(arguments.device, uuids, run_dir.path, arguments.ranks_of, arguments.parent)
+    run = RunDir((arguments.run or arguments.run_dir).absolute())
+    source = open_source(arguments.device, uuids, run.path, arguments.ranks_of, arguments.parent)
     if source is None:
         _report_nothing(run_dir, arguments.device, uuids)
         return 0
+    if source.device_type != host.HostSource.device_type:  # ranks on the CPU have their numbers in their environment
+        source.devices = numbered(source.devices, arguments.first_rank)
     root = arguments.ranks_of or arguments.parent
-    recorder = Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root)
+    recorder = Recorder(source, run_dir, run, hz=arguments.hz, parent=arguments.parent, root=root)
     if arguments.prometheus:
         recorder.serve(arguments.prometheus)
     recorder.run()
@@ -98,6 +102,11 @@ def open_source(
     return None
 
 
+def numbered(devices: Sequence[Device], first_rank: int) -> tuple[Device, ...]:
+    """Return the devices of a node with the ranks that they have in the run. first_rank: the lowest of the node."""
+    return tuple(each if each.rank is None else replace(each, rank=first_rank + each.rank) for each in devices)
+
+
 def _open_ranks(root: int, run_dir: Path, parent: int | None) -> DeviceSource | None:
     """Wait for the first rank of the run. Return None if the run ends without one, or on SIGTERM."""
     watched = [processes.ProcessHandle(pid) for pid in (root, parent) if pid]
@@ -112,9 +121,11 @@ def _open_ranks(root: int, run_dir: Path, parent: int | None) -> DeviceSource | 
 def main(argv: Sequence[str] | None = None) -> int:
     """Record, or export a recording. Print user errors and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m kmatrix.gpu.recorder", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run_dir", type=Path, help="the directory of the run")
+    parser.add_argument("run_dir", type=Path, help="the directory of the run, or of one of its nodes")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="the directory of the run, if that is another one")
     parser.add_argument("--hz", type=float, default=HZ, help=f"samples/s, up to {MAX_HZ:g} (default: %(default)g)")
     parser.add_argument("--gpus", help="UUIDs in the order of ranks (default: all GPUs)")
+    parser.add_argument("--first-rank", type=int, default=0, metavar="RANK", help="rank of the first of these GPUs")
     parser.add_argument("--ranks-of", type=int, metavar="PID", help="process whose descendants are the ranks")
     parser.add_argument("--parent", type=int, metavar="PID", help="exit when this process exits")
     parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")

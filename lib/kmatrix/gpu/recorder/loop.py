@@ -49,8 +49,16 @@ class Recorder:
     """Records one device source to one run directory until it is stopped."""
 
     def __init__(
-        self, source: DeviceSource, run_dir: RunDir, *, hz: float, parent: int | None, root: int | None
+        self,
+        source: DeviceSource,
+        run_dir: RunDir,
+        run: RunDir | None = None,
+        *,
+        hz: float,
+        parent: int | None,
+        root: int | None,
     ) -> None:
+        """Create a recorder. run: the run whose node `run_dir` is, None for `run_dir` itself."""
         self._source, self._dir, self._hz = source, run_dir, hz
         self._parent = processes.ProcessHandle(parent) if parent else None
         self._run_processes = processes.RunProcesses(root)
@@ -66,7 +74,7 @@ class Recorder:
         self._result: dict[str, dict[str, float | None]] | None = None
         self._seconds, self._polled_at = 0, 0.0  # number and time (monotonic s) of the polls once per second
         self._simulated = any(device.gpu_name.endswith(SIMULATED) for device in source.devices)
-        self._run_id = _run_id(run_dir)
+        self._run_id = _run_id(run or run_dir)
         self._files = RecordingFiles(run_dir, self._header(), self._totals.warn)
         self._restore()
         self._before = (self._totals.seconds, self._totals.host_joules or 0.0)  # s and J of earlier attempts

@@ -32,7 +32,7 @@ from kmatrix.report.figure import (
     time_unit,
     truncation_note,
 )
-from kmatrix.report.gpu.numbers import CPU, GpuNumbers, RunGpus
+from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RunGpus
 from kmatrix.stats import BALANCE, cv_text, mean
 from kmatrix.text import plural, shortened_names
 
@@ -107,7 +107,8 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     if not several:
         return f"no run was recorded on at least two {'GPUs' if on_gpu or not known else 'ranks'}"
     rows = of_a_kind[:MAX_IN_PANEL]
-    labels = _labels([gpu for _, gpu in of_a_kind])
+    by_rank = any(device.host for _, gpu in of_a_kind for device in gpu.devices)
+    labels = _labels([gpu for _, gpu in of_a_kind], by_rank=by_rank)
     shown = labels[:MAX_DEVICES]
     shape = grid(len(shown))
     note = truncation_note(len(rows), len(of_a_kind)) + simulated_mark(runs)
@@ -118,7 +119,8 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     for label, axes in zip(shown, panels, strict=False):
         axes.set_title(label, fontsize=11)
         for y, (run, gpu) in enumerate(rows):
-            _draw_device(axes, y, run, gpu, label=label, colour=colours[run.optimizer])
+            device = next((each for each in gpu.main.devices if _panel(gpu, each, by_rank=by_rank) == label), None)
+            _draw_device(axes, y, run, device, colour=colours[run.optimizer])
     # A grid may have more panels than there are devices.
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
@@ -186,16 +188,20 @@ def _draw_memory(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, colour: s
     )
 
 
-def _draw_device(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, label: str, colour: str) -> None:
-    """Draw one run in the panel of one device; a dash if the run did not use it."""
-    memory = next((device.memory_used for device in gpu.main.devices if gpu.label(device) == label), None)
-    if memory is None:
+def _draw_device(axes: Axes, y: int, run: RunGpus, device: DeviceNumbers | None, *, colour: str) -> None:
+    """Draw one run in the panel of one device, with its host; a dash if the run did not use it."""
+    memory = device.memory_used if device else None
+    if device is None or memory is None:
         axes.text(0.01, y, "–", transform=axes.get_yaxis_transform(), va="center", color=QUIET)  # noqa: RUF001
         return
     style: dict[str, Any] = {"alpha": 0.3, "hatch": "///"} if run.status in LOST else {"alpha": 0.9}
     axes.barh(y, memory.mean, height=0.68, color=colour, edgecolor="white", linewidth=0, **style)
     axes.errorbar(memory.mean, y, xerr=memory.deviation, color=DARK, elinewidth=1.2, capsize=2.5)
     axes.plot(memory.maximum, y, ".", color=DARK, markersize=5)
+    if device.host:
+        colour = DARK if run.status in LOST else "white"
+        place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(device.host, (0, y), fontsize=8, color=colour, **place)
 
 
 def _frame_devices(panels: Sequence[Axes], shape: tuple[int, int], rows: Sequence[tuple[RunGpus, GpuNumbers]]) -> None:
@@ -214,9 +220,14 @@ def _frame_devices(panels: Sequence[Axes], shape: tuple[int, int], rows: Sequenc
             text.set_color(ALARM if run.status in LOST else DARK)
 
 
-def _labels(gpus: Sequence[GpuNumbers]) -> list[str]:
-    """Return the labels of all devices, sorted by number."""
-    labels = {gpu.label(device) for gpu in gpus for device in gpu.devices}
+def _panel(gpu: GpuNumbers, device: DeviceNumbers, *, by_rank: bool) -> str:
+    """Return the title of the panel of a device. by_rank: runs over several nodes have GPU 0 several times."""
+    return f"rank {device.rank}" if by_rank and device.rank is not None else gpu.label(device)
+
+
+def _labels(gpus: Sequence[GpuNumbers], *, by_rank: bool) -> list[str]:
+    """Return the titles of the panels of all devices, sorted by number."""
+    labels = {_panel(gpu, device, by_rank=by_rank) for gpu in gpus for device in gpu.devices}
     # By number: as text, GPU 10 comes before GPU 2.
     return sorted(labels, key=lambda label: int(label.split()[1]))
 
@@ -255,7 +266,7 @@ def _cvs(gpu: GpuNumbers) -> float:
 def _draw_shares(axes: Axes, y: int, gpu: GpuNumbers, colour: str) -> None:
     """Draw the mean memory of each device of a run on one row, relative to their mean."""
     devices = gpu.main.devices
-    named = [(device.memory_used.mean, gpu.label(device).split()[1]) for device in devices if device.memory_used]
+    named = [(device.memory_used.mean, _name(gpu, device)) for device in devices if device.memory_used]
     centre = mean([value for value, _ in named]) or 1.0
     ends = sorted((100 * (value / centre - 1), name) for value, name in named)
     axes.plot([ends[0][0], ends[-1][0]], [y, y], color=colour, linewidth=1.6, alpha=0.6)
@@ -265,6 +276,12 @@ def _draw_shares(axes: Axes, y: int, gpu: GpuNumbers, colour: str) -> None:
         axes.annotate(name, (x, y), fontsize=8.5, color=QUIET, **place)
     margin = axes.get_yaxis_transform()
     axes.text(1.04, y, f"{centre:,.0f} MiB", transform=margin, va="center", fontsize=9, color=DARK)
+
+
+def _name(gpu: GpuNumbers, device: DeviceNumbers) -> str:
+    """Return the number of a device; over several nodes its rank and its host."""
+    number = gpu.label(device).split()[1]
+    return f"{number if device.rank is None else device.rank} on {device.host}" if device.host else number
 
 
 def _draw_cvs(axes: Axes, y: int, gpu: GpuNumbers, colour: str, font: float) -> None:
@@ -317,7 +334,8 @@ def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
         _draw_strips(panels[1], strips, size)
     elif with_phases:
         _shade_phases(axes, with_phases[0][1], size)
-    panels[-1].set_xlabel(f"time since the start of the recording ({unit}); points are means over intervals")
+    nodes = "; nodes begin to train together" if any(gpu.nodes for _, gpu in known) else ""
+    panels[-1].set_xlabel(f"time since the start of the recording ({unit}); points are means over intervals{nodes}")
     handles = _legend(known, styles) + _phase_legend([gpu for _, gpu in with_phases])
     wide = any(len(handle.get_label()) > 40 for handle in handles)
     figure.legend(handles=handles, loc="outside lower left", ncols=2 if wide else 3, handlelength=3.4)

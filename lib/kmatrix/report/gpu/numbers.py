@@ -34,6 +34,7 @@ class DeviceNumbers:
     gpu_index: int
     gpu_name: str
     rank: int | None = None
+    host: str = ""  # of a run over several nodes
     uuid: str = ""
     samples: int = 0
     memory_total: float | None = None  # MiB
@@ -159,7 +160,8 @@ class GpuNumbers:
     dollars: float | None = None  # their cost; None without a price
     reused: bool = False  # recorded in another matrix
     factors: CostFactors = field(default_factory=CostFactors)
-    phases: tuple[RecordedPhase, ...] = ()  # sorted by begin
+    phases: tuple[RecordedPhase, ...] = ()  # sorted by begin; of the first recorded node of several
+    nodes: Mapping[int, GpuNumbers] = field(default_factory=dict, repr=False)  # of a run over several, by their number
     notes: tuple[str, ...] = ()  # limits of these numbers, one sentence each
     timeline: tuple[TimelinePoint, ...] = field(default=(), repr=False)
 
@@ -226,14 +228,18 @@ class GpuNumbers:
         return math.fsum(phase.end - phase.begin for phase in self.phases if phase.name == name)
 
     def phase_joules(self, name: str) -> float | None:
-        """Return the energy of all phases of this name, J; None if unknown for one of them."""
-        return complete_sum([phase.joules for phase in self.phases if phase.name == name])
+        """Return the energy of all phases of this name on all nodes, J; None if unknown for one of them."""
+        parts = self.nodes.values() or [self]
+        if any(not part.phases for part in parts):
+            return None
+        return complete_sum([phase.joules for part in parts for phase in part.phases if phase.name == name])
 
     def label(self, device: DeviceNumbers) -> str:
-        """Return "GPU 2", or "rank 0" on the CPU."""
+        """Return "GPU 2", or "rank 0" on the CPU; over several nodes with the host: "GPU 2 on n1"."""
+        on = f" on {device.host}" if device.host else ""
         if self.device_type == CPU:
-            return f"rank {device.gpu_index if device.rank is None else device.rank}"
-        return f"GPU {device.gpu_index}"
+            return f"rank {device.gpu_index if device.rank is None else device.rank}{on}"
+        return f"GPU {device.gpu_index}{on}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

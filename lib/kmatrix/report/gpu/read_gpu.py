@@ -14,9 +14,11 @@ from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEntry, SummaryFile
 from kmatrix.gpu.recorder.summary import SILENT_S
 from kmatrix.records.decode import decode_lines, decode_optional
+from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricValues, RunResult, metric_line_of, read_result, read_run_file_or_empty
-from kmatrix.records.states import EventLine, PhaseLine
+from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.states import EventLine
+from kmatrix.report.gpu.nodes import merged_timeline, over_nodes
 from kmatrix.report.gpu.numbers import (
     CPU,
     SIMULATED,
@@ -28,6 +30,7 @@ from kmatrix.report.gpu.numbers import (
     TimelinePoint,
     cost_factors,
 )
+from kmatrix.report.gpu.phases import Leader, joules_between, merged_spans, read_leader, read_phases
 from kmatrix.report.gpu.stream import (
     QUANTITIES,
     add_binary_timeline,
@@ -44,8 +47,6 @@ from kmatrix.status.stragglers import read_ranks
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
 NOTHING_RECORDED = "nothing recorded"  # event in which the recorder logs why it recorded nothing
 MIN_COVERAGE = 0.9  # share of the training time that a recording must cover to give joules/token
-TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
-ENDING = "ending"  # the rest of the recording after the trainer's result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,14 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
     An unreadable recording gives numbers without devices, and a note with the reason.
     """
     ranks = read_ranks(run_dir)
-    numbers = _recorded(run_dir, totals.device)
+    later = [node for node in nodes_of(run_dir) if node.node > 0]
+    nodes = [NodeDir(run_dir, 0), *later]
+    if later:
+        leader = read_leader(run_dir)
+        parts = {node.node: _of_node(node, totals, leader if node.node else None) for node in nodes}
+        numbers = over_nodes(nodes, parts)
+    else:
+        numbers = _recorded(run_dir, totals.device)
     if numbers is None and ranks is not None:
         numbers = _no_devices(totals.device)
     if numbers is None:
@@ -77,13 +85,19 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
     factors = cost_factors(read_run_file_or_empty(run_dir))
     spent = {name: getattr(totals, name) for name in ("wall_s", "gpu_hours", "dollars", "reused")}
     numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors, **spent)
-    return _add_joules_per_token(_add_training(run_dir, numbers, running=totals.running), totals)
+    if not later:
+        numbers = _add_training(run_dir, numbers, running=totals.running)
+    return _add_joules_per_token(numbers, totals)
 
 
 def add_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     """Add the memory timeline, from gpu_samples.bin if it exists, else from the text recording."""
     if numbers.timeline or not numbers.devices:
         return numbers
+    if numbers.nodes:
+        nodes = {node: add_timeline(NodeDir(run_dir, node).recording, part) for node, part in numbers.nodes.items()}
+        first = next(iter(nodes.values()))
+        return replace(numbers, nodes=nodes, timeline=merged_timeline(list(nodes.values())), phases=first.phases)
     if run_dir.gpu_samples.exists():
         numbers = add_binary_timeline(run_dir, numbers)
     if numbers.timeline:
@@ -119,6 +133,14 @@ def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
         return numbers
     numbers = numbers or _no_devices(device)
     return replace(numbers, notes=(*numbers.notes, reasons[-1]))
+
+
+def _of_node(node: NodeDir, totals: TrainingTotals, leader: Mapping[int, Leader] | None) -> GpuNumbers | None:
+    """Return the numbers of the devices of one node, with its phases by its own clock; None without a recording."""
+    numbers = _recorded(node.recording, totals.device)
+    if numbers is None or not numbers.devices:
+        return numbers
+    return _add_training(node.recording, numbers, running=totals.running, leader=leader)
 
 
 def _no_devices(device: str) -> GpuNumbers:
@@ -275,8 +297,10 @@ def _add_joules_per_token(numbers: GpuNumbers, totals: TrainingTotals) -> GpuNum
     return replace(numbers, joules_per_token=whole, training=training)
 
 
-def _add_training(run_dir: RunDir, numbers: GpuNumbers, *, running: bool) -> GpuNumbers:
-    """Add the phases of a run, and the numbers of the rest of its recording: the training."""
+def _add_training(
+    run_dir: RunDir, numbers: GpuNumbers, *, running: bool, leader: Mapping[int, Leader] | None = None
+) -> GpuNumbers:
+    """Add the phases of a run, and the numbers of the rest of its recording: the training. leader: as read_phases."""
     try:
         recording = read_samples(run_dir.gpu_samples) if run_dir.gpu_samples.exists() else None
     except RecordError:
@@ -284,7 +308,7 @@ def _add_training(run_dir: RunDir, numbers: GpuNumbers, *, running: bool) -> Gpu
     if recording is None or not len(recording):
         return numbers
     clock = RecordingClock(recording)
-    phases = read_phases(run_dir, recording, clock, running=running)
+    phases = read_phases(run_dir, recording, clock, running=running, leader=leader)
     if not phases:
         return numbers
     training = _training(numbers, recording, clock, phases)
@@ -327,17 +351,6 @@ def _training(
     )
 
 
-def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:
-    """Return begin and end of the time that any phase covers, ascending and without overlaps."""
-    spans: list[tuple[float, float]] = []
-    for phase in sorted(phases, key=lambda phase: phase.begin):
-        if spans and phase.begin <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], phase.end))
-        else:
-            spans.append((phase.begin, phase.end))
-    return spans
-
-
 def _without(
     device: DeviceNumbers, columns: Mapping[str, Sequence[float]], ranges: Sequence[tuple[int, int]]
 ) -> DeviceNumbers:
@@ -356,96 +369,3 @@ def _rest(whole: Statistics, part: RunningStats) -> Statistics | None:
     running = RunningStats()
     running.restore(whole.mean, whole.deviation or 0.0, whole.minimum, whole.maximum, whole.count)
     return statistics_of(running.without(part))
-
-
-def read_phases(
-    run_dir: RunDir, recording: Recording, clock: RecordingClock, *, running: bool = False
-) -> tuple[RecordedPhase, ...]:
-    """Return the phases within a recording, sorted by begin; none if the trainer logged none.
-
-    An attempt trains from the end of its set-up to its last step: what follows is its ending, also if it was killed.
-    running: the last attempt has not ended.
-    """
-    lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
-    logged = [(line, *span) for line in lines if (span := _span(line, clock)) is not None]
-    if not logged:
-        return ()
-    attempts = _recorded_attempts(run_dir, clock)
-    ended = _last_end(run_dir, lines, clock)
-    # The last attempt ends with the result, others with their last sign, which is read only if it is needed.
-    trained = [] if len(attempts) == 1 and (running or ended is not None) else _last_steps(run_dir, clock)
-
-    found: list[tuple[str, float, float]] = []
-    for number, (first, last) in enumerate(attempts, 1):
-        own = [(line, begin, end) for line, begin, end in logged if end > first and begin < last]
-        steps = [time for time in trained if first <= time <= last]
-        if not own and not steps:
-            found.append((TRAINER_PHASES[0], first, last))  # killed, or still at work, before its first step
-            continue
-        for at, (line, begin, end) in enumerate(own):
-            # The launch of the trainer's processes belongs to set-up.
-            launched = first if at == 0 and line.phase == TRAINER_PHASES[0] else max(begin, first)
-            found.append((line.phase, launched, min(end, last)))
-        end = max([*steps, *(end for _, _, end in own)])
-        if number == len(attempts) and (running or ended is not None):
-            end = last if ended is None or running else ended
-        if first < end < last:
-            found.append((ENDING, end, last))
-    return tuple(
-        RecordedPhase(name=name, begin=begin, end=end, joules=joules_between(recording, clock, begin, end))
-        for name, begin, end in sorted(found, key=lambda phase: phase[1])
-    )
-
-
-def _span(line: PhaseLine, clock: RecordingClock) -> tuple[float, float] | None:
-    """Return begin and end of a phase in recording time (s), None if they are unknown."""
-    begin, end = clock.at(line.begin, line.begin_monotonic), clock.at(line.end, line.end_monotonic)
-    return None if begin is None or end is None or end < begin else (begin, end)
-
-
-def _recorded_attempts(run_dir: RunDir, clock: RecordingClock) -> list[tuple[float, float]]:
-    """Return the recording times (s) of the first and the last sample of each attempt. Gaps are in none."""
-    events = decode_lines(run_dir.gpu_events, EventLine)
-    started = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
-    firsts = {clock.index_from(time) for time in started if time is not None and time > 0}
-    begins = [0, *sorted(first for first in firsts if 0 < first < len(clock))]
-    return [(clock.of(begin), clock.of(end - 1)) for begin, end in zip(begins, [*begins[1:], len(clock)], strict=True)]
-
-
-def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock) -> float | None:
-    """Return the recording time (s) of the result of the last attempt with a phase, None if it left none."""
-    result = read_result(run_dir) or RunResult()
-    # A result of an earlier attempt says nothing about the end of this one.
-    if result.ended is None or (result.attempt or 1) != lines[-1].attempt:
-        return None
-    return clock.at(result.ended)
-
-
-def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
-    """Return the recording time (s) of the last training line of each attempt, that of lost work included."""
-    last: dict[int, float] = {}
-    for values in decode_lines(run_dir.metrics, MetricValues):
-        line = metric_line_of(values)
-        if line is not None and line.time is not None and "train/loss" in line.values:
-            last[line.attempt] = line.time
-    return [time for wall in last.values() if (time := clock.at(wall)) is not None]
-
-
-def joules_between(recording: Recording, clock: RecordingClock, begin: float, end: float) -> float | None:
-    """Return the energy of all devices, or of their host, between two recording times in J; None if unknown.
-
-    The last sample at or before each time counts.
-    """
-    # The counters only have the values at samples.
-    first, last = (max(0, clock.index_after(time) - 1) for time in (begin, end))
-    by_device = [_increase(columns.get("energy_j"), first, last) for columns in recording.columns]
-    if all(joules is None for joules in by_device):
-        return _increase(recording.host_joules, first, last)
-    return complete_sum(by_device)
-
-
-def _increase(energy: Sequence[float] | None, first: int, last: int) -> float | None:
-    """Return the increase of an energy counter between two samples, None if one of them is unknown."""
-    if energy is None or math.isnan(energy[first]) or math.isnan(energy[last]):
-        return None
-    return max(0.0, energy[last] - energy[first])

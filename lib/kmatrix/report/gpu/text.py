@@ -165,8 +165,10 @@ def _rows(run: RunGpus, gpu: GpuNumbers) -> Iterator[list[str]]:
     if not listed:
         yield [_name(run), *[UNKNOWN] * 9]
     if len(gpu.devices) > 1:
-        sizes = [device.memory_total for device in gpu.devices]
-        size = sizes[0] if gpu.device_type == CPU else complete_sum(sizes)  # ranks share the memory of their host
+        # Ranks share the memory of their host.
+        hosts = {device.host: device.memory_total for device in gpu.devices}
+        sizes = hosts.values() if gpu.device_type == CPU else [device.memory_total for device in gpu.devices]
+        size = complete_sum(list(sizes))
         total = UNKNOWN if size is None else f"{size:.0f}"
         numbers = [_decimal(gpu.main.total_mean), "", _decimal(gpu.total_max), total]
         joules = UNKNOWN if gpu.joules is None else f"{gpu.joules:,.0f}"
@@ -175,7 +177,8 @@ def _rows(run: RunGpus, gpu: GpuNumbers) -> Iterator[list[str]]:
 
 def _whole(gpu: GpuNumbers, device: DeviceNumbers) -> DeviceNumbers:
     """Return the numbers of a device over the whole recording."""
-    return next(one for one in gpu.devices if (one.gpu_index, one.uuid) == (device.gpu_index, device.uuid))
+    key = (device.host, device.gpu_index, device.uuid)
+    return next(one for one in gpu.devices if (one.host, one.gpu_index, one.uuid) == key)
 
 
 def _listed_devices(gpu: GpuNumbers) -> list[DeviceNumbers]:
@@ -351,7 +354,10 @@ def _why_no_balance(gpu: GpuNumbers) -> str:
 
 
 def _number_of(gpu: GpuNumbers, device: DeviceNumbers) -> str:
-    return gpu.label(device).split()[1]
+    """Return the number of a device; over several nodes with its host, and of a GPU with its rank in the run."""
+    number = gpu.label(device).split(maxsplit=1)[1]
+    rank = device.host and gpu.device_type != CPU and device.rank is not None
+    return f"{number}, rank {device.rank}" if rank else number
 
 
 def _indented(line: str) -> list[str]:

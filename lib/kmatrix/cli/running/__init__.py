@@ -1,0 +1,1 @@
+"""The commands that train, one module per group of commands."""

@@ -1,0 +1,384 @@
+"""Submit the runs of a matrix to a cluster, and follow them: the part of the commands that train without training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.running.follow import follow, watch
+from kmatrix.cli.running.jobs import (
+    check_plan,
+    content_of,
+    engine_of,
+    print_job_commands,
+    refuse_submissions,
+    report_submission,
+)
+from kmatrix.cli.running.limits import (
+    BUDGETS,
+    asked_budget,
+    asked_disk_wait,
+    check_budget,
+    refuse_if_spent,
+    resume_from,
+)
+from kmatrix.cli.running.make import make_dirs
+from kmatrix.cli.running.restore import exit_code, open_matrix
+from kmatrix.cli.targets import chosen_runs, warn_interrupted
+from kmatrix.cli.trackers import asked_trackers
+from kmatrix.engines.base import JobRules, Scheduler
+from kmatrix.engines.kubernetes.scheduler import KubernetesScheduler
+from kmatrix.engines.kubernetes.shell import run_shell
+from kmatrix.engines.polling import refresh
+from kmatrix.engines.schedulers import find_scheduler, is_setting, settings_of
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError
+from kmatrix.experiment.data import Key
+from kmatrix.experiment.plan import Plan, make_plan
+from kmatrix.experiment.provenance import code_of
+from kmatrix.kconfig.assignments import load_config
+from kmatrix.kconfig.tree import open_tree
+from kmatrix.matrix.axes import overrides
+from kmatrix.own_file import open_to_read
+from kmatrix.paste import make_command
+from kmatrix.records.decode import replaced
+from kmatrix.records.files import last_lines
+from kmatrix.records.jobs.claim import age_s
+from kmatrix.records.jobs.files import (
+    KUBERNETES,
+    SLURM,
+    TITLES,
+    EngineFile,
+    JobView,
+    SubmissionFile,
+    newest_shares,
+    read_engine,
+    read_share_end,
+    submitted_jobs,
+    write_engine,
+)
+from kmatrix.records.jobs.paths import JobsDir
+from kmatrix.records.lock import held
+from kmatrix.records.paths import ROOT, MatrixDir, below_root, matrix_dirs
+from kmatrix.records.runs import MatrixFile, Status, read_matrix_file_or_empty
+from kmatrix.runner.cluster import is_own_engine, own_engine, signed
+from kmatrix.runner.execute import check_simulation, nodes_of_runs
+from kmatrix.runner.loop import EXIT_FAILED
+from kmatrix.runner.resume import ResumePlan, describe_plan, reopen
+from kmatrix.runner.shares import submissions_of
+from kmatrix.runner.submit import hand_over, has_report, occupied_runs, resolve_doubts, submitting
+from kmatrix.status.activity import Activity, MatrixActivity
+from kmatrix.status.state import GPU_LOST, NCCL, RunPlan
+from kmatrix.status.status_file import recover_status
+from kmatrix.text import first_names, plural, shown
+
+TRIAL_S, TRIAL_LINES = 1800.0, 10  # of a preflight: time limit of its jobs; lines of the log of one that died
+AGAIN_S = 60.0  # within this time, the same command repeats the last one, whose end was perhaps not seen
+# Of `continue`, for the runner in the job.
+FOR_RUNNER = ("RETRY_FAILED", "TRACKER", "DISK_WAIT", "SIMULATE", *BUDGETS)
+HERE_ONLY = ("GPUS",)  # arguments about devices of this machine
+
+
+def submit_matrix(
+    arguments: Arguments, plan: Plan, *, reuse: bool = True, shards: Mapping[Key, int] | None = None
+) -> MatrixDir:
+    """Make a matrix and submit its runs, or complete one whose submission was interrupted. Return it.
+
+    reuse, shards: as for `make_matrix`.
+    Raises LaunchError before anything is made if the cluster has no place for a run.
+    """
+    name = plan.config.engine
+    _refuse_local_arguments(arguments, TITLES[name])
+    settings = settings_of(name, plan.runs[0].values.texts)
+    scheduler = find_scheduler(name, settings)
+    matrix, why = _same_matrix(plan, reuse=reuse and plan.config.reuse)
+    if matrix is None:
+        for note in check_plan(scheduler, plan):
+            print(f"note: {note}")
+        matrix, _ = make_dirs(arguments, plan, reuse=reuse, shards=shards, run_jobs=_run_trial)
+    else:
+        print(f"note: {shown(matrix.path)} has the same runs, and {why}")
+        open_matrix(matrix, arguments, on_cluster=True)
+    engine = engine_of(matrix)
+    if engine.settings != settings:
+        engine = signed(replaced(engine, settings=settings))
+    _submit(matrix, engine, scheduler, arguments=_for_runner(arguments))
+    return matrix
+
+
+def _same_matrix(plan: Plan, *, reuse: bool) -> tuple[MatrixDir | None, str]:
+    """Return the matrix of the same runs that this command completes, and why; None to make a new one.
+
+    One whose first submission was interrupted; or one whose jobs wait or run, because the same command, repeated after
+    a lost connection, would train each run twice. reuse: False for a second matrix next to the first, if that was not
+    submitted just now.
+    """
+    wanted = {planned.run.run_id for planned in plan.runs}
+    for matrix in reversed(matrix_dirs(below_root(plan.config.results_dir))):
+        try:
+            engine = read_engine(matrix)
+        except KmatrixError:
+            continue
+        if engine is None or engine.rendered or engine.engine != plan.config.engine:
+            continue
+        is_here = engine.path == str(matrix.path.resolve()) and is_own_engine(engine)
+        record = read_matrix_file_or_empty(matrix)
+        if not is_here or {run.run_id for run in record.runs} != wanted:
+            continue
+        if not engine.submitted:
+            return matrix, "was interrupted before all jobs were submitted: it is completed, no second matrix is made"
+        if why := _why_enough(matrix, record, reuse=reuse):
+            return matrix, f"{why}: no second matrix is made"
+    return None, ""
+
+
+def _why_enough(matrix: MatrixDir, record: MatrixFile, *, reuse: bool) -> str:
+    """Return why a submitted matrix of the same runs needs no second one, "" if it does. reuse: see `_same_matrix`."""
+    age = age_s(JobsDir(matrix).log)
+    is_new = age is not None and age < AGAIN_S
+    if not is_new and not reuse:
+        return ""
+    if MatrixActivity(matrix, refresh(matrix)).activity is Activity.NONE:
+        return ""
+    if record.provenance.get("code") != code_of(ROOT).sha256:
+        return ""
+    return "its jobs wait or run (REUSE=n makes one)" if reuse else f"was submitted less than {AGAIN_S:g} s ago"
+
+
+def k8s_shell(arguments: Arguments) -> int:
+    """Open a shell in a small pod that mounts the claim of .config; the pod is deleted afterwards."""
+    plan = make_plan(arguments.config, arguments.assignments, kconfig=arguments.kconfig, options=arguments.takes)
+    if plan.config.engine != KUBERNETES:
+        raise LaunchError(f"ENGINE={plan.config.engine} has no pods", hint="pass ENGINE=kubernetes")
+    scheduler = KubernetesScheduler(settings_of(KUBERNETES, plan.runs[0].values.texts))
+    return run_shell(scheduler.settings, scheduler.api)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What a command has submitted, and what it has left."""
+
+    plan: ResumePlan
+    is_idle: bool  # no run of the command has a job
+
+
+def _submit(
+    matrix: MatrixDir,
+    engine: EngineFile,
+    scheduler: Scheduler,
+    *,
+    names: Collection[str] | None = None,
+    resume: str = "auto",
+    resumed: bool = False,
+    arguments: Mapping[str, str],
+) -> Submitted:
+    """Submit the open runs of a matrix that have no job, and print the jobs. resumed: print what each run does."""
+    retry = arguments.get("RETRY_FAILED") in ("1", "y")
+    with submitting(matrix) as submitter:
+        doubts = resolve_doubts(submitter, engine, scheduler)
+        for number, job in doubts.found.items():
+            print(f"job {job}: submission {number}, submitted by an earlier command")
+        plan = reopen(matrix, None, names=names, resume=resume, retry_failed=retry)
+        wanted = {one.name for one in plan.plans if one.name not in plan.requests}
+        busy = occupied_runs(matrix, engine, scheduler, wanted)
+        plans = [one for one in plan.plans if one.name in wanted and one.name not in busy]
+        rules = scheduler.rules() if plans or busy else JobRules()
+        submissions = [replaced(one, arguments=dict(arguments)) for one in submissions_of(plans, rules)]
+        if submissions:
+            refuse_submissions(scheduler, submissions)
+        write_engine(matrix, replaced(engine, rendered=False))
+        # The report is one of a command that was interrupted, too.
+        last = bool(submissions) or bool(busy and not has_report(submitter.jobs, engine, scheduler))
+        hand_over(
+            submitter,
+            engine,
+            scheduler,
+            submissions,
+            report=report_submission(rules) if last else None,
+            on_submitted=_print_submitted,
+        )
+        for line in describe_plan(dataclasses.replace(plan, plans=tuple(plans))) if resumed else ():
+            print(f"  {line}")
+        for line in _suspects(plans) if resumed and engine.engine == SLURM else ():
+            print(f"note: {line}")
+        _print_busy(busy)
+        what = plural(len(plans), "run") if plans else "nothing"
+        print(f"{what} submitted to {scheduler.name}: {shown(matrix.path)}")
+        if plans or busy:
+            print_job_commands(matrix)
+    # Last: a command that is killed before is found, and completed, by the next one.
+    write_engine(matrix, replaced(engine, rendered=False, submitted=True))
+    return Submitted(plan=plan, is_idle=not plans and not busy)
+
+
+def _print_submitted(_: int, submission: SubmissionFile, job: str) -> None:
+    print(f"job {job}: {content_of(submission)}", flush=True)
+
+
+def _print_busy(busy: Mapping[str, JobView]) -> None:
+    """Print one line per state of the jobs that are left as they are."""
+    by_state: dict[str, list[str]] = {}
+    for run, view in busy.items():
+        by_state.setdefault(str(view.phase), []).append(run)
+    for state, runs in by_state.items():
+        jobs = first_names(dict.fromkeys(busy[run].job for run in runs))
+        print(f"{plural(len(runs), 'run')} {state} already, and not submitted again: job {jobs}")
+
+
+def _suspects(plans: Iterable[RunPlan]) -> Iterator[str]:
+    """Yield the hosts on which runs ended by lost connections or GPUs, and how to leave out a node.
+
+    A collective that never ends does not show which node is at fault, so none is excluded without the user.
+    """
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        last = recover_status(plan.dir, has_runner=False).last if plan.attempt > 1 else None
+        if last is not None and last.kind in (NCCL, GPU_LOST) and last.hosts:
+            found.setdefault(" and ".join(last.hosts), []).append(plan.name)
+    for hosts, names in found.items():
+        what = f"{first_names(names)} lost connections or GPUs on {hosts}"
+        yield f"{what}; to leave out a node: SLURM_EXTRA_FLAGS=--exclude=<node>"
+
+
+def continue_matrix(matrix: MatrixDir, engine: EngineFile, arguments: Arguments) -> int:
+    """Submit what has not finished and has no job: `make continue` of a matrix of a cluster."""
+    warn_interrupted(arguments)
+    _refuse_local_arguments(arguments, TITLES.get(engine.engine, engine.engine))
+    given = _checked_arguments(arguments)
+    resume = resume_from(arguments.get("RESUME", "auto"))
+    settings = _settings(engine, arguments)
+    scheduler = find_scheduler(engine.engine, settings)
+    lost = open_matrix(matrix, arguments, on_cluster=True)
+    names = {run.name for run in chosen_runs(matrix, arguments)}
+    check_simulation(arguments.get("SIMULATE"), nodes_of_runs(matrix))
+    if (budget := asked_budget(matrix, arguments)) and reopen(matrix, None, names=names).plans:
+        refuse_if_spent(matrix, budget)
+    if arguments.get("RESUME"):
+        given["RESUME"] = resume
+    done = _submit(
+        matrix,
+        _current(matrix, engine, settings, scheduler),
+        scheduler,
+        names=names,
+        resume=resume,
+        resumed=True,
+        arguments=given,
+    )
+    if yes(arguments, "WAIT"):
+        return follow(matrix)
+    stays = (state for name, state in done.plan.stays.items() if name not in done.plan.damaged)
+    failed = any(state.status is Status.FAILED for state in stays)
+    return exit_code(matrix, EXIT_FAILED if failed and done.is_idle else 0, lost, done.plan.damaged)
+
+
+def submit_runs(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> int:
+    """Submit these runs of a matrix of a cluster, after `test-rerun` or `add` has made them."""
+    engine = engine_of(matrix)
+    settings = _settings(engine, arguments)
+    scheduler = find_scheduler(engine.engine, settings)
+    engine = _current(matrix, engine, settings, scheduler)
+    _submit(matrix, engine, scheduler, names=names, arguments=_for_runner(arguments))
+    return follow(matrix) if yes(arguments, "WAIT") else 0
+
+
+def _current(matrix: MatrixDir, engine: EngineFile, settings: Mapping[str, str], scheduler: Scheduler) -> EngineFile:
+    """Return engine.json for this path and these settings. It is not written yet, unless the matrix is a copy."""
+    with held(matrix):
+        engine, message = own_engine(matrix, engine, scheduler)
+    if message:
+        print(f"note: {message}")
+    return engine if engine.settings == settings else signed(replaced(engine, settings=dict(settings)))
+
+
+def refuse_if_busy(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> None:
+    """Raise LaunchError if one of these runs has a job, UnreachableError if the scheduler does not answer."""
+    engine = engine_of(matrix)
+    scheduler = find_scheduler(engine.engine, _settings(engine, arguments))
+    if busy := occupied_runs(matrix, engine, scheduler, names):
+        raise LaunchError(
+            f"{first_names(busy)} of {matrix.name} have jobs: {first_names({view.job for view in busy.values()})}",
+            why="their results are being written",
+            hint=f"wait for them, or stop them with {make_command('stop', matrix.path)}",
+        )
+
+
+def _checked_arguments(arguments: Arguments) -> dict[str, str]:
+    """Return the arguments for the runner in the job. Raises ConfigError for an invalid one."""
+    asked_trackers(arguments)
+    asked_disk_wait(arguments)
+    check_budget(arguments)
+    yes(arguments, "RETRY_FAILED")
+    return _for_runner(arguments)
+
+
+def _for_runner(arguments: Arguments) -> dict[str, str]:
+    return {name: text for name in FOR_RUNNER if (text := arguments.get(name))}
+
+
+def _refuse_local_arguments(arguments: Arguments, title: str) -> None:
+    """Raise ConfigError for arguments about this machine, and print a note on DETACH."""
+    for name in HERE_ONLY:
+        if arguments.get(name):
+            raise ConfigError(
+                f"{name}={arguments.get(name)} selects GPUs of this machine",
+                why=f"{title} chooses the GPUs of its jobs",
+                hint=f"omit {name}, or pass ENGINE=local",
+            )
+    if yes(arguments, "DETACH"):
+        print(f"note: DETACH=1 changes nothing: the jobs of {title} do not need this command")
+
+
+def _settings(engine: EngineFile, arguments: Arguments) -> dict[str, str]:
+    """Return the settings of the scheduler: those of engine.json with the assignments of the command line.
+
+    Settings name files that jobs execute. Of an engine.json that this user did not write, none is used: they come from
+    .config of this user.
+    """
+    tree = open_tree(arguments.kconfig)
+    title = TITLES.get(engine.engine, engine.engine)
+    settings = dict(engine.settings)
+    if not is_own_engine(engine):
+        print(f"note: the settings of {title} are those of your .config: somebody else made this matrix")
+        own = load_config(tree, arguments.config) if arguments.config.is_file() else []
+        of_engine = [values[0] for values in overrides(tree, {"ENGINE": engine.engine}, ()).values()]
+        tree.reset()
+        settings = settings_of(engine.engine, tree.apply([*own, *of_engine]).texts)
+    if arguments.assignments:
+        asked = overrides(tree, {"ENGINE": engine.engine, **arguments.assignments}, arguments.takes)
+        for symbol, values in asked.items():
+            if symbol != "ENGINE" and (not is_setting(engine.engine, symbol) or len(values) != 1):
+                raise ConfigError(
+                    f"{arguments.target} does not take {symbol}",
+                    why=f"a matrix keeps its configuration; only settings of {title} can change, each to one value",
+                )
+        tree.reset()
+        texts = tree.apply([values[0] for values in asked.values()]).texts
+        settings |= {symbol: texts[symbol] for symbol in asked if symbol != "ENGINE"}
+    tree.reset()
+    return settings
+
+
+def _run_trial(matrix: MatrixDir) -> None:
+    """Submit the runs of a preflight, and wait until they have ended. Ctrl+C cancels them."""
+    engine = engine_of(matrix)
+    scheduler = find_scheduler(engine.engine, engine.settings)
+    rules = scheduler.rules()
+    # around_s: with a long notice, half an hour would leave no time to train.
+    limits = (max(TRIAL_S, rules.around_s), rules.seconds, rules.most_seconds)
+    rules = dataclasses.replace(rules, seconds=min(limit for limit in limits if limit is not None))
+    try:
+        with submitting(matrix) as submitter:
+            submissions = submissions_of(reopen(matrix, None).plans, rules)
+            hand_over(submitter, engine, scheduler, submissions, on_submitted=_print_submitted)
+        print("preflight: waiting for these jobs; Ctrl+C cancels them, and nothing is made", flush=True)
+        watch(matrix)
+    except BaseException:
+        with suppress(LaunchError):
+            scheduler.cancel(list(submitted_jobs(JobsDir(matrix)).values()), now=True)
+        raise
+    for share in newest_shares(matrix).values():
+        if read_share_end(share) is None and share.log.exists():  # its reason is in no other file
+            with open_to_read(share.log) as file:
+                print("".join(last_lines(file)[-TRIAL_LINES:]), end="")

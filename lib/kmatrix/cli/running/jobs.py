@@ -1,0 +1,156 @@
+"""The jobs that a plan becomes on a cluster: check them, show them, and write their scripts for the user to submit."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.running.make import make_dirs
+from kmatrix.engines.base import JobRules, Scheduler
+from kmatrix.engines.schedulers import find_scheduler, settings_of
+from kmatrix.errors import ConfigError, LaunchError, reason_of
+from kmatrix.experiment.cluster.jobs import planned_attempts
+from kmatrix.experiment.plan import Plan
+from kmatrix.paste import make_command
+from kmatrix.records.decode import replaced
+from kmatrix.records.jobs.files import (
+    REPORT,
+    EngineFile,
+    Shape,
+    ShareEntry,
+    SubmissionFile,
+    read_engine,
+)
+from kmatrix.records.jobs.usage import HOUR
+from kmatrix.records.paths import MatrixDir, below_root
+from kmatrix.runner.resume import reopen
+from kmatrix.runner.shares import parallel_notes, submissions_of, time_notes
+from kmatrix.runner.submit import prepare, submitting
+from kmatrix.text import duration, plural, shown
+
+REPORT_S = 1800.0  # time limit of the job that writes the report
+
+
+def check_plan(scheduler: Scheduler, plan: Plan) -> list[str]:
+    """Return notes about the jobs of a plan. Raises LaunchError if the cluster would refuse or never start one."""
+    rules, plans = scheduler.rules(), planned_attempts(plan)
+    folders = [below_root(path).resolve() for path in (plan.config.results_dir, plan.config.data_dir)]
+    if problems := scheduler.check_paths(folders):
+        raise LaunchError(problems[0], hint="set RESULTS_DIR and DATA_DIR to folders that the jobs see")
+    submissions = submissions_of(plans, rules)
+    refuse_submissions(scheduler, submissions)
+    parallel = int(plan.runs[0].values.texts.get("PARALLEL_JOBS") or 0)
+    return [*time_notes(plans, rules), *parallel_notes(submissions, parallel)]
+
+
+def refuse_submissions(scheduler: Scheduler, submissions: Sequence[SubmissionFile]) -> None:
+    """Raise LaunchError if the scheduler has no place for one of these submissions."""
+    if problems := scheduler.check(submissions):
+        raise LaunchError(f"{scheduler.name} cannot run this: {problems[0]}", why="; ".join(problems[1:]))
+
+
+def show_jobs(plan: Plan) -> None:
+    """Print the jobs that a plan would be submitted as. Raises LaunchError if the cluster has no place for one."""
+    scheduler = find_scheduler(plan.config.engine, settings_of(plan.config.engine, plan.runs[0].values.texts))
+    notes = check_plan(scheduler, plan)
+    submissions = submissions_of(planned_attempts(plan), scheduler.rules())
+    for submission in submissions:
+        print(f"{scheduler.name}: {content_of(submission)}")
+    if most := _most_hours([submission.shape for submission in submissions for _ in submission.shares]):
+        print(f"{scheduler.name}: {most} if each job starts once and takes its whole time")
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _most_hours(shapes: Sequence[Shape]) -> str:
+    """Return `at most 2.5 node-hours, 20 GPU-hours` of jobs of these shapes, "" if one has no time limit."""
+    if not shapes or any(shape.seconds is None for shape in shapes):
+        return ""
+    nodes = sum(shape.nodes * (shape.seconds or 0.0) for shape in shapes) / HOUR
+    gpus = sum(shape.nodes * shape.gpus_per_node * (shape.seconds or 0.0) for shape in shapes) / HOUR
+    return f"at most {nodes:,.4g} node-hours" + (f", {gpus:,.4g} GPU-hours" if gpus else "")
+
+
+def render(arguments: Arguments, plan: Plan) -> None:
+    """Make a matrix without submitting it, and write its scripts to RENDER=, for the user to submit."""
+    folder = Path(arguments.get("RENDER")).expanduser().resolve()
+    scheduler = find_scheduler(plan.config.engine, settings_of(plan.config.engine, plan.runs[0].values.texts))
+    check_plan(scheduler, plan)
+    empty_folder(folder)
+    matrix, _ = make_dirs(arguments, plan, reuse=True, rendered=True)
+    engine, written = engine_of(matrix), []
+    with submitting(matrix) as submitter:
+        pending, rules, numbers = reopen(matrix, None), scheduler.rules(), list[int]()
+        for submission in [*submissions_of(pending.plans, rules), report_submission(rules)]:
+            after = tuple(numbers) if submission.kind == REPORT else ()
+            made, _ = prepare(submitter, engine, scheduler, replaced(submission, after=after))
+            numbers.append(made.number)
+            for path in (made.sbatch, made.manifest):
+                if path.exists():
+                    copy = folder / f"{matrix.name}-{made.path.name}{path.suffix}"
+                    copy.write_bytes(path.read_bytes())
+                    written.append(copy)
+    print(f"{plural(len(pending.plans), 'run')} in {shown(matrix.path)}, not submitted")
+    for path in written:
+        print(f"  {shown(path)}")
+    place = shlex.quote(shown(folder))
+    # sbatch takes one script. With a glob, the first job submits the others, if nodes may.
+    how = f'for job in {place}/*.sbatch; do sbatch "$job"; done'
+    context = plan.runs[0].values.texts.get("K8S_CONTEXT")  # the namespace is in the manifests
+    kubectl = f"kubectl {f'--context={shlex.quote(context)} ' if context else ''}create -f {place}"
+    print(f"submit: {how if written[0].suffix == '.sbatch' else kubectl}")
+    print_job_commands(matrix)
+
+
+def empty_folder(folder: Path) -> None:
+    """Make the folder of RENDER=. Raises ConfigError if it is not empty, LaunchError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = next(folder.iterdir(), None)
+        probe = folder / ".kmatrix"
+        probe.touch()
+        probe.unlink()
+    except FileExistsError:
+        raise ConfigError(f"RENDER={folder} is not a directory", hint="pass a new directory") from None
+    except OSError as error:
+        raise LaunchError(f"cannot write RENDER={folder}", why=reason_of(error), hint="pass another one") from None
+    if there is not None:
+        raise ConfigError(f"RENDER={folder} is not empty", why=f"it has {there.name}", hint="pass a new directory")
+
+
+def report_submission(rules: JobRules) -> SubmissionFile:
+    """Return the submission of the report."""
+    # A longer one than the partition allows would never start.
+    limit = min(REPORT_S, rules.most_seconds or REPORT_S)
+    shape = Shape(seconds=limit if rules.has_times else None)
+    return SubmissionFile(kind=REPORT, shape=shape, shares=(ShareEntry(task=0),))
+
+
+def content_of(submission: SubmissionFile) -> str:
+    """Return a submission as text: `3 runs, 3 tasks, each on 2 nodes with 4 GPUs per node, at most 1h00m`."""
+    shape = submission.shape
+    if submission.kind == REPORT:
+        return "the report, after all others"
+    runs = sum(len(share.runs) for share in submission.shares)
+    tasks = f", {len(submission.shares):,} tasks, each" if len(submission.shares) > 1 else ","
+    each = plural(shape.gpus_per_node, "GPU") if shape.gpus_per_node else plural(shape.cpus_per_node, "CPU")
+    limit = f", at most {duration(shape.seconds)}" if shape.seconds is not None else ""
+    each += " per node" if shape.nodes > 1 else ""
+    return f"{plural(runs, 'run')}{tasks} on {plural(shape.nodes, 'node')} with {each}{limit}"
+
+
+def print_job_commands(matrix: MatrixDir) -> None:
+    """Print the commands that watch, stop and continue the jobs of a matrix."""
+    print(f"  watch:    {make_command('status', matrix.path)}")
+    print(f"  stop:     {make_command('stop', matrix.path)}")
+    print(f"  continue: {make_command('continue', matrix.path)}")
+
+
+def engine_of(matrix: MatrixDir) -> EngineFile:
+    """Return engine.json of a matrix of a cluster. Raises LaunchError for one of this machine."""
+    engine = read_engine(matrix)
+    if engine is None:
+        raise LaunchError(f"{matrix.name} is a matrix of this machine", hint=make_command("continue", matrix.path))
+    return engine

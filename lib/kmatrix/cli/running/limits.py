@@ -1,0 +1,81 @@
+"""Arguments of the commands that train: budgets, the time to wait for disk space, the start of an attempt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from kmatrix.cli.commands import Arguments
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.train_config import dollars_per_hour
+from kmatrix.runner.execute import (
+    symbols,
+)
+from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.status_file import recover_status
+
+RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
+BUDGETS = ("BUDGET_HOURS", "BUDGET_DOLLARS")
+MOST_DIGITS = 7  # of a budget or a time
+MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
+
+
+def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
+    """Return the budget of the matrix, replaced by BUDGET_HOURS= and BUDGET_DOLLARS=. Raises ConfigError."""
+    return MatrixBudget.of(dict(symbols(matrix)) | check_budget(arguments))
+
+
+def check_budget(arguments: Arguments) -> dict[str, str]:
+    """Return BUDGET_HOURS= and BUDGET_DOLLARS=, those that were given. Raises ConfigError."""
+    given = {name: text for name in BUDGETS if (text := arguments.get(name))}
+    for name, text in given.items():
+        if not _is_count(text):
+            raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")
+    return given
+
+
+def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
+    """Raise LaunchError if the runs of the matrix have reached its budget, or have no price to compare it with."""
+    runs = matrix.runs() if budget else []
+    used = [(recover_status(run, has_runner=False), read_run_file_or_empty(run).train) for run in runs]
+    if budget.dollars and not any(dollars_per_hour(train) for _, train in used):
+        raise LaunchError(
+            f"BUDGET_DOLLARS={budget.dollars:g} cannot be checked: the runs of {matrix.name} have no price",
+            hint="pass BUDGET_DOLLARS=0 BUDGET_HOURS=<hours>",
+        )
+    if spent := budget.spent(used, time.time()):
+        raise LaunchError(
+            f"the budget of {matrix.name} is spent: {spent}",
+            hint="pass a larger BUDGET_HOURS= or BUDGET_DOLLARS=, 0 for no limit",
+        )
+
+
+def _is_count(text: str) -> bool:
+    """Return whether a text is a whole number in ASCII digits, short enough for every use."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+
+
+def asked_disk_wait(arguments: Arguments) -> float | None:
+    """Return DISK_WAIT= (s), None if it is not given. Raises ConfigError for another value than a number of seconds."""
+    text = arguments.get("DISK_WAIT")
+    if not text:
+        return None
+    if not _is_count(text) or int(text) > MOST_DISK_WAIT_S:
+        raise ConfigError(f"DISK_WAIT={text}", why=f"expected seconds, 0 to {MOST_DISK_WAIT_S}")
+    return float(text)
+
+
+def resume_from(text: str) -> str:
+    """Return RESUME= as the trainer expects it: auto, latest, best, none, or the path of a checkpoint."""
+    if text in RESUMES:
+        return text
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"RESUME={text}: no such checkpoint",
+            why=f"expected a file, or one of {', '.join(RESUMES)}",
+            hint="`make list-checkpoints` lists the files",
+        )
+    return str(path.resolve())

@@ -1,0 +1,256 @@
+"""Jobs and pods, as the API lists them -> the state of each share, and why it waits or ended, as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kmatrix.engines.kubernetes.manifests import (
+    CONTAINER,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    SUBMISSION_LABEL,
+    Object,
+    job_spec,
+)
+from kmatrix.records.jobs.files import JobView, SchedulerPhase
+from kmatrix.text import printable
+
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+LIVE, WAITS, ENDED = "Running", "Pending", ("Succeeded", "Failed")  # phases of a pod
+LONGEST = 300  # characters of a message: an unschedulable pod's names every reason of every node
+# Reasons of waiting containers that need no explanation: https://pkg.go.dev/k8s.io/kubernetes/pkg/kubelet/images
+STARTING = {"ContainerCreating": "the container is created", "PodInitializing": "init containers run"}
+IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+# https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
+DISRUPTIONS = {
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "DeletionByTaintManager": "its node got a taint: it is not ready, or is being emptied",
+    "EvictionByEvictionAPI": "evicted: its node is being emptied",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "ended by its node: it shuts down, or has too little memory or disk",
+}
+JOB_ENDS = {
+    "DeadlineExceeded": "K8S_DEADLINE is over",
+    "BackoffLimitExceeded": "its pods were killed too often (K8S_RESTARTS)",
+    "FailedIndexes": "some of its shares failed",
+    "PodFailurePolicy": "the runner ended before all of its runs were finished",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What matters of a pod. The pods of a large matrix are read page by page, and only this is kept."""
+
+    job: str  # name of its Job
+    index: int
+    created: str  # ISO time; they sort as texts
+    phase: str
+    node: str
+    reason: str  # a sentence, "" while it trains
+    leaving: bool  # it is being deleted
+
+
+def pod_view(pod: Mapping[str, Any]) -> PodView | None:
+    """Return what matters of a pod, None if it is not one of a Job of ours."""
+    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    index = str(labels.get(INDEX_LABEL) or (meta.get("annotations") or {}).get(INDEX_LABEL) or "")
+    if JOB_LABEL not in labels or not index.isdecimal():
+        return None
+    return PodView(
+        job=labels[JOB_LABEL],
+        index=int(index),
+        created=str(meta.get("creationTimestamp") or ""),
+        phase=str(status.get("phase") or WAITS),
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        reason=waiting_reason(pod),
+        leaving=bool(meta.get("deletionTimestamp")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PodTime:
+    """How long a pod held its node."""
+
+    job: str  # name of its Job
+    index: int
+    seconds: float | None  # None: it still does, or that is not known
+
+
+def pod_time(pod: Mapping[str, Any]) -> PodTime | None:
+    """Return how long a pod held its node, None if it is not one of a Job of ours, or never had a node."""
+    view, status = pod_view(pod), pod.get("status") or {}
+    begun = _seconds(status.get("startTime"))
+    if view is None or begun is None:
+        return None
+    # Both times are those of the kubelet of its node, by one clock.
+    ends = [(one.get("state") or {}).get("terminated") for one in status.get("containerStatuses") or ()]
+    known = [_seconds(end.get("finishedAt")) if end else None for end in ends]
+    last = max((end for end in known if end is not None), default=None)
+    over = last is not None and None not in known
+    return PodTime(view.job, view.index, max(0.0, last - begun) if over and last is not None else None)
+
+
+def _seconds(text: object) -> float | None:
+    """Return a time of the API in Unix seconds, None if there is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
+
+
+def waiting_reason(pod: Mapping[str, Any]) -> str:
+    """Return why a pod waits or has ended, as a sentence; "" while it runs."""
+    return _cut(_pod_reason(pod))
+
+
+def newest(pods: Iterable[PodView]) -> dict[tuple[str, int], PodView]:
+    """Return job and index -> its newest pod. Replaced ones are listed until the Job is deleted."""
+    found: dict[tuple[str, int], PodView] = {}
+    for pod in pods:
+        known = found.get((pod.job, pod.index))
+        if known is None or (pod.created, pod.phase not in ENDED) >= (known.created, known.phase not in ENDED):
+            found[pod.job, pod.index] = pod
+    return found
+
+
+def share_view(
+    job: str, object_: Object, task: int | None, pods: Mapping[tuple[str, int], PodView], failures: str
+) -> JobView:
+    """Return the view of one share.
+
+    job: as the user knows it.  object_: its Job.  task: its index in a Job of several shares, None if it has the Job
+    for itself.  failures: why pods of the Job cannot be created, "" if they can.
+    """
+    name, spec, status = object_["metadata"]["name"], job_spec(object_), object_.get("status") or {}
+    indexes = range(int(spec.get("completions") or 1)) if task is None else (task,)
+    own = [pod for index in indexes if (pod := pods.get((name, index)))]
+    nodes = tuple(pod.node for pod in own if pod.node)
+    label = str((object_["metadata"].get("labels") or {}).get(SUBMISSION_LABEL) or "no label")
+    end, why = job_end(status)
+    if task is not None and end != "Complete":
+        if has_index(str(status.get("completedIndexes") or ""), task):
+            end, why = "Complete", ""
+        elif has_index(str(status.get("failedIndexes") or ""), task):
+            end, why = "Failed", why or (own[0].reason if own else "")
+    if end:
+        return JobView(job=job, phase=SchedulerPhase.ENDED, state=end, reason=_cut(why), nodes=nodes, label=label)
+    if object_["metadata"].get("deletionTimestamp"):  # it stays until its pods have ended
+        is_live = any(pod.phase not in ENDED for pod in own)
+        phase = SchedulerPhase.RUNNING if is_live else SchedulerPhase.ENDED
+        return JobView(
+            job=job, phase=phase, state="Deleted", reason="its Job is being deleted", nodes=nodes, label=label
+        )
+    head = next((pod for pod in own if pod.index == indexes[0]), None)
+    phase = SchedulerPhase.RUNNING if head and head.phase == LIVE else SchedulerPhase.PENDING
+    state = "Suspended" if object_["spec"].get("suspend") else head.phase if head else "NoPod"
+    reason = _reason(object_, indexes, own, failures)
+    return JobView(job=job, phase=phase, state=state, reason=reason, nodes=nodes, label=label)
+
+
+def gone_view(job: str, own: Iterable[PodView]) -> JobView:
+    """Return the view of a share without a Job: its pods may end after the Job, or go on without it."""
+    nodes = tuple(pod.node for pod in own if pod.phase not in ENDED)
+    if nodes:
+        return JobView(
+            job=job, phase=SchedulerPhase.RUNNING, state="Deleted", reason="its Job was deleted", nodes=nodes
+        )
+    reason = "its Job was deleted, or K8S_TTL is over"
+    return JobView(job=job, phase=SchedulerPhase.UNKNOWN, state="Deleted", reason=reason)
+
+
+def _reason(object_: Object, indexes: Sequence[int], own: Sequence[PodView], failures: str) -> str:
+    """Return why a share waits, "" if all of its pods train."""
+    if object_["spec"].get("suspend"):
+        queue = object_["metadata"].get("labels", {}).get(QUEUE_LABEL)
+        return f"waits for Kueue to admit it in the queue {queue}" if queue else "the Job is suspended"
+    several = len(indexes) > 1
+    found = []
+    for index in indexes:
+        pod = next((pod for pod in own if pod.index == index), None)
+        if pod is None:
+            text = failures or "no pod yet: waits for its turn"
+        elif pod.phase in ENDED:
+            text = f"{pod.reason or 'its pod ended'}; a new pod follows" if pod.phase == "Failed" else ""
+        elif pod.leaving:
+            text = "its pod is being deleted"
+        else:
+            text = pod.reason
+        if text:
+            found.append(f"pod {index} of {len(indexes)}: {text}" if several else text)
+    return _cut("; ".join(found))
+
+
+def _pod_reason(pod: Mapping[str, Any]) -> str:
+    status = pod.get("status") or {}
+    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    states = {one.get("name"): one.get("state") or {} for one in status.get("containerStatuses") or ()}
+    ours = states.get(CONTAINER) or {}
+    if disrupted := _true(conditions.get("DisruptionTarget")):
+        reason = str(disrupted.get("reason") or "")
+        return DISRUPTIONS.get(reason) or f"evicted: {disrupted.get('message') or reason}"
+    if status.get("reason") == "Evicted":
+        return f"evicted: {status.get('message') or 'no reason given'}"
+    if ended := ours.get("terminated"):
+        return _container_end(ended)
+    scheduled = conditions.get("PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        return f"{_words(scheduled.get('reason') or 'not scheduled')}: {scheduled.get('message') or 'no reason given'}"
+    for state in (*states.values(), *(s.get("state") or {} for s in status.get("initContainerStatuses") or ())):
+        if waiting := state.get("waiting"):
+            return _waiting(pod, waiting)
+    return "" if status.get("phase") == LIVE else "waits for a node"
+
+
+def _container_end(ended: Mapping[str, Any]) -> str:
+    code = ended.get("exitCode")
+    if ended.get("reason") == "OOMKilled":
+        return "out of memory: its node killed it above the memory limit (K8S_MEMORY)"
+    return "" if code == 0 else f"exit code {code}"
+
+
+def _waiting(pod: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
+    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    if reason in STARTING:
+        return STARTING[reason]
+    if reason in IMAGE:
+        containers = (pod.get("spec") or {}).get("containers") or [{}]
+        return f"the image {containers[0].get('image')} cannot be pulled: {message or reason}"
+    return f"{_words(reason)}: {message}" if message else _words(reason)
+
+
+def job_end(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how a Job ended, Complete or Failed, and why; "" if it goes on."""
+    for condition in status.get("conditions") or ():
+        kind, reason = condition.get("type"), str(condition.get("reason") or "")
+        if condition.get("status") == "True" and kind in ("Complete", "Completed", "Failed"):
+            message = str(condition.get("message") or "")
+            return ("Failed", JOB_ENDS.get(reason) or message or reason) if kind == "Failed" else ("Complete", "")
+    return "", ""
+
+
+def has_index(text: str, index: int) -> bool:
+    """Return whether a list of indexes such as 0-3,5 has one."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and int(first) <= index <= int(last if last.isdecimal() else first):
+            return True
+    return False
+
+
+def _true(condition: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return condition if condition and condition.get("status") == "True" else None
+
+
+def _words(name: str) -> str:
+    """Return a reason of the API as words: CreateContainerConfigError -> create container config error."""
+    text = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
+    return text or "waits"
+
+
+def _cut(text: str) -> str:
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

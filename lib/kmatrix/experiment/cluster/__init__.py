@@ -1,0 +1,1 @@
+"""Plan for the nodes of a cluster, instead of this machine."""

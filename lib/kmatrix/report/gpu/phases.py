@@ -1,0 +1,168 @@
+"""Read the phases of a recording: the parts in which its run did not train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kmatrix.gpu.formats.binary import Recording
+from kmatrix.gpu.formats.clock import RecordingClock
+from kmatrix.records.decode import decode_lines
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import MetricValues, RunResult, metric_line_of, read_result
+from kmatrix.records.states import EventLine, PhaseLine
+from kmatrix.report.gpu.numbers import RecordedPhase
+from kmatrix.stats import complete_sum
+
+TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
+ENDING = "ending"  # the rest of the recording after the trainer's result
+
+
+def read_phases(
+    run_dir: RunDir,
+    recording: Recording,
+    clock: RecordingClock,
+    *,
+    running: bool = False,
+    leader: Mapping[int, Leader] | None = None,
+) -> tuple[RecordedPhase, ...]:
+    """Return the phases within a recording, sorted by begin; none if the trainer logged none.
+
+    An attempt trains from the end of its set-up to its last step: what follows is its ending, also if it was killed.
+    running: the last attempt has not ended.  leader: of each attempt, for the folder of a node after node 0.
+    """
+    lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
+    logged = [(line, *span) for line in lines if (span := _span(line, clock)) is not None]
+    if not logged:
+        return ()
+    attempts = _recorded_attempts(run_dir, clock)
+    if leader is None:
+        ended = _last_end(run_dir, lines, clock)
+        # The last attempt ends with the result, others with their last sign, which is read only if it is needed.
+        trained = [] if len(attempts) == 1 and (running or ended is not None) else _last_steps(run_dir, clock)
+    else:
+        ends = {number: end for number in leader if (end := _end_here(leader[number], number, logged)) is not None}
+        ended, trained = ends.get(lines[-1].attempt), list(ends.values())
+
+    found: list[tuple[str, float, float]] = []
+    for number, (first, last) in enumerate(attempts, 1):
+        own = [(line, begin, end) for line, begin, end in logged if end > first and begin < last]
+        steps = [time for time in trained if first <= time <= last]
+        if not own and not steps:
+            found.append((TRAINER_PHASES[0], first, last))  # killed, or still at work, before its first step
+            continue
+        for at, (line, begin, end) in enumerate(own):
+            # The launch of the trainer's processes belongs to set-up.
+            launched = first if at == 0 and line.phase == TRAINER_PHASES[0] else max(begin, first)
+            found.append((line.phase, launched, min(end, last)))
+        end = max([*steps, *(end for _, _, end in own)])
+        if number == len(attempts) and (running or ended is not None):
+            end = last if ended is None or running else ended
+        if first < end < last:
+            found.append((ENDING, end, last))
+    return tuple(
+        RecordedPhase(name=name, begin=begin, end=end, joules=joules_between(recording, clock, begin, end))
+        for name, begin, end in sorted(found, key=lambda phase: phase[1])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The end of an attempt's training as node 0 knows it. Times are Unix seconds by the clock of node 0."""
+
+    end: float  # of its training: its result, or its last training line
+    phases: Mapping[tuple[str, int | None], float]  # name and step of each phase -> its end
+
+
+def read_leader(run: RunDir) -> dict[int, Leader]:
+    """Return by attempt how long node 0 trained after each phase, for the nodes that record only their phases."""
+    ends: dict[int, float] = {}
+    for values in decode_lines(run.metrics, MetricValues):
+        line = metric_line_of(values)
+        if line is not None and line.time is not None and "train/loss" in line.values:
+            ends[line.attempt] = line.time
+    result = read_result(run) or RunResult()
+    if result.ended is not None:
+        ends[result.attempt or 1] = result.ended
+    phases: dict[int, dict[tuple[str, int | None], float]] = {}
+    for each in decode_lines(run.phases, PhaseLine):
+        phases.setdefault(each.attempt, {})[each.phase, each.step] = each.end
+    return {attempt: Leader(end, phases.get(attempt, {})) for attempt, end in ends.items()}
+
+
+def _end_here(leader: Leader, attempt: int, logged: Sequence[tuple[PhaseLine, float, float]]) -> float | None:
+    """Return the recording time (s) at which an attempt's training ended on this node; None without a common phase.
+
+    All nodes leave a phase together. From there on, time passes alike on all of them: no clocks are compared.
+    """
+    here = [(line, end) for line, _, end in logged if line.attempt == attempt]
+    for line, end in reversed(here):
+        if (there := leader.phases.get((line.phase, line.step))) is not None:
+            return end + max(0.0, leader.end - there)
+    return None
+
+
+def _span(line: PhaseLine, clock: RecordingClock) -> tuple[float, float] | None:
+    """Return begin and end of a phase in recording time (s), None if they are unknown."""
+    begin, end = clock.at(line.begin, line.begin_monotonic), clock.at(line.end, line.end_monotonic)
+    return None if begin is None or end is None or end < begin else (begin, end)
+
+
+def _recorded_attempts(run_dir: RunDir, clock: RecordingClock) -> list[tuple[float, float]]:
+    """Return the recording times (s) of the first and the last sample of each attempt. Gaps are in none."""
+    events = decode_lines(run_dir.gpu_events, EventLine)
+    started = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
+    firsts = {clock.index_from(time) for time in started if time is not None and time > 0}
+    begins = [0, *sorted(first for first in firsts if 0 < first < len(clock))]
+    return [(clock.of(begin), clock.of(end - 1)) for begin, end in zip(begins, [*begins[1:], len(clock)], strict=True)]
+
+
+def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock) -> float | None:
+    """Return the recording time (s) of the result of the last attempt with a phase, None if it left none."""
+    result = read_result(run_dir) or RunResult()
+    # A result of an earlier attempt says nothing about the end of this one.
+    if result.ended is None or (result.attempt or 1) != lines[-1].attempt:
+        return None
+    return clock.at(result.ended)
+
+
+def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
+    """Return the recording time (s) of the last training line of each attempt, that of lost work included."""
+    last: dict[int, float] = {}
+    for values in decode_lines(run_dir.metrics, MetricValues):
+        line = metric_line_of(values)
+        if line is not None and line.time is not None and "train/loss" in line.values:
+            last[line.attempt] = line.time
+    return [time for wall in last.values() if (time := clock.at(wall)) is not None]
+
+
+def joules_between(recording: Recording, clock: RecordingClock, begin: float, end: float) -> float | None:
+    """Return the energy of all devices, or of their host, between two recording times in J; None if unknown.
+
+    The last sample at or before each time counts.
+    """
+    # The counters only have the values at samples.
+    first, last = (max(0, clock.index_after(time) - 1) for time in (begin, end))
+    by_device = [_increase(columns.get("energy_j"), first, last) for columns in recording.columns]
+    if all(joules is None for joules in by_device):
+        return _increase(recording.host_joules, first, last)
+    return complete_sum(by_device)
+
+
+def _increase(energy: Sequence[float] | None, first: int, last: int) -> float | None:
+    """Return the increase of an energy counter between two samples, None if one of them is unknown."""
+    if energy is None or math.isnan(energy[first]) or math.isnan(energy[last]):
+        return None
+    return max(0.0, energy[last] - energy[first])
+
+
+def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:
+    """Return begin and end of the time that any phase covers, ascending and without overlaps."""
+    spans: list[tuple[float, float]] = []
+    for phase in sorted(phases, key=lambda phase: phase.begin):
+        if spans and phase.begin <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], phase.end))
+        else:
+            spans.append((phase.begin, phase.end))
+    return spans

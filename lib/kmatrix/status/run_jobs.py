@@ -1,0 +1,131 @@
+"""The jobs of a matrix on a cluster as status and estimate show them: where runs are, why they wait, what is quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kmatrix.records.jobs.claim import is_listed
+from kmatrix.records.jobs.files import SchedulerPhase
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainFields
+from kmatrix.status.activity import Activity, Handover, MatrixActivity, ShareState
+from kmatrix.status.state import RunState
+
+SUSPENDED = "SUSPENDED"  # state of a job of Slurm that has its nodes, and whose processes an administrator has stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """The job of one run. Unknown values are None or empty."""
+
+    activity: Activity
+    id: str = ""  # with the task of an array: 12_3
+    share: str = ""  # id of the share: 1.3
+    hosts: tuple[str, ...] = ()  # while it runs, that of rank 0 first
+    nodes: int = 1  # that the run uses
+    reason: str = ""  # why it waits or is gone, as the scheduler gives it
+    halts: str = ""  # why its processes do not go on; they still have their nodes
+    starts: float | None = None  # Unix seconds, expected by the scheduler
+    restarts: int = 0  # how often the scheduler has started the job again
+    is_starting: bool = False  # its runner has not begun yet
+    quiet: Mapping[str, float] = field(default_factory=dict)  # host -> seconds without a sign of life
+    lost: tuple[str, ...] = ()  # hosts that stopped answering in the start before
+    died_early: bool = False  # its job ended before its runner began: only the log of the job says why
+
+    def waits_s(self, now: float) -> float | None:
+        """Return the seconds until the expected start, None if the scheduler expects none yet. now: Unix seconds."""
+        return None if self.starts is None else max(0.0, self.starts - now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixJobs:
+    """The jobs of a matrix."""
+
+    engine: str
+    scheduler: str  # its name, as users read it
+    activity: Activity
+    running: int  # jobs; each task of an array is one
+    waiting: int
+    unknown: int
+    silent: str = ""  # why the scheduler does not answer, in its words; "" if it does
+    unsubmitted: int = 0  # unfinished runs without a job
+    is_rendered: bool = False  # its scripts were written for the user to submit
+    is_interrupted: bool = False  # its submission was
+    original: str = ""  # the path that its jobs were submitted for, if it is another one
+    is_copy: bool = False  # the matrix that they belong to is still there
+
+
+def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainFields) -> RunJob | None:
+    """Return the job of a run; None on one machine, and of a run without a job."""
+    share = activity.of(run.name)
+    if activity.engine is None or share.share is None:
+        return None
+    owner, view = share.owner, share.view
+    halts = view.reason if view is not None and view.state == SUSPENDED and share.activity is Activity.RUNNING else ""
+    is_live = share.activity is Activity.RUNNING and share.end is None and owner is not None
+    # Of a job that its user has cancelled, it is known why it is gone.
+    is_told = share.activity is Activity.NONE and share.handover is Handover.CANCELLED
+    return RunJob(
+        activity=share.activity,
+        id=_id(share),
+        share=share.share.id,
+        hosts=share.hosts,
+        nodes=train.num_nodes or 1,
+        reason="" if is_live or is_told else _reason(share),
+        halts=halts,
+        starts=view.starts if view is not None and share.activity is Activity.QUEUED else None,
+        restarts=owner.restart if owner is not None else 0,
+        is_starting=share.activity is Activity.RUNNING and not is_live,
+        quiet=activity.quiet_hosts(run, state.number) if state.status is Status.RUNNING and not halts else {},
+        lost=share.end.lost if share.end is not None else (),
+        died_early=_died_early(share),
+    )
+
+
+def _died_early(share: ShareState) -> bool:
+    """Return whether a job ended by itself, without a sign of its runner."""
+    view = share.view
+    if share.activity is not Activity.NONE or share.owner is not None or view is None or view.state == "CANCELLED":
+        return False
+    return share.share is not None and view.phase is SchedulerPhase.ENDED and is_listed(share.share.log)
+
+
+def jobs_of(activity: MatrixActivity, runs: Iterable[tuple[str, Status]]) -> MatrixJobs | None:
+    """Return the jobs of a matrix, None on one machine. runs: the name and the status of each."""
+    engine = activity.engine
+    if engine is None:
+        return None
+    counts = activity.counts()
+    states = [activity.of(name) for name, status in runs if status in (Status.PLANNED, Status.STOPPED)]
+    without = [
+        one for one in states if one.activity is Activity.NONE and one.handover in (Handover.NO, Handover.INTENT)
+    ]
+    return MatrixJobs(
+        engine=engine.engine,
+        scheduler=activity.scheduler,
+        activity=activity.activity,
+        running=counts[Activity.RUNNING],
+        waiting=counts[Activity.QUEUED],
+        unknown=counts[Activity.UNKNOWN],
+        silent=activity.why_silent,
+        unsubmitted=len(without),
+        is_rendered=engine.rendered,
+        is_interrupted=not engine.rendered and (not engine.submitted or any(one.share is not None for one in without)),
+        original=activity.original,
+        is_copy=activity.is_copy,
+    )
+
+
+def _reason(share: ShareState) -> str:
+    """Return why a job waits, starts or has ended, as the scheduler gives it."""
+    if share.activity is Activity.QUEUED and (share.view is None or not share.view.reason) and share.end is not None:
+        return f"its job starts again ({share.end.kind})" if share.end.kind else "its job starts again"
+    return share.view.reason if share.view is not None else ""
+
+
+def _id(share: ShareState) -> str:
+    if share.view is not None:
+        return share.view.job
+    return share.owner.job if share.owner is not None else ""

@@ -1,0 +1,238 @@
+"""Runs over two nodes, with a fake srun that starts both agents on this machine, and the fake trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+import fake_srun
+from kmatrix.engines import node_watch
+from kmatrix.engines.local.engine import trainer_variables
+from kmatrix.engines.node import agent_of
+from kmatrix.engines.spread import AgentSettings, Local, Srun, agent_argv, free_port, node_number
+from kmatrix.records.decode import as_json
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.jobs.files import NodeEnd, read_node, read_node_end
+from kmatrix.records.jobs.paths import NodeDir, nodes_of
+from kmatrix.records.run_lock import begin_attempt
+from kmatrix.runner.loop import drive
+from kmatrix.status.state import JobPhase
+from running import PYTHON, engine, processes_of
+from waiting import wait_until
+
+SETTINGS = AgentSettings(grace_s=5.0)
+HOSTS = (socket.gethostname(), "n2")
+
+
+def srun(**known) -> Srun:
+    return Srun(PYTHON, "12", **{"hosts": HOSTS} | known)
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """The log of the fake programs."""
+    monkeypatch.setattr(node_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(node_watch, "PEERS_S", 0.1)
+    return fake_srun.install(tmp_path / "bin", monkeypatch)
+
+
+def states(plans):
+    return [read_json(plan.dir.status)["status"] for plan in plans]
+
+
+def last(run):
+    return read_json(run.dir.status)["attempts"][-1]
+
+
+def test_a_run_on_one_node_is_started_as_ever(plan):
+    run = plan("a", ranks=2)
+    argv = Local().argv(run, ("torchrun",), SETTINGS)
+    assert argv[:3] == ["torchrun", "--standalone", "--nproc-per-node=2"]
+    assert srun().argv(run, ("torchrun",), SETTINGS) == argv
+    assert not srun().has_agents(run)
+
+
+def test_srun_starts_an_agent_on_each_node_with_a_static_rendezvous(plan):
+    argv = srun(hosts=("n1", "n2", "n3")).argv(plan("a", ranks=4, nodes=2), ("torchrun",), SETTINGS)
+    inner = argv[argv.index("--") + 1 :]
+    assert argv[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    assert {"--nodelist=n1,n2", "--kill-on-bad-exit=0", "--wait=60", "--overlap"} <= set(argv)
+    assert inner[:4] == ["torchrun", "--nnodes=2", "--nproc-per-node=2", "--node-rank=@NODE@"]
+    assert {"--master-addr=n1", "--rdzv-conf=timeout=900"} < set(inner)
+
+
+def test_a_container_starts_every_run_by_srun(plan):
+    argv = srun(hosts=("n1",), image="/img.sqsh", mounts="/data").argv(plan("a"), ("torchrun",), SETTINGS)
+    assert {"--nodes=1", "--container-image=/img.sqsh", "--container-mounts=/data"} < set(argv)
+    assert argv[argv.index("--") + 1 :][:2] == ["torchrun", "--standalone"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [({}, 0), ({"SLURM_PROCID": "3"}, 3), ({"JOB_COMPLETION_INDEX": "2"}, 2), ({"SLURM_PROCID": "x"}, 0)],
+)
+def test_the_number_of_a_node_is_that_of_its_task_or_pod(environment, number):
+    assert node_number(environment) == number
+
+
+def test_the_command_of_an_agent_is_the_same_on_each_node(plan):
+    run = plan("a", ranks=4, nodes=2, attempt=3, cuda=True, gpus=("GPU-1",))
+    argv = agent_argv(run, ["torchrun"], python="python", settings=SETTINGS, address="n1", port=2345)
+    agent = agent_of(argv[3:], {"SLURM_PROCID": "1"})
+    assert (agent.plan.ranks, agent.plan.nodes, agent.plan.attempt, agent.plan.gpus) == (4, 2, 3, ("GPU-1",))
+    assert agent.node.path == run.dir.path / "nodes" / "1"
+    assert agent.command[:4] == ["torchrun", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1"]
+    assert agent.recorders is None
+
+
+def test_a_free_port_can_be_bound():
+    with socket.socket() as server:
+        server.bind(("", free_port()))
+
+
+def test_a_run_on_two_nodes_has_the_files_of_both(matrix, plan, slurm):
+    run = plan("a", ranks=2, nodes=2)
+    outcome = drive(matrix, [run], engine(spread=srun()), poll_s=0.02)
+    assert outcome.counts == {"finished": 1}
+    first, second = nodes_of(run.dir)
+    assert (first.node, second.node) == (0, 1)
+    assert [read_node(node).ranks for node in (first, second)] == [(0,), (1,)]
+    assert [read_node_end(node).exit_code for node in (first, second)] == [0, 0]
+    assert "threads" in second.output_log.read_text()
+    log = run.dir.output_log.read_text()
+    assert "node 1 (" in log
+    assert log.count("threads") == 1
+    token = read_json(second.path / ".lock")["token"]
+    assert token != read_json(run.dir.lock)["token"]
+    assert "srun" in slurm.read_text()
+
+
+def test_a_stop_reaches_the_agent_of_node_0_and_not_srun(matrix, plan, slurm):
+    run = plan("a", "hang", ranks=2, nodes=2)
+    local = engine(spread=srun(), grace_s=5.0)
+    local.submit([run])
+    local.poll()
+    wait_until((run.dir.path / "env.json").exists)
+    local.cancel()
+    # The fake ranks do not agree on a stop: the second one is stopped as its peer would.
+    wait_until(lambda: read_node_end(NodeDir(run.dir, 0)) is not None)
+    assert read_node_end(NodeDir(run.dir, 0)).signals == ("SIGTERM",)
+    assert read_json(run.dir.result)["status"] == "stopped"
+    os.kill(read_node(NodeDir(run.dir, 1)).pid, signal.SIGTERM)
+    wait_until(lambda: local.poll()["a"].phase is JobPhase.ENDED)
+    assert "scancel" not in slurm.read_text()
+    assert not processes_of(matrix)
+
+
+def test_a_kill_ends_the_step_on_all_nodes(matrix, plan, slurm):
+    run = plan("a", "stubborn", ranks=2, nodes=2)
+    local = engine(spread=srun())
+    local.submit([run])
+    local.poll()
+    wait_until(lambda: read_node(NodeDir(run.dir, 0)) is not None and read_node(NodeDir(run.dir, 1)) is not None)
+    local.cancel(now=True)
+    assert local.poll()["a"].phase is JobPhase.ENDED
+    assert "scancel --signal=KILL 12.0" in slurm.read_text()
+    wait_until(lambda: not processes_of(matrix))
+
+
+def test_a_lost_host_stops_the_run_and_is_named(matrix, plan, slurm):
+    (slurm.parent / "dead").write_text("n2")
+    run = plan("a", "hang", ranks=2, nodes=2)
+    local = engine(spread=srun())
+
+    def lose() -> None:
+        wait_until(lambda: (run.dir.path / "env.json").exists() and read_node(NodeDir(run.dir, 1)) is not None)
+        agent = read_node(NodeDir(run.dir, 1))
+        os.killpg(agent.pid, signal.SIGKILL)  # its guard stops what it has started
+        os.kill(read_json(run.dir.path / "env.json")["pid"], signal.SIGKILL)  # rank 0, without its peer
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    outcome = drive(matrix, [run], local, poll_s=0.02)
+    thread.join()
+    assert outcome.counts == {"stopped": 1}
+    assert (last(run)["kind"], last(run)["reason"]) == ("node lost", "n2 does not answer")
+    assert local.lost_hosts == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "ended"),
+    [
+        (("SIGTERM",), ("preempted", "stopped", "was sent SIGTERM")),
+        ((), ("nccl", "failed", "ended with exit status 7")),
+    ],
+)
+@pytest.mark.usefixtures("slurm")
+def test_a_node_that_ended_alone_ends_the_run(matrix, plan, monkeypatch, signals, ended):
+    """The other node would wait for it in the rendezvous, and srun does not know of it: its daemon was killed."""
+    monkeypatch.setattr(node_watch, "OVERDUE_S", 0.5)
+    run = plan("a", "hang", ranks=2, nodes=2)
+    place = NodeDir(run.dir, 1)
+
+    def lose() -> None:
+        wait_until(lambda: (run.dir.path / "env.json").exists() and read_node(place) is not None)
+        os.killpg(read_node(place).pid, signal.SIGSTOP)
+        write_json(place.end, as_json(NodeEnd(node=1, host="n2", exit_code=7, signals=signals)))
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    local = engine(spread=srun())
+    monkeypatch.setattr("kmatrix.status.state.MOST_RETRIES", {})  # the first end counts
+    outcome = drive(matrix, [run], local, poll_s=0.02)
+    thread.join()
+    kind, status, how = ended
+    assert (last(run)["kind"], outcome.counts) == (kind, {status: 1})
+    assert last(run)["reason"] == f"node 1 (n2) {how}, and the other nodes waited for it"
+    assert not local.lost_hosts
+
+
+def test_hosts_that_answer_after_a_bad_end_are_not_lost(matrix, plan, slurm):
+    run = plan("a", "second fails", ranks=2, nodes=2)
+    write_json(run.dir.run_json, read_json(run.dir.run_json) | {"train": {"max_iters": 2}})
+    drive(matrix, [run], engine(spread=srun()), poll_s=0.02)
+    assert last(run)["kind"] != "node lost"
+
+
+def test_a_node_waits_for_the_end_of_an_earlier_attempt_and_then_kills_it(plan, monkeypatch, tmp_path):
+    run = plan("a", ranks=2, nodes=2)
+    place = NodeDir(run.dir, 1)
+    place.path.mkdir(parents=True)
+    argv = [str(run.dir.path), "--attempt=2", "--nodes=2", "--ranks=2", "--grace=0", "--", "true"]
+    agent = agent_of(argv, {"SLURM_PROCID": "1"})
+    monkeypatch.setattr("kmatrix.engines.node.MARGIN_S", 0.1)
+    lock, _ = begin_attempt(place.recording, 1)
+    try:
+        with pytest.raises(Exception, match="an earlier attempt is still running"):
+            agent.run()
+    finally:
+        os.close(lock)
+    assert agent.run() == 0
+
+
+def test_each_node_has_a_copy_of_the_data_of_its_own(matrix, plan, slurm, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.bin").write_bytes(b"tokens")
+    run = plan("a", ranks=2, nodes=2)
+    record = read_json(run.dir.run_json)
+    write_json(run.dir.run_json, record | {"train": record["train"] | {"data_path": str(data)}})
+    drive(matrix, [run], engine(spread=srun(), stage_dir=str(tmp_path / "$SLURM_PROCID")), poll_s=0.02)
+    assert "copied" in run.dir.output_log.read_text(), run.dir.output_log.read_text()
+    copies = [next((tmp_path / node).glob("data-*")) for node in ("0", "1")]
+    assert [(copy / "train.bin").read_bytes() for copy in copies] == [b"tokens", b"tokens"]
+
+
+def test_the_allocator_of_a_run_is_not_that_of_the_users_shell_under_its_former_name(plan, monkeypatch, tmp_path):
+    default = plan("a")
+    run = replace(default, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in trainer_variables(run, tmp_path)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert trainer_variables(run, tmp_path)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in trainer_variables(default, tmp_path)

@@ -1,0 +1,113 @@
+"""The scheduler is asked at most once in ten seconds, by all processes together, and no answer is recorded as one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cluster_factory import FakeScheduler, age, make_engine, make_submission
+from kmatrix.engines.polling import EVERY_S, refresh
+from kmatrix.errors import LaunchError
+from kmatrix.records.jobs.files import read_poll
+from kmatrix.records.jobs.paths import JobsDir
+from kmatrix.records.paths import MatrixDir
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    found = MatrixDir(tmp_path / "test_matrix_results_20261120_052300")
+    found.path.mkdir()
+    make_engine(found)
+    return found
+
+
+def test_an_answer_serves_all_commands_for_ten_seconds(matrix):
+    make_submission(matrix, [["a"], ["b"]])
+    scheduler = FakeScheduler(phases={"12_0": "running", "12_1": "pending"})
+    first = refresh(matrix, scheduler=scheduler)
+    assert {share: one.phase for share, one in first.jobs.items()} == {"1.0": "running", "1.1": "pending"}
+    assert refresh(matrix, scheduler=scheduler) == first
+    assert scheduler.questions == 1
+    refresh(matrix, scheduler=scheduler, now=True)
+    assert scheduler.questions == 2
+    age(JobsDir(matrix).poll, EVERY_S + 1)
+    refresh(matrix, scheduler=scheduler)
+    assert scheduler.questions == 3
+
+
+def test_without_an_answer_the_older_one_stays_with_the_reason(matrix):
+    make_submission(matrix, [["a"]])
+    scheduler = FakeScheduler(phases={"12": "running"})
+    refresh(matrix, scheduler=scheduler)
+    scheduler.why_not = "Unable to contact slurm controller (connect failure)"
+    found = refresh(matrix, scheduler=scheduler, now=True)
+    assert found.why_not == "Unable to contact slurm controller (connect failure)"
+    assert found.jobs["1.0"].phase == "running"
+    assert read_poll(JobsDir(matrix)) == found
+    assert refresh(matrix, scheduler=scheduler) == found  # nor is it asked again at once
+    assert scheduler.questions == 2
+
+
+def test_a_refusal_of_the_scheduler_comes_with_what_to_do(matrix, monkeypatch):
+    make_submission(matrix, [["a"]])
+    scheduler = FakeScheduler(phases={"12": "running"})
+
+    def refuse(*_: object) -> None:
+        raise LaunchError("Kubernetes refuses Jobs", why="Unauthorized", hint="log in to the cluster again")
+
+    monkeypatch.setattr(scheduler, "poll", refuse)
+    why = "Kubernetes refuses Jobs: Unauthorized (log in to the cluster again)"
+    assert refresh(matrix, scheduler=scheduler).why_not == why
+
+
+def test_jobs_that_have_all_ended_are_not_asked_for_until_there_are_others(matrix):
+    make_submission(matrix, [["a"]])
+    scheduler = FakeScheduler(phases={"12": "ended"})
+    refresh(matrix, scheduler=scheduler)
+    age(JobsDir(matrix).poll, 3600)
+    refresh(matrix, scheduler=scheduler)
+    assert scheduler.questions == 1
+    make_submission(matrix, [["a"]], number=2, job="13")
+    assert set(refresh(matrix, scheduler=scheduler).jobs) == {"1.0", "2.0"}
+
+
+def test_a_job_that_nobody_noted_is_found_by_its_label(matrix):
+    make_submission(matrix, [["a"], ["b"]], events=["intent"])  # the submitter was killed after sbatch
+    make_submission(matrix, [["c"]], number=2, events=[])  # rendered, and submitted by hand
+    scheduler = FakeScheduler(phases={"77_1": "running"}, labels={"kmatrix-k7-1": "77", "kmatrix-k7-2": "78"})
+    found = refresh(matrix, scheduler=scheduler).jobs
+    assert {share: one.job for share, one in found.items()} == {"1.0": "77_0", "1.1": "77_1", "2.0": "78"}
+    assert found["1.1"].phase == "running"
+
+
+def test_a_matrix_of_this_machine_and_a_copy_have_no_scheduler(matrix):
+    make_submission(matrix, [["a"]])
+    scheduler = FakeScheduler()
+    JobsDir(matrix).engine_json.unlink()
+    assert refresh(matrix, scheduler=scheduler) is None
+    make_engine(matrix, path="/somewhere/else")
+    assert refresh(matrix, scheduler=scheduler) is None
+    assert scheduler.questions == 0
+
+
+def test_a_matrix_that_cannot_be_written_is_asked_for_all_the_same(matrix, monkeypatch):
+    make_submission(matrix, [["a"]])
+    opened = os.open
+
+    def refuse(path, flags, *rest, **more):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(30, "Read-only file system", str(path))
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    scheduler = FakeScheduler(phases={"12": "running"})
+    assert refresh(matrix, scheduler=scheduler).jobs["1.0"].phase == "running"
+    assert not JobsDir(matrix).poll.exists()
+
+
+def test_no_key_in_the_words_of_a_scheduler_reaches_the_disk(matrix):
+    make_submission(matrix, [["a"]])
+    key = "hf_" + "a1B2" * 9
+    refresh(matrix, scheduler=FakeScheduler(phases={"12": "pending"}, reasons={"12": f"cannot pull with {key}"}))
+    assert key not in JobsDir(matrix).poll.read_text()
