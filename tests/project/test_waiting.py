@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+from tests.support.waiting import wait_until
+
 TESTS = Path(__file__).resolve().parents[1]
 # Programs in strings, such as a slowed trainer, are not checked: their sleeps are not waits of a test.
 ALLOWED_SLEEPS = {
@@ -39,3 +43,22 @@ def test_only_listed_files_call_sleep():
     assert [name for name in ALLOWED_SLEEPS if not found.get(name)] == [], (
         "these sleep no more: remove them from the list"
     )
+
+
+def test_a_folder_that_vanishes_while_a_condition_looks_is_not_yet(tmp_path):
+    looks = iter([FileNotFoundError(2, "gone"), "", "found"])
+
+    def look() -> str:
+        """a file is there"""
+        found = next(looks)
+        if isinstance(found, FileNotFoundError):
+            raise found
+        return found
+
+    assert wait_until(look) == "found"
+
+
+def test_a_condition_that_never_comes_true_names_what_was_waited_for_and_the_last_error():
+    with pytest.raises(AssertionError, match="not within 0 s: the file") as caught:
+        wait_until(lambda: Path("/nonexistent/file").stat(), "the file", seconds=0)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)

@@ -13,11 +13,18 @@ POLL_S = 0.02
 def wait_until(condition: Callable[[], T], what: str = "", seconds: float = 240.0) -> T:
     """Return the first true value of a condition. Raise AssertionError after `seconds`.
 
-    The machine may be busy: the deadline only ends a test that would never end.
+    The machine may be busy: the deadline only ends a test that would never end. A condition that looks into folders
+    which other processes make, move and remove may find one gone between its listing and its reading: not yet true.
     """
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while True:
+        gone: FileNotFoundError | None = None
+        try:
+            if found := condition():
+                return found
+        except FileNotFoundError as error:
+            gone = error
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what or condition.__doc__ or condition.__name__}")
+            name = what or condition.__doc__ or condition.__name__
+            raise AssertionError(f"not within {seconds:g} s: {name}") from gone
         time.sleep(POLL_S)
-    return found
