@@ -159,6 +159,17 @@ def test_unused_copies_are_removed_and_others_stay(stage, run, data, tmp_path):
     assert remove_unused(tmp_path / "local", older_s=0.0) == [os.path.basename(copy)]  # noqa: PTH119
 
 
+def test_folders_of_other_programs_stay(tmp_path):
+    """STAGE_DIR may be a folder such as /tmp, or the user's own one."""
+    other = tmp_path / "project"
+    other.mkdir()
+    (other / "thesis.tex").write_text("years of work")
+    (tmp_path / ".project.lock").touch()
+    (tmp_path / "..lock").touch()
+    assert remove_unused(tmp_path, older_s=0.0) == []
+    assert (other / "thesis.tex").exists()
+
+
 def test_a_mix_has_the_folders_of_its_datasets(plan, tmp_path):
     mix = tmp_path / "mix"
     mix.mkdir()

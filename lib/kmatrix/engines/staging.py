@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,7 @@ from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.text import disk_size
 
 MARK = "copy.json"  # in a complete copy: the files of the original, as they were
+LOCK = re.compile(r"\.(.+-[0-9a-f]{12})\.lock")  # of a copy: other programs may have files in that folder, such as /tmp
 UNUSED_S = 86400.0  # a copy that nobody has used for so long is removed
 SPARE = 1 << 30  # bytes that stay free
 CHUNK = 1 << 24  # bytes
@@ -165,17 +167,19 @@ def remove_unused(folder: Path, *, older_s: float) -> list[str]:
     """Remove the copies that no process uses, and has used for this time (s); return their names."""
     removed = []
     for path in sorted(folder.glob(".*.lock")):
+        found = LOCK.fullmatch(path.name)
+        if found is None:
+            continue
         with suppress(OSError):
             lock = open_file(path, os.O_RDWR)
             try:
                 if time.time() - os.fstat(lock).st_mtime < older_s:  # both of this node
                     continue
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                name = path.name[1 : -len(".lock")]
-                target = folder / name
+                target = folder / found[1]
                 if target.is_dir():
                     shutil.rmtree(target)
-                    removed.append(name)
+                    removed.append(target.name)
             finally:
                 os.close(lock)
     return removed
