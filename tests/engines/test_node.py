@@ -228,6 +228,26 @@ def test_each_node_has_a_copy_of_the_data_of_its_own(matrix, plan, slurm, tmp_pa
     assert [(copy / "train.bin").read_bytes() for copy in copies] == [b"tokens", b"tokens"]
 
 
+def test_an_agent_that_copies_data_shows_that_it_lives(plan, monkeypatch, tmp_path):
+    """Pods that do not rewrite their files are taken for lost, and the copy of a large dataset takes minutes."""
+    run = plan("a", ranks=2, nodes=2)
+    argv = [str(run.dir.path), "--attempt=1", "--nodes=2", "--ranks=2", "--grace=0", f"--stage={tmp_path}"]
+    argv += ["--", "true"]
+    agent = agent_of(argv, {"SLURM_PROCID": "1"})
+    monkeypatch.setattr("kmatrix.engines.node.PULSE_S", 0.0)
+    counters = []
+
+    def copy(stage, _):
+        for _ in range(3):
+            assert not stage.is_cancelled()
+            counters.append(read_node(agent.node).counter)
+        return {}
+
+    monkeypatch.setattr("kmatrix.engines.staging.Stage.environment", copy)
+    assert agent.run() == 0
+    assert counters == sorted(set(counters))
+
+
 def test_the_allocator_of_a_run_is_not_that_of_the_users_shell_under_its_former_name(plan, monkeypatch, tmp_path):
     default = plan("a")
     run = replace(default, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

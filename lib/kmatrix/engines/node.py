@@ -138,8 +138,13 @@ class Agent:
         folder = stage_folder(self.stage_dir)
         if folder is None:
             return {}
-        self._staging = Stage(folder, lambda text: say(self.node, text), lambda: bool(self.signals))
+        self._staging = Stage(folder, lambda text: say(self.node, text), self._is_stopped)
         return self._staging.environment([self.node.run])
+
+    def _is_stopped(self) -> bool:
+        """Return whether this agent was asked to stop, and show that it lives: a copy takes minutes."""
+        self._pulse()
+        return bool(self.signals)
 
     def _environment(self, token: str) -> Mapping[str, str]:
         changes = {TOKEN: token, LOCK: str(self.node.lock)}
