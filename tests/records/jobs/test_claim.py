@@ -1,5 +1,7 @@
+import errno
 import os
 import time
+from pathlib import Path
 
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.files import write_json
@@ -7,6 +9,7 @@ from kmatrix.records.jobs.claim import FRESH_S, Claim, age_s, fresh_owner, is_cl
 from kmatrix.records.jobs.files import ShareOwner
 from kmatrix.records.jobs.paths import JobsDir, ShareDir
 from kmatrix.records.paths import MatrixDir
+from waiting import wait_until
 
 
 def share_of(tmp_path) -> ShareDir:
@@ -45,3 +48,25 @@ def test_a_claim_of_a_later_version_is_that_of_another_runner(tmp_path):
     claim.end()
     write_json(share.owner, {"schema": SCHEMA + 1, "job": "12"})
     assert not claim.is_ours()
+
+
+def test_a_claim_outlives_storage_that_does_not_answer_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.01)
+    share, failing = share_of(tmp_path), [True]
+    is_dir = Path.is_dir
+
+    def stale(path):
+        if failing[0] and path == share.path:
+            failing.append(True)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", stale)
+    claim = Claim(share, ShareOwner(job="12"))
+    claim.begin()
+    try:
+        wait_until(lambda: len(failing) > 3)
+        failing[0] = False
+        wait_until(lambda: fresh_owner(share).counter > 3)
+    finally:
+        claim.end()

@@ -63,14 +63,15 @@ class Claim:
 
     def _keep(self) -> None:
         while not self._over.wait(PULSE_S):
-            if not self.share.path.is_dir():  # moved or deleted: it must not begin again at its old path
-                return
-            if self.is_ours():
-                with suppress(OSError):  # a full disk: the next pulse tries again
+            with suppress(OSError):  # a full disk, or storage that does not answer: the next pulse tries again
+                if not self.share.path.is_dir():  # moved or deleted: it must not begin again at its old path
+                    return
+                if self.is_ours():
                     self._write()
-            elif self.on_loss is not None:
-                self.on_loss()
-                return
+                    continue
+                if self.on_loss is not None:
+                    self.on_loss()
+                    return
 
     def _write(self) -> None:
         with self._lock:
