@@ -225,6 +225,19 @@ def test_a_bad_folder_for_scripts_is_refused_before_anything_is_made(user, tmp_p
     assert not (tmp_path / "results").exists()
 
 
+def test_a_preflight_that_is_interrupted_kills_every_job_of_it(user, slurm, monkeypatch):
+    """Each share by itself: a Job of Kubernetes that has several is deleted with all of them, or not at all."""
+    killed = []
+    monkeypatch.setattr(slurm, "cancel", lambda jobs, *, now=False: killed.append((sorted(jobs), now)))
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kmatrix.cli.running.cluster.watch", interrupt)
+    user("test-matrix", "OPTIMIZER=adamw,sgd", "PREFLIGHT=1")
+    assert killed == [(["100_0", "100_1"], True)]
+
+
 def test_arguments_that_a_cluster_or_a_machine_cannot_use_are_refused(user, slurm, tmp_path):
     assert "SIMULATE=2 needs runs on one node" in user.refused("test-matrix", NODES, "SIMULATE=2")
     assert matrix_dirs(tmp_path / "results") == []

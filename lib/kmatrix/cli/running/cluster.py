@@ -32,7 +32,7 @@ from kmatrix.cli.trackers import asked_trackers
 from kmatrix.engines.base import JobRules, Scheduler
 from kmatrix.engines.kubernetes.scheduler import KubernetesScheduler
 from kmatrix.engines.kubernetes.shell import run_shell
-from kmatrix.engines.polling import refresh
+from kmatrix.engines.polling import known_jobs, refresh
 from kmatrix.engines.schedulers import find_scheduler, is_setting, settings_of
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.experiment.data import Key
@@ -56,7 +56,6 @@ from kmatrix.records.jobs.files import (
     newest_shares,
     read_engine,
     read_share_end,
-    submitted_jobs,
     write_engine,
 )
 from kmatrix.records.jobs.paths import JobsDir
@@ -376,7 +375,7 @@ def _run_trial(matrix: MatrixDir) -> None:
         watch(matrix)
     except BaseException:
         with suppress(LaunchError):
-            scheduler.cancel(list(submitted_jobs(JobsDir(matrix)).values()), now=True)
+            scheduler.cancel(list(known_jobs(matrix, engine, scheduler).values()), now=True)
         raise
     for share in newest_shares(matrix).values():
         if read_share_end(share) is None and share.log.exists():  # its reason is in no other file
