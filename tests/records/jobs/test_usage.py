@@ -14,6 +14,7 @@ from kmatrix.records.jobs.files import ShareOwner
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.jobs.usage import (
     ShareUsage,
+    begin_again,
     keep_usage,
     own_usage,
     process_seconds,
@@ -146,4 +147,14 @@ def test_the_time_of_a_job_begins_with_its_process(monkeypatch):
     monkeypatch.setattr(usage, "start_of", lambda _: int(begun * os.sysconf("SC_CLK_TCK")))
     assert 90 <= process_seconds() < 300
     monkeypatch.setattr(usage, "start_of", lambda _: None)
+    assert process_seconds() < 60
+
+
+def test_a_start_in_the_place_of_an_earlier_one_counts_from_its_own_begin(monkeypatch):
+    monkeypatch.setenv(usage.BEFORE, "")
+    begun = time.clock_gettime(time.CLOCK_BOOTTIME) - 90
+    monkeypatch.setattr(usage, "start_of", lambda _: int(begun * os.sysconf("SC_CLK_TCK")))
+    begin_again()
+    assert process_seconds() < 60
+    begin_again()  # a third one
     assert process_seconds() < 60

@@ -26,6 +26,8 @@ from kmatrix.records.paths import MatrixDir
 # to KillWait before its processes have ended (21 s, measured with 22.05.8), and counts whole seconds.
 SLACK_S = 60.0
 HOUR = 3600.0
+# Environment variable: time (s) of this process that belongs to an earlier start of its job.
+BEFORE = "KMATRIX_BEFORE_S"
 
 
 class ShareUsage(Record, frozen=True, kw_only=True):
@@ -66,10 +68,22 @@ class MatrixUsage:
 
 
 def process_seconds() -> float:
-    """Return the seconds since this process began: in a job, since its script did, which has become this process."""
-    ticks = start_of(os.getpid())
-    begun = time.clock_gettime(time.CLOCK_BOOTTIME) if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
+    """Return the seconds since this start of a job began: since its script did, which has become this process.
+
+    A start in the place of an earlier one, in the same process, begins where that one ended: `begin_again`.
+    """
+    return max(0.0, _age_s() - float(os.environ.get(BEFORE) or 0))
+
+
+def begin_again() -> None:
+    """Record in the environment that what this process executes next is a further start of its job."""
+    os.environ[BEFORE] = str(_age_s())
+
+
+def _age_s() -> float:
+    """Return the seconds since this process began."""
+    ticks, now = start_of(os.getpid()), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return 0.0 if ticks is None else now - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def record_start(share: ShareDir, owner: ShareOwner, seconds: float) -> None:
