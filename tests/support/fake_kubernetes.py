@@ -54,6 +54,10 @@ class InvalidError(Exception):
     """The API server refuses an object."""
 
 
+class ExpiredError(Exception):
+    """A list has no further page."""
+
+
 @dataclass
 class Node:
     """A node of the cluster."""
@@ -112,6 +116,8 @@ class FakeKubernetes:
         self.refuse_pods = ""  # why no pod may be created, such as a quota
         self.forbidden: set[str] = set()  # plurals that this user may not list
         self.down = False  # the API server does not answer
+        self.cut = False  # its connections break in the middle of an answer
+        self.forgets_lists = False  # it has no further page of a list: 410 Gone
         self._version, self._caches = version, caches
         self._lock = threading.RLock()
         self._pods: dict[str, _Pod] = {}
@@ -243,6 +249,8 @@ class FakeKubernetes:
                 and _selected(one["metadata"].get("labels") or {}, query.get("labelSelector", ""))
                 and _fields_match(one, query.get("fieldSelector", ""))
             ]  # fmt: skip
+        if self.forgets_lists and "continue" in query:
+            raise ExpiredError("The provided continue parameter is too old to display a consistent list result.")
         first, limit = int(query.get("continue") or 0), int(query.get("limit") or 0) or len(found)
         more = {"continue": str(first + limit)} if first + limit < len(found) else {}
         kind = PLURALS[plural]
@@ -617,6 +625,8 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[-1] for name, values in urllib.parse.parse_qs(url.query).items()}
         try:
             code, value = self._result(method, url.path.strip("/").split("/"), query, json.loads(body) if body else {})
+        except ExpiredError as error:
+            code, value = 410, _status(410, "Expired", str(error))
         except InvalidError as error:
             code, value = 422, _status(422, "Invalid", str(error))
         except FileExistsError as error:
@@ -630,8 +640,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
+        self.close_connection = self.close_connection or self.cluster.cut
         with contextlib.suppress(BrokenPipeError):
-            self.wfile.write(text)
+            self.wfile.write(text[: len(text) // 2] if self.cluster.cut else text)
 
     def _result(self, method: str, parts: list[str], query: Mapping[str, str], body: Any) -> tuple[int, Object]:
         if method == "GET" and (found := _discovery(parts)) is not None:

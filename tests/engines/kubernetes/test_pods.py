@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -31,6 +32,7 @@ from kmatrix.records.jobs.files import (
     append_job_line,
 )
 from kmatrix.records.jobs.paths import JobsDir, NodeDir, ShareDir
+from kmatrix.records.jobs.usage import BEFORE, process_seconds
 from kmatrix.records.paths import RunDir
 from kmatrix.status.state import PREEMPTED, RunPlan
 from records_factory import FakeRun, make_matrix
@@ -206,6 +208,15 @@ def test_a_pod_leaves_when_the_share_has_ended(share, run, lines, end, is_over):
     assert bool(follower._over()) is is_over
 
 
+def test_storage_that_does_not_answer_now_ends_no_pod(share, run, lines, monkeypatch):
+    def stale(_) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(share.path))
+
+    monkeypatch.setattr(following, "newest_shares", stale)
+
+    assert not Follower(share, run, JOB, 1, lines.append)._over()
+
+
 def plan(run) -> RunPlan:
     return RunPlan(name=run.name, run_id="", dir=run, ranks=3, nodes=3, cuda=False, attempt=2)
 
@@ -302,12 +313,16 @@ def left(monkeypatch) -> list[object]:
     return found
 
 
-def test_pod_0_keeps_its_place_if_another_pod_is_lost(matrix, left):
+def test_pod_0_keeps_its_place_if_another_pod_is_lost(matrix, left, monkeypatch):
+    monkeypatch.setenv(BEFORE, "")
     with pytest.raises(LeftError):
         pod(matrix).requeue()
 
     assert left[0] != AGAIN
     assert left[0] == left[1][0]  # the same program, with its arguments
+    # The hours of this start are not those of the next one, which is the same process.
+    assert float(os.environ[BEFORE]) > 0
+    assert process_seconds() < float(os.environ[BEFORE])
 
 
 def test_a_pod_that_is_ended_is_replaced_by_kubernetes(matrix, left):

@@ -37,7 +37,7 @@ def cluster(server, monkeypatch) -> FakeKubernetes:
     for key in [key for key in server.objects if key[0] in ("jobs", "jobsets", "pods", "services", "events")]:
         server.objects.pop(key, None)
     server.created.clear()
-    server.refuse_pods, server.down = "", False
+    server.refuse_pods, server.down, server.cut, server.forgets_lists = "", False, False, False
     server.forbidden.clear()
     return server
 
@@ -288,6 +288,24 @@ def test_a_server_that_does_not_answer_is_unreachable(cluster, folder, tmp_path)
 
     with pytest.raises(UnreachableError, match="Kubernetes does not answer"):
         jobs.poll({"1.0": LABEL})
+
+
+def test_an_answer_that_breaks_off_counts_as_unreachable(cluster, folder, tmp_path):
+    jobs = scheduler(tmp_path)
+    cluster.cut = True
+
+    with pytest.raises(UnreachableError, match="Kubernetes does not answer"):
+        jobs.poll({"1.0": LABEL})
+
+
+def test_a_list_whose_next_page_is_gone_counts_as_unreachable(cluster, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.engines.kubernetes.api.PAGE", 1)
+    jobs = scheduler(tmp_path)
+    jobs.submit(folder, submission(shares=2, nodes=2))
+    cluster.forgets_lists = True
+
+    with pytest.raises(UnreachableError, match="Kubernetes does not answer"):
+        jobs.poll({"1.0": f"{LABEL}_0", "1.1": f"{LABEL}_1"})
 
 
 def test_the_capacity_is_that_of_the_largest_node(cluster, tmp_path):

@@ -20,8 +20,9 @@ from kmatrix.text import printable
 
 TIMEOUT_S = (5.0, 60.0)  # to connect, and for an answer
 PAGE = 500  # objects of one answer
-CONFLICT, NOT_FOUND, FORBIDDEN, GONE = 409, 404, 403, 410
-SERVER_BUSY = frozenset({429, 500, 502, 503, 504})  # nothing is known about the request: ask again later
+CONFLICT, NOT_FOUND, FORBIDDEN = 409, 404, 403
+# Nothing is known about the request: ask again later. 410: a list changed too much while its pages were read.
+ASK_AGAIN = frozenset({410, 429, 500, 502, 503, 504})
 INSTALL = "run `make setup-kubernetes`"
 JOBSET = ("jobset.x-k8s.io", "v1alpha2", "jobsets")  # group, version, plural
 
@@ -157,11 +158,20 @@ class Api:
 
     def _json(self, call: Callable[[], Any], what: str) -> Object:
         """Return the answer of a call as JSON, whether the client has parsed it or not."""
-        answer = self._call(call, what)
+
+        def whole() -> Any:
+            answer = call()
+            # Of a call with _preload_content=False: the answer is read only now.
+            return answer.data if hasattr(answer, "data") else answer
+
+        answer = self._call(whole, what)
         if isinstance(answer, dict):
             return answer
-        if hasattr(answer, "data"):  # of a call with _preload_content=False
-            found: Object = json.loads(answer.data)
+        if isinstance(answer, bytes):
+            try:
+                found: Object = json.loads(answer)
+            except ValueError:
+                raise _unreachable(f"{self._client.configuration.host}: a part of its answer is missing") from None
             return found
         stored: Object = self._client.sanitize_for_serialization(answer)
         return stored
@@ -176,7 +186,7 @@ class Api:
         try:
             return call()
         except ApiException as error:
-            if not error.status or error.status in SERVER_BUSY:
+            if not error.status or error.status in ASK_AGAIN:
                 raise _unreachable(f"status {error.status}: {_message(error)}") from None
             hint = "see docs/kubernetes.md, Permissions" if error.status == FORBIDDEN else ""
             if error.status == 401:

@@ -189,7 +189,9 @@ class Follower:
             return f"the share is {end.status or 'ended'}"
         if time.monotonic() >= self._shares_at:
             self._shares_at = time.monotonic() + SHARES_S
-            newest = newest_shares(MatrixDir(self.share.path)).get(self.run.name)
+            newest: ShareDir | None = None
+            with suppress(OSError):  # storage that does not answer now: the exit of this pod would fail the Job
+                newest = newest_shares(MatrixDir(self.share.path)).get(self.run.name)
             if newest is not None and newest.id != self.share.id:
                 return f"submission {newest.submission} has its run now"
         return ""
