@@ -134,6 +134,24 @@ def test_a_run_that_is_killed_before_it_saves_says_so_with_the_cause(share):
     assert state_of(mine).reason == f"{LIMIT.reason}, and it was killed before it could save"
 
 
+def test_the_first_runner_of_a_job_retries_failed_runs_whatever_the_number_of_its_start(share):
+    """A node may have failed before the program began: Slurm counts that start, too."""
+    mine = share("a")
+    assert start(mine, "fail")[0].run() == 1
+    again = share("a", number=2)
+    job, _ = start(again, allocation=FakeAllocation(job="13", restart=1), arguments={"RETRY_FAILED": "1"})
+    assert job.run() == 0
+    assert state_of(again).status == "finished"
+
+
+def test_a_further_runner_of_a_job_does_not_retry_the_runs_that_have_failed_since(share):
+    mine = share("a")
+    asked = {"RETRY_FAILED": "1"}
+    assert start(mine, "fail", arguments=asked)[0].run() == 1
+    assert start(mine, allocation=FakeAllocation(restart=1), arguments=asked)[0].run() == 1
+    assert state_of(mine).status == "failed"
+
+
 def test_a_restart_beyond_the_limit_is_not_asked_for(share):
     mine, allocation = share("a"), FakeAllocation(why=LIMIT, restart=3, most_restarts=3)
     job, _ = start(mine, "hang", allocation)

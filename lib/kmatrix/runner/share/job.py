@@ -129,7 +129,9 @@ class ShareJob:
             if before is not None and before.job == allocation.job:
                 let_former_leave(self.share, before, self._is_stopped)
             explain_lost(self.share.runs(), former)
-            return self._train(idle)
+            # Not by the number of starts: a node may have failed before this program began.
+            is_first = before is None or before.job != allocation.job
+            return self._train(idle, self.submission.arguments if is_first else {})
         finally:
             if self.claim is not None:
                 self.claim.end()
@@ -198,16 +200,15 @@ class ShareJob:
                 self.spread.kill(plan)
         os._exit(0)
 
-    def _train(self, idle: int) -> int:
-        """Train the runs of the share, and end the job."""
+    def _train(self, idle: int, asked: Mapping[str, str]) -> int:
+        """Train the runs of the share, and end the job. asked: of the submission's arguments, those for this start."""
         share, arguments = self.share, self.submission.arguments
         if idle >= MOST_IDLE:
             failed = fail_open_runs(share.runs(), idle, self.allocation.job)
             say(f"{idle} restarts in a row saved no later step: failed {first_names(failed)}")
             return self._end(None, None)
-        first = self.allocation.restart == 0
         limits = Limits(jobs=max(1, len(share.names)))
-        gpus, plan = self._plan(arguments if first else {}, limits)
+        gpus, plan = self._plan(asked, limits)
         for line in describe_plan(plan):
             say(line)
         if not plan.plans:
