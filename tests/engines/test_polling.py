@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from cluster_factory import FakeScheduler, age, make_engine, make_submission
-from kmatrix.engines.polling import EVERY_S, refresh
-from kmatrix.errors import LaunchError
-from kmatrix.records.jobs.files import read_poll
+from kmatrix.engines.polling import EVERY_S, Asking, refresh
+from kmatrix.errors import LaunchError, RecordError
+from kmatrix.records.jobs.files import PollFile, read_poll
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -79,6 +81,22 @@ def test_a_job_that_nobody_noted_is_found_by_its_label(matrix):
     found = refresh(matrix, scheduler=scheduler).jobs
     assert {share: one.job for share, one in found.items()} == {"1.0": "77_0", "1.1": "77_1", "2.0": "78"}
     assert found["1.1"].phase == "running"
+
+
+def test_a_display_asks_again_after_its_storage_did_not_answer(monkeypatch):
+    monkeypatch.setattr("kmatrix.engines.polling.EVERY_S", 0.01)
+    answers = [PollFile(why_not="first"), OSError(errno.ESTALE, "stale"), RecordError("damaged"), PollFile()]
+
+    def ask():
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asking = Asking(ask)
+    assert asking.newest().why_not == "first"
+    wait_until(lambda: not asking.newest().why_not)
+    asking.end()
 
 
 def test_a_matrix_of_this_machine_and_a_copy_have_no_scheduler(matrix):

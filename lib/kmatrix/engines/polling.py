@@ -96,7 +96,7 @@ class Asking:
 
     def _keep(self) -> None:
         while not self._over.wait(EVERY_S):
-            with suppress(KmatrixError):
+            with suppress(KmatrixError, OSError):  # OSError: storage that does not answer for a while
                 self._newest = self._ask()
 
 
