@@ -271,6 +271,7 @@ def test_the_reason_of_a_waiting_job_is_a_sentence_with_slurms_word(reason, text
         ("SUSPENDED", "is suspended, with all of its processes: an administrator can resume it (SUSPENDED)", "running"),
         ("CONFIGURING", "its nodes are being started (CONFIGURING)", "pending"),
         ("PENDING", "waits for free nodes (Resources)", "pending"),
+        ("EXPEDITING", "", "running"),  # one of a later version: not one that has ended
         ("RUNNING", "", "running"),
     ],
 )

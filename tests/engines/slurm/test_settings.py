@@ -119,6 +119,7 @@ def test_memory(text, mib):
             ("-N2", "NUM_NODES="),
             ("--no-requeue", "SLURM_RESTARTS=0"),
         ),
+        *(("-M other", "remove -M"), ("--clusters=other", "remove --clusters")),
     ],
 )
 def test_flags_that_kmatrix_sets_are_refused_with_the_symbol(flags, instead):

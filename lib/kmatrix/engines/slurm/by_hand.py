@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kmatrix.engines.base import UnreachableError
 from kmatrix.engines.slurm.commands import sbatch, squeue
-from kmatrix.engines.slurm.scheduler import PENDING, RUNNING
+from kmatrix.engines.slurm.scheduler import is_live
 from kmatrix.errors import KmatrixError
 from kmatrix.records.jobs.files import REPORT, EngineFile, SubmissionFile, job_label, read_submission
 from kmatrix.records.jobs.paths import JobsDir, SubmissionDir
@@ -82,7 +82,7 @@ def jobs_before(engine: EngineFile, submission: SubmissionFile) -> list[str]:
 
 def live_jobs(labels: Sequence[str]) -> list[str]:
     """Return the pending and running jobs with these labels. Raises UnreachableError without an answer."""
-    lines = [line for line in squeue() if line.comment in labels and line.state in PENDING | RUNNING] if labels else []
+    lines = [line for line in squeue() if line.comment in labels and is_live(line.state)] if labels else []
     return list(dict.fromkeys(line.job.partition("_")[0] for line in lines))
 
 

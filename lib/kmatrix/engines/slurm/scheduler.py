@@ -15,17 +15,16 @@ from kmatrix.engines.slurm.commands import QueueLine, refusal_of, sacct, sacct_s
 from kmatrix.engines.slurm.script import JobPlace, render_script, time_text
 from kmatrix.engines.slurm.settings import SlurmSettings, read_settings
 from kmatrix.packing import fewest_nodes
-from kmatrix.records.jobs.files import JobView, SchedulerPhase, Shape, SubmissionFile
+from kmatrix.records.jobs.files import LIVE, JobView, SchedulerPhase, Shape, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
 from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.records.paths import ROOT
 from kmatrix.text import duration, memory_size, plural
 
-# States of squeue(1), "JOB STATE CODES". A job that completes still has its nodes.
+# States of squeue(1), "JOB STATE CODES".
 PENDING = frozenset({
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT",
 })  # fmt: skip
-RUNNING = frozenset({"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"})
 # Why a job waits (squeue(1), "JOB REASON CODES") -> a sentence.
 WAITS = {
     "Resources": "waits for free nodes",
@@ -65,9 +64,11 @@ NOT_AVAILABLE = "node configuration is not available"
 AWAY = "too few of its nodes answer now; `sinfo -R` lists the others; repeat the command when they are back"
 START_S = 600.0  # of a job before its first step: modules, a copy of the data, torch, compilation
 LIMITS = {"Assoc": "a limit of your account is reached", "QOS": "a limit of the quality of service is reached"}
+# States of a job that has ended -> how.
 ENDED = {
     "BOOT_FAIL": "its node could not be started",
     "CANCELLED": "was cancelled",
+    "COMPLETED": "",
     "DEADLINE": "has missed its deadline",
     "FAILED": "ended with an error",
     "NODE_FAIL": "one of its nodes failed",
@@ -187,7 +188,7 @@ class SlurmScheduler:
         wanted = set(labels)
         lines = [line for line in squeue() if line.comment in wanted]
         # Those that run or wait last: of two jobs with one label, a script that was submitted twice, they count.
-        lines.sort(key=lambda line: line.state in PENDING | RUNNING)
+        lines.sort(key=lambda line: is_live(line.state))
         return {line.comment: split_job(line.job)[0] for line in lines}
 
     def poll(self, jobs: Mapping[str, str]) -> Mapping[str, JobView]:
@@ -259,15 +260,23 @@ class SlurmScheduler:
         scancel(ids)
 
 
+def phase_of(state: str) -> SchedulerPhase:
+    """Return the phase of a job in a state of squeue or sacct."""
+    if state in PENDING:
+        return SchedulerPhase.PENDING
+    # Others, also those that a later version adds, are of a job that has its nodes, as one that completes: a second job
+    # for its runs would be worse than none.
+    return SchedulerPhase.ENDED if state in ENDED else SchedulerPhase.RUNNING
+
+
+def is_live(state: str) -> bool:
+    """Return whether a job in this state waits or runs."""
+    return phase_of(state) in LIVE
+
+
 def _view(job: str, line: QueueLine) -> JobView:
     state = line.state.split()[0] if line.state else ""
-    phase = (
-        SchedulerPhase.PENDING
-        if state in PENDING
-        else SchedulerPhase.RUNNING
-        if state in RUNNING
-        else SchedulerPhase.ENDED
-    )
+    phase = phase_of(state)
     pending = phase is SchedulerPhase.PENDING
     halts = f"{HALTS[state]} ({state})" if state in HALTS else ""
     has_ended = phase is SchedulerPhase.ENDED
@@ -284,7 +293,7 @@ def _view(job: str, line: QueueLine) -> JobView:
 
 
 def _aged_view(job: str, state: str) -> JobView:
-    if state in PENDING or state in RUNNING:  # accounting is late: squeue does not know it any more
+    if is_live(state):  # accounting is late: squeue does not know it any more
         state = ""
     if not state:
         return JobView(job=job, phase=SchedulerPhase.UNKNOWN, reason="Slurm does not know the job any more")

@@ -41,7 +41,8 @@ OURS = {
     "--container-mounts": "SLURM_CONTAINER_MOUNTS=",
     **dict.fromkeys(
         (
-            *("--array", "--comment", "--dependency", "--job-name", "--output", "--error", "--open-mode", "--chdir"),
+            *("--array", "--clusters", "--comment", "--dependency", "--job-name", "--output", "--error"),
+            *("--open-mode", "--chdir"),
             *("--export", "--export-file", "--parsable", "--test-only", "--wait", "--wrap", "--input", "--help"),
             *("--version", "--usage", "--quiet", "--verbose"),
         ),
@@ -52,7 +53,7 @@ SHORT = {
     **{"-p": "--partition", "-A": "--account", "-q": "--qos", "-C": "--constraint", "-t": "--time", "-G": "--gpus"},
     **{"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-a": "--array", "-d": "--dependency"},
     **{"-J": "--job-name", "-o": "--output", "-e": "--error", "-D": "--chdir", "-W": "--wait", "-i": "--input"},
-    **{"-h": "--help", "-V": "--version", "-Q": "--quiet", "-v": "--verbose"},
+    **{"-h": "--help", "-V": "--version", "-Q": "--quiet", "-v": "--verbose", "-M": "--clusters"},
 }
 
 

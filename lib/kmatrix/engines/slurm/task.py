@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kmatrix.engines.slurm.arrays import hosts_of
 from kmatrix.engines.slurm.capacity import capacity
 from kmatrix.engines.slurm.commands import refusal_of, sbatch, squeue
-from kmatrix.engines.slurm.scheduler import ENDED, PENDING, RUNNING, no_partition, shape_problems, wait_text
+from kmatrix.engines.slurm.scheduler import ENDED, PENDING, is_live, no_partition, shape_problems, wait_text
 from kmatrix.engines.slurm.script import JobPlace, Task, render_task
 from kmatrix.engines.slurm.settings import SlurmSettings
 from kmatrix.errors import LaunchError
@@ -75,15 +75,15 @@ def submit_task(task: Task, settings: SlurmSettings, place: JobPlace) -> tuple[s
 def view_task(task: Task) -> TaskView:
     """Return what Slurm knows about the newest job of a task. Raises UnreachableError without an answer."""
     lines = [line for line in squeue() if line.comment == task.label and line.job.isdecimal()]
-    live = [line for line in lines if line.state in PENDING | RUNNING]
+    live = [line for line in lines if is_live(line.state)]
     line = max(live or lines, key=lambda line: int(line.job), default=None)
     if line is None:
         return TaskView()
     if line.state in PENDING:
         return TaskView(job=line.job, is_live=True, message=wait_text(line.reason))
-    if line.state in RUNNING:
+    if is_live(line.state):
         return TaskView(job=line.job, is_live=True, message=f"runs on {' '.join(hosts_of(line.nodes))}")
-    return TaskView(job=line.job, message=ENDED.get(line.state.split()[0], line.state.lower()))
+    return TaskView(job=line.job, message=ENDED.get(line.state) or line.state.lower())
 
 
 def exit_status(task: Task) -> int | None:
