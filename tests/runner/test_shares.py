@@ -116,6 +116,19 @@ def test_a_run_without_an_estimate_gets_the_limit_of_the_partition_and_a_note():
     ]
 
 
+def test_a_run_without_an_estimate_gets_the_default_limit_of_a_partition_without_another_one():
+    """Slurm would give it to the job anyway: SLURM_NOTICE is compared with it."""
+    unlimited = rules(most_seconds=None, default_seconds=1800.0)
+    (found,) = submissions_of([plan("a")], unlimited)
+
+    assert found.shape.seconds == 1800
+    assert time_notes([plan("a")], unlimited) == [
+        "1 run with the default limit of the partition, 30m00s, because no run like it was measured: "
+        "pass SLURM_TIME=<time> for another one"
+    ]
+    assert "1 run with no limit, " in time_notes([plan("a")], rules(most_seconds=None))[0]
+
+
 def test_a_configured_time_is_used_as_it_is():
     (found,) = submissions_of([plan("a", seconds=10), plan("b")], rules(seconds=1234))
 

@@ -67,6 +67,7 @@ class Partition:
     is_default: bool = False
     kinds: tuple[NodeKind, ...] = ()  # of nodes, those with most GPUs first, then with most CPUs
     seconds: float | None = None  # longest time limit of a job
+    default_s: float | None = None  # time limit of a job that asks for none; None: the longest
     most_nodes: int | None = None  # of a job
     memory_mib: int | None = None  # most that a job may have per node
     is_up: bool = True  # False: jobs wait, or are refused
@@ -131,6 +132,7 @@ class JobRules:
     time_factor: float = 1.5  # of an estimate
     around_s: float = 0.0  # of a job in addition: to start and to save
     most_seconds: float | None = None  # longest time limit
+    default_seconds: float | None = None  # without an estimate, if there is no longest one
 
 
 class Scheduler(Protocol):

@@ -132,7 +132,7 @@ def _time_limit(plan: RunPlan, rules: JobRules) -> float | None:
         return rules.seconds
     longest = rules.most_seconds
     if plan.expected_s is None:
-        return longest
+        return rules.default_seconds if longest is None else longest
     limit = rounded_up(plan.expected_s * rules.time_factor + rules.around_s)
     return limit if longest is None else min(limit, longest)
 
@@ -154,12 +154,14 @@ def time_notes(plans: Sequence[RunPlan], rules: JobRules) -> list[str]:
     notes = []
     unknown = sum(plan.expected_s is None for plan in plans)
     if unknown and rules.seconds is None:
-        limit = (
-            "no limit" if rules.most_seconds is None else f"the limit of the partition, {duration(rules.most_seconds)}"
-        )
+        limit, why = "no limit", "to start earlier"
+        if rules.most_seconds is not None:
+            limit = f"the limit of the partition, {duration(rules.most_seconds)}"
+        elif rules.default_seconds is not None:
+            limit = f"the default limit of the partition, {duration(rules.default_seconds)}"
+            why = "for another one"
         notes.append(
-            f"{plural(unknown, 'run')} with {limit}, because no run like it was measured: "
-            "pass SLURM_TIME=<time> to start earlier"
+            f"{plural(unknown, 'run')} with {limit}, because no run like it was measured: pass SLURM_TIME=<time> {why}"
         )
     limit_s = rules.seconds if rules.seconds is not None else rules.most_seconds
     long = [plan.expected_s for plan in plans if plan.expected_s is not None and limit_s and plan.expected_s > limit_s]

@@ -68,13 +68,21 @@ def test_a_node_of_the_future_does_not_count():
 
 
 def test_an_unlimited_partition_has_no_limit():
-    found = capacity_of({}, [{"PartitionName": "p", "MaxTime": "UNLIMITED", "MaxNodes": "4", "State": "DRAIN"}], [])
+    about = {"PartitionName": "p", "DefaultTime": "NONE", "MaxTime": "UNLIMITED", "MaxNodes": "4", "State": "DRAIN"}
+    (found,) = capacity_of({}, [about], []).partitions
+    assert (found.seconds, found.default_s, found.most_nodes, found.is_up) == (None, None, 4, False)
 
-    assert (found.partitions[0].seconds, found.partitions[0].most_nodes, found.partitions[0].is_up) == (None, 4, False)
+    (found,) = capacity_of({}, [{**about, "DefaultTime": "00:30:00"}], []).partitions
+    assert (found.seconds, found.default_s) == (None, 1800.0)
 
 
 def test_accounting_is_known_from_its_plugin():
     assert capacity_of({"AccountingStorageType": "accounting_storage/slurmdbd"}, [], []).has_accounting
+
+
+@pytest.mark.parametrize(("size", "most"), [("1001", 1000), ("1", 1), ("0", 1), ("", None)])
+def test_an_array_has_one_task_less_than_its_limit_and_at_least_one(size, most):
+    assert capacity_of({"MaxArraySize": size}, [], []).most_tasks == most
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def capacity_of(
             _partition(one, members.get(one["PartitionName"], [])) for one in partitions if "PartitionName" in one
         ),
         kill_s=_first_number(config.get("KillWait", "")),
-        # The indices of an array are below MaxArraySize, and one task less is what every version accepts.
-        most_tasks=int(array) - 1 if array.isdecimal() and int(array) > 1 else None,
+        # The indices of an array are below MaxArraySize, and one task less is what every version accepts. 0: no arrays.
+        most_tasks=max(1, int(array) - 1) if array.isdecimal() else None,
         has_accounting=config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"),
     )
 
@@ -55,6 +55,7 @@ def _partition(found: Mapping[str, str], nodes: list[NodeKind]) -> Partition:
         is_default=found.get("Default") == "YES",
         kinds=node_kinds(nodes),
         seconds=seconds_of(found.get("MaxTime", "")),
+        default_s=seconds_of(found.get("DefaultTime", "")),
         most_nodes=int(nodes_limit) if nodes_limit.isdecimal() else None,
         memory_mib=int(memory) if memory.isdecimal() else None,
         is_up=found.get("State", "UP") == "UP",

@@ -121,6 +121,7 @@ class SlurmScheduler:
             time_factor=settings.time_factor,
             around_s=START_S + settings.notice_s,
             most_seconds=partition.seconds if partition else None,
+            default_seconds=partition.default_s if partition else None,
         )
 
     def check(self, submissions: Sequence[SubmissionFile]) -> list[str]:
