@@ -77,6 +77,8 @@ def test_the_limit_and_the_grace_are_those_of_the_cluster():
     [
         ("FAILED", "n1 idle\nn2 mixed\n", True),
         ("CANCELLED", "n1 idle\nn2 drained\n", True),
+        ("FAILED", "n1 idle-\nn2 mixed$\n", True),
+        ("FAILED", "n1 idle~\nn2 idle\n", False),
         ("PENDING", "n1 idle\nn2 idle\n", True),  # requeued by itself: it finds a newer submission when it starts
         ("COMPLETING", "n1 idle\nn2 completing\n", False),
         ("RUNNING", "n1 idle\nn2 idle\n", False),

@@ -28,7 +28,8 @@ NEVER = frozenset({"", "None", "N/A", "Unknown", "(null)"})  # a time that has n
 OVER = frozenset({
     "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "TIMEOUT",
 })  # fmt: skip
-REACHED = re.compile(r"(idle|allocated|mixed|completing|reserved|planned|draining|drained)\+?")  # idle*: no answer
+# idle*: no answer. Of the other marks of sinfo(1), these are of nodes that do: planned, in maintenance, to be rebooted.
+REACHED = re.compile(r"(idle|allocated|mixed|completing|reserved|planned|draining|drained)[-+$@]?")
 ENDING = frozenset({"CANCELLED", "COMPLETING"})  # of a job whose processes end
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
