@@ -271,6 +271,18 @@ def test_settings_of_somebody_else_are_never_used(user, slurm, tmp_path, monkeyp
     assert not slurm.settings.get("SLURM_SETUP")
 
 
+def test_jobs_of_another_user_are_not_submitted_again(user, slurm, tmp_path, monkeypatch):
+    user.check("test-matrix")
+    jobs, owner = slurm.jobs(), os.geteuid()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another home"))
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(slurm, "find", lambda _: {})
+    monkeypatch.setattr(slurm, "poll", lambda _: {})
+    assert "was submitted by somebody else" in user.refused("continue")
+    assert "it shows you only your own jobs" in user.check("status").out
+    assert slurm.jobs() == jobs
+
+
 def test_a_damaged_engine_file_is_refused(user, slurm, tmp_path):
     user.check("test-matrix")
     path = JobsDir(only_matrix(tmp_path)).engine_json

@@ -83,6 +83,21 @@ def test_a_job_that_nobody_noted_is_found_by_its_label(matrix):
     assert found["1.1"].phase == "running"
 
 
+def test_a_scheduler_that_shows_only_ones_own_jobs_is_not_asked_for_those_of_others(matrix, monkeypatch):
+    """Its answer would be that there is none: the last one, as jobs that were forgotten are not asked for again."""
+    make_submission(matrix, [["a"]])
+    owner, scheduler = os.geteuid(), FakeScheduler(phases={"12": "pending"})
+    refresh(matrix, scheduler=scheduler)
+    age(JobsDir(matrix).poll, 3600)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    found = refresh(matrix, scheduler=FakeScheduler(), now=True)
+    assert found.jobs["1.0"].phase == "pending"
+    assert "it shows you only your own jobs, and these are those of " in found.why_not
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert refresh(matrix, scheduler=scheduler).jobs["1.0"].phase == "pending"
+    assert scheduler.questions == 2
+
+
 def test_a_display_asks_again_after_its_storage_did_not_answer(monkeypatch):
     monkeypatch.setattr("kmatrix.engines.polling.EVERY_S", 0.01)
     answers = [PollFile(why_not="first"), OSError(errno.ESTALE, "stale"), RecordError("damaged"), PollFile()]

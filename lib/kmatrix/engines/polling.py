@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from kmatrix.engines.base import Scheduler, UnreachableError
-from kmatrix.engines.schedulers import find_scheduler
+from kmatrix.engines.schedulers import OWN_JOBS_ONLY, find_scheduler
 from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.records.decode import replaced
 from kmatrix.records.jobs.claim import age_s
@@ -26,6 +26,7 @@ from kmatrix.records.jobs.files import (
     SubmissionFile,
     is_at_home,
     job_label,
+    other_submitter,
     read_engine,
     read_poll,
     read_submission,
@@ -62,6 +63,10 @@ def refresh(
         return None
     if not now and (known := _recent(jobs)) is not None:
         return known
+    if engine.engine in OWN_JOBS_ONLY and not trusts(engine) and (user := other_submitter(matrix)):
+        # Not written: it says nothing about the jobs, and the user whose jobs they are can ask.
+        known = read_poll(jobs) or PollFile()
+        return PollFile(jobs=known.jobs, why_not=f"it shows you only your own jobs, and these are those of {user}")
     lock = _lock(jobs)
     try:
         # Another process may have asked while this one waited.

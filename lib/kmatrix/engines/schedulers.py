@@ -16,6 +16,7 @@ SCHEDULERS = {
     KUBERNETES: "kmatrix.engines.kubernetes.scheduler:KubernetesScheduler",
 }
 PREFIXES = {SLURM: "SLURM_", KUBERNETES: "K8S_"}  # of the symbols that only this scheduler reads
+OWN_JOBS_ONLY = frozenset({SLURM})  # their answers have the jobs of the user who asks (squeue --me)
 SHARED = frozenset({"GPUS_PER_NODE", "PARALLEL_JOBS", "PACK_NODES", "STAGE_DIR"})  # symbols that all of them read
 
 

@@ -33,7 +33,7 @@ from kmatrix.engines.base import JobRules, Scheduler
 from kmatrix.engines.kubernetes.scheduler import KubernetesScheduler
 from kmatrix.engines.kubernetes.shell import run_shell
 from kmatrix.engines.polling import known_jobs, refresh
-from kmatrix.engines.schedulers import find_scheduler, is_setting, settings_of
+from kmatrix.engines.schedulers import OWN_JOBS_ONLY, find_scheduler, is_setting, settings_of
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.experiment.data import Key
 from kmatrix.experiment.plan import Plan, make_plan
@@ -53,7 +53,9 @@ from kmatrix.records.jobs.files import (
     EngineFile,
     JobView,
     SubmissionFile,
+    is_at_home,
     newest_shares,
+    other_submitter,
     read_engine,
     read_share_end,
     write_engine,
@@ -139,7 +141,7 @@ def _why_enough(matrix: MatrixDir, record: MatrixFile, *, reuse: bool) -> str:
     is_new = age is not None and age < AGAIN_S
     if not is_new and not reuse:
         return ""
-    if MatrixActivity(matrix, refresh(matrix)).activity is Activity.NONE:
+    if MatrixActivity(matrix, refresh(matrix, trusts=is_own_engine)).activity is Activity.NONE:
         return ""
     if record.provenance.get("code") != code_of(ROOT).sha256:
         return ""
@@ -247,7 +249,7 @@ def continue_matrix(matrix: MatrixDir, engine: EngineFile, arguments: Arguments)
     _refuse_local_arguments(arguments, TITLES.get(engine.engine, engine.engine))
     given = _checked_arguments(arguments)
     resume = resume_from(arguments.get("RESUME", "auto"))
-    settings = _settings(engine, arguments)
+    settings = _settings(matrix, engine, arguments)
     scheduler = find_scheduler(engine.engine, settings)
     lost = open_matrix(matrix, arguments, on_cluster=True)
     names = {run.name for run in chosen_runs(matrix, arguments)}
@@ -275,7 +277,7 @@ def continue_matrix(matrix: MatrixDir, engine: EngineFile, arguments: Arguments)
 def submit_runs(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> int:
     """Submit these runs of a matrix of a cluster, after `test-rerun` or `add` has made them."""
     engine = engine_of(matrix)
-    settings = _settings(engine, arguments)
+    settings = _settings(matrix, engine, arguments)
     scheduler = find_scheduler(engine.engine, settings)
     engine = _current(matrix, engine, settings, scheduler)
     _submit(matrix, engine, scheduler, names=names, arguments=_for_runner(arguments))
@@ -294,7 +296,7 @@ def _current(matrix: MatrixDir, engine: EngineFile, settings: Mapping[str, str],
 def refuse_if_busy(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> None:
     """Raise LaunchError if one of these runs has a job, UnreachableError if the scheduler does not answer."""
     engine = engine_of(matrix)
-    scheduler = find_scheduler(engine.engine, _settings(engine, arguments))
+    scheduler = find_scheduler(engine.engine, _settings(matrix, engine, arguments))
     if busy := occupied_runs(matrix, engine, scheduler, names):
         raise LaunchError(
             f"{first_names(busy)} of {matrix.name} have jobs: {first_names({view.job for view in busy.values()})}",
@@ -329,16 +331,22 @@ def _refuse_local_arguments(arguments: Arguments, title: str) -> None:
         print(f"note: DETACH=1 changes nothing: the jobs of {title} do not need this command")
 
 
-def _settings(engine: EngineFile, arguments: Arguments) -> dict[str, str]:
+def _settings(matrix: MatrixDir, engine: EngineFile, arguments: Arguments) -> dict[str, str]:
     """Return the settings of the scheduler: those of engine.json with the assignments of the command line.
 
     Settings name files that jobs execute. Of an engine.json that this user did not write, none is used: they come from
-    .config of this user.
+    .config of this user. Raises LaunchError if its jobs are those of another user, and not shown to this one.
     """
     tree = open_tree(arguments.kconfig)
     title = TITLES.get(engine.engine, engine.engine)
     settings = dict(engine.settings)
     if not is_own_engine(engine):
+        if engine.engine in OWN_JOBS_ONLY and is_at_home(matrix, engine) and (user := other_submitter(matrix)):
+            raise LaunchError(
+                f"{matrix.name} was submitted by somebody else",
+                why=f"its jobs are those of {user}, and {title} shows you only your own",
+                hint="ask them to continue it, or continue a copy of it",
+            )
         print(f"note: the settings of {title} are those of your .config: somebody else made this matrix")
         own = load_config(tree, arguments.config) if arguments.config.is_file() else []
         of_engine = [values[0] for values in overrides(tree, {"ENGINE": engine.engine}, ()).values()]

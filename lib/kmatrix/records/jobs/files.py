@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -256,6 +257,20 @@ def is_copy(engine: EngineFile) -> bool:
     except ValueError:  # no path at all
         return False
     return found is not None and found.id == engine.id
+
+
+def other_submitter(matrix: MatrixDir) -> str:
+    """Return the user whose jobs run a matrix, "" for this user."""
+    try:
+        number = os.stat(JobsDir(matrix).engine_json).st_uid  # noqa: PTH116  (of the file, also through a link)
+    except OSError:
+        return ""
+    if number == os.geteuid():
+        return ""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def write_engine(matrix: MatrixDir, engine: EngineFile) -> None:
