@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -407,3 +409,20 @@ def test_no_run_is_submitted_again_after_the_folder_of_its_job_was_removed(matri
     with pytest.raises(LaunchError, match="jobs has no folder for 100, 101"):
         run_command(matrix, slurm)
     assert len(slurm.state) == 2
+
+
+def test_a_submitter_that_has_ended_leaves_no_file_that_it_was_just_writing(matrix, monkeypatch):
+    """Other hosts would wait for it."""
+    monkeypatch.setattr(submit, "PULSE_S", 0.01)
+    writing, path = threading.Event(), JobsDir(matrix).submitter
+
+    def write_slowly(*words, **options) -> None:
+        writing.set()
+        time.sleep(0.3)
+        write_json(*words, **options)
+
+    monkeypatch.setattr(submit, "write_json", write_slowly)
+    with submitting(matrix):
+        assert writing.wait(60)
+    time.sleep(0.4)
+    assert not path.exists()

@@ -70,6 +70,7 @@ class Submitter:
     jobs: JobsDir
     entry: SubmitterFile
     _over: threading.Event = field(default_factory=threading.Event)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
         """Raise LaunchError if another host submits now, because this process was suspended for too long."""
@@ -84,7 +85,9 @@ class Submitter:
     def keep(self) -> None:
         """Rewrite .submitter.json until `end`, so that other hosts see that this process lives."""
         while not self._over.wait(PULSE_S):
-            with suppress(OSError, LaunchError):
+            with suppress(OSError, LaunchError), self._writing:
+                if self._over.is_set():  # it would come back after its removal, and keep other hosts waiting
+                    return
                 self.check()
                 self.entry = replaced(self.entry, counter=self.entry.counter + 1)
                 write_json(self.jobs.submitter, as_json(self.entry), durable=False)
@@ -92,7 +95,7 @@ class Submitter:
     def end(self) -> None:
         """Stop rewriting the file, and remove it."""
         self._over.set()
-        with suppress(OSError, LaunchError):
+        with suppress(OSError, LaunchError), self._writing:
             self.check()
             self.jobs.submitter.unlink()
 
