@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 from dataclasses import replace
 
@@ -14,10 +15,11 @@ import fake_srun
 from kmatrix.engines import node_watch
 from kmatrix.engines.local.engine import trainer_variables
 from kmatrix.engines.node import agent_of
+from kmatrix.engines.node_watch import NodeWatch
 from kmatrix.engines.spread import AgentSettings, Local, Srun, agent_argv, free_port, node_number
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import read_json, write_json
-from kmatrix.records.jobs.files import NodeEnd, read_node, read_node_end
+from kmatrix.records.jobs.files import NodeEnd, NodeFile, read_node, read_node_end
 from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.run_lock import begin_attempt
 from kmatrix.runner.loop import drive
@@ -190,6 +192,86 @@ def test_a_node_that_ended_alone_ends_the_run(matrix, plan, monkeypatch, signals
     assert (last(run)["kind"], outcome.counts) == (kind, {status: 1})
     assert last(run)["reason"] == f"node 1 (n2) {how}, and the other nodes waited for it"
     assert not local.lost_hosts
+
+
+class Hosts(Srun):
+    """Hosts that are asked whether they live."""
+
+    def lost(self, run):
+        return ["n2"]
+
+
+def write_node(run, counter):
+    place = NodeDir(run.dir, 1)
+    place.path.mkdir(parents=True, exist_ok=True)
+    write_json(place.node_json, as_json(NodeFile(node=1, host="n2", attempt=run.attempt, counter=counter)))
+
+
+def test_hosts_are_asked_when_an_agent_has_not_rewritten_its_file_for_a_while(plan, monkeypatch):
+    """A host that loses its power leaves its peers in a collective, and no node ends."""
+    now = [1000.0]
+    monkeypatch.setattr(node_watch.time, "monotonic", lambda: now[0])
+    run = plan("a", ranks=2, nodes=2)
+    watch = NodeWatch(run, Hosts(PYTHON, "12", HOSTS))
+    for counter in range(1, 20):  # it lives
+        write_node(run, counter)
+        now[0] += node_watch.QUIET_LOOK_S
+        assert watch.poll() == ()
+    now[0] += node_watch.QUIET_S - node_watch.QUIET_LOOK_S
+    assert watch.poll() == ()
+    now[0] += 2 * node_watch.QUIET_LOOK_S
+    wait_until(lambda: watch.poll() == ["n2"])
+
+
+@pytest.mark.parametrize("ends", [[0], [0, 1]])
+def test_a_run_without_the_end_of_a_node_is_not_waited_for_forever(plan, monkeypatch, ends):
+    """No host is lost, and the agent of one was killed before it could write."""
+    now, over = [1000.0], threading.Event()
+    monkeypatch.setattr(node_watch.time, "monotonic", lambda: now[0])
+
+    def wait(*_):
+        over.wait()
+        return []
+
+    monkeypatch.setattr(Hosts, "lost", wait)
+    run = plan("a", ranks=2, nodes=2)
+    for node in ends:
+        NodeDir(run.dir, node).path.mkdir(parents=True, exist_ok=True)
+        write_json(NodeDir(run.dir, node).end, as_json(NodeEnd(node=node, attempt=run.attempt, exit_code=1)))
+    watch = NodeWatch(run, Hosts(PYTHON, "12", HOSTS))
+    if len(ends) == 1:
+        assert watch.after_end() is None
+        now[0] += node_watch.PEERS_S
+        assert watch.after_end() is None  # the hosts are asked
+        now[0] += node_watch.MOST_S
+    assert watch.after_end() == ()
+    over.set()
+
+
+def test_no_host_is_asked_after_each_agent_has_written_its_end(plan, monkeypatch):
+    now, asked = [1000.0], []
+    monkeypatch.setattr(node_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Hosts, "lost", lambda *_: asked.append(1) or ["n2"])
+    run = plan("a", ranks=2, nodes=2)
+    for node in (0, 1):
+        NodeDir(run.dir, node).path.mkdir(parents=True, exist_ok=True)
+        write_json(NodeDir(run.dir, node).end, as_json(NodeEnd(node=node, attempt=run.attempt, exit_code=1)))
+    watch = NodeWatch(run, Hosts(PYTHON, "12", HOSTS))
+    for _ in range(20):
+        assert watch.poll() == ()
+        now[0] += node_watch.LOOK_S
+    assert not asked
+
+
+def test_the_step_of_another_attempt_is_not_killed(plan):
+    asked = []
+    run, place = plan("a", ranks=2, nodes=2, attempt=3), NodeDir(plan("a").dir, 0)
+    place.path.mkdir(parents=True)
+    found = srun(run=lambda words, **_: asked.append(words) or subprocess.CompletedProcess(words, 0))
+    for attempt in (2, 3):
+        write_json(place.node_json, as_json(NodeFile(node=0, attempt=attempt, step="4")))
+        found.kill(run)
+    assert asked == [["scancel", "--signal=KILL", "12.4"]]
 
 
 def test_hosts_that_answer_after_a_bad_end_are_not_lost(matrix, plan, slurm):
