@@ -119,6 +119,17 @@ def test_the_report_waits_for_the_jobs_of_all_runs(matrix, slurm):
     assert slurm.state[submitted_jobs(JobsDir(matrix))[5]]["after"] == "100 102 103"
 
 
+def test_a_submission_that_was_given_up_stays_so_although_its_job_appears(matrix, slurm):
+    """The runner of that job looks at the last line of its submission, and leaves the runs to the next one."""
+    with submitting(matrix) as submitter:
+        folder, written = submit.prepare(submitter, read_engine(matrix), slurm, WIDE)
+        submit._note(submitter, INTENT, folder.number)
+    run_command(matrix, slurm, ())
+    slurm.receive(written.label)
+    assert set(run_command(matrix, slurm, (WIDE,))) == {2}
+    assert [event for event, number in events(matrix) if number == 1] == [INTENT, CANCELLED]
+
+
 def test_without_open_runs_nothing_is_submitted(matrix, slurm):
     run_command(matrix, slurm)
     assert run_command(matrix, slurm) == {}

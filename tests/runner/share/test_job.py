@@ -36,6 +36,7 @@ from kmatrix.records.jobs.paths import JobsDir, NodeDir
 from kmatrix.records.jobs.usage import own_usage
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.states import Request, change_requests
+from kmatrix.runner.loop import Outcome
 from kmatrix.runner.share import job as share_job
 from kmatrix.runner.share import rivals
 from kmatrix.runner.share.__main__ import main
@@ -159,6 +160,20 @@ def test_a_restart_beyond_the_limit_is_not_asked_for(share):
     job.run()
     thread.join()
     assert (allocation.requeued, read_share_end(mine).requeued) == (0, False)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_job_whose_disk_is_full_is_not_requeued(share, monkeypatch, full):
+    mine, allocation = share("a"), FakeAllocation(why=LIMIT)
+    job, _ = start(mine, allocation=allocation)
+
+    def stop(*_, **__) -> Outcome:
+        job.signals.names.append("SIGUSR1")
+        return Outcome(counts={}, exit_code=1, disk_full=full)
+
+    monkeypatch.setattr(share_job, "drive", stop)
+    assert job.run() == (1 if full else 0)
+    assert (allocation.requeued, read_share_end(mine).requeued) == (int(not full), not full)
 
 
 @pytest.mark.parametrize(("refusals", "requeued"), [(1, True), (1000, False)])
