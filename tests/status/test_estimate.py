@@ -101,6 +101,14 @@ class Script:
             return Overview(self.made).poll(T0 + now)
 
 
+def write_checkpoint(run, step):
+    name = f"step_{step:08d}.pt"
+    write_text(run.checkpoints / name, "x")
+    entry = {"name": name, "step": step, "bytes": 1, "kinds": ["rolling"], "sha256": "0" * 64}
+    entry |= {"val_loss": None, "attempt": 1, "time": T0}
+    write_json(run.checkpoints / "index.json", {"checkpoints": [entry]})
+
+
 @pytest.fixture
 def script(tmp_path):
     return lambda **known: Script(tmp_path, **known)
@@ -126,10 +134,7 @@ def test_the_time_left_of_a_resumed_run_does_not_jump(script, lines):
     resumed = {"attempt": 2, "status": "running", "resume": "auto", "started": T0 + killed}
     known = read_json(run.status)["attempts"][0] | {"status": "stopped", "ended": T0 + killed}
     write_json(run.status, {"status": "running", "attempt": 2, "attempts": [known, resumed]})
-    write_text(run.checkpoints / "step_00000400.pt", "x")
-    entry = {"name": "step_00000400.pt", "step": 400, "bytes": 1, "kinds": ["rolling"], "sha256": "0" * 64}
-    entry |= {"val_loss": None, "attempt": 1, "time": T0}
-    write_json(run.checkpoints / "index.json", {"checkpoints": [entry]})
+    write_checkpoint(run, 400)
     watch = RunWatch(run, Thresholds(), RECORDED, attempt=2, resume="auto")
     now = killed + START_S
     for number in range(lines):
@@ -144,6 +149,35 @@ def test_the_time_left_of_a_resumed_run_does_not_jump(script, lines):
     update = watch.poll(T0 + now, clock=now)
     assert (update.start, update.step) == (400, step if lines else None)
     assert update.left_s == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(("kept", "step"), [(400, 400), (None, 0)])
+def test_a_stopped_run_takes_its_own_pace_from_its_checkpoint_not_that_of_finished_runs(script, kept, step):
+    made, killed = script(), 0.5 * true_duration()
+    made.add("slow", started=0.0, at=10 * true_duration(), step_s=9 * STEP_S)
+    made.add("a", started=0.0, at=killed)
+    run = made.made.run("a")
+    append_jsonl(run.phases, {"phase": "set-up", "step": 0, "attempt": 1, "begin": T0, "end": T0 + START_S})
+    stopped = read_json(run.status)["attempts"][0] | {"status": "stopped", "ended": T0 + killed, "seconds": killed}
+    write_json(run.status, stopped | {"attempts": [stopped]})
+    result = {"run_id": "id-a", "attempt": 1, "status": "stopped", "step": 470, "seconds": killed}
+    write_json(run.result, result)
+    if kept is not None:
+        write_checkpoint(run, kept)
+    view = next(view for view in made.observe(9e4).runs if view.name == "a")
+    assert (view.status, view.left_from) == ("stopped", EstimateSource.OWN)
+    assert view.left_s == pytest.approx(START_S + (STEPS - step) * STEP_S + (10 - step // EVERY) * EVAL_S, rel=0.01)
+
+
+def test_a_stopped_run_without_a_pace_of_its_own_uses_that_of_runs_like_it(script):
+    made = script()
+    made.add("a", started=0.0, at=10 * true_duration())
+    made.add("b", started=0.0, at=START_S + EVAL_S)
+    status = read_json(made.made.run("b").status)["attempts"][0] | {"status": "stopped", "ended": T0 + 30.0}
+    write_json(made.made.run("b").status, status | {"attempts": [status]})
+    view = next(view for view in made.observe(9e4).runs if view.name == "b")
+    assert (view.status, view.left_from) == ("stopped", EstimateSource.MATRIX)
+    assert view.left_s == pytest.approx(true_duration())
 
 
 def test_a_run_like_a_resumed_one_is_not_expected_to_lose_its_work(script):

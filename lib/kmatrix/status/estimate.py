@@ -29,7 +29,7 @@ Shape = tuple[Any, ...]
 # The fields that determine the time of a step, except for the optimizer.
 _shape = attrgetter("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
 GUESS = {"cuda": 50e12, "cpu": 50e9}  # FLOP/s of a GPU or core: only orders runs, never displayed
-EVALUATION, CHECKPOINT = "evaluation", "checkpoint"  # names of phases in phases.jsonl
+SET_UP, EVALUATION, CHECKPOINT = "set-up", "evaluation", "checkpoint"  # names of phases in phases.jsonl
 
 
 class EstimateSource(StrEnum):
@@ -208,6 +208,19 @@ def rest_of_run(
     # Between two lines the estimate counts down, instead of jumping at each line. A run that is stopped, hangs or waits
     # for a disk makes no progress: the estimate then stays at that of its next line.
     return max(0.0, left - min(max(0.0, since_s), max(0.0, soon)))
+
+
+def rest_when_resumed(
+    recent: Sequence[TrainingLine], phases: Sequence[Phase], train: TrainFields, start: int | None
+) -> float | None:
+    """Return the time (s) that a stopped run takes once it continues, None without a pace or a known start.
+
+    recent: the newest training lines of its last attempt with two of them.  phases: of this run.
+    start: the step of the checkpoint that it continues from, 0 without one, None if it is unknown.
+    """
+    left = rest_of_run((), phases, train, 0.0, earlier=recent, start=start)
+    set_ups = [phase.duration_s for phase in phases if phase.name == SET_UP]
+    return None if left is None else left + (statistics.median(set_ups) if set_ups else 0.0)
 
 
 def pace_of(recent: Sequence[TrainingLine], phases: Sequence[Phase]) -> float | None:

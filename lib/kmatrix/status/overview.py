@@ -25,6 +25,7 @@ from kmatrix.status.estimate import (
     EstimateSource,
     Phase,
     one_attempt_s,
+    rest_when_resumed,
 )
 from kmatrix.status.run_jobs import job_of, jobs_of
 from kmatrix.status.state import RunState, overall
@@ -171,7 +172,7 @@ class Overview:
         spent = spent_of(state, train, now)
         elapsed = spent.wall_s if state.attempts else None
         step = result.step if result else first_known(tail.step, tail.start if live else None)
-        left = _left(run, tail, train, elapsed, now) if live else None
+        left = _left(run, state.status, tail, train, elapsed=elapsed, now=now)
         return RunView(
             name=run.name,
             status=state.status,
@@ -263,11 +264,22 @@ def _epochs(record: RunFile, steps: int | None) -> float | None:
     return steps * record.train.tokens_per_step / record.train_tokens
 
 
-def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | None, now: float) -> float | None:
-    """Return the time left (s) until the last step, or until the budget is spent, whichever is first."""
-    left = tail.left_s(_phases(run), train, tail.since_s(now)) if tail.recent or tail.earlier else None
+def _left(
+    run: RunDir, status: Status, tail: MetricsTail, train: TrainFields, *, elapsed: float | None, now: float
+) -> float | None:
+    """Return the time left (s) until the last step, or until the budget is spent, whichever is first.
+
+    Of a stopped run, once it continues. None without a pace of its own, and of runs that neither run nor are stopped.
+    """
+    if status is Status.RUNNING:
+        left = tail.left_s(_phases(run), train, tail.since_s(now)) if tail.recent or tail.earlier else None
+    elif status is Status.STOPPED:
+        lines = tail.recent if len(tail.recent) > 1 else tail.earlier
+        left = rest_when_resumed(lines, _phases(run), train, start_of(run, "auto")) if lines else None
+    else:
+        return None
     limit = budget_s(train)
-    if limit is not None and elapsed is not None:
+    if limit is not None and elapsed is not None and (left is not None or status is Status.RUNNING):
         rest = max(0.0, limit - elapsed)
         return rest if left is None else min(left, rest)
     return left

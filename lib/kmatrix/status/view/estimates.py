@@ -71,7 +71,7 @@ class Estimates:
             known = here.with_earlier(self._earlier).whole(train, self._records[view.name].expected_s)
         if known is None:
             return None, None
-        # A stopped run resumes from its checkpoint; a running run has spent part of the time already.
+        # Of a stopped run, a part is done; a running run has spent part of the time already.
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
         left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
         limit = budget_s(train)
