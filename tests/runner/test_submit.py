@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from cluster_factory import age
 from fake_scheduler import FakeScheduler
 from kmatrix.engines.base import UnreachableError
+from kmatrix.engines.polling import refresh
 from kmatrix.errors import LaunchError
 from kmatrix.records.decode import as_json, replaced
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs import claim
+from kmatrix.records.jobs.claim import FRESH_S
 from kmatrix.records.jobs.files import (
     CANCELLED,
     INTENT,
+    KUBERNETES,
     SUBMITTED,
     SchedulerPhase,
     Shape,
@@ -44,6 +47,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.runner import submit
 from kmatrix.runner.cluster import new_engine
 from kmatrix.runner.submit import hand_over, occupied_runs, resolve_doubts, submitting
+from kmatrix.status.activity import MatrixActivity
 from waiting import wait_until
 
 RUNS = ("a", "b", "c")
@@ -299,13 +303,13 @@ def claimed(matrix, share_id, job, **end):
         write_json(share.end, as_json(ShareEnd(job=job, **end)))
 
 
-def test_a_job_that_has_aged_out_counts_by_its_claim(matrix, slurm, monkeypatch):
+def test_a_job_that_has_aged_out_counts_by_its_claim(matrix, slurm):
     run_command(matrix, slurm, (ARRAY,))
     slurm.change("100", SchedulerPhase.UNKNOWN)
     claimed(matrix, "1.0", "100_0")
     claimed(matrix, "1.1", "100_1", status="stopped")
     assert list(occupied_runs(matrix, read_engine(matrix), slurm, RUNS)) == ["b"]
-    monkeypatch.setattr(claim, "FRESH_S", -1.0)  # the claim was not rewritten for long
+    age(JobsDir(matrix).submission(1).share(0).owner, FRESH_S + 1)  # the claim was not rewritten for long
     assert not occupied_runs(matrix, read_engine(matrix), slurm, RUNS)
 
 
@@ -317,7 +321,7 @@ def test_a_requeued_job_that_slurm_has_forgotten_is_not_over_while_its_claim_is_
 
 
 def test_a_job_that_was_deleted_does_not_start_again_although_its_runner_expected_it(matrix, slurm):
-    slurm.forgets_jobs = False  # as Kubernetes
+    write_engine(matrix, replaced(read_engine(matrix), engine=KUBERNETES))
     run_command(matrix, slurm, (ARRAY,))
     slurm.change("100", SchedulerPhase.UNKNOWN)
     claimed(matrix, "1.0", "100_0")  # its pod is still saving
@@ -371,6 +375,21 @@ def test_a_share_whose_noted_job_has_ended_is_busy_while_another_job_of_its_scri
     assert occupied_runs(matrix, read_engine(matrix), slurm, RUNS)["a"].job == other
     slurm.change(other, SchedulerPhase.ENDED)
     assert not occupied_runs(matrix, read_engine(matrix), slurm, RUNS)
+
+
+def test_a_script_that_was_submitted_by_hand_occupies_its_runs_before_any_command_has_noted_its_job(matrix, slurm):
+    job = slurm.receive(read_submission(rendered(matrix, slurm)).label)
+    view = occupied_runs(matrix, read_engine(matrix), slurm, RUNS)["a"]
+    assert (view.job, view.phase) == (job, SchedulerPhase.PENDING)
+
+
+def test_the_scheduler_is_asked_for_all_runs_at_once_and_status_comes_to_the_same_result(matrix, slurm):
+    run_command(matrix, slurm)
+    slurm.asked = 0
+    assert set(occupied_runs(matrix, read_engine(matrix), slurm, ("a", "b"))) == {"a", "b"}
+    assert slurm.asked == 1
+    activity = MatrixActivity(matrix, refresh(matrix, scheduler=slurm))
+    assert [activity.of(run).activity for run in RUNS] == ["queued"] * 3
 
 
 def test_a_rendered_script_without_a_job_does_not_keep_its_runs(matrix, slurm):

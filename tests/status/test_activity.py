@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_factory import answer, claim, end, make_engine, make_submission, node, view
+from cluster_factory import age, answer, claim, end, make_engine, make_submission, node, view
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
@@ -165,6 +165,39 @@ def test_a_job_that_started_and_one_that_ended_after_the_answer(matrix):
     end(second, "12_1")
     activity.refresh()
     assert [activity.of(run).activity for run in "ab"] == ["running", "none"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "listed", "age_s", "activity"),
+    [
+        ("slurm", True, 10.0, "queued"),
+        ("slurm", False, 10.0, "queued"),
+        ("slurm", True, FRESH_S + 10, "none"),
+        ("slurm", False, FRESH_S + 10, "none"),
+        ("kubernetes", True, 10.0, "none"),
+    ],
+)
+def test_a_job_that_was_to_start_again_and_that_the_scheduler_does_not_know_is_gone(
+    matrix, engine, listed, age_s, activity
+):
+    make_engine(matrix, engine=engine)
+    (share,) = make_submission(matrix, [["a"]], events=("intent", "submitted") if listed else ())
+    claim(share, age_s=age_s)
+    end(share, age_s=age_s, requeued=True)
+    answer(matrix, {"1.0": view("12", "unknown")} if listed else {})
+    assert MatrixActivity(matrix).of("a").activity == activity
+
+
+@pytest.mark.parametrize("phase", ["pending", "running", "ended", "unknown"])
+def test_a_script_that_was_submitted_twice_runs_in_the_job_that_has_the_claim(matrix, phase):
+    make_engine(matrix)
+    (share,) = make_submission(matrix, [["a"]])
+    claim(share, "13", age_s=10.0, host="n2")
+    answer(matrix, {"1.0": view("12", phase, nodes=("n1",))})
+    state = MatrixActivity(matrix).of("a")
+    assert (state.activity, state.hosts) == ("running", ("n2",))
+    age(share.owner, FRESH_S + 10)
+    assert MatrixActivity(matrix).of("a").activity == {"pending": "queued", "running": "running"}.get(phase, "none")
 
 
 def test_the_end_of_an_earlier_start_does_not_end_the_next_one(matrix):

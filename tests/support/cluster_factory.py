@@ -119,7 +119,6 @@ class FakeScheduler:
     questions: int = 0
     cancelled: list[tuple[str, ...]] = field(default_factory=list)
     name: str = "Slurm"
-    forgets_jobs: bool = True
 
     def _asked(self) -> None:
         self.questions += 1

@@ -32,7 +32,6 @@ class FakeScheduler:
     """The methods of a Scheduler, over a file with all jobs."""
 
     name = "Slurm"
-    forgets_jobs = True
 
     def __init__(self, file: str | Path, settings: Mapping[str, str] | None = None) -> None:
         self.file = Path(file)

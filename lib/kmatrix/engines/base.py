@@ -139,7 +139,6 @@ class Scheduler(Protocol):
     """The scheduler of a cluster, as the user's side needs it. Each call raises UnreachableError without an answer."""
 
     name: str  # as users read it: Slurm, Kubernetes
-    forgets_jobs: bool  # its answer may lack a job that is to start again
 
     def capacity(self) -> Capacity:
         """Return what the cluster has."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix.engines.base import Scheduler, UnreachableError
-from kmatrix.engines.polling import own_views
+from kmatrix.engines.polling import known_jobs, own_views
 from kmatrix.errors import KmatrixError, LaunchError, RecordError, reason_of
 from kmatrix.own_file import opener
 from kmatrix.paste import make_command
 from kmatrix.records.decode import as_json, decode, replaced
 from kmatrix.records.files import end_torn_line, json_text, write_bytes, write_json
-from kmatrix.records.jobs.claim import FRESH_S, age_s, fresh_owner, is_claimed
+from kmatrix.records.jobs.claim import FRESH_S, age_s, fresh_owner
 from kmatrix.records.jobs.files import (
     CANCELLED,
     CANCELLING,
@@ -36,23 +36,22 @@ from kmatrix.records.jobs.files import (
     EngineFile,
     JobLine,
     JobView,
+    PollFile,
     SchedulerPhase,
     SubmissionFile,
     SubmitterFile,
     append_job_line,
-    is_end_of,
     job_label,
     job_lines,
     newest_shares,
-    read_share_end,
     read_submission,
     read_submitter,
-    share_job,
     submitted_jobs,
 )
-from kmatrix.records.jobs.paths import JobsDir, ShareDir, SubmissionDir
+from kmatrix.records.jobs.paths import JobsDir, SubmissionDir
 from kmatrix.records.lock import try_lock
 from kmatrix.records.paths import MatrixDir
+from kmatrix.status.activity import Activity, MatrixActivity, ShareState
 from kmatrix.text import first_names, shown
 
 LOCK_S = 60.0  # wait for a submitter, or for an sbatch that has outlived its own
@@ -279,62 +278,34 @@ def occupied_runs(
 ) -> Mapping[str, JobView]:
     """Return run -> view of its job, of those of these runs whose newest job is pending or running, or may be.
 
+    `MatrixActivity` decides, by an answer that is asked for here.
     Raises UnreachableError if the scheduler does not answer: then nothing is known of any.
     Raises LaunchError if a submission.json is missing or damaged.
     """
     need_submissions(JobsDir(matrix))
+    views = own_views(scheduler, engine, known_jobs(matrix, engine, scheduler))
+    activity = MatrixActivity(matrix, PollFile(jobs=views), is_new=True)
+    # A script that was submitted twice by hand has two jobs: the one that was not asked for may have the claim.
+    claims = {state.share.id: state.owner.job for state in activity.shares() if state.share and state.owner}
+    if others := {share: job for share, job in claims.items() if _is_over(views.get(share), besides=job)}:
+        activity.refresh(PollFile(jobs=views | own_views(scheduler, engine, others)), is_new=True)
     wanted = frozenset(names)  # of thousands
-    by_share: dict[str, list[str]] = {}
-    shares: dict[str, ShareDir] = {}
-    for run, share in newest_shares(matrix).items():
-        if run in wanted:
-            by_share.setdefault(share.id, []).append(run)
-            shares[share.id] = share
-    ids = _job_ids(JobsDir(matrix), shares.values())
-    views = own_views(scheduler, engine, ids)
-    # A share whose job has ended may be claimed by another one: a script that was submitted twice by hand.
-    rest = [share for name, share in shares.items() if name not in views or views[name].phase not in LIVE]
-    owners = {share.id: owner.job for share in rest if (owner := fresh_owner(share)) and owner.job != ids.get(share.id)}
-    views |= own_views(scheduler, engine, owners)
-    found: dict[str, JobView] = {}
-    for share_id, runs in by_share.items():
-        view = views.get(share_id)
-        if view is None or view.phase is SchedulerPhase.UNKNOWN:
-            # The scheduler has forgotten the job, or its id is unknown: the files decide.
-            job = ids.get(share_id, "")
-            requeued = view is None or scheduler.forgets_jobs
-            phase = SchedulerPhase.RUNNING if _runs_now(shares[share_id], requeued=requeued) else SchedulerPhase.ENDED
-            view = JobView(job=job, phase=phase, state="claimed")
-        if view.phase in LIVE:
-            found |= dict.fromkeys(runs, view)
-    return found
+    states = {run: activity.of(run) for run in newest_shares(matrix) if run in wanted}
+    return {run: _job_of(state) for run, state in states.items() if state.activity is not Activity.NONE}
 
 
-def _job_ids(jobs: JobsDir, shares: Collection[ShareDir]) -> dict[str, str]:
-    """Return share id -> job, of those whose job is known."""
-    known = submitted_jobs(jobs)
-    submissions: dict[int, SubmissionFile | None] = {}
-    found = {}
-    for share in shares:
-        number = share.submission
-        if number not in submissions:
-            submissions[number] = read_submission(jobs.submission(number))
-        submission = submissions[number]
-        if submission is not None and number in known:
-            found[share.id] = share_job(known[number], submission, share.task)
-    return found
+def _is_over(view: JobView | None, *, besides: str) -> bool:
+    """Return whether the scheduler has no live job of a share, as far as it was asked. besides: a job."""
+    return view is None or (view.phase not in LIVE and view.job != besides)
 
 
-def _runs_now(share: ShareDir, *, requeued: bool) -> bool:
-    """Return whether the claim of a share is fresh, and its runner has not written that it has ended.
-
-    requeued: a job that has ended to start again counts, too.
-    """
-    if not is_claimed(share):
-        return False
-    owner, end = fresh_owner(share), read_share_end(share)
-    again = end is not None and end.requeued and requeued
-    return end is None or owner is None or again or not is_end_of(end, owner)
+def _job_of(state: ShareState) -> JobView:
+    """Return the job of a share that is not over: the scheduler's view of it, or what its claim tells."""
+    if state.view is not None and state.view.phase in LIVE:
+        return state.view
+    phase = SchedulerPhase.PENDING if state.activity is Activity.QUEUED else SchedulerPhase.RUNNING
+    job = state.owner.job if state.owner else state.view.job if state.view else ""
+    return JobView(job=job, phase=phase, state="claimed")
 
 
 def hand_over(

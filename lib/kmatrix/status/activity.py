@@ -22,6 +22,7 @@ from kmatrix.records.jobs.files import (
     CANCELLED,
     CANCELLING,
     INTENT,
+    SLURM,
     SUBMITTED,
     TITLES,
     EngineFile,
@@ -110,9 +111,9 @@ def share_activity(
         return Activity.UNKNOWN if unknown and scheduler is not SchedulerPhase.ENDED else Activity.NONE
     if scheduler is None:  # submitted after the answer
         return Activity.QUEUED if handover is Handover.YES else Activity.NONE
-    # It has forgotten a job that has ended; a claim that is rewritten knows better.
-    is_alive = scheduler is SchedulerPhase.UNKNOWN and trace is Trace.CLAIM
-    return Activity.RUNNING if is_alive else OF_PHASE[scheduler]
+    # It has forgotten a job that has ended; a claim that is rewritten, or a new start to come, knows better.
+    is_alive = scheduler is SchedulerPhase.UNKNOWN and trace in (Trace.CLAIM, Trace.REQUEUED)
+    return OF_TRACE[trace] if is_alive else OF_PHASE[scheduler]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,8 @@ NOT_ASKED = "it was not asked lately"
 class MatrixActivity:
     """The activity of a matrix and of its runs. Create it, `refresh` it before each further look, and ask it."""
 
-    def __init__(self, matrix: MatrixDir, poll: PollFile | None = None) -> None:
-        """Read it. poll: as in `refresh`. Raises RecordError if engine.json is damaged."""
+    def __init__(self, matrix: MatrixDir, poll: PollFile | None = None, *, is_new: bool = False) -> None:
+        """Read it. poll, is_new: as in `refresh`. Raises RecordError if engine.json is damaged."""
         self._matrix, self._jobs = matrix, JobsDir(matrix)
         self.engine: EngineFile | None = None  # None: this machine
         self._held, self._original, self._is_copy = False, "", False
@@ -171,10 +172,14 @@ class MatrixActivity:
         self._answers = False  # the scheduler has, lately
         self._counts: Counter[Activity] | None = None
         self._refresh = 0  # number of refreshes
-        self.refresh(poll)
+        self.refresh(poll, is_new=is_new)
 
-    def refresh(self, poll: PollFile | None = None) -> None:
-        """Read what may have changed. poll: an answer that the scheduler has just given; None: that of poll.json."""
+    def refresh(self, poll: PollFile | None = None, *, is_new: bool = False) -> None:
+        """Read what may have changed.
+
+        poll: an answer that the scheduler has given lately; None: that of poll.json.
+        is_new: it has given it just now, and poll.json has an older one.
+        """
         self.engine, self._counts, self._refresh = read_engine(self._matrix), None, self._refresh + 1
         if self.engine is None:
             self._held = self._matrix.is_held()
@@ -183,7 +188,7 @@ class MatrixActivity:
         self._is_copy = bool(self._original) and is_copy(self.engine)
         self._read_submissions()
         self._now = _storage_time(self._jobs.path)
-        before, self._poll_at = self._poll_at, _time_of(self._jobs.poll)
+        before, self._poll_at = self._poll_at, self._now if is_new else _time_of(self._jobs.poll)
         if poll is not self._given or self._poll_at != before or self._poll_at is None:
             self._given = poll
             self._poll = poll or read_poll(self._jobs) or PollFile(why_not=NOT_ASKED)
@@ -321,16 +326,23 @@ class MatrixActivity:
         handover = self._handover(share)
         view = None if self._original else self._poll.jobs.get(known.id)
         owner, end, at, quiet_s = self._files(known)
-        if end is not None:
-            trace = Trace.REQUEUED if end.requeued else Trace.OVER
+        is_fresh = quiet_s is not None and quiet_s < FRESH_S
+        newer = at is not None and self._poll_at is not None and at > self._poll_at
+        if end is None:
+            trace = Trace.CLAIM if is_fresh else Trace.NOTHING
         else:
-            trace = Trace.CLAIM if quiet_s is not None and quiet_s < FRESH_S else Trace.NOTHING
+            # Slurm may not list a job for some seconds while it queues it again. Later, the job is gone.
+            is_gone = self._answers and not newer and (view is None or view.phase is SchedulerPhase.UNKNOWN)
+            may_start = not is_gone or (is_fresh and self.engine is not None and self.engine.engine == SLURM)
+            trace = Trace.REQUEUED if end.requeued and may_start else Trace.OVER
+        if trace is Trace.CLAIM and owner is not None and view is not None and view.job != owner.job:
+            view = None  # of another job: the user has submitted the script twice
         activity = share_activity(
             handover,
             None if view is None else view.phase,
             trace,
             answers=self._answers,
-            newer=at is not None and self._poll_at is not None and at > self._poll_at,
+            newer=newer,
         )
         return ShareState(
             activity=activity, handover=handover, share=share, view=view, owner=owner, end=end, quiet_s=quiet_s

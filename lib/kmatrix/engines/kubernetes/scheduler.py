@@ -52,7 +52,6 @@ class KubernetesScheduler:
     """The Jobs of a matrix in one namespace."""
 
     name = "Kubernetes"
-    forgets_jobs = False  # a Job that is not listed was deleted
 
     def __init__(self, settings: Mapping[str, str], *, api: Api | None = None) -> None:
         """Create a scheduler. settings: symbol -> value, as in engine.json. Raises ConfigError naming a fault."""

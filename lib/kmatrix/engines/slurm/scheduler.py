@@ -83,7 +83,6 @@ class SlurmScheduler:
     """The Slurm of this machine, for the jobs of one matrix. It fulfils `engines.base.Scheduler`."""
 
     name = "Slurm"
-    forgets_jobs = True  # without accounting, some minutes after their end
 
     def __init__(self, symbols: Mapping[str, str], place: JobPlace | None = None) -> None:
         """Read the settings. symbols: symbol -> value.  place: of the programs of jobs; None: those of this process.
