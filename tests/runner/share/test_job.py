@@ -111,6 +111,24 @@ def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys):
     assert read_share_owner(mine).idle == 1  # the fake trainer has no index of checkpoints
 
 
+def test_the_time_of_a_start_is_recorded_before_its_job_starts_again(share):
+    """In a pod, the program does not return from that call."""
+    mine, noted = share("a"), []
+
+    class Pod(FakeAllocation):
+        def requeue(self) -> str:
+            noted.append(own_usage(mine, 1))
+            return super().requeue()
+
+    job, _ = start(mine, "hang", Pod(why=LIMIT))
+    thread = signal_when_training(mine, signal.SIGUSR1)
+    job.run()
+    thread.join()
+    (used,) = noted
+    assert (used.starts, mine.starts.exists()) == (1, True)
+    assert used.node_s > read_share_owner(mine).seconds
+
+
 def test_a_cancelled_job_is_stopped_and_not_requeued(share):
     mine, allocation = share("a"), FakeAllocation(why=CANCELLED)
     job, _ = start(mine, "hang", allocation)

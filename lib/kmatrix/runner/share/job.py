@@ -361,6 +361,7 @@ class ShareJob:
 
     def _requeue(self, end: ShareEnd) -> bool:
         """Queue the job again, which ends this start; return whether that was possible."""
+        self._record_start()  # in a pod, the next call does not return
         left, known = self.allocation.left_s(), len(self.signals.names)
         deadline = time.monotonic() + (60.0 if left is None else max(LEAST_TRY_S, left - MARGIN_S))
         while why := self.allocation.requeue():
