@@ -92,6 +92,8 @@ def test_continue_submits_nothing_twice_and_with_new_settings_what_has_ended(use
     user.check("test-matrix", NODES)
     out = user.check("continue").out
     assert "2 runs pending already, and not submitted again: job 100, 101" in out
+    assert "jobs keep the settings" not in out
+    assert "jobs keep the settings" in user.check("continue", "SLURM_PARTITION=long").out
     assert len(slurm.state) == 3
     for job in slurm.state:
         slurm.change(job, SchedulerPhase.ENDED)

@@ -189,6 +189,7 @@ def _submit(
         submissions = [replaced(one, arguments=dict(arguments)) for one in submissions_of(plans, rules)]
         if submissions:
             refuse_submissions(scheduler, submissions)
+        former = read_engine(matrix)
         write_engine(matrix, replaced(engine, rendered=False))
         # The report is one of a command that was interrupted, too.
         last = bool(submissions) or bool(busy and not has_report(submitter.jobs, engine, scheduler))
@@ -205,6 +206,10 @@ def _submit(
         for line in _suspects(plans) if resumed and engine.engine == SLURM else ():
             print(f"note: {line}")
         _print_busy(busy)
+        if busy and former is not None and former.settings != engine.settings:
+            print(
+                f"note: jobs keep the settings that they were submitted with; first {make_command('stop', matrix.path)}"
+            )
         what = plural(len(plans), "run") if plans else "nothing"
         print(f"{what} submitted to {scheduler.name}: {shown(matrix.path)}")
         if plans or busy:
