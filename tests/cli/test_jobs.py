@@ -166,6 +166,28 @@ def test_a_run_that_gets_nowhere_comes_with_the_command_that_gives_it_more_time(
     assert line.endswith(f" continue TARGET={matrix.path} RETRY_FAILED=1 SLURM_TIME=<longer>")
 
 
+def test_the_end_of_a_killed_start_comes_with_the_restart_and_with_the_way_on(matrix):
+    folder, why = matrix.run(WIDE.name), "out of memory (K8S_MEMORY)"
+    ended = {"status": "failed", "kind": "no progress", "reason": "2 restarts of job 12 in a row saved no later step"}
+    attempt = {"attempt": 1, "started": CREATED, "ended": CREATED + 60, **ended}
+    write_json(folder.status, read_json(folder.status) | {**ended, "attempts": [attempt]})
+    (share,) = make_submission(matrix, [[WIDE.name]], job="12", nodes=2, events=[])
+    claim(share, "12", host="n1", restart=2)
+    answer(matrix, {"1.0": view("12", "ended", before=why)})
+    text = plain(Overview(matrix).poll())
+    assert any(f"got nowhere: {why}; change that, then make continue" in line for line in text)
+    assert any(line.endswith(f"restart 2 of job 12 ({why})") for line in text)
+
+
+def test_a_node_without_a_sign_of_life_comes_with_what_the_scheduler_says(matrix):
+    reply(matrix)
+    (share,) = make_submission(matrix, [[WIDE.name]], job="12", nodes=2, events=[])
+    claim(share, "12", host="n1", nodes=("n1", "n2"), age_s=QUIET_S + 5)
+    answer(matrix, {"1.0": view("12", "running", reason="its pod is being deleted")})
+    text = plain(Overview(matrix).poll())
+    assert any("! node n1 has not answered for" in line and line.endswith("its pod is being deleted") for line in text)
+
+
 def test_a_matrix_whose_jobs_all_wait_is_queued_and_need_not_be_continued(tmp_path):
     made = make_matrix(tmp_path, [ALSO], took=None)
     make_engine(made)

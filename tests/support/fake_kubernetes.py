@@ -6,8 +6,9 @@
 The official client and kubectl talk to it. Objects are checked with the schemas of one version of Kubernetes, and for
 what those miss. Jobs have the semantics of the documentation: indexes, replacement of pods when they are gone,
 backoffLimit(PerIndex), podFailurePolicy, suspension, deletion with a grace period; pods go to nodes with room, respect
-anti-affinity, and wait with the scheduler's message otherwise. Without `claim`, no pod is ever started.
-Not imitated: TTL, deadlines, users and permissions, admission by Kueue, DNS (a hosts file).
+anti-affinity, and wait with the scheduler's message otherwise; a node may be lost, and come back as none. Deadlines and
+TTL end and delete Jobs. Requests may fail, as `Fault` says. Without `claim`, no pod is ever started.
+Not imitated: users and permissions, admission by Kueue, DNS (a hosts file).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fake_pods import PodProcess, PodRoom
 
 Object = dict[str, Any]
 NAMESPACE = "ml"
+OLD = ("1.29", "1.30")  # a Job has failed before its pods have ended
 VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 PLURALS = {
     "pods": "Pod", "services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim", "nodes": "Node",
@@ -54,8 +56,23 @@ class InvalidError(Exception):
     """The API server refuses an object."""
 
 
-class ExpiredError(Exception):
-    """A list has no further page."""
+class _FaultError(Exception):
+    """A request fails as `Fault` says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What goes wrong with one request."""
+
+    code: int = 0  # status of the answer, 0: that of the request
+    reason: str = ""  # of the Status object
+    message: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str | None = None  # instead of JSON, such as a page of a proxy
+    delay_s: float = 0.0  # before the answer
+    cut: bool = False  # the connection ends in the middle of the answer
+    lost: bool = False  # the connection ends without an answer
+    done: bool = False  # the request is executed nevertheless
 
 
 @dataclass
@@ -75,6 +92,7 @@ class _Pod:
     process: PodProcess | None = None
     kill_at: float | None = None  # monotonic seconds
     oom: bool = False
+    is_lost: bool = False  # with its node: the kubelet tells nothing
 
 
 @dataclass
@@ -86,6 +104,9 @@ class _Job:
     failed: set[int] = field(default_factory=set)
     counted: set[str] = field(default_factory=set)  # pods whose end was handled
     not_before: dict[int, float] = field(default_factory=dict)  # index -> monotonic seconds
+    begun: float = field(default_factory=time.monotonic)  # monotonic seconds
+    ending: str | None = None  # reason of the condition that follows when all pods have ended; "": complete
+    over_at: float | None = None  # monotonic seconds: it has that condition
 
 
 class FakeKubernetes:
@@ -114,10 +135,10 @@ class FakeKubernetes:
         self.created: list[Object] = []  # as they were sent
         self.requests: list[str] = []  # method and path
         self.refuse_pods = ""  # why no pod may be created, such as a quota
+        self.most_pods: int | None = None  # living pods that exist when more are refused; None: none
         self.forbidden: set[str] = set()  # plurals that this user may not list
         self.down = False  # the API server does not answer
-        self.cut = False  # its connections break in the middle of an answer
-        self.forgets_lists = False  # it has no further page of a list: 410 Gone
+        self.fault: Callable[[str, str], Fault | None] = lambda method, path: None
         self._version, self._caches = version, caches
         self._lock = threading.RLock()
         self._pods: dict[str, _Pod] = {}
@@ -152,10 +173,11 @@ class FakeKubernetes:
             self._room.close()
         self._folder.cleanup()
 
-    def add_claim(self, name: str, mode: str) -> None:
+    def add_claim(self, name: str, mode: str, *, phase: str = "Bound") -> None:
         """Add a PersistentVolumeClaim."""
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
-        self._store("persistentvolumeclaims", NAMESPACE, {**claim, "spec": {"accessModes": [mode]}})
+        stored = {**claim, "spec": {"accessModes": [mode]}, "status": {"phase": phase}}
+        self._store("persistentvolumeclaims", NAMESPACE, stored)
 
     def jobs(self) -> list[Object]:
         """Return the Jobs as stored."""
@@ -190,6 +212,32 @@ class FakeKubernetes:
             disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
             stored["status"].setdefault("conditions", []).append(disrupted)
             self._terminate(stored)
+
+    def lose(self, name: str) -> None:
+        """Cut a node off: its pods die, nobody hears of it, and after a while they are to be deleted."""
+        with self._lock:
+            disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+            self.nodes = tuple(node for node in self.nodes if node.name != name)
+            self.objects["nodes", "", name]["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+            for pod in self._on(name):
+                self._pods[pod["metadata"]["name"]].is_lost = True
+                pod["status"].setdefault("conditions", []).append(disrupted)
+                pod["metadata"]["deletionTimestamp"] = _now()
+                self.process(pod).send(signal.SIGKILL)
+
+    def remove(self, name: str) -> None:
+        """Remove a lost node from the cluster: its pods have failed, and are deleted."""
+        with self._lock:
+            del self.objects["nodes", "", name]
+            for pod in self._on(name):
+                pod["status"]["phase"] = "Failed"
+
+    def _on(self, node: str) -> list[Object]:
+        return [
+            one
+            for (kind, _, _), one in self.objects.items()
+            if kind == "pods" and one["spec"].get("nodeName") == node and one["status"]["phase"] == "Running"
+        ]
 
     def end_indexes(self, job: str, *, done: set[int], failed: set[int]) -> None:
         """End indexes of a Job without their pods."""
@@ -249,8 +297,6 @@ class FakeKubernetes:
                 and _selected(one["metadata"].get("labels") or {}, query.get("labelSelector", ""))
                 and _fields_match(one, query.get("fieldSelector", ""))
             ]  # fmt: skip
-        if self.forgets_lists and "continue" in query:
-            raise ExpiredError("The provided continue parameter is too old to display a consistent list result.")
         first, limit = int(query.get("continue") or 0), int(query.get("limit") or 0) or len(found)
         more = {"continue": str(first + limit)} if first + limit < len(found) else {}
         kind = PLURALS[plural]
@@ -312,24 +358,38 @@ class FakeKubernetes:
             if pod["status"]["phase"] in ("Succeeded", "Failed") and pod["metadata"]["name"] not in state.counted:
                 state.counted.add(pod["metadata"]["name"])
                 self._count(job, state, pod)
-        completions = spec["completions"]
         live = [_index(pod) for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
         status = job.setdefault("status", {"startTime": _now()})
         status.update(active=len(live), succeeded=len(state.done), failed=sum(state.failures.values()))
         status.update(completedIndexes=_ranges(state.done), failedIndexes=_ranges(state.failed))
         if not status["failedIndexes"]:
             del status["failedIndexes"]
-        if _is_over(job) or spec.get("suspend"):
+        if self._ends(namespace, job, state, is_live=bool(live)) or spec.get("suspend"):
             return
-        if len(state.done) + len(state.failed) == completions:
-            self._finish(job, "FailedIndexes" if state.failed else "")
-            return
-        for index in range(completions):
+        for index in range(spec["completions"]):
             wanted = index not in state.done | state.failed and index not in live
             if wanted and len(live) < spec["parallelism"] and time.monotonic() >= state.not_before.get(index, 0):
                 if not self._create_pod(namespace, job, index):
                     return
                 live.append(index)
+
+    def _ends(self, namespace: str, job: Object, state: _Job, *, is_live: bool) -> bool:
+        """End a Job whose time has come, or delete it some time after its end; return whether it makes no more pods."""
+        spec = job["spec"]
+        if _is_over(job):
+            ttl, since = spec.get("ttlSecondsAfterFinished"), state.over_at
+            if ttl is not None and since is not None and time.monotonic() - since >= ttl:
+                self.delete("jobs", namespace, job["metadata"]["name"], {})
+        elif state.ending is not None:
+            if not is_live:
+                self._add_end(job, state)
+        elif "activeDeadlineSeconds" in spec and time.monotonic() - state.begun >= spec["activeDeadlineSeconds"]:
+            self._finish(job, "DeadlineExceeded")
+        elif len(state.done) + len(state.failed) == spec["completions"]:
+            self._finish(job, "FailedIndexes" if state.failed else "")
+        else:
+            return False
+        return True
 
     def _count(self, job: Object, state: _Job, pod: Object) -> None:
         """Apply the end of a pod: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy."""
@@ -356,20 +416,36 @@ class FakeKubernetes:
             self._finish(job, "BackoffLimitExceeded")
 
     def _finish(self, job: Object, failure: str) -> None:
-        kind = "Failed" if failure else "Complete"
-        condition = {"type": kind, "status": "True", "reason": failure or "CompletionsReached"}
-        job.setdefault("status", {}).setdefault("conditions", []).append(condition)
+        """End a Job: its pods are to end, and it has ended when they have; before 1.31, at once.
+
+        https://kubernetes.io/docs/concepts/workloads/controllers/job/#terminal-job-conditions
+        """
+        state = self._jobs[job["metadata"]["uid"]]
+        if state.ending is None:
+            state.ending = failure
+            if self._version in OLD:
+                self._add_end(job, state)
+            else:
+                _add_condition(job, "FailureTarget" if failure else "SuccessCriteriaMet", failure)
         for pod in self._pods_of(job["metadata"]["name"]):
             self._terminate(pod)
 
+    def _add_end(self, job: Object, state: _Job) -> None:
+        _add_condition(job, "Failed" if state.ending else "Complete", state.ending or "")
+        state.over_at = time.monotonic()
+
     def _create_pod(self, namespace: str, job: Object, index: int) -> bool:
-        name = job["metadata"]["name"]
-        if self.refuse_pods:
+        name, refused = job["metadata"]["name"], self.refuse_pods
+        if self.most_pods is not None and len(self.pods()) >= self.most_pods:
+            refused = (
+                f"exceeded quota: team, requested: pods=1, used: pods={self.most_pods}, limited: pods={self.most_pods}"
+            )
+        if refused:
             key = ("events", namespace, f"{name}.refused")
             about = {"kind": "Job", "name": name, "namespace": namespace}
             event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": key[2]}, "involvedObject": about}
             if key not in self.objects:
-                message = f'Error creating: pods "{name}-{index}-x" is forbidden: {self.refuse_pods}'
+                message = f'Error creating: pods "{name}-{index}-x" is forbidden: {refused}'
                 self._store(
                     "events", namespace, {**event, "reason": "FailedCreate", "type": "Warning", "message": message}
                 )
@@ -437,6 +513,10 @@ class FakeKubernetes:
 
     def _place(self, pod: Object) -> tuple[str | None, str]:
         """Return a node for a pod, or the message of the scheduler."""
+        claims = [one.get("persistentVolumeClaim", {}).get("claimName") for one in pod["spec"].get("volumes", [])]
+        stored = [self.objects["persistentvolumeclaims", NAMESPACE, claim] for claim in claims if claim]
+        if any(one["status"]["phase"] != "Bound" for one in stored):
+            return None, f"0/{len(self.nodes)} nodes are available: pod has unbound immediate PersistentVolumeClaims."
         wanted, problems = _needs(pod), []
         for node in self.nodes:
             others = [
@@ -487,7 +567,7 @@ class FakeKubernetes:
 
     def _watch(self, pod: Object) -> None:
         known, status = self._pods.get(pod["metadata"]["name"], _Pod()), pod["status"]
-        if known.process is None or status["phase"] != "Running":
+        if known.process is None or status["phase"] != "Running" or known.is_lost:
             return
         if known.kill_at is not None and time.monotonic() > known.kill_at:
             known.process.send(signal.SIGKILL)
@@ -621,12 +701,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.cluster.down:
             self.close_connection = True
             return
+        fault = self.cluster.fault(method, self.path) or Fault()
+        time.sleep(fault.delay_s)
         url = urllib.parse.urlsplit(self.path)
         query = {name: values[-1] for name, values in urllib.parse.parse_qs(url.query).items()}
         try:
+            if (fault.code or fault.lost) and not fault.done:
+                raise _FaultError
             code, value = self._result(method, url.path.strip("/").split("/"), query, json.loads(body) if body else {})
-        except ExpiredError as error:
-            code, value = 410, _status(410, "Expired", str(error))
+        except _FaultError:
+            code, value = fault.code, _status(fault.code, fault.reason, fault.message)
         except InvalidError as error:
             code, value = 422, _status(422, "Invalid", str(error))
         except FileExistsError as error:
@@ -635,14 +719,19 @@ class _Handler(BaseHTTPRequestHandler):
             code, value = 403, _status(403, "Forbidden", str(error))
         except KeyError as error:
             code, value = 404, _status(404, "NotFound", f"{error} not found")
-        text = json.dumps(value).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.close_connection = self.close_connection or self.cluster.cut
-        with contextlib.suppress(BrokenPipeError):
-            self.wfile.write(text[: len(text) // 2] if self.cluster.cut else text)
+        if fault.lost:
+            self.close_connection = True
+            return
+        text = (json.dumps(value) if fault.body is None else fault.body).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.send_response(fault.code or code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            for name, header in fault.headers.items():
+                self.send_header(name, header)
+            self.end_headers()
+            self.wfile.write(text[: len(text) // 2] if fault.cut else text)
+        self.close_connection = self.close_connection or fault.cut
 
     def _result(self, method: str, parts: list[str], query: Mapping[str, str], body: Any) -> tuple[int, Object]:
         if method == "GET" and (found := _discovery(parts)) is not None:
@@ -763,6 +852,11 @@ def _fits(rule: Object, pod: Object) -> bool:
     if not codes or not code:
         return False
     return (code in codes["values"]) == (codes["operator"] == "In")
+
+
+def _add_condition(job: Object, kind: str, reason: str) -> None:
+    condition = {"type": kind, "status": "True", "reason": reason or "CompletionsReached"}
+    job.setdefault("status", {}).setdefault("conditions", []).append(condition)
 
 
 def _is_over(job: Object) -> bool:

@@ -58,13 +58,14 @@ def troubles(view: MatrixView) -> Iterator[str]:
         if run.job is not None and run.job.halts:
             halted.setdefault(run.job.halts, []).append(run.name)
     yield from (f"the job of {first_names(names)} {why}" for why, names in halted.items())
-    quiet: dict[str, tuple[float, list[str]]] = {}
+    quiet: dict[tuple[str, str], tuple[float, list[str]]] = {}
     for run in view.runs:
         for host, since in (run.job.quiet if run.job else {}).items():
-            longest, names = quiet.setdefault(host, (since, []))
-            quiet[host] = (max(longest, since), [*names, run.name])
-    for host, (since, names) in sorted(quiet.items()):
-        yield f"node {host} has not answered for {duration(since)} ({first_names(names)})"
+            about = (host, run.job.reason if run.job else "")
+            longest, names = quiet.setdefault(about, (since, []))
+            quiet[about] = (max(longest, since), [*names, run.name])
+    for (host, why), (since, names) in sorted(quiet.items()):
+        yield f"node {host} has not answered for {duration(since)} ({first_names(names)})" + (f": {why}" if why else "")
 
 
 def waits(view: MatrixView) -> Iterator[str]:
@@ -109,7 +110,8 @@ def attempts(run: RunView) -> str:
         last = f" ({run.last_end})" if run.last_end else ""
         parts.append(f"before: {', '.join(_runs_of(run.ends))}{last}")
     if run.job.restarts:
-        parts.append(f"restart {run.job.restarts} of job {run.job.id}")
+        why = f" ({run.job.before})" if run.job.before else ""
+        parts.append(f"restart {run.job.restarts} of job {run.job.id}{why}")
     return f"{run.name}: {'; '.join(parts)}"
 
 
@@ -129,9 +131,14 @@ def next_steps(view: MatrixView) -> Iterator[str]:
     if jobs is None:
         return
     again = make_command("continue", view.path)
-    if idle := [run.name for run in view.runs if run.status is Status.FAILED and run.kind == NO_PROGRESS]:
+    idle: dict[str, list[str]] = {}
+    for run in view.runs:
+        if run.status is Status.FAILED and run.kind == NO_PROGRESS:
+            idle.setdefault(run.job.before if run.job else "", []).append(run.name)
+    for why, names in idle.items():
         retry = make_command("continue", view.path, RETRY_FAILED="1") + " SLURM_TIME=<longer>" * (jobs.engine == SLURM)
-        yield f"{first_names(idle, 3)} got nowhere: find out why, then {retry}"
+        what = f"{why}; change that" if why else "find out why"
+        yield f"{first_names(names, 3)} got nowhere: {what}, then {retry}"
     if jobs.original:
         former = printable(jobs.original)
         if not any(run.status in TO_COME for run in view.runs):

@@ -149,12 +149,20 @@ def _tasks(number: int, submission: SubmissionFile, job: str) -> dict[str, str]:
 
 def _ask(matrix: MatrixDir, engine: EngineFile, find: Callable[[], Scheduler]) -> PollFile:
     """Return the scheduler's view of all jobs of a matrix; its older view, and the reason, if it does not answer."""
+    known = read_poll(JobsDir(matrix)) or PollFile()
     try:
         scheduler = find()
-        return PollFile(jobs=own_views(scheduler, engine, known_jobs(matrix, engine, scheduler)))
+        views = own_views(scheduler, engine, known_jobs(matrix, engine, scheduler))
+        return PollFile(jobs={share: _with_reason(view, known.jobs.get(share)) for share, view in views.items()})
     except KmatrixError as error:  # it does not answer, or its client is not installed here
-        known = read_poll(JobsDir(matrix)) or PollFile()
         return PollFile(jobs=known.jobs, why_not=_why_not(error))
+
+
+def _with_reason(view: JobView, former: JobView | None) -> JobView:
+    """Return the view of a job; of one that the scheduler has forgotten, with the reason of its end from before."""
+    if view.phase is not SchedulerPhase.UNKNOWN or former is None or former.phase not in HAVE_ENDED:
+        return view
+    return replaced(view, reason=former.reason or view.reason, before=former.before)
 
 
 def _why_not(error: KmatrixError) -> str:

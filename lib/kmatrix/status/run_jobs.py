@@ -25,7 +25,8 @@ class RunJob:
     share: str = ""  # id of the share: 1.3
     hosts: tuple[str, ...] = ()  # while it runs, that of rank 0 first
     nodes: int = 1  # that the run uses
-    reason: str = ""  # why it waits or is gone, as the scheduler gives it
+    reason: str = ""  # why it waits, is quiet or is gone, as the scheduler gives it
+    before: str = ""  # how its last start ended that was killed, if the scheduler tells
     halts: str = ""  # why its processes do not go on; they still have their nodes
     starts: float | None = None  # Unix seconds, expected by the scheduler
     restarts: int = 0  # how often the scheduler has started the job again
@@ -67,18 +68,20 @@ def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainF
     is_live = share.activity is Activity.RUNNING and share.end is None and owner is not None
     # Of a job that its user has cancelled, it is known why it is gone.
     is_told = share.activity is Activity.NONE and share.handover is Handover.CANCELLED
+    quiet = activity.quiet_hosts(run, state.number) if state.status is Status.RUNNING and not halts else {}
     return RunJob(
         activity=share.activity,
         id=_id(share),
         share=share.share.id,
         hosts=share.hosts,
         nodes=train.num_nodes or 1,
-        reason="" if is_live or is_told else _reason(share),
+        reason="" if (is_live and not quiet) or is_told else _reason(share),
+        before=view.before if view is not None else "",
         halts=halts,
         starts=view.starts if view is not None and share.activity is Activity.QUEUED else None,
         restarts=owner.restart if owner is not None else 0,
         is_starting=share.activity is Activity.RUNNING and not is_live,
-        quiet=activity.quiet_hosts(run, state.number) if state.status is Status.RUNNING and not halts else {},
+        quiet=quiet,
         lost=share.end.lost if share.end is not None else (),
         died_early=_died_early(share),
     )

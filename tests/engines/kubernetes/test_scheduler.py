@@ -37,7 +37,7 @@ def cluster(server, monkeypatch) -> FakeKubernetes:
     for key in [key for key in server.objects if key[0] in ("jobs", "jobsets", "pods", "services", "events")]:
         server.objects.pop(key, None)
     server.created.clear()
-    server.refuse_pods, server.down, server.cut, server.forgets_lists = "", False, False, False
+    server.refuse_pods, server.most_pods, server.down = "", None, False
     server.forbidden.clear()
     return server
 
@@ -211,6 +211,44 @@ def test_a_quota_is_the_reason_of_a_job_without_pods(cluster, folder, tmp_path):
     )
 
 
+def test_a_quota_that_lets_some_pods_run_is_the_reason_of_the_others(cluster, folder, tmp_path):
+    cluster.most_pods = 1
+    jobs = scheduler(tmp_path)
+    jobs.submit(folder, submission(2))
+    wait_until(lambda: [key for key in cluster.objects if key[0] == "events"], "the event")
+    first, second = (jobs.poll({f"1.{task}": f"{LABEL}_{task}"})[f"1.{task}"] for task in range(2))
+
+    assert first.reason == "waits for a node"
+    assert second.reason.startswith("no pod can be created: ")
+    assert second.reason.endswith("exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1")
+
+
+def test_a_pod_that_waits_for_its_turn_has_no_old_quota_as_its_reason(cluster, folder, tmp_path):
+    jobs = scheduler(tmp_path, PARALLEL_JOBS="1")
+    jobs.submit(folder, submission(2))
+    event = {"involvedObject": {"kind": "Job", "name": LABEL}, "reason": "FailedCreate", "message": "exceeded quota"}
+    cluster.objects["events", NAMESPACE, "old"] = {"metadata": {"name": "old", "namespace": NAMESPACE}, **event}
+    wait_until(cluster.pods, "the first pod")
+
+    assert jobs.poll({"1.1": f"{LABEL}_1"})["1.1"].reason == "no pod yet: waits for its turn"
+
+
+def test_a_volume_that_cannot_be_mounted_is_the_reason_of_a_container_that_is_not_created(cluster, folder, tmp_path):
+    jobs = scheduler(tmp_path)
+    jobs.submit(folder, submission(1))
+    set_pod(cluster, 0, waiting("ContainerCreating"))
+    (pod,) = cluster.pods()
+    for number, text in ((2, "mount.nfs: Connection timed out"), (1, "an older one")):
+        about = {"kind": "Pod", "name": pod["metadata"]["name"]}
+        event = {"involvedObject": about, "reason": "FailedMount", "message": text}
+        at = {"lastTimestamp": f"2026-01-01T00:00:0{number}Z"}
+        cluster.objects["events", NAMESPACE, text] = {"metadata": {"name": text}, **event, **at}
+
+    view = jobs.poll({"1.0": LABEL})["1.0"]
+
+    assert view.reason == "a volume cannot be mounted: mount.nfs: Connection timed out"
+
+
 def test_a_job_that_kueue_has_not_admitted_says_so(cluster, folder, tmp_path):
     jobs = scheduler(tmp_path, K8S_QUEUE="gpus")
     jobs.submit(folder, submission(1))
@@ -288,24 +326,6 @@ def test_a_server_that_does_not_answer_is_unreachable(cluster, folder, tmp_path)
 
     with pytest.raises(UnreachableError, match="Kubernetes does not answer"):
         jobs.poll({"1.0": LABEL})
-
-
-def test_an_answer_that_breaks_off_counts_as_unreachable(cluster, folder, tmp_path):
-    jobs = scheduler(tmp_path)
-    cluster.cut = True
-
-    with pytest.raises(UnreachableError, match="Kubernetes does not answer"):
-        jobs.poll({"1.0": LABEL})
-
-
-def test_a_list_whose_next_page_is_gone_counts_as_unreachable(cluster, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("kmatrix.engines.kubernetes.api.PAGE", 1)
-    jobs = scheduler(tmp_path)
-    jobs.submit(folder, submission(shares=2, nodes=2))
-    cluster.forgets_lists = True
-
-    with pytest.raises(UnreachableError, match="Kubernetes does not answer"):
-        jobs.poll({"1.0": f"{LABEL}_0", "1.1": f"{LABEL}_1"})
 
 
 def test_the_capacity_is_that_of_the_largest_node(cluster, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +19,15 @@ from kmatrix.engines.kubernetes.manifests import Object
 from kmatrix.errors import LaunchError
 from kmatrix.text import printable
 
-TIMEOUT_S = (5.0, 60.0)  # to connect, and for an answer
+TIMEOUT_S = (5.0, 30.0)  # to connect, and for an answer; each is tried twice, as long as nothing can be done twice
 PAGE = 500  # objects of one answer
-CONFLICT, NOT_FOUND, FORBIDDEN = 409, 404, 403
+CONFLICT, NOT_FOUND, FORBIDDEN, TOO_MANY = 409, 404, 403, 429
 # Nothing is known about the request: ask again later. 410: a list changed too much while its pages were read.
-ASK_AGAIN = frozenset({410, 429, 500, 502, 503, 504})
+ASK_AGAIN = frozenset({410, TOO_MANY, 500, 502, 503, 504})
+WAITS_S = (1.0, 2.0, 4.0)  # between the tries of a request that the server has put off, at least
+LONGEST_S = 10.0  # between two of them, whatever Retry-After says
 INSTALL = "run `make setup-kubernetes`"
+RIGHTS = re.compile(r"cannot \w+ resource")  # in the message about a request that the user may not make
 JOBSET = ("jobset.x-k8s.io", "v1alpha2", "jobsets")  # group, version, plural
 
 
@@ -52,7 +56,7 @@ class Api:
 
     def create(self, value: Object, *, dry_run: bool = False) -> Object:
         """Create an object and return it as stored. dry_run: only check. Raises ApiRefusedError, UnreachableError."""
-        options: dict[str, Any] = {"field_manager": "kmatrix"} | ({"dry_run": "All"} if dry_run else {})
+        options: dict[str, Any] = {"field_manager": "kmatrix", **({"dry_run": "All"} if dry_run else {}), **RAW}
         kind, name = value["kind"], value["metadata"]["name"]
         place = value["metadata"].get("namespace") or self.place
         calls: Mapping[str, Callable[[], Any]] = {
@@ -70,7 +74,7 @@ class Api:
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().read_namespaced_job(name, self.place, **RAW),
             "JobSet": lambda: self._custom().get_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], name, **TIMED
+                *JOBSET[:2], self.place, JOBSET[2], name, **RAW
             ),
             "Pod": lambda: self._core().read_namespaced_pod(name, self.place, **RAW),
             "PersistentVolumeClaim": lambda: self._core().read_namespaced_persistent_volume_claim(
@@ -96,7 +100,7 @@ class Api:
         """Yield the JobSets with these labels. Raises ApiRefusedError if the cluster has no JobSets."""
         found = self._json(
             lambda: self._custom().list_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], label_selector=labels, **TIMED
+                *JOBSET[:2], self.place, JOBSET[2], label_selector=labels, **RAW
             ),
             "JobSets",
         )
@@ -120,8 +124,9 @@ class Api:
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().delete_namespaced_job(name, self.place, **options),
             "Pod": lambda: self._core().delete_namespaced_pod(name, self.place, **options),
+            "Service": lambda: self._core().delete_namespaced_service(name, self.place, **options),
             "JobSet": lambda: self._custom().delete_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], name, propagation_policy=propagation, **TIMED
+                *JOBSET[:2], self.place, JOBSET[2], name, propagation_policy=propagation, **RAW
             ),
         }
         try:
@@ -157,47 +162,33 @@ class Api:
             options["_continue"] = token
 
     def _json(self, call: Callable[[], Any], what: str) -> Object:
-        """Return the answer of a call as JSON, whether the client has parsed it or not."""
+        """Return the answer of a call as JSON. Raises ApiRefusedError, or UnreachableError without an answer.
 
-        def whole() -> Any:
-            answer = call()
-            # Of a call with _preload_content=False: the answer is read only now.
-            return answer.data if hasattr(answer, "data") else answer
-
-        answer = self._call(whole, what)
-        if isinstance(answer, dict):
-            return answer
-        if isinstance(answer, bytes):
-            try:
-                found: Object = json.loads(answer)
-            except ValueError:
-                raise _unreachable(f"{self._client.configuration.host}: a part of its answer is missing") from None
-            return found
-        stored: Object = self._client.sanitize_for_serialization(answer)
-        return stored
-
-    def _call(self, call: Callable[[], Any], what: str) -> Any:
-        """Return the result of a call. Raises ApiRefusedError, or UnreachableError without an answer."""
+        A request that the server has put off, and not executed, is repeated a few times.
+        """
         self._open()
         from kubernetes.client import ApiException
         from kubernetes.client.exceptions import OpenApiException
         from urllib3.exceptions import HTTPError
 
-        try:
-            return call()
-        except ApiException as error:
-            if not error.status or error.status in ASK_AGAIN:
-                raise _unreachable(f"status {error.status}: {_message(error)}") from None
-            hint = "see docs/kubernetes.md, Permissions" if error.status == FORBIDDEN else ""
-            if error.status == 401:
-                hint = "log in to the cluster again; `kubectl auth whoami` tries it"
-            raise ApiRefusedError(
-                f"Kubernetes refuses {what}", why=_message(error), hint=hint, code=error.status
-            ) from None
-        except (HTTPError, OSError) as error:
-            raise _unreachable(f"{self._client.configuration.host}: {_transport(error)}") from None
-        except (OpenApiException, ValueError) as error:  # the client checks values itself
-            raise ApiRefusedError(f"the client of Kubernetes refuses {what}", why=printable(str(error))) from None
+        host, waits = self._client.configuration.host, list(WAITS_S)
+        while True:
+            try:
+                text = call().data  # read here: a connection may end in the middle of an answer
+            except ApiException as error:
+                if not waits or not _is_put_off(error):
+                    raise _refusal(error, what) from None
+                time.sleep(max(waits.pop(0), min(_retry_after(error), LONGEST_S)))
+                continue
+            except (HTTPError, OSError) as error:
+                raise _unreachable(f"{host}: {_transport(error)}") from None
+            except (OpenApiException, ValueError) as error:  # the client checks values itself
+                raise ApiRefusedError(f"the client of Kubernetes refuses {what}", why=printable(str(error))) from None
+            try:
+                found: Object = dict(json.loads(text))
+            except (TypeError, ValueError):  # of a proxy, or of a page to log in
+                raise _unreachable(f"{host}: the answer is not JSON; is a proxy in between?") from None
+            return found
 
     def _open(self) -> None:
         """Load the kubeconfig, or inside a pod that of its service account."""
@@ -232,7 +223,9 @@ class Api:
                 why=f"{file or '~/.kube/config'}: {' '.join(printable(str(error)).split())}",
                 hint="`kubectl config get-contexts` shows what there is; K8S_CONTEXT= selects one",
             ) from None
-        configuration.retries = 2
+        from urllib3 import Retry
+
+        configuration.retries = Retry(2, read=1, respect_retry_after_header=False)  # it may say hours
         self._client = client.ApiClient(configuration)
 
     def _core(self) -> Any:
@@ -254,8 +247,35 @@ class Api:
         return client.CustomObjectsApi(self._client)
 
 
-TIMED: Mapping[str, Any] = {"_request_timeout": TIMEOUT_S}
-RAW: Mapping[str, Any] = {"_preload_content": False, **TIMED}  # not parsed into objects of the client, which are large
+# Answers are not parsed into objects of the client, which are large, and which know one version of Kubernetes.
+RAW: Mapping[str, Any] = {"_preload_content": False, "_request_timeout": TIMEOUT_S}
+
+
+def _refusal(error: Any, what: str) -> LaunchError:
+    """Return what an error of the API server means for a request."""
+    message = _message(error)
+    if not error.status or error.status in ASK_AGAIN or _is_put_off(error):
+        return _unreachable(f"status {error.status}: {message}")
+    hint = "log in to the cluster again; `kubectl auth whoami` tries it" if error.status == 401 else ""
+    if error.status == FORBIDDEN:  # by the rights of the user, or by admission: a quota, a policy
+        hint = "see docs/kubernetes.md, Permissions" if RIGHTS.search(message) else ""
+        hint = "`kubectl describe quota` shows what is left" if "exceeded quota" in message else hint
+    return ApiRefusedError(f"Kubernetes refuses {what}", why=message, hint=hint, code=error.status)
+
+
+def _is_put_off(error: Any) -> bool:
+    """Return whether the server has not executed a request, and asks to repeat it.
+
+    Too many requests; or a quota that another request has changed meanwhile, which says nothing about the object:
+    https://github.com/kubernetes/kubernetes/issues/67761
+    """
+    return error.status == TOO_MANY or (error.status == CONFLICT and _status(error).get("reason") == "Conflict")
+
+
+def _retry_after(error: Any) -> float:
+    """Return the seconds that the server asks to wait, 0 without a number."""
+    text = str((error.headers or {}).get("Retry-After") or "")
+    return float(text) if text.isascii() and text.isdecimal() else 0.0
 
 
 def _unreachable(why: str) -> UnreachableError:
@@ -266,17 +286,23 @@ def _unreachable(why: str) -> UnreachableError:
 
 def _transport(error: Exception) -> str:
     """Return why there was no connection, without the names of Python's objects."""
-    text = str(getattr(error, "reason", None) or error)
+    words = [one for one in error.args if isinstance(one, str)]
+    text = str(getattr(error, "reason", None) or (words[0] if words else error))
     return re.sub(r"HTTPS?Connection(Pool)?\([^)]*\): |<[^>]*>[:,] ?", "", text)
 
 
 def _message(error: Any) -> str:
     """Return the message of the API server in an error."""
+    return printable(str(_status(error).get("message") or error.reason or "no reason given"))
+
+
+def _status(error: Any) -> Object:
+    """Return the Status object in an error, an empty one without."""
     try:
-        found = json.loads(error.body).get("message") or error.reason
-    except (TypeError, ValueError, AttributeError):
-        found = error.reason
-    return printable(str(found or "no reason given"))
+        found = json.loads(error.body)
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _namespace(config: Any, file: str | None, context: str) -> str:

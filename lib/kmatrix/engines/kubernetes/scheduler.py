@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from kmatrix.engines.base import Capacity, JobRules, NodeKind, Partition, node_kinds
+from kmatrix.engines.base import Capacity, JobRules, NodeKind, Partition, UnreachableError, node_kinds
 from kmatrix.engines.kubernetes.api import CONFLICT, FORBIDDEN, INSTALL, Api, ApiRefusedError
 from kmatrix.engines.kubernetes.manifests import (
     APPLICATION,
@@ -19,18 +20,19 @@ from kmatrix.engines.kubernetes.manifests import (
     base_name,
     job_name,
     job_objects,
-    job_spec,
     manifests,
 )
 from kmatrix.engines.kubernetes.patch import patched
 from kmatrix.engines.kubernetes.settings import is_below, mib, read_settings
 from kmatrix.engines.kubernetes.views import (
+    CREATING,
+    ENDED,
     PodTime,
     PodView,
     gone_view,
-    has_index,
-    job_end,
+    lacks_pods,
     newest,
+    open_indexes,
     pod_time,
     pod_view,
     share_view,
@@ -115,15 +117,23 @@ class KubernetesScheduler:
         # What is stored with the results is what runs, even if K8S_PATCH changed since.
         if not folder.manifest.exists() or folder.manifest.read_text(encoding="utf-8") != text:
             write_text(folder.manifest, text)
-        owners = []
-        for one in objects:
-            stored = self._create(one)
-            if one["kind"] != "Service":
-                owners.append(_owner(stored))
-        for one in objects:
-            if one["kind"] == "Service":
-                with suppress(ApiRefusedError):  # without the permission, an unused Service is left
-                    self.api.set_owners(one["metadata"]["name"], owners)
+        owners, services = [], [one for one in objects if one["kind"] == "Service"]
+        try:
+            for one in objects:
+                stored = self._create(one)
+                if one["kind"] != "Service":
+                    owners.append(_owner(stored))
+        except UnreachableError:  # in doubt: the next command finds them
+            raise
+        except LaunchError:  # such as a quota: without the others, these would wait, and end at once
+            made = [(one["kind"], one["name"]) for one in owners]
+            for kind, name in [*made, *((one["kind"], one["metadata"]["name"]) for one in services)]:
+                with suppress(LaunchError):
+                    self.api.delete(kind, name)
+            raise
+        for one in services:
+            with suppress(ApiRefusedError):  # without the permission, an unused Service is left
+                self.api.set_owners(one["metadata"]["name"], owners)
         return base_name(submission.label)
 
     def find(self, labels: Collection[str]) -> Mapping[str, str]:
@@ -143,8 +153,8 @@ class KubernetesScheduler:
         bases = {share: _split(job) for share, job in jobs.items()}
         known = {job["metadata"]["name"]: job for job in self._jobs({base for base, _ in bases.values()})}
         chosen = _selector(base for base, _ in bases.values())
-        pods = newest(view for pod in self.api.pods(chosen) if (view := pod_view(pod)))
-        failures = self._failures(known, {name for name, _ in pods})
+        pods = self._with_mounts(newest(view for pod in self.api.pods(chosen) if (view := pod_view(pod))))
+        failures = self._failures(known, pods.values())
         nodes: dict[str, list[PodView]] = {}  # Job -> its pods
         for (name, _), pod in pods.items():
             nodes.setdefault(name, []).append(pod)
@@ -158,7 +168,8 @@ class KubernetesScheduler:
                 found[share] = share_view(job, known[base], task, pods, failures.get(base, ""))
             else:
                 of_index = [pods[base, task]] if (base, task) in pods else []
-                found[share] = gone_view(job, [*nodes.get(own, ()), *of_index])
+                ended = [*nodes.get(own, ()), *of_index]
+                found[share] = gone_view(job, ended, has_ttl=self.settings.ttl_s is not None)
         return found
 
     def usage(self, jobs: Mapping[str, str], *, since_s: float) -> Mapping[str, ShareUsage]:
@@ -250,16 +261,33 @@ class KubernetesScheduler:
             found += [{**job, "kind": "JobSet"} for job in self.api.jobsets(chosen)]
         return found
 
-    def _failures(self, known: Mapping[str, Object], with_pods: Collection[str]) -> dict[str, str]:
-        """Return Job -> why its pods cannot be created, such as a quota; only asked for if a Job has no pod."""
-        if not any(name not in with_pods and not job["spec"].get("suspend") for name, job in known.items()):
+    def _failures(self, known: Mapping[str, Object], pods: Iterable[PodView]) -> dict[str, str]:
+        """Return Job -> why its pods cannot be created, such as a quota; only asked for if a Job has too few."""
+        living = Counter(pod.job for pod in pods if pod.phase not in ENDED)
+        if not any(lacks_pods(job, living[name]) for name, job in known.items()):
             return {}
-        found = {}
-        with suppress(ApiRefusedError):  # events are hidden from this user
-            for event in self.api.events("Job", "FailedCreate"):
-                name = (event.get("involvedObject") or {}).get("name")
-                found[str(name)] = f"no pod can be created: {event.get('message') or 'no reason given'}"
-        return found
+        why = self._events("Job", "FailedCreate")
+        short = {name: text for name, text in why.items() if name in known and lacks_pods(known[name], living[name])}
+        return {name: f"no pod can be created: {text}" for name, text in short.items()}
+
+    def _with_mounts(self, pods: dict[tuple[str, int], PodView]) -> dict[tuple[str, int], PodView]:
+        """Return the pods; one whose container is not created perhaps with the reason: a volume cannot be mounted."""
+        if any(pod.reason == CREATING for pod in pods.values()):
+            why = self._events("Pod", "FailedMount")
+            for key, pod in pods.items():
+                if pod.reason == CREATING and pod.name in why:
+                    pods[key] = replace(pod, reason=f"a volume cannot be mounted: {why[pod.name]}")
+        return pods
+
+    def _events(self, kind: str, reason: str) -> dict[str, str]:
+        """Return name of an object -> message of its newest event; none if this user may not list events."""
+        found: dict[str, tuple[str, str]] = {}
+        with suppress(ApiRefusedError):
+            for event in self.api.events(kind, reason):
+                name = str((event.get("involvedObject") or {}).get("name"))
+                at = str(event.get("lastTimestamp") or event.get("eventTime") or "")
+                found[name] = max(found.get(name, ("", "")), (at, str(event.get("message") or "no reason given")))
+        return {name: message for name, (_, message) in found.items()}
 
     def _claim_problems(self, submissions: Sequence[SubmissionFile]) -> list[str]:
         claim = self.settings.claim
@@ -338,13 +366,8 @@ def _split(job: str) -> tuple[str, int]:
 
 def _open_indexes(job: Object) -> set[int]:
     """Return the indexes of a Job of several shares that have not ended; none for the nodes of one run."""
-    if job["metadata"]["name"] != job["metadata"]["labels"][SUBMISSION_LABEL]:
-        return set()
-    status, spec = job.get("status") or {}, job_spec(job)
-    if job_end(status)[0]:
-        return set()
-    ended = [str(status.get(name) or "") for name in ("completedIndexes", "failedIndexes")]
-    return {index for index in range(int(spec.get("completions") or 1)) if not any(has_index(t, index) for t in ended)}
+    alone = job["metadata"]["name"] == job["metadata"]["labels"][SUBMISSION_LABEL]
+    return open_indexes(job) if alone else set()
 
 
 def _selector(bases: Iterable[str]) -> str:

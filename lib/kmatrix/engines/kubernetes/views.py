@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,18 +20,22 @@ from kmatrix.text import printable
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 LIVE, WAITS, ENDED = "Running", "Pending", ("Succeeded", "Failed")  # phases of a pod
+STARTED = (LIVE, "Unknown")
+PHASES = {LIVE: "", "Unknown": "its node does not answer"}  # what a phase alone says
 LONGEST = 300  # characters of a message: an unschedulable pod's names every reason of every node
 # Reasons of waiting containers that need no explanation: https://pkg.go.dev/k8s.io/kubernetes/pkg/kubelet/images
-STARTING = {"ContainerCreating": "the container is created", "PodInitializing": "init containers run"}
+CREATING = "the container is created"
+STARTING = {"ContainerCreating": CREATING, "PodInitializing": "init containers run"}
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 # https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
 DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
-    "DeletionByTaintManager": "its node got a taint: it is not ready, or is being emptied",
+    "DeletionByTaintManager": "its node does not answer, or is being emptied",
     "EvictionByEvictionAPI": "evicted: its node is being emptied",
     "DeletionByPodGC": "its node is gone",
     "TerminationByKubelet": "ended by its node: it shuts down, or has too little memory or disk",
 }
+LEAVES = "; another pod follows when this one is gone, after its node is back, or was removed from the cluster"
 JOB_ENDS = {
     "DeadlineExceeded": "K8S_DEADLINE is over",
     "BackoffLimitExceeded": "its pods were killed too often (K8S_RESTARTS)",
@@ -44,6 +48,7 @@ JOB_ENDS = {
 class PodView:
     """What matters of a pod. The pods of a large matrix are read page by page, and only this is kept."""
 
+    name: str
     job: str  # name of its Job
     index: int
     created: str  # ISO time; they sort as texts
@@ -51,6 +56,7 @@ class PodView:
     node: str
     reason: str  # a sentence, "" while it trains
     leaving: bool  # it is being deleted
+    before: str = ""  # how the pod before it ended, if that was killed
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView | None:
@@ -61,6 +67,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView | None:
     if JOB_LABEL not in labels or not index.isdecimal():
         return None
     return PodView(
+        name=str(meta.get("name") or ""),
         job=labels[JOB_LABEL],
         index=int(index),
         created=str(meta.get("creationTimestamp") or ""),
@@ -108,12 +115,15 @@ def waiting_reason(pod: Mapping[str, Any]) -> str:
 
 
 def newest(pods: Iterable[PodView]) -> dict[tuple[str, int], PodView]:
-    """Return job and index -> its newest pod. Replaced ones are listed until the Job is deleted."""
+    """Return job and index -> its newest pod, with the end of the one before, if that was killed.
+
+    Killed pods are listed until the Job is deleted, evicted ones only until they are gone.
+    """
     found: dict[tuple[str, int], PodView] = {}
-    for pod in pods:
+    for pod in sorted(pods, key=lambda pod: (pod.created, pod.phase not in ENDED)):
         known = found.get((pod.job, pod.index))
-        if known is None or (pod.created, pod.phase not in ENDED) >= (known.created, known.phase not in ENDED):
-            found[pod.job, pod.index] = pod
+        before = (known.reason or known.before) if known is not None and known.phase == "Failed" else ""
+        found[pod.job, pod.index] = replace(pod, before=before) if before else pod
     return found
 
 
@@ -130,35 +140,37 @@ def share_view(
     own = [pod for index in indexes if (pod := pods.get((name, index)))]
     nodes = tuple(pod.node for pod in own if pod.node)
     label = str((object_["metadata"].get("labels") or {}).get(SUBMISSION_LABEL) or "no label")
-    end, why = job_end(status)
+    before = next((pod.before for pod in own if pod.before), "")
+    end, why = job_end(status) if job_end(status)[0] else ending(status)
     if task is not None and end != "Complete":
         if has_index(str(status.get("completedIndexes") or ""), task):
             end, why = "Complete", ""
         elif has_index(str(status.get("failedIndexes") or ""), task):
-            end, why = "Failed", why or (own[0].reason if own else "")
-    if end:
-        return JobView(job=job, phase=SchedulerPhase.ENDED, state=end, reason=_cut(why), nodes=nodes, label=label)
-    if object_["metadata"].get("deletionTimestamp"):  # it stays until its pods have ended
-        is_live = any(pod.phase not in ENDED for pod in own)
-        phase = SchedulerPhase.RUNNING if is_live else SchedulerPhase.ENDED
-        return JobView(
-            job=job, phase=phase, state="Deleted", reason="its Job is being deleted", nodes=nodes, label=label
-        )
-    head = next((pod for pod in own if pod.index == indexes[0]), None)
-    phase = SchedulerPhase.RUNNING if head and head.phase == LIVE else SchedulerPhase.PENDING
-    state = "Suspended" if object_["spec"].get("suspend") else head.phase if head else "NoPod"
-    reason = _reason(object_, indexes, own, failures)
-    return JobView(job=job, phase=phase, state=state, reason=reason, nodes=nodes, label=label)
+            end, why = "Failed", (own[0].reason if own else "") or why
+    if not end and object_["metadata"].get("deletionTimestamp"):
+        end, why = "Deleted", "its Job is being deleted"
+    if end:  # its pods get the grace period
+        is_live = end != "Complete" and any(pod.phase in STARTED for pod in own)
+        phase, state = SchedulerPhase.RUNNING if is_live else SchedulerPhase.ENDED, end
+    else:
+        head = next((pod for pod in own if pod.index == indexes[0]), None)
+        phase = SchedulerPhase.RUNNING if head and head.phase in STARTED else SchedulerPhase.PENDING
+        state = "Suspended" if object_["spec"].get("suspend") else head.phase if head else "NoPod"
+        why = _reason(object_, indexes, own, failures)
+    return JobView(job=job, phase=phase, state=state, reason=_cut(why), nodes=nodes, label=label, before=_cut(before))
 
 
-def gone_view(job: str, own: Iterable[PodView]) -> JobView:
-    """Return the view of a share without a Job: its pods may end after the Job, or go on without it."""
+def gone_view(job: str, own: Iterable[PodView], *, has_ttl: bool) -> JobView:
+    """Return the view of a share without a Job: its pods may end after the Job, or go on without it.
+
+    has_ttl: Kubernetes itself deletes a Job some time after its end.
+    """
     nodes = tuple(pod.node for pod in own if pod.phase not in ENDED)
     if nodes:
         return JobView(
             job=job, phase=SchedulerPhase.RUNNING, state="Deleted", reason="its Job was deleted", nodes=nodes
         )
-    reason = "its Job was deleted, or K8S_TTL is over"
+    reason = "its Job was deleted" + (", or had ended and K8S_TTL is over" if has_ttl else "")
     return JobView(job=job, phase=SchedulerPhase.UNKNOWN, state="Deleted", reason=reason)
 
 
@@ -176,7 +188,8 @@ def _reason(object_: Object, indexes: Sequence[int], own: Sequence[PodView], fai
         elif pod.phase in ENDED:
             text = f"{pod.reason or 'its pod ended'}; a new pod follows" if pod.phase == "Failed" else ""
         elif pod.leaving:
-            text = "its pod is being deleted"
+            text = f"its pod on {pod.node or 'no node'} is being deleted" + (f": {pod.reason}" if pod.reason else "")
+            text += LEAVES if pod.reason == DISRUPTIONS["DeletionByTaintManager"] else ""
         else:
             text = pod.reason
         if text:
@@ -202,13 +215,15 @@ def _pod_reason(pod: Mapping[str, Any]) -> str:
     for state in (*states.values(), *(s.get("state") or {} for s in status.get("initContainerStatuses") or ())):
         if waiting := state.get("waiting"):
             return _waiting(pod, waiting)
-    return "" if status.get("phase") == LIVE else "waits for a node"
+    return PHASES.get(str(status.get("phase")), "waits for a node")
 
 
 def _container_end(ended: Mapping[str, Any]) -> str:
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
         return "out of memory: its node killed it above the memory limit (K8S_MEMORY)"
+    if code == 137:
+        return "killed (SIGKILL), by somebody or by its node"
     return "" if code == 0 else f"exit code {code}"
 
 
@@ -232,6 +247,16 @@ def job_end(status: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
+def ending(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Return Failed, and why, for a Job that has failed and whose pods are being ended; "" for any other."""
+    # Since 1.31: https://kubernetes.io/docs/concepts/workloads/controllers/job/#terminal-job-conditions
+    return job_end({"conditions": [{**one, "type": "Failed"} for one in _of_kind(status, "FailureTarget")]})
+
+
+def _of_kind(status: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+    return [one for one in status.get("conditions") or () if one.get("type") == kind]
+
+
 def has_index(text: str, index: int) -> bool:
     """Return whether a list of indexes such as 0-3,5 has one."""
     for part in text.split(","):
@@ -239,6 +264,22 @@ def has_index(text: str, index: int) -> bool:
         if first.isdecimal() and int(first) <= index <= int(last if last.isdecimal() else first):
             return True
     return False
+
+
+def open_indexes(job: Object) -> set[int]:
+    """Return the indexes of a Job that have not ended."""
+    status, spec = job.get("status") or {}, job_spec(job)
+    if job_end(status)[0] or ending(status)[0]:
+        return set()
+    ended = [str(status.get(name) or "") for name in ("completedIndexes", "failedIndexes")]
+    return {index for index in range(int(spec.get("completions") or 1)) if not any(has_index(t, index) for t in ended)}
+
+
+def lacks_pods(job: Object, living: int) -> bool:
+    """Return whether a Job has fewer pods than it may have. living: the number of its pods that have not ended."""
+    if job["spec"].get("suspend"):
+        return False
+    return living < min(int(job_spec(job).get("parallelism") or 1), len(open_indexes(job)))
 
 
 def _true(condition: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -200,6 +200,7 @@ class JobView(Record, frozen=True, kw_only=True, omit_defaults=True):
     phase: SchedulerPhase
     state: str = ""  # in the scheduler's own words: PENDING, CrashLoopBackOff
     reason: str = ""  # why it waits or ended, as a sentence
+    before: str = ""  # how its last start ended that was killed, if the scheduler tells
     nodes: tuple[str, ...] = ()
     starts: UnixTime | None = None  # expected start
     label: str = ""  # comment or label that the scheduler has for the job; "" in poll.json, where it was checked
@@ -353,8 +354,12 @@ def read_poll(jobs: JobsDir) -> PollFile | None:
 def write_poll(jobs: JobsDir, poll: PollFile) -> None:
     """Write poll.json. Raises OSError if it cannot be written."""
     # Thousands of pending jobs have the same few reasons: each is searched for keys once.
-    reasons = {text: str(redact_json(text)) for text in {poll.why_not, *(view.reason for view in poll.jobs.values())}}
-    jobs_known = {share: replaced(view, reason=reasons[view.reason]) for share, view in poll.jobs.items()}
+    texts = {poll.why_not, *(text for view in poll.jobs.values() for text in (view.reason, view.before))}
+    reasons = {text: str(redact_json(text)) for text in texts}
+    jobs_known = {
+        share: replaced(view, reason=reasons[view.reason], before=reasons[view.before])
+        for share, view in poll.jobs.items()
+    }
     known = replaced(poll, jobs=jobs_known, why_not=reasons[poll.why_not])
     write_bytes(jobs.poll, indented({"schema": SCHEMA, **as_json(known)}), durable=False)
 
