@@ -151,6 +151,19 @@ def test_a_report_waits_while_a_runner_rewrites_its_claim_whatever_the_scheduler
     assert wait()
 
 
+def test_a_report_waits_until_the_runs_of_a_cancelled_job_are_saved(waiting, matrix, monkeypatch):
+    first, wait = waiting
+    append_job_line(JobsDir(matrix), JobLine(event=CANCELLED, submission=1, time=1.0, job="1.0"))
+    poll(matrix, SchedulerPhase.RUNNING, SchedulerPhase.ENDED)
+    first.end.unlink()
+    assert not wait()
+    write_json(first.end, as_json(ShareEnd(job=first.id, status="stopped", kind="signal")))
+    assert wait()
+    first.end.unlink()
+    first.owner.unlink()  # it never started
+    assert wait()
+
+
 def test_a_report_leaves_if_a_later_one_follows(waiting, share):
     _, wait = waiting
     share("c", number=4)

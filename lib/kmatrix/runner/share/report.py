@@ -97,15 +97,9 @@ def wait_for_others(
     say(f"waits for {plural(len(left), 'share')}")
     while True:
         cancelled = {line.submission for line in job_lines(jobs) if line.event == CANCELLED}
-        # A share whose runs have a newer one is over, unless its runner has not seen that yet.
-        gone = _gone(jobs) | {share.id for share in left if share.id not in newest}
-        left = [
-            share
-            for share in left
-            if share.submission not in cancelled
-            and not _has_ended(share)
-            and not (share.id in gone and _is_idle(share))
-        ]
+        # A share whose runs have a newer one, or whose job was cancelled, is over unless its runner still saves.
+        gone = _gone(jobs) | {share.id for share in left if share.id not in newest or share.submission in cancelled}
+        left = [share for share in left if not _has_ended(share) and not (share.id in gone and _is_idle(share))]
         if not left or _later(jobs, folder.number) is not None:
             return
         time.sleep(poll_s or min(60.0, 2.0 + 0.1 * len(left)))
