@@ -98,6 +98,13 @@ def test_a_scheduler_that_shows_only_ones_own_jobs_is_not_asked_for_those_of_oth
     assert scheduler.questions == 2
 
 
+def test_a_job_of_another_matrix_with_the_same_id_counts_as_forgotten(matrix):
+    make_submission(matrix, [["a"]])
+    scheduler = FakeScheduler(phases={"12": "running"}, comments={"12": "kmatrix-other-1"})
+    found = refresh(matrix, scheduler=scheduler).jobs["1.0"]
+    assert (found.phase, found.reason) == ("unknown", "Slurm has another job with this id")
+
+
 def test_a_display_asks_again_after_its_storage_did_not_answer(monkeypatch):
     monkeypatch.setattr("kmatrix.engines.polling.EVERY_S", 0.01)
     answers = [PollFile(why_not="first"), OSError(errno.ESTALE, "stale"), RecordError("damaged"), PollFile()]

@@ -159,6 +159,18 @@ def test_unused_copies_are_removed_and_others_stay(stage, run, data, tmp_path):
     assert remove_unused(tmp_path / "local", older_s=0.0) == [os.path.basename(copy)]  # noqa: PTH119
 
 
+def test_a_copy_that_was_used_again_is_not_an_unused_one(stage, run, data, tmp_path):
+    first = stage()
+    first.environment([run])
+    os.close(first._locks.pop())
+    lock = next((tmp_path / "local").glob(".*.lock"))
+    os.utime(lock, (0, 0))
+    second = stage()
+    second.environment([run])
+    os.close(second._locks.pop())
+    assert remove_unused(tmp_path / "local", older_s=3600.0) == []
+
+
 def test_folders_of_other_programs_stay(tmp_path):
     """STAGE_DIR may be a folder such as /tmp, or the user's own one."""
     other = tmp_path / "project"

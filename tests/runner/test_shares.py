@@ -176,6 +176,8 @@ def test_whole_nodes_have_all_their_cpus():
     (found,) = submissions_of([plan("a")], rules(whole_nodes=True))
 
     assert found.shape.cpus_per_node == 16
+    (found,) = submissions_of([plan("a", cuda=False, threads=32)], rules(whole_nodes=True))
+    assert found.shape.cpus_per_node == 32  # more than a node has: it is refused, not cut
 
 
 def test_a_limit_of_parallel_jobs_is_that_of_each_array():

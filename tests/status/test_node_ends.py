@@ -6,13 +6,13 @@ import pytest
 
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl, write_json
-from kmatrix.records.jobs.files import NodeEnd, NodeFile
+from kmatrix.records.jobs.files import NodeEnd, NodeFile, RankExit
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import RankErrorFile, first_rank_error
 from kmatrix.status.classify import classify
-from kmatrix.status.node_ends import node_end
+from kmatrix.status.node_ends import first_exit, node_end
 from kmatrix.status.state import (
     GPU_LOST,
     KILLED,
@@ -132,6 +132,12 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_however_early_its_clock_is(r
     write_node(run, 1, rank=2)
 
     assert end_of(run).reason == "rank 2 on n2: ValueError: no data"
+
+
+@pytest.mark.parametrize(("later_s", "cause"), [(1.0, 1), (30.0, 0)])
+def test_a_rank_that_torchrun_kills_after_its_grace_period_is_not_the_cause(later_s, cause):
+    exits = (RankExit(rank=1, exit_code=-9, time=100.0 + later_s), RankExit(rank=0, exit_code=1, time=100.0))
+    assert first_exit(exits).rank == cause
 
 
 def test_on_one_host_the_earliest_error_is_the_cause():

@@ -191,6 +191,14 @@ def test_a_pod_obeys_no_orders_twice_and_none_that_are_over_or_of_another_job(sh
     assert not follower._is_new(orders(attempt=3))
 
 
+def test_a_pod_obeys_no_orders_of_an_earlier_pod_0(share, run, lines):
+    follower = Follower(share, run, JOB, 1, lines.append)
+    share.folder.mkdir(parents=True, exist_ok=True)
+    write_json(share.owner, as_json(ShareOwner(job=JOB, restart=1)))
+    assert not follower._is_new(orders(attempt=2))
+    assert follower._is_new(orders(restart=1, attempt=2))
+
+
 @pytest.mark.parametrize(
     ("end", "is_over"),
     [

@@ -430,6 +430,19 @@ def test_a_part_of_a_job_cannot_be_cancelled_unless_the_rest_has_ended(cluster, 
     wait_until(lambda: not cluster.jobs(), "the Job is gone", 10)
 
 
+@pytest.mark.parametrize("now", [False, True])
+def test_jobs_that_are_killed_lose_their_pods_at_once(cluster, folder, tmp_path, now):
+    kubernetes = scheduler(tmp_path)
+    kubernetes.submit(folder, submission(shares=2, nodes=2))
+    cluster.requests.clear()
+
+    kubernetes.cancel([f"{LABEL}_0", f"{LABEL}_1"], now=now)
+
+    killed = [one for one in cluster.requests if one.startswith("DELETE") and "/pods?" in one]
+    assert len(killed) == (2 if now else 0)
+    assert all("gracePeriodSeconds=0" in one for one in killed)
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_jobsets_are_created_found_and_deleted(cluster, folder, tmp_path, several):
     kubernetes = scheduler(tmp_path, K8S_JOBSET="y")

@@ -101,6 +101,17 @@ def test_accounting_wins_where_it_knows_every_start_and_counts_what_runners_do_n
     assert used.gpu_hours == pytest.approx(16 + 2 + 2, abs=0.02)
 
 
+def test_accounting_that_does_not_know_a_start_is_not_used_whatever_it_has_counted(matrix):
+    (share,) = make_submission(matrix, [["a"]])
+    noted(share)
+    noted(share, restart=1)
+    keep_usage(JobsDir(matrix), {"1.0": ShareUsage(starts=1, node_s=9 * HOUR)})
+
+    used = usage_of(matrix)
+
+    assert (used.counted, used.starts, used.node_hours) == (0, 2, 2.0)
+
+
 def test_an_answer_is_kept_when_accounting_forgets_and_replaced_when_it_knows_more(matrix):
     jobs = JobsDir(matrix)
     make_submission(matrix, [["a"], ["b"]])
