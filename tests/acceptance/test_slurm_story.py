@@ -175,7 +175,7 @@ def cluster(stage: SlurmStage, venv: Path) -> Cluster:
 @pytest.fixture(scope="module")
 def quick(cluster: Cluster) -> Cluster:
     """The same cluster with further matrices, which train while other jobs wait for their next start."""
-    cluster.submit("silent", on_nodes("n3"), steps=PAUSE)
+    cluster.submit("silent", on_nodes("n3"), steps=PAUSE.replace("20", "60"))  # it trains until its own test
     cluster.submit("two", "NUM_GPUS=2", "NUM_NODES=1,2", "SLURM_EXTRA_FLAGS=--exclude=n[3-7]")
     results, scripts = cluster.clone.root / "results" / "rendered", cluster.clone.root / "rendered"
     cluster.make("plan", "ENGINE=slurm", f"RESULTS_DIR={results}", f"RENDER={scripts}", *tiny(on_nodes("n7")))
@@ -347,7 +347,9 @@ def test_while_slurm_does_not_answer_status_shows_steps_and_the_run_finishes(clu
         story.wait(lambda: "does not answer" in story.make("status"), "status says that Slurm does not answer", 90)
         shown = story.make("status")
         assert re.search(r"\brunning\b", shown), shown
-        assert re.search(r"\b([5-9]|1\d)/40\b", shown), shown
+        steps = re.search(r"\b(\d+)/40\b", shown)
+        assert steps, shown
+        assert 5 <= int(steps[1]) < 40, shown
         story.slow.free()
         story.wait_finished()
     finally:
