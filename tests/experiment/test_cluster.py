@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kmatrix.engines.slurm.scheduler import SlurmScheduler
@@ -70,6 +72,19 @@ def test_nodes_are_as_few_as_the_gpus_of_each_allow(monkeypatch, tmp_path):
     made = plan(tmp_path, DEVICE="cuda", NUM_GPUS=8, NUM_NODES=0)
 
     assert [(shape.nodes, shape.gpus_per_node) for shape in shapes(made)] == [(2, 4)]
+
+
+def test_smaller_nodes_without_gpus_do_not_count_for_runs_with_gpus(monkeypatch, tmp_path):
+    answers = answer(monkeypatch)
+    nodes = answers.texts["scontrol --oneliner show node"][1].splitlines()
+    small = nodes[0].replace("NodeName=n1", "NodeName=c1").replace("Gres=gpu:a10g:4", "Gres=(null)")
+    small = re.sub(r"CPU(Efctv|Tot)=16", r"CPU\1=2", small)
+    answers.say("scontrol --oneliner show node", "\n".join([*nodes, small]))
+
+    made = plan(tmp_path, DEVICE="cuda", NUM_GPUS=4)
+
+    assert made.nodes is not None
+    assert (made.nodes.gpus, made.nodes.cpus) == (4, 16)
 
 
 def test_gpus_per_node_of_the_user_are_not_replaced(monkeypatch, tmp_path):

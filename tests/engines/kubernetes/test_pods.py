@@ -252,6 +252,17 @@ def test_a_pod_that_never_came_is_lost_and_one_that_waits_is_not(run, monkeypatc
     assert Pods(Path("python"), JOB, 0, f"{JOB}-0.km-1").lost(plan(run)) == [f"{JOB}-2"]
 
 
+def test_a_pod_0_ends_the_attempt_that_it_has_ordered_and_no_later_one(run):
+    NodeDir(run, 1).path.mkdir(parents=True)
+    former = Pods(Path("python"), JOB, 0, f"{JOB}-0.km-1")
+    write_orders(run, orders(restart=1, attempt=2))
+    former.kill(plan(run))
+    assert not read_orders(run).over
+    write_orders(run, orders(restart=0, attempt=2))
+    former.kill(plan(run))
+    assert read_orders(run).over
+
+
 def environment(matrix, **values: str) -> dict[str, str]:
     folder = JobsDir(matrix).submission(1).path
     head = {"KMATRIX_HEAD": "km-1-0-0.km-1", "KMATRIX_NODES": "2", "KMATRIX_TASK": "0", "JOB_COMPLETION_INDEX": "1"}

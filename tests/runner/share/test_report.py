@@ -164,6 +164,17 @@ def test_a_report_waits_until_the_runs_of_a_cancelled_job_are_saved(waiting, mat
     assert wait()
 
 
+def test_the_end_of_an_earlier_start_is_not_that_of_a_share(waiting, matrix):
+    """Its pod was replaced after an end that asked for no further start."""
+    first, wait = waiting
+    poll(matrix, SchedulerPhase.RUNNING, SchedulerPhase.ENDED)
+    write_json(first.end, as_json(ShareEnd(job=first.id, status="stopped")))
+    write_json(first.owner, as_json(ShareOwner(job=first.id, restart=1)))
+    assert not wait()
+    write_json(first.end, as_json(ShareEnd(job=first.id, restart=1, status="finished")))
+    assert wait()
+
+
 def test_a_report_leaves_if_a_later_one_follows(waiting, share):
     _, wait = waiting
     share("c", number=4)
