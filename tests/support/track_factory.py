@@ -76,6 +76,12 @@ def write_status(run: RunDir, status: str = "finished", *, attempt: int = 1, **k
     write_json(run.status, {"status": status, "attempt": attempt, "attempts": [], **known})
 
 
+def write_used(run: RunDir, hosts: tuple[str, ...], *, attempt: int = 1) -> None:
+    """Write run_used.json as the trainer does. hosts: of each rank; one node for each of them that differs."""
+    about = {"train": {"num_nodes": len(set(hosts))}, "adjusted": [], "attempt": attempt, "hosts": list(hosts)}
+    write_json(run.run_used, about)
+
+
 def expected_values(run: RunDir) -> dict[int, dict[str, float]]:
     """Return the values that a tracker must have stored: step -> each key with a number."""
     found: dict[int, dict[str, float]] = {}
@@ -99,6 +105,7 @@ class MemoryTracker:
         self.rows: list[tuple[int, float, dict[str, float]]] = []
         self.gpus: list[tuple[float, dict[str, float]]] = []
         self.alerts: list[tuple[str, str]] = []
+        self.configs: list[tuple[int, dict[str, str]]] = []  # number of rows before, and values
         self.closed: list[str] = []
         self.opened = 0
         self.refuse: list[Exception] = []
@@ -114,6 +121,9 @@ class MemoryTracker:
             alerts=len(self.alerts),
             link="memory://run",
         )
+
+    def configure(self, values):
+        self.configs.append((len(self.rows), dict(values)))
 
     def points(self, points):
         self.hang()

@@ -114,14 +114,15 @@ def main(folder: Path, actions: Sequence[Sequence[Any]], project: str) -> None:
             wait_until(lambda step=arguments[0]: step in WandbFiles(run.dir.path, run.id).read().steps)
         elif name == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif name == "kill core":
+        elif name in ("kill core", "pause core"):
             core = next(child for child in psutil.Process().children(recursive=True) if "wandb-core" in child.name())
+            if name == "pause core":  # and die, before W&B's package notices
+                core.suspend()
+                os.kill(os.getpid(), signal.SIGKILL)
             core.kill()
             core.wait()
-        elif name == "pause core":  # and die, before W&B's package notices
-            core = next(child for child in psutil.Process().children(recursive=True) if "wandb-core" in child.name())
-            core.suspend()
-            os.kill(os.getpid(), signal.SIGKILL)
+        elif name == "configure":
+            mirror.configure(arguments[0])
         elif name == "new mirror":
             mirror = WandbMirror()
         elif name == "close":

@@ -29,6 +29,7 @@ from track_factory import (
     write_recording,
     write_status,
     write_training,
+    write_used,
 )
 
 
@@ -198,6 +199,22 @@ def test_a_long_run_is_returned_in_parts_without_loss(run):
     batches = all_of(RunFeed(run))
     assert max(len(batch.points) for batch in batches) == 500
     assert {p.step: dict(p.values) for batch in batches for p in batch.points} == expected_values(run)
+
+
+def test_the_nodes_of_each_attempt_come_before_its_points_and_those_of_one_node_never(run):
+    feed = RunFeed(run)
+    assert not feed.read().config
+    write_used(run, ("n1", "n1", "n2", "n2"))
+    write_training(run, range(2))
+    batch = feed.read()
+    assert batch.config == {"nodes": "2", "hosts": "n1, n2"}
+    assert batch.points
+    write_used(run, ("n1", "n1", "n2", "n2"), attempt=2)
+    assert not feed.read().config
+    write_used(run, ("n3", "n3", "n2", "n2"), attempt=3)
+    assert feed.read().config == {"nodes": "2", "hosts": "n3, n2"}
+    write_used(run, ("n1", "n1"))
+    assert not RunFeed(run).read().config
 
 
 def test_alerts_of_rules_events_and_failures_are_returned_once(run):

@@ -27,6 +27,7 @@ from track_factory import (
     write_recording,
     write_status,
     write_training,
+    write_used,
 )
 from waiting import wait_until
 
@@ -59,6 +60,15 @@ def send(run, *trackers, limit_s=60.0, **options):
     stores = {f"memory{number}" if number else "memory": tracker for number, tracker in enumerate(trackers)}
     code = feed(run, tuple(stores), limit_s=limit_s, make=lambda name: lambda: stores[name], **options)
     return code, {sent.tracker: sent for sent in read_track(run)}
+
+
+def test_a_tracker_gets_the_nodes_of_a_run_before_its_points(run):
+    write_used(run, ("n1", "n2"))
+    write_training(run, range(3))
+    write_status(run)
+    tracker = MemoryTracker()
+    assert send(run, tracker)[0] == 0
+    assert tracker.configs == [(0, {"nodes": "2", "hosts": "n1, n2"})]
 
 
 @pytest.fixture

@@ -102,6 +102,17 @@ def test_configuration_alerts_and_status_are_texts_written_once(identity_of, fol
     assert texts(folder, "status") == ["stopped", "finished"]
 
 
+def test_a_configuration_with_other_nodes_is_written_again_and_only_then(identity_of, folder):
+    for hosts in ("n1, n2", "n1, n2", "n3, n2"):
+        tracker = TensorBoardMirror()
+        tracker.open(identity_of)
+        tracker.configure({"nodes": "2", "hosts": hosts})
+        tracker.close(Status.STOPPED)
+    found = texts(folder, "config")
+    assert [text.partition("| hosts | ")[2].partition(" |")[0] for text in found] == ["", "n1, n2", "n3, n2"]
+    assert all("| GPT2_MAX_ITERS | 500 |" in text for text in found)
+
+
 def test_opening_a_fully_sent_run_writes_nothing(identity_of, folder):
     tracker = TensorBoardMirror()
     tracker.open(identity_of)

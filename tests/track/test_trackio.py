@@ -143,6 +143,18 @@ def test_the_configuration_has_group_tags_and_the_final_status(identity):
     assert stored["hidden"] == "y"  # names that start with an underscore belong to Trackio
 
 
+def test_the_configuration_has_the_nodes_of_the_last_attempt(identity):
+    mirror = TrackioMirror()
+    for step, hosts in enumerate(("n1, n2", "n3, n2")):
+        mirror.open(identity)
+        mirror.configure({"nodes": "2", "hosts": hosts})
+        mirror.points([point(step)])
+        assert (config(identity)["nodes"], config(identity)["hosts"]) == ("2", hosts)
+    mirror.configure({"nodes": "2", "hosts": "n4, n5"})
+    mirror.close(Status.FINISHED)
+    assert (config(identity)["hosts"], config(identity)["CONFIG_GPT2_MAX_ITERS"]) == ("n4, n5", "10")
+
+
 def test_a_resumed_run_is_running_until_it_ends(identity):
     mirror = TrackioMirror()
     mirror.open(identity)

@@ -40,6 +40,9 @@ def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(text)] if arguments else [json.loads(line) for line in text.splitlines()]
 
 
+MOVED = {"nodes": "2", "hosts": "n3, n2"}  # where the second attempt of a run trains
+
+
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
     """A run whose first process was killed at step 25, whose second ended, and which was sent once more."""
@@ -50,14 +53,22 @@ def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, l
             drive(
                 matrix,
                 ["open"],
+                ["configure", {"nodes": "2", "hosts": "n1, n2"}],
                 ["points", 0, 26],
                 ["alert", "loss spike"],
                 ["wait for", 20],
                 ["kill"],
                 environ={"SOME_TOKEN": SECRET},
             ),
-            drive(matrix, ["open"], ["devices", EPOCH + 39, 7.0], ["points", 0, 40], ["close", "finished"]),
-            drive(matrix, ["open"], ["points", 0, 40], ["close", "finished"]),
+            drive(
+                matrix,
+                ["open"],
+                ["configure", MOVED],
+                ["devices", EPOCH + 39, 7.0],
+                ["points", 0, 40],
+                ["close", "finished"],
+            ),
+            drive(matrix, ["open"], ["configure", MOVED], ["points", 0, 40], ["close", "finished"]),
         ]
 
     folder, outputs = make_once(tmp_path_factory, "wandb-offline", record)
@@ -106,6 +117,14 @@ def test_a_run_has_name_group_tags_and_symbols_with_numeric_types(offline_run):
     assert (run["run_id"], run["project"], run["tags"]) == ("cafe-1", "gpt2-abcde", ["optimizer=adamw"])
     config = {key: value for key, value in run["config"]["update"].items() if key != "_wandb"}
     assert config == {**CONFIG, "GPT2_LEARNING_RATE": 6e-4, "GPT2_MAX_ITERS": 40}
+
+
+def test_the_configuration_has_the_nodes_of_each_attempt(offline_run):
+    files, _ = offline_run
+    changes = [record["config"]["update"] for record in inspect(files.sessions[0]) if "config" in record]
+    assert {"nodes": 2, "hosts": "n1, n2"} in changes
+    config = inspect(files.sessions[1])[1]["run"]["config"]["update"]
+    assert (config["nodes"], config["hosts"]) == (2, "n3, n2")
 
 
 def test_the_summary_has_the_best_loss_of_all_attempts_and_the_final_status(offline_run):

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.json_array import ArrayTail
 from kmatrix.records.files import LineTail, finite
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
+from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of, read_used_file_or_empty
 from kmatrix.records.states import AttemptRecord, EventLine, read_run_status
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import Alert, Severity, alerts_of, one_line
-from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, TrackerAlert
+from kmatrix.track.tracker import HOSTS, NODES, AlertLevel, DeviceValues, MetricPoint, TrackerAlert
 
+Version = tuple[int, int]  # of a file that is replaced: modification time (ns) and inode
 MOST_POINTS = 500  # per batch, so that no request of a tracker is very large
 
 
@@ -28,12 +29,13 @@ MOST_POINTS = 500  # per batch, so that no request of a tracker is very large
 class FeedBatch:
     """The new data of a run since the last read."""
 
+    config: Mapping[str, str] = field(default_factory=dict)  # nodes and hosts, if they changed
     points: Sequence[MetricPoint] = ()
     devices: Sequence[DeviceValues] = ()  # up to the time of the last point, or all if there is no later point
     alerts: Sequence[TrackedAlert] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.points or self.devices or self.alerts)
+        return bool(self.config or self.points or self.devices or self.alerts)
 
 
 class RunFeed:
@@ -43,6 +45,7 @@ class RunFeed:
         self._points = PointTail(run.metrics)
         self._devices = DeviceTail(run.gpu_stats_multi)
         self._alerts = AlertTail(run)
+        self._nodes = NodesTail(run)
         self._waiting: list[MetricPoint] = []
 
     def read(self, *, ended: bool = False) -> FeedBatch:
@@ -57,7 +60,34 @@ class RunFeed:
         if len(devices) >= MOST_DEVICES:  # more device samples may precede the first point
             points = []
         self._waiting = self._waiting[len(points) :]
-        return FeedBatch(points=points, devices=devices, alerts=self._alerts.read())
+        # The nodes last: the trainer writes them before the first of these points.
+        alerts = self._alerts.read()
+        return FeedBatch(config=self._nodes.read(), points=points, devices=devices, alerts=alerts)
+
+
+class NodesTail:
+    """Read the nodes of a run over several nodes from run_used.json, which each attempt replaces."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._version: Version | None = None
+        self._known: dict[str, str] = {}
+
+    def read(self) -> dict[str, str]:
+        """Return the number of nodes and their hosts, that of rank 0 first; {} if they did not change, or for one."""
+        version = _version(self._run.run_used)
+        if version is None or version == self._version:
+            return {}
+        try:
+            used = read_used_file_or_empty(self._run)
+        except (OSError, SchemaError):
+            return {}
+        self._version, number = version, used.train.get("num_nodes")
+        found = {NODES: str(number), HOSTS: ", ".join(dict.fromkeys(used.hosts))}
+        if not isinstance(number, int) or number < 2 or found == self._known:
+            return {}
+        self._known = found
+        return found
 
 
 class PointTail:
@@ -152,7 +182,7 @@ class AlertTail:
         self._run = run
         self._events = LineTail(run.events, EventLine)
         self._seen: set[str] = set()
-        self._version: tuple[int, int] = (0, 0)
+        self._version: Version | None = None
 
     def read(self) -> list[TrackedAlert]:
         """Return the alerts that are new since the last call."""
@@ -163,12 +193,10 @@ class AlertTail:
 
     def _of_status(self) -> Iterator[TrackedAlert]:
         """Yield the alerts of status.json, if the file changed since the last call."""
+        version = _version(self._run.status)
+        if version is None or version == self._version:
+            return
         try:
-            known = self._run.status.stat()
-            # The file is replaced, not rewritten: its inode changes even if two writes have the same time.
-            version = (known.st_mtime_ns, known.st_ino)
-            if version == self._version:
-                return
             record = read_run_status(self._run)
         except (OSError, SchemaError):
             return
@@ -185,6 +213,15 @@ class AlertTail:
                 title, text = f"{self._run.name}: {line.event}", f"step {line.step}: {line.text}"
                 alert = TrackerAlert(time=line.time, title=title, text=text, level=EVENTS[line.event])
                 yield TrackedAlert(key=f"{line.event}|{line.time}", alert=alert)
+
+
+def _version(path: Path) -> Version | None:
+    """Return the version of a file that is replaced, None without one."""
+    try:
+        known = path.stat()
+    except OSError:
+        return None
+    return known.st_mtime_ns, known.st_ino  # the inode changes even if two writes have the same time
 
 
 def _of_rule(rule: Alert) -> TrackerAlert:

@@ -317,6 +317,8 @@ class SyncWorker:
         self.progressed = time.monotonic()
 
     def _send(self, tracker: Tracker, batch: FeedBatch) -> None:
+        if batch.config:
+            tracker.configure(batch.config)
         if devices := [one for one in batch.devices if one.time > self._devices_time]:
             tracker.devices(devices)
             self._devices_time = devices[-1].time

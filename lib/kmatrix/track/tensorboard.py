@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -67,23 +68,33 @@ class TensorBoardMirror:
         self._writer: Any = None
         self._devices: list[DeviceValues] = []
         self._step = 0
-        self._status = ""  # the last status written
+        self._run: TrackerIdentity | None = None
+        self._table = self._status = ""  # the last configuration and status written
 
     def open(self, run: TrackerIdentity) -> StoredRun:
         """Return the content of the event files. A new file is created by the first write."""
-        self._folder = MatrixDir(run.dir.path.parent).tensorboard / run.name
+        self._run, self._folder = run, MatrixDir(run.dir.path.parent).tensorboard / run.name
         self._folder.mkdir(parents=True, exist_ok=True)
         # The configuration once, and not again when an attempt resumes.
         if not any(self._folder.glob(FILES)):
-            now = time.time()
-            self._text(CONFIG, _table(run), time=now)
+            now, self._table = time.time(), _table(run)
+            self._text(CONFIG, self._table, time=now)
             for summary in (_layout(), *_hparams(run, now)):
                 self._event(now, 0, summary)
             self._flush()
             return StoredRun(steps={}, link=str(self._folder))
-        stored, self._status = _stored(self._folder)
+        stored, self._table, self._status = _stored(self._folder)
         self._step = max(stored.steps, default=0)
         return stored
+
+    def configure(self, values: Mapping[str, str]) -> None:
+        """Write the configuration again, unless it is the last one that was written."""
+        if self._run is None:
+            raise RuntimeError("call open() first")
+        table = _table(replace(self._run, config={**self._run.config, **values}))
+        if table != self._table:
+            self._table = table
+            self._text(CONFIG, table, time=time.time())
 
     def points(self, points: Sequence[MetricPoint]) -> None:
         for point in points:
@@ -146,8 +157,8 @@ def _writer(folder: Path) -> Any:
     return writer
 
 
-def _stored(folder: Path) -> tuple[StoredRun, str]:
-    """Return the content of a directory as TensorBoard reads it, and the last status written."""
+def _stored(folder: Path) -> tuple[StoredRun, str, str]:
+    """Return the content of a directory as TensorBoard reads it, the last configuration and the last status written."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # 0: all values, not a sample of them. Nothing is purged if a resumed attempt starts at a lower step.
@@ -162,9 +173,9 @@ def _stored(folder: Path) -> tuple[StoredRun, str]:
                 devices_time = max(devices_time, event.wall_time)
             else:
                 steps.setdefault(event.step, {})[tag] = event.value
-    alerts, statuses = ([_content(event) for event in _texts(reader, tag)] for tag in (ALERTS, STATUS))
+    alerts, tables, statuses = ([_content(event) for event in _texts(reader, tag)] for tag in (ALERTS, CONFIG, STATUS))
     stored = StoredRun(steps=steps, devices_time=devices_time, alerts=len(alerts), link=str(folder))
-    return stored, statuses[-1] if statuses else ""
+    return stored, tables[-1] if tables else "", statuses[-1] if statuses else ""
 
 
 def _texts(reader: Any, tag: str) -> Sequence[Any]:

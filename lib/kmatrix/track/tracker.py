@@ -16,6 +16,8 @@ from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 
+NODES, HOSTS = "nodes", "hosts"  # keys of the configuration of a run over several nodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerIdentity:
@@ -94,6 +96,9 @@ class Tracker(Protocol):
 
     def open(self, run: TrackerIdentity) -> StoredRun:
         """Create the run at the tracker, or resume it. Return what the tracker already has."""
+
+    def configure(self, values: Mapping[str, str]) -> None:
+        """Add values to the configuration of the run, or replace them. Called before the points they belong to."""
 
     def points(self, points: Sequence[MetricPoint]) -> None:
         """Append points in time order. For a known step, only new keys are added."""

@@ -105,6 +105,11 @@ class TrackioMirror:
         alerts = SQLiteStorage.get_alerts(project, run_id=own)
         return StoredRun(steps=steps, devices_time=max(times, default=0.0), alerts=len(alerts))
 
+    def configure(self, values: Mapping[str, str]) -> None:
+        """Change the configuration, which is sent with the next point, or at the end."""
+        self._config |= values
+        self._status = None  # what was sent is outdated
+
     def points(self, points: Sequence[MetricPoint]) -> None:
         """Store points with their original times."""
         entries = [self._point(one.step, _text(one.time), one.values) for one in points]

@@ -27,6 +27,7 @@ from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.redaction import redact
 from kmatrix.track.feed import means
 from kmatrix.track.tracker import (
+    NODES,
     DeviceValues,
     MetricPoint,
     StoredRun,
@@ -67,6 +68,7 @@ class WandbMirror:
         self._identity: TrackerIdentity | None = None
         self._run: wandb.Run | None = None
         self._before = WandbRun()
+        self._config: dict[str, str] = {}  # in addition to that of the identity
         self._since: list[DeviceValues] = []
         self._last: MetricPoint | None = None
         self._summary = RunSummary()
@@ -101,6 +103,12 @@ class WandbMirror:
         if not self._before.sessions:
             self._begin(run)
         return replace(stored, link=str(files.folder), how=_upload_command(run))
+
+    def configure(self, values: Mapping[str, str]) -> None:
+        """Change the configuration; that of a run without new rows stays, because a write makes a directory."""
+        self._config |= values
+        if self._run is not None:
+            self._run.config.update(typed(values), allow_val_change=True)  # type: ignore[no-untyped-call]
 
     def points(self, points: Sequence[MetricPoint]) -> None:
         """Log rows. The last row stays open for device samples until the next one."""
@@ -161,7 +169,7 @@ class WandbMirror:
             group=run.group,
             job_type=run.job_type,
             tags=run.tags,
-            config=typed(run.config),
+            config=typed({**run.config, **self._config}),
             dir=str(run.dir.path),
             # Continue the run if the server has this id, else create it.
             resume="allow",
@@ -335,7 +343,7 @@ def best(losses: Mapping[int, float]) -> dict[str, float]:
 
 def typed(config: Mapping[str, str]) -> dict[str, str | int | float]:
     """Return a configuration with numbers as numbers, so that W&B can sort and plot them. Ids stay text."""
-    return {name: number_or_text(text) if name.isupper() else text for name, text in config.items()}
+    return {name: number_or_text(text) if name.isupper() or name == NODES else text for name, text in config.items()}
 
 
 _private_logs: list[Path] = []  # the directory of this process, once it exists
