@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,13 @@ def start_driver(
     )
 
 
+CALLS: dict[str, Callable[[WandbMirror, Any], None]] = {  # of actions with one argument
+    "configure": lambda mirror, values: mirror.configure(values),
+    "alert": lambda mirror, title: mirror.alert(TrackerAlert(time=EPOCH, title=title, text="look")),
+    "close": lambda mirror, status: mirror.close(Status(status)),
+}
+
+
 def main(folder: Path, actions: Sequence[Sequence[Any]], project: str) -> None:
     """Execute the actions."""
     run = identity(folder, project)
@@ -108,8 +115,6 @@ def main(folder: Path, actions: Sequence[Sequence[Any]], project: str) -> None:
             mirror.points([point(step) for step in range(*arguments) if step not in stored.steps])
         elif name == "devices":
             mirror.devices([DeviceValues(time=arguments[0], values={"gpu_total_memory": arguments[1]})])
-        elif name == "alert":
-            mirror.alert(TrackerAlert(time=EPOCH, title=arguments[0], text="look"))
         elif name == "wait for":
             wait_until(lambda step=arguments[0]: step in WandbFiles(run.dir.path, run.id).read().steps)
         elif name == "kill":
@@ -121,14 +126,10 @@ def main(folder: Path, actions: Sequence[Sequence[Any]], project: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             core.kill()
             core.wait()
-        elif name == "configure":
-            mirror.configure(arguments[0])
         elif name == "new mirror":
             mirror = WandbMirror()
-        elif name == "close":
-            mirror.close(Status(arguments[0]))
         else:
-            raise ValueError(name)
+            CALLS[name](mirror, arguments[0])
 
 
 if __name__ == "__main__":
