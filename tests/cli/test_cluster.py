@@ -29,6 +29,7 @@ from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.jobs.usage import record_start
 from kmatrix.records.paths import matrix_dirs
 from kmatrix.records.runs import Status
+from kmatrix.runner.cluster import signed
 from kmatrix.runner.loop import EXIT_STOPPED
 from kmatrix.status.state import RunState
 from programs import Program
@@ -52,7 +53,7 @@ def slurm(tmp_path, monkeypatch):
         return fake
 
     asking = ("engines.polling", "engines.accounting")
-    for module in (*asking, "experiment.cluster.nodes", "cli.running.cluster", "cli.running.jobs"):
+    for module in (*asking, "experiment.cluster.nodes", "cli.running.cluster", "cli.running.jobs", "cli.control.stop"):
         monkeypatch.setattr(f"kmatrix.{module}.find_scheduler", found)
     return fake
 
@@ -143,6 +144,17 @@ def test_the_same_command_makes_no_second_matrix_while_jobs_wait_or_run(user, sl
         assert len(slurm.state) == 3
     user.check("test-matrix", "NUM_NODES=2")  # other runs
     assert len(matrix_dirs(tmp_path / "results")) == 2
+
+
+def test_the_same_command_makes_no_second_matrix_where_the_storage_has_another_path(user, slurm, tmp_path):
+    user.check("test-matrix", NODES)
+    matrix = only_matrix(tmp_path)
+    (tmp_path / "mount").symlink_to(matrix.path.parent)
+    # As a host writes it whose path of the results is another one.
+    write_engine(matrix, signed(replaced(read_engine(matrix), path=str(tmp_path / "mount" / matrix.name))))
+    assert "its jobs wait or run (REUSE=n makes one): no second matrix is made" in user.check("test-matrix", NODES).out
+    assert only_matrix(tmp_path)
+    assert len(slurm.state) == 3
 
 
 def test_a_second_matrix_is_made_when_asked_for_later_with_other_code_or_after_the_jobs(
@@ -283,6 +295,16 @@ def test_jobs_of_another_user_are_not_submitted_again(user, slurm, tmp_path, mon
     assert "was submitted by somebody else" in user.refused("continue")
     assert "it shows you only your own jobs" in user.check("status").out
     assert slurm.jobs() == jobs
+
+
+def test_jobs_that_were_submitted_for_a_matrix_of_somebody_else_can_be_stopped(user, slurm, tmp_path):
+    user.check("test-matrix")
+    matrix = only_matrix(tmp_path)
+    write_engine(matrix, replaced(read_engine(matrix), signature="of somebody else"))  # with the same settings
+    for job in slurm.state:
+        slurm.change(job, SchedulerPhase.ENDED)
+    assert "1 run submitted" in user.check("continue").out
+    assert "cancelled 1 job" in user.check("stop").out
 
 
 def test_a_damaged_engine_file_is_refused(user, slurm, tmp_path):

@@ -124,7 +124,7 @@ def _same_matrix(plan: Plan, *, reuse: bool) -> tuple[MatrixDir | None, str]:
             continue
         if engine is None or engine.rendered or engine.engine != plan.config.engine:
             continue
-        is_here = engine.path == str(matrix.path.resolve()) and is_own_engine(engine)
+        is_here = is_at_home(matrix, engine) and is_own_engine(engine)
         record = read_matrix_file_or_empty(matrix)
         if not is_here or {run.run_id for run in record.runs} != wanted:
             continue
@@ -295,7 +295,9 @@ def _current(matrix: MatrixDir, engine: EngineFile, settings: Mapping[str, str],
         engine, message = own_engine(matrix, engine, scheduler)
     if message:
         print(f"note: {message}")
-    return engine if engine.settings == settings else signed(replaced(engine, settings=dict(settings)))
+    # Also with equal settings: the jobs of a matrix of somebody else are this user's from now on.
+    is_current = engine.settings == settings and is_own_engine(engine)
+    return engine if is_current else signed(replaced(engine, settings=dict(settings)))
 
 
 def refuse_if_busy(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> None:
