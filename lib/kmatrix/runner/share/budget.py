@@ -80,7 +80,7 @@ class SharedBudget:
     def _keep(self) -> None:
         pause = ASK_S
         while not self._ended.wait(pause):
-            with suppress(OSError):
+            with suppress(OSError, KmatrixError):  # the next look tries again
                 pause = max(ASK_S, self.look() / FILES_PER_S)
 
 
