@@ -109,6 +109,18 @@ def test_an_incomplete_copy_is_made_again(stage, run, data):
     assert os.path.getsize(f"{copy}/stdlib_train_000000.bin") > 5  # noqa: PTH202
 
 
+def test_a_copy_of_another_user_is_not_read(stage, run, data, monkeypatch):
+    """STAGE_DIR may be a folder of all users, in which anybody could put other data under the name of the copy."""
+    one = stage()
+    assert copy_of(one.environment([run]), data)
+    os.close(one._locks.pop())
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    monkeypatch.setattr(staging.shutil, "rmtree", lambda *_, **__: None)  # it may not be removed, either
+    assert copy_of(stage().environment([run]), data) is None
+    assert "is read from the shared storage" in stage.said[-1]
+
+
 def test_a_damaged_shard_is_not_copied(stage, run, data):
     shard = data / "stdlib_train_000000.bin"
     about = shard.stat()

@@ -154,8 +154,13 @@ def contents(data: Path) -> dict[str, list[int]]:
 
 
 def marked(target: Path) -> Mapping[str, list[int]] | None:
-    """Return the files of a complete copy, None if it is not complete."""
+    """Return the files of a complete copy of this user, None without one.
+
+    STAGE_DIR may be a folder of all users, such as /tmp: another user could have put anything there.
+    """
     with suppress(Exception):  # a damaged mark: it is copied again
+        if target.lstat().st_uid != os.geteuid():
+            return None
         files = read_json(target / MARK)["files"]
         sizes = {name: (target / name).stat().st_size for name in files}
         if all(sizes[name] == size for name, (size, _) in files.items()):
