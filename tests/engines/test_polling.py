@@ -38,6 +38,16 @@ def test_an_answer_serves_all_commands_for_ten_seconds(matrix):
     assert scheduler.questions == 3
 
 
+def test_nothing_is_written_through_a_link_in_place_of_the_folder(matrix, tmp_path):
+    """The matrix may be somebody else's, and name a folder of this user."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    JobsDir(matrix).path.symlink_to(outside)
+    with pytest.raises(RecordError, match=f"is a link to {outside}"):
+        refresh(matrix, scheduler=FakeScheduler())
+    assert not list(outside.iterdir())
+
+
 def test_without_an_answer_the_older_one_stays_with_the_reason(matrix):
     make_submission(matrix, [["a"]])
     scheduler = FakeScheduler(phases={"12": "running"})

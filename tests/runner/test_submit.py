@@ -433,10 +433,11 @@ def test_no_run_is_submitted_while_it_is_unknown_which_runs_a_job_has(matrix, sl
     assert len(slurm.state) == 2
 
 
-def test_no_run_is_submitted_again_after_the_folder_of_its_job_was_removed(matrix, slurm):
+@pytest.mark.parametrize(("folder", "jobs"), [("jobs", "100, 101"), ("jobs/0001", "100"), ("jobs/0002", "101")])
+def test_no_run_is_submitted_again_after_the_folder_of_its_job_was_removed(matrix, slurm, folder, jobs):
     run_command(matrix, slurm)
-    shutil.rmtree(JobsDir(matrix).path)
-    with pytest.raises(LaunchError, match="jobs has no folder for 100, 101"):
+    shutil.rmtree(matrix.path / folder)
+    with pytest.raises(LaunchError, match=f"jobs has no folder for {jobs}\n"):
         run_command(matrix, slurm)
     assert len(slurm.state) == 2
 
@@ -456,3 +457,10 @@ def test_a_submitter_that_has_ended_leaves_no_file_that_it_was_just_writing(matr
         assert writing.wait(60)
     time.sleep(0.4)
     assert not path.exists()
+
+
+def test_the_folder_of_a_job_that_slurm_has_forgotten_may_be_removed(matrix, slurm):
+    run_command(matrix, slurm)
+    shutil.rmtree(JobsDir(matrix).submission(1).path)
+    slurm.change("100", SchedulerPhase.UNKNOWN)
+    assert run_command(matrix, slurm) == {3: "101"}

@@ -260,12 +260,16 @@ def need_submissions(jobs: JobsDir) -> None:
 
 
 def _need_all_folders(jobs: JobsDir, engine: EngineFile, scheduler: Scheduler) -> None:
-    """Raise LaunchError if the scheduler has a job with a label that the next submissions would get.
+    """Raise LaunchError if the scheduler has a job of a submission without a folder, or of one of the next numbers.
 
     Its folder was removed: its runs would be submitted again, and nothing would distinguish the new job from it.
     """
-    newest = max((folder.number for folder in jobs.submissions()), default=0)
-    if found := scheduler.find([job_label(engine.id, newest + ahead) for ahead in range(1, MOST_LOST + 1)]):
+    listed = {folder.number for folder in jobs.submissions()}
+    noted = {line.submission: line.event for line in job_lines(jobs)}
+    lost = [number for number, event in noted.items() if number not in listed and event != CANCELLED]
+    newest = max(listed, default=0)
+    numbers = [*lost, *range(newest + 1, newest + 1 + MOST_LOST)]
+    if found := scheduler.find([job_label(engine.id, number) for number in numbers]):
         raise LaunchError(
             f"{shown(jobs.path)} has no folder for {first_names(found.values())}",
             why="it was removed, so which runs the job trains is unknown",

@@ -216,7 +216,8 @@ class PollFile(Record, frozen=True, kw_only=True):
 def read_engine(matrix: MatrixDir) -> EngineFile | None:
     """Return engine.json, None for a matrix of this machine. Raises RecordError if it is damaged, SchemaError if newer.
 
-    Required once it exists: without it, the runs of a cluster would be started here, too.
+    Required once it exists: without it, the runs of a cluster would be started here, too. Also raises RecordError for a
+    link in place of `jobs/`, which commands that only read write to.
     """
     path = JobsDir(matrix).engine_json
     try:
@@ -225,6 +226,13 @@ def read_engine(matrix: MatrixDir) -> EngineFile | None:
         return None
     except OSError:  # storage that does not answer: `decode` says why
         pass
+    folder = JobsDir(matrix).path
+    if os.path.islink(folder):  # noqa: PTH114  (False if the storage does not answer)
+        raise RecordError(
+            f"{folder} is a link to {folder.readlink()}",
+            why="the answers of the scheduler would be written outside the matrix",
+            hint="replace the link by the folder itself, then run the command again",
+        )
     list_names_first()  # other hosts write to this matrix
     return decode(path, EngineFile)
 
