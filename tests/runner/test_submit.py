@@ -433,6 +433,14 @@ def test_no_run_is_submitted_while_it_is_unknown_which_runs_a_job_has(matrix, sl
     assert len(slurm.state) == 2
 
 
+def test_no_run_is_submitted_with_the_jobs_of_another_matrix_in_place_of_its_own(matrix, slurm):
+    run_command(matrix, slurm)
+    write_engine(matrix, replaced(read_engine(matrix), id="another"))
+    with pytest.raises(LaunchError, match=r"0001/submission.json is of another matrix\n"):
+        run_command(matrix, slurm)
+    assert len(slurm.state) == 2
+
+
 @pytest.mark.parametrize(("folder", "jobs"), [("jobs", "100, 101"), ("jobs/0001", "100"), ("jobs/0002", "101")])
 def test_no_run_is_submitted_again_after_the_folder_of_its_job_was_removed(matrix, slurm, folder, jobs):
     run_command(matrix, slurm)

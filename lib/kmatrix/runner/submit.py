@@ -205,7 +205,7 @@ def resolve_doubts(
     Scripts that the user may submit by hand have no `intent`: they stay as they are until a newer submission.
     Raises UnreachableError, before anything is changed, if the scheduler does not answer.
     """
-    need_submissions(submitter.jobs)
+    need_submissions(submitter.jobs, engine)
     _need_all_folders(submitter.jobs, engine, scheduler)
     jobs, lines = submitter.jobs, list(job_lines(submitter.jobs))
     # `stop` was killed before it had cancelled them: what still runs is to start again after its time limit.
@@ -244,12 +244,18 @@ def _claimed_job(folder: SubmissionDir) -> str:
     return ""
 
 
-def need_submissions(jobs: JobsDir) -> None:
-    """Raise LaunchError if a submission.json is missing or damaged: which runs its job trains is unknown then."""
+def need_submissions(jobs: JobsDir, engine: EngineFile) -> None:
+    """Raise LaunchError if a submission.json is missing, damaged or of another matrix: what its job trains is unknown.
+
+    engine: engine.json of the matrix.
+    """
     for folder in jobs.submissions():
         try:
-            if not decode(folder.submission_json, SubmissionFile).shares:
+            found = decode(folder.submission_json, SubmissionFile)
+            if not found.shares:
                 raise RecordError(f"{folder.submission_json} is damaged: it has no shares")
+            if found.label not in ("", job_label(engine.id, folder.number)):
+                raise RecordError(f"{folder.submission_json} is of another matrix")
         except RecordError as error:
             job = submitted_jobs(jobs).get(folder.number, "")
             raise LaunchError(
@@ -286,7 +292,7 @@ def occupied_runs(
     Raises UnreachableError if the scheduler does not answer: then nothing is known of any.
     Raises LaunchError if a submission.json is missing or damaged.
     """
-    need_submissions(JobsDir(matrix))
+    need_submissions(JobsDir(matrix), engine)
     views = own_views(scheduler, engine, known_jobs(matrix, engine, scheduler))
     activity = MatrixActivity(matrix, PollFile(jobs=views), is_new=True)
     # A script that was submitted twice by hand has two jobs: the one that was not asked for may have the claim.

@@ -37,7 +37,7 @@ def stop(arguments: Arguments) -> int:
     if matrix is not None and (activity := look(matrix)).engine is not None:
         if activity.original:
             return _stop_former_jobs(matrix, activity, activity.engine)
-        need_submissions(JobsDir(matrix))  # else jobs of a damaged one would go on, and nobody says so
+        need_submissions(JobsDir(matrix), activity.engine)  # else jobs of a damaged one would go on, and nobody says so
         if activity.activity is not Activity.NONE:
             try:
                 return _stop_jobs(matrix, activity, activity.engine)
