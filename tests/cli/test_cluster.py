@@ -136,7 +136,7 @@ def test_an_interrupted_submission_is_completed_by_the_same_command(user, slurm,
 
 def test_the_same_command_makes_no_second_matrix_while_jobs_wait_or_run(user, slurm, tmp_path):
     user.check("test-matrix", NODES)
-    for reuse, why in (("REUSE=y", "its jobs wait or run (REUSE=n makes one)"), ("REUSE=n", "less than 60 s ago")):
+    for reuse, why in (("REUSE=y", "its jobs wait or run"), ("REUSE=n", "less than 60 s ago")):
         out = user.check("test-matrix", NODES, reuse).out
         assert f"{why}: no second matrix is made" in out
         assert "2 runs pending already" in out

@@ -149,6 +149,16 @@ def test_a_job_that_died_before_its_run_began_comes_with_its_log(tmp_path, state
     assert (f" logs TARGET={made.path} RUN={ALSO.name}" in line) == has_log
 
 
+def test_slurm_calls_the_job_of_a_run_that_was_held_a_failed_one_and_status_does_not(tmp_path):
+    made = make_matrix(tmp_path, [ALSO], took=None)
+    make_engine(made)
+    (share,) = make_submission(made, [[ALSO.name]])
+    claim(share)
+    end(share)
+    answer(made, {"1.0": view("12", "ended", state="FAILED", reason="ended with an error")})
+    assert not [line for line in plain(Overview(made).poll()) if "without a job" in line]
+
+
 def test_a_run_that_waits_for_the_others_of_its_job_has_no_attempt_yet(matrix):
     (share,) = make_submission(matrix, [[WIDE.name, ALSO.name]], number=3, job="15")
     claim(share, "15", host="n1", restart=2)

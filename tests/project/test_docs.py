@@ -108,6 +108,12 @@ def test_every_kmatrix_command_on_a_page_exists(page):
         assert errors_in([name, *arguments], find_command) == []
 
 
+@pages
+def test_every_folder_for_rendered_scripts_on_a_page_is_new(page):
+    words = [word.partition("=") for arguments in commands(page, "make") for word in arguments]
+    assert [folder for name, _, folder in words if name == "RENDER" and folder and (ROOT / folder).exists()] == []
+
+
 def test_an_invalid_target_argument_or_value_is_detected():
     assert errors_in(["test-matrix", "MAX_ITERS=500"]) == []
     assert errors_in(["test-matrx"]) == ["there is no target test-matrx"]

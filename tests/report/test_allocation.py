@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_factory import make_engine, make_submission
+from cluster_factory import answer, claim, make_engine, make_submission, view
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs.files import ShareOwner
 from kmatrix.records.jobs.paths import JobsDir
@@ -105,6 +105,19 @@ def test_reused_results_have_no_hours_here(tmp_path):
         write_json(run.run_json, {**read_json(run.run_json), "reused_from": "test_matrix_results_1/x"})
 
     assert section(matrix)[4].split() == ["trained", "0", "0", "0.0%"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s", "seconds"), [("running", 9.0, 69.0), ("running", 300.0, 60.0), ("ended", 9.0, 60.0)]
+)
+def test_a_running_job_counts_until_now_and_a_dead_one_until_its_last_sign_of_life(tmp_path, phase, age_s, seconds):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", result=False)])
+    make_engine(matrix)
+    (share,) = make_submission(matrix, [[run.name for run in matrix.runs()]])
+    claim(share, seconds=60.0, age_s=age_s)
+    answer(matrix, {share.id: view("12", phase)})
+
+    assert analyse(matrix).usage.node_hours * HOUR == pytest.approx(seconds, abs=3.0)
 
 
 @pytest.mark.parametrize("has_engine", [True, False])

@@ -102,7 +102,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         settings=settings,
         warnings=(*_run_warnings(runs), *_tuning_warnings(settings)),
         engine=activity.engine.engine if activity.engine else "",
-        usage=usage_of(matrix) if activity.engine else None,
+        usage=usage_of(matrix, activity.claim_ages()) if activity.engine else None,
     )
 
 

@@ -66,8 +66,10 @@ def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainF
     owner, view = share.owner, share.view
     halts = view.reason if view is not None and view.state == SUSPENDED and share.activity is Activity.RUNNING else ""
     is_live = share.activity is Activity.RUNNING and share.end is None and owner is not None
-    # Of a job that its user has cancelled, it is known why it is gone.
-    is_told = share.activity is Activity.NONE and share.handover is Handover.CANCELLED
+    # Of a job that its user has cancelled, it is known why it is gone; and the scheduler calls a job whose runs were
+    # held or stopped a failed one, where its runner has told why it ended.
+    has_end = share.end is not None and not share.end.requeued
+    is_told = share.activity is Activity.NONE and (share.handover is Handover.CANCELLED or has_end)
     quiet = activity.quiet_hosts(run, state.number) if state.status is Status.RUNNING and not halts else {}
     return RunJob(
         activity=share.activity,

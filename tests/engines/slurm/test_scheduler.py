@@ -112,7 +112,7 @@ def test_a_cluster_without_a_default_partition(monkeypatch):
 def test_slurm_has_the_last_word(monkeypatch):
     answer(monkeypatch).say("sbatch --test-only", err="allocation failure: Invalid feature specification", status=1)
 
-    assert problem() == "Slurm refuses the job: allocation failure: Invalid feature specification"
+    assert problem() == "sbatch refuses the job: Invalid feature specification; see SLURM_CONSTRAINT"
 
 
 def test_a_refusal_because_nodes_do_not_answer_says_so(monkeypatch):

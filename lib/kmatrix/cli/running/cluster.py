@@ -131,7 +131,7 @@ def _same_matrix(plan: Plan, *, reuse: bool) -> tuple[MatrixDir | None, str]:
         if not engine.submitted:
             return matrix, "was interrupted before all jobs were submitted: it is completed, no second matrix is made"
         if why := _why_enough(matrix, record, reuse=reuse):
-            return matrix, f"{why}: no second matrix is made"
+            return matrix, why
     return None, ""
 
 
@@ -145,7 +145,9 @@ def _why_enough(matrix: MatrixDir, record: MatrixFile, *, reuse: bool) -> str:
         return ""
     if record.provenance.get("code") != code_of(ROOT).sha256:
         return ""
-    return "its jobs wait or run (REUSE=n makes one)" if reuse else f"was submitted less than {AGAIN_S:g} s ago"
+    if reuse:
+        return "its jobs wait or run: no second matrix is made; REUSE=n makes one"
+    return f"was submitted less than {AGAIN_S:g} s ago: no second matrix is made"
 
 
 def k8s_shell(arguments: Arguments) -> int:

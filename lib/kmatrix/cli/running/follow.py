@@ -32,7 +32,7 @@ def follow(matrix: MatrixDir, *, report: bool = True) -> int:
         if report:
             _wait_for_report(matrix)
     except KeyboardInterrupt:
-        print(f"stopped following; the jobs go on: {make_command('status', matrix.path)}")
+        print(f"\nstopped following; the jobs go on: {make_command('status', matrix.path)}")
         return EXIT_STOPPED
     counts = Counter(known.values())
     print(", ".join(f"{counts[status]} {status}" for status in Status if counts[status]))

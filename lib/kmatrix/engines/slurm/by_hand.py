@@ -71,7 +71,8 @@ def submit_report_later(folder: SubmissionDir, script: Path | None, engine: Engi
     except KmatrixError as error:
         say(f"cannot ask Slurm for the other jobs: {error.why or error.what}; the report shows what there is now")
         return False
-    say(f"job {first_names(before)} of this matrix has not ended: the report is job {job}, after it")
+    what = f"{'jobs' if len(before) > 1 else 'job'} {first_names(before)}"
+    say(f"this matrix has not ended: {what}; the report is job {job}, after that")
     return True
 
 

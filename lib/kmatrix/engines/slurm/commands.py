@@ -211,7 +211,7 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in printable(done.stderr or done.stdout).splitlines() if line.strip()]
     wanted = [line for line in lines if "--help" not in line] or lines
     last = wanted[-1] if wanted else f"exit status {done.returncode}"
-    return re.sub(r"^(?:\w+: )?(?:\w+ error: |error: |fatal: )?", "", last.strip())
+    return re.sub(r"^(?:\w+: )?(?:\w+ error: |error: |fatal: |allocation failure: )?", "", last.strip())
 
 
 def _run(

@@ -62,6 +62,14 @@ HALTS = {
 # The shape was checked before: then this is about nodes that are away, as after a restart of the controller.
 NOT_AVAILABLE = "node configuration is not available"
 AWAY = "too few of its nodes answer now; `sinfo -R` lists the others; repeat the command when they are back"
+# Words of a refusal (slurm_errno.c) -> what to look at.
+ABOUT = {
+    "feature": "SLURM_CONSTRAINT",
+    "reservation": "SLURM_RESERVATION",
+    "account": "SLURM_ACCOUNT",
+    "qos": "SLURM_QOS",
+    "node name": "--nodelist and --exclude in SLURM_EXTRA_FLAGS",
+}
 START_S = 600.0  # of a job before its first step: modules, a copy of the data, torch, compilation
 LIMITS = {"Assoc": "a limit of your account is reached", "QOS": "a limit of the quality of service is reached"}
 # States of a job that has ended -> how.
@@ -133,7 +141,7 @@ class SlurmScheduler:
         problems = list(dict.fromkeys(self._problems(known, submissions, shapes)))
         if not problems:
             example = {one.shape: one for one in submissions}
-            problems = [f"Slurm refuses the job: {why}" for shape in shapes if (why := self._test(example[shape]))]
+            problems = [f"sbatch refuses the job: {why}" for shape in shapes if (why := self._test(example[shape]))]
         return list(dict.fromkeys(problems))
 
     def check_paths(self, paths: Collection[Path]) -> list[str]:
@@ -171,7 +179,8 @@ class SlurmScheduler:
         # The folder need not exist: the script is read from stdin, and nothing is started.
         folder = SubmissionDir(Path("/nonexistent/jobs/0001"))
         why = refusal_of(render_script(folder, submission, self.settings, self.place))
-        return f"{why}: {AWAY}" if NOT_AVAILABLE in why else why
+        fix = next((f"see {name}" for word, name in ABOUT.items() if word in why.lower()), "")
+        return f"{why}: {AWAY}" if NOT_AVAILABLE in why else f"{why}; {fix}" if fix else why
 
     def render(self, folder: SubmissionDir, submission: SubmissionFile) -> dict[str, str]:
         """Return file name -> text of the script."""

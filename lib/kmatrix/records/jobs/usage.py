@@ -121,8 +121,11 @@ def keep_usage(jobs: JobsDir, found: Mapping[str, ShareUsage]) -> None:
         write_json(jobs.usage, as_json(UsageFile(shares=known)), durable=False)
 
 
-def usage_of(matrix: MatrixDir) -> MatrixUsage | None:
-    """Return what the jobs of a matrix were allocated so far, from its files; None without any that has started."""
+def usage_of(matrix: MatrixDir, ages: Mapping[str, float] | None = None) -> MatrixUsage | None:
+    """Return what the jobs of a matrix were allocated so far, from its files; None without any that has started.
+
+    ages: share id -> seconds since the claim of a job that runs was rewritten: it holds its nodes since then, too.
+    """
     jobs = JobsDir(matrix)
     known, total, counted, packed = read_usage(jobs).shares, list[ShareUsage](), 0, False
     for folder in jobs.submissions():
@@ -132,7 +135,8 @@ def usage_of(matrix: MatrixDir) -> MatrixUsage | None:
         packed = packed or any(len(entry.runs) > 1 for entry in submission.shares)
         for entry in submission.shares:
             share = folder.share(entry.task)
-            used, told = own_usage(share, submission.shape.nodes), known.get(share.id)
+            age_s = (ages or {}).get(share.id, 0.0)
+            used, told = own_usage(share, submission.shape.nodes, age_s), known.get(share.id)
             if told is not None and _knows_all(told, used, submission.shape.nodes):
                 used, counted = told, counted + bool(told.starts)
             if used.starts:
@@ -151,13 +155,13 @@ def usage_of(matrix: MatrixDir) -> MatrixUsage | None:
     )
 
 
-def own_usage(share: ShareDir, nodes: int) -> ShareUsage:
-    """Return what the runners of a share have noted. nodes: of each of its jobs."""
+def own_usage(share: ShareDir, nodes: int, age_s: float = 0.0) -> ShareUsage:
+    """Return what the runners of a share have noted. nodes: of each of its jobs.  age_s: see `usage_of`."""
     seconds = _noted(share)
     owner = fresh_owner(share)
     if owner is not None:  # a start that goes on, or was killed
         start = (owner.job, owner.restart)
-        seconds[start] = max(seconds.get(start, 0.0), owner.seconds)
+        seconds[start] = max(seconds.get(start, 0.0), owner.seconds + age_s)
     return ShareUsage(starts=len(seconds), node_s=sum(seconds.values()) * nodes)
 
 

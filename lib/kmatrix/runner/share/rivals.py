@@ -107,7 +107,7 @@ def _runner_of(share: ShareDir, allocation: Allocation, is_stopped: Callable[[],
         if time.monotonic() >= began + LEAVE_S and allocation.is_over(first.job, first.nodes or (first.host,)):
             return ""
         if not said:
-            say(f"job {first.job} had the share {age or 0.0:.0f} s ago and has no end: waiting whether it is alive")
+            say(f"job {first.job} had the share {age or 0.0:.0f} s ago and has no end: waiting for a sign of life")
             said = True
         time.sleep(min(LEAVE_S, max(0.1, deadline - time.monotonic())))
         now = fresh_owner(share)
