@@ -156,6 +156,15 @@ def test_a_mix_of_named_datasets_is_not_a_path(tmp_path):
     assert plan(program.config, tmp_path / "none").runs[0].config.train.data_mix == "tinystories:5 stdlib:1"
 
 
+@pytest.mark.parametrize("words", [("ENGINE=slurm", "SLURM_TIME=5m"), ("ENGINE=kubernetes", "K8S_RESTARTS=1")])
+def test_a_run_is_repeated_where_the_user_says(config, words):
+    run = config.parent
+
+    result = Program(run)("reproduce", f"RUN={run}", *words, "NUM_NODES=2")
+
+    assert "reproduce does not take NUM_NODES=" in result.err, "the first one that is refused"
+
+
 @pytest.mark.parametrize("argument", ["SEED=7", "OPTIMIZER=muon", "MAX_ITERS=3"])
 def test_other_assignments_would_make_another_run(config, argument):
     run = config.parent

@@ -87,6 +87,7 @@ def test_hours_of_nodes_that_runs_shared_are_not_compared(tmp_path):
         ["allocated", "4.00", "16.00", "100.0%"],
         ["attempts", "-", "16.00", "100.0%"],
     ]
+    assert lines[-1] == "runs have shared nodes (PACK_NODES): their node-hours are unknown"
 
 
 def test_hours_of_a_copy_are_not_compared_because_jobs_of_the_original_trained_a_part(tmp_path):

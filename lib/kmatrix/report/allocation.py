@@ -81,6 +81,7 @@ def allocation_lines(numbers: MatrixNumbers) -> list[str]:
             "allocated: from the start of each job to its end; attempts: from the launch of a run to its end; "
             "trained: the training that led to the weights, without lost steps"
         ),
+        *(wrap("runs have shared nodes (PACK_NODES): their node-hours are unknown") if usage.is_packed else []),
         *(wrap("allocated: without the jobs of the matrix that this one is a copy of") if usage.is_copy else []),
     ]
 

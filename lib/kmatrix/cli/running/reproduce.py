@@ -13,6 +13,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.running.make import make_dirs, print_left_out
 from kmatrix.cli.running.start import run_and_report
+from kmatrix.engines.schedulers import SCHEDULERS, is_setting
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.data import known_shards
 from kmatrix.experiment.plan import make_plan
@@ -74,14 +75,16 @@ def reproduce(arguments: Arguments) -> int:
 
 
 def _local_assignments(arguments: Arguments) -> dict[str, str]:
-    """Return the assignments of `reproduce`: symbols of this machine. Any other one would make it another run."""
+    """Return the assignments of `reproduce`: where the run trains. Any other one would make it another run."""
     tree = open_tree(arguments.kconfig)
+    engines = {name for name in tree.neutral if name == "ENGINE" or name.startswith("ENGINE_")}
+    settings = {name for name in tree.neutral for engine in SCHEDULERS if is_setting(engine, name)}
     for name, text in arguments.assignments.items():
-        if not set(overrides(tree, {name: text}, arguments.takes)) <= set(tree.local):
+        if not set(overrides(tree, {name: text}, arguments.takes)) <= {*tree.local, *engines, *settings}:
             raise ConfigError(
                 f"reproduce does not take {name}=",
                 why="it would be another run",
-                hint="pass paths and commands of this machine only, such as RESULTS_DIR= or DATA_DIR=",
+                hint="pass ENGINE=, settings of its jobs, and paths and commands of this machine, such as DATA_DIR=",
             )
     return dict(arguments.assignments)
 

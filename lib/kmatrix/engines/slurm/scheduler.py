@@ -33,7 +33,7 @@ WAITS = {
     "Dependency": "waits until other jobs have ended",
     "DependencyNeverSatisfied": "waits for a job that will never end well: cancel it",
     "JobArrayTaskLimit": "as many jobs run as PARALLEL_JOBS allows",
-    "BeginTime": "starts later: after a restart, Slurm lets a job wait for about two minutes",
+    "BeginTime": "waits for its begin time: that of --begin, or about two minutes after a restart",
     "JobHeldUser": "is held: scontrol release starts it",
     "JobHeldAdmin": "is held by an administrator of the cluster",
     "PartitionDown": "the partition is down",
