@@ -11,7 +11,7 @@ from kmatrix.packing import Limits
 from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
 from kmatrix.records.runs import Status
 from kmatrix.runner.loop import drive
-from kmatrix.status.classify import Evidence, failure_cause, was_preempted
+from kmatrix.status.classify import Evidence, classify, failure_cause, was_preempted
 from kmatrix.status.overview import Overview
 from kmatrix.status.state import (
     GPU_LOST,
@@ -227,6 +227,17 @@ def test_a_preempted_run_resumes_automatically(matrix, plan):
     assert (outcome.exit_code, kinds(run)) == (0, [PREEMPTED, PREEMPTED, None])
     retried = [line["after"] for line in read_jsonl(matrix.journal) if line["event"] == "run retried"]
     assert retried == [PREEMPTED, PREEMPTED]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "why"), [(1, "it was killed before it could save"), (0, "its trainer had not begun")]
+)
+def test_a_stop_before_the_trainer_has_begun_has_lost_nothing(plan, attempt, why):
+    run = plan("a").dir
+    run.rank(0).mkdir(parents=True)
+    write_json(run.rank_state(0), {"rank": 0, "attempt": attempt, "pid": 7})  # of this attempt, or of an earlier one
+    seen = write_evidence(run, started=1.0, cancelled=True, exit_code=143)
+    assert classify(run, seen.attempt, seen.job).reason.endswith(why)
 
 
 def test_a_run_that_was_stopped_by_its_pid_stays_stopped(plan):

@@ -41,7 +41,7 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
         if os.environ.get("RANK", "0") != "0":
             return
         if name.startswith("ranks/"):
-            (folder / name).parent.mkdir(parents=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
         # Atomic, because tests read the files while the trainer runs.
         (folder / f"{name}.part").write_text(json.dumps({"schema": 1, **value}))
         (folder / f"{name}.part").replace(folder / name)
@@ -58,6 +58,8 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behave == "stubborn" else save_and_exit)
     print(f"threads {os.environ['OMP_NUM_THREADS']} gpus {os.environ['CUDA_VISIBLE_DEVICES']!r}")
     write("env.json", {"pid": os.getpid(), "secret": os.environ.get("WANDB_API_KEY"), "cwd": str(Path.cwd())})
+    if behave == "stubborn":
+        write("ranks/0/state.json", {"rank": 0, "attempt": attempt, "pid": os.getpid()})
     if behave == "second fails" and os.environ["RANK"] == "1":
         sys.exit(1)
     if behave == "second killed" and os.environ["RANK"] == "1":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kmatrix.errors import RecordError
-from kmatrix.records.decode import decode, decode_lines, replaced
+from kmatrix.records.decode import decode, decode_lines, decode_optional, replaced
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
@@ -20,7 +20,7 @@ from kmatrix.records.runs import (
     read_used_file,
     read_used_file_or_empty,
 )
-from kmatrix.records.states import EventLine, first_rank_error, read_rank_errors
+from kmatrix.records.states import EventLine, RankStateFile, first_rank_error, read_rank_errors
 from kmatrix.records.train_config import FORMER
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
@@ -300,6 +300,9 @@ def _log_tail(log: str) -> tuple[str, ...]:
 
 def _stop_reason(seen: Evidence, result: RunResult | None) -> str:
     if result is None:
+        state = decode_optional(seen.run.rank_state(0), RankStateFile)
+        if state is None or state.attempt != seen.attempt.number:
+            return "asked to stop, and its trainer had not begun"
         saved = "the disk was full" if is_full(seen.run.path) else "it was killed before it could save"
         return f"asked to stop, and {saved}"
     reason = result.reason or "asked to stop"
