@@ -12,6 +12,7 @@ from kmatrix.cli.control import stop as stopping
 from kmatrix.cli.control.logs import logs
 from kmatrix.cli.control.requests import release, skip
 from kmatrix.cli.control.stop import stop
+from kmatrix.cli.status import plain
 from kmatrix.cli.targets import look, refuse_if_running
 from kmatrix.engines.base import UnreachableError
 from kmatrix.errors import ConfigError, LaunchError
@@ -33,6 +34,7 @@ from kmatrix.records.states import read_requests
 from kmatrix.runner.cluster import signed
 from kmatrix.runner.submit import resolve_doubts, submitting
 from kmatrix.status.activity import Activity
+from kmatrix.status.overview import Overview
 from records_factory import FakeRun, make_matrix
 
 FIRST = FakeRun(status="stopped", stop_at=40)
@@ -171,6 +173,9 @@ def test_a_request_for_a_run_whose_job_waits_is_followed_when_it_starts(matrix, 
     assert skip(arguments("skip", matrix, RUN=SECOND.name)) == 0
     assert "skipped; its job still waits, and ends as soon as it starts" in capsys.readouterr().out
     assert SECOND.name in read_requests(matrix)
+    (line,) = [one for one in plain(Overview(matrix).poll()) if one.startswith(f"{SECOND.name} queued")]
+    assert "; skipped by user, " in line
+    assert line.endswith(": its job ends as soon as it starts")
     assert release(arguments("release", matrix, RUN=SECOND.name)) == 0
     assert "released; its job still waits, and runs it" in capsys.readouterr().out
 

@@ -73,7 +73,9 @@ def waits(view: MatrixView) -> Iterator[str]:
     found: dict[tuple[str, bool], list[str]] = {}
     for run in view.runs:
         if run.job is not None and run.status in TO_COME:
-            found.setdefault((_why(run, view.jobs), run.job.died_early), []).append(run.name)
+            asked = view.jobs.left_out.get(run.name, "") if view.jobs else ""
+            why = _why(run, view.jobs) + (f"; {asked}: its job ends as soon as it starts" if asked else "")
+            found.setdefault((why, run.job.died_early), []).append(run.name)
     for (why, died_early), names in found.items():
         if why:
             log = f"; its log: {make_command('logs', view.path, RUN=names[0])}" if died_early else ""

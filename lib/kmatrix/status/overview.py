@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from kmatrix.records.jobs.files import PollFile
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import GpuEntry, Provenance, RunFile, RunResult, Status, read_run_file_or_empty
-from kmatrix.records.states import PhaseLine, read_matrix_status
+from kmatrix.records.states import PhaseLine, RunRequest, read_matrix_status, read_requests
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity
@@ -92,8 +92,14 @@ class Overview:
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(self._gpus_now(record.gpus, views, now)),
             full_disk=self._full_disk(views) if running else None,
-            jobs=jobs_of(self._activity, ((view.name, view.status) for view in views)),
+            jobs=jobs_of(self._activity, ((view.name, view.status) for view in views), self._requests()),
         )
+
+    def _requests(self) -> Mapping[str, RunRequest]:
+        """Return the requests for single runs; none if the file is damaged, which the commands report that need it."""
+        with suppress(RecordError):
+            return read_requests(self._matrix)
+        return {}
 
     def _status(self, views: Sequence[RunView]) -> Status:
         """Return the status of the matrix. One whose jobs all wait is planned: nothing has to be continued."""

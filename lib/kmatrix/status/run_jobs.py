@@ -9,6 +9,7 @@ from kmatrix.records.jobs.claim import is_listed
 from kmatrix.records.jobs.files import SchedulerPhase
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
+from kmatrix.records.states import RunRequest
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.activity import Activity, Handover, MatrixActivity, ShareState
 from kmatrix.status.state import RunState
@@ -54,6 +55,7 @@ class MatrixJobs:
     unsubmitted: int = 0  # unfinished runs without a job
     is_rendered: bool = False  # its scripts were written for the user to submit
     is_interrupted: bool = False  # its submission was
+    left_out: Mapping[str, str] = field(default_factory=dict)  # run whose job waits -> that its user has held it
     original: str = ""  # the path that its jobs were submitted for, if it is another one
     is_copy: bool = False  # the matrix that they belong to is still there
 
@@ -67,7 +69,7 @@ def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainF
     halts = view.reason if view is not None and view.state == SUSPENDED and share.activity is Activity.RUNNING else ""
     is_live = share.activity is Activity.RUNNING and share.end is None and owner is not None
     # Of a job that its user has cancelled, it is known why it is gone; and the scheduler calls a job whose runs were
-    # held or stopped a failed one, where its runner has told why it ended.
+    # held or stopped a failed one, where its runner has recorded why it ended.
     has_end = share.end is not None and not share.end.requeued
     is_told = share.activity is Activity.NONE and (share.handover is Handover.CANCELLED or has_end)
     quiet = activity.quiet_hosts(run, state.number) if state.status is Status.RUNNING and not halts else {}
@@ -97,8 +99,10 @@ def _died_early(share: ShareState) -> bool:
     return share.share is not None and view.phase is SchedulerPhase.ENDED and is_listed(share.share.log)
 
 
-def jobs_of(activity: MatrixActivity, runs: Iterable[tuple[str, Status]]) -> MatrixJobs | None:
-    """Return the jobs of a matrix, None on one machine. runs: the name and the status of each."""
+def jobs_of(
+    activity: MatrixActivity, runs: Iterable[tuple[str, Status]], requests: Mapping[str, RunRequest]
+) -> MatrixJobs | None:
+    """Return the jobs of a matrix, None on one machine. runs: the name and the status of each.  requests: of runs."""
     engine = activity.engine
     if engine is None:
         return None
@@ -118,6 +122,10 @@ def jobs_of(activity: MatrixActivity, runs: Iterable[tuple[str, Status]]) -> Mat
         unsubmitted=len(without),
         is_rendered=engine.rendered,
         is_interrupted=not engine.rendered and (not engine.submitted or any(one.share is not None for one in without)),
+        # A runner follows a request: until its job starts, only the file of the requests has it.
+        left_out={
+            name: asked.reason for name, asked in requests.items() if activity.of(name).activity is Activity.QUEUED
+        },
         original=activity.original,
         is_copy=activity.is_copy,
     )
