@@ -122,7 +122,9 @@ def test_continue_names_the_hosts_on_which_connections_were_lost(user, slurm, tm
 
 def test_an_interrupted_submission_is_completed_by_the_same_command(user, slurm, tmp_path):
     slurm.before_submit = lambda: setattr(slurm, "refuses", "invalid account" if slurm.state else "")
-    assert "invalid account" in user.refused("test-matrix", NODES)
+    message = user.refused("test-matrix", NODES)
+    assert "invalid account" in message
+    assert f"hint: submit the rest: make continue TARGET={only_matrix(tmp_path).path}" in message
     assert not read_engine(only_matrix(tmp_path)).submitted
     slurm.refuses, slurm.before_submit = "", lambda: None
     out = user.check("test-matrix", NODES, "SLURM_ACCOUNT=mine").out

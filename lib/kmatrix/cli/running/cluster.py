@@ -195,14 +195,20 @@ def _submit(
         write_engine(matrix, replaced(engine, rendered=False))
         # The report is one of a command that was interrupted, too.
         last = bool(submissions) or bool(busy and not has_report(submitter.jobs, engine, scheduler))
-        hand_over(
-            submitter,
-            engine,
-            scheduler,
-            submissions,
-            report=report_submission(rules) if last else None,
-            on_submitted=_print_submitted,
-        )
+        try:
+            hand_over(
+                submitter,
+                engine,
+                scheduler,
+                submissions,
+                report=report_submission(rules) if last else None,
+                on_submitted=_print_submitted,
+            )
+        except LaunchError as error:  # the matrix is made, and perhaps some of its jobs
+            error.hint = "; ".join(
+                filter(None, [error.hint, f"submit the rest: {make_command('continue', matrix.path)}"])
+            )
+            raise
         for line in describe_plan(dataclasses.replace(plan, plans=tuple(plans))) if resumed else ():
             print(f"  {line}")
         for line in _suspects(plans) if resumed and engine.engine == SLURM else ():
