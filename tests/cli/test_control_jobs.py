@@ -202,6 +202,14 @@ def test_logs_without_any_say_that_the_jobs_wait(matrix, scheduler):
     assert raised.value.why == "its jobs wait: waits for free nodes (Resources)"
 
 
+def test_logs_without_any_say_why_a_job_has_ended(matrix, scheduler):
+    scheduler.phases["12_1"] = "ended"
+    scheduler.reasons = {"12_1": "exit code 127: kubectl logs pod-1"}
+    with pytest.raises(LaunchError, match="has a log yet") as raised:
+        logs(arguments("logs", matrix, RUN=SECOND.name))
+    assert raised.value.why == "a job has ended: exit code 127: kubectl logs pod-1"
+
+
 def test_a_job_that_has_started_and_printed_nothing_is_named(matrix, scheduler, monkeypatch, capsys):
     """Set-up and imports take a minute on a busy node: a silent terminal looks like a hang."""
 

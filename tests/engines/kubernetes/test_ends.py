@@ -57,7 +57,7 @@ def test_a_share_that_failed_after_a_kill_tells_of_it():
 
     found = view(job(condition("Failed", "FailedIndexes"), failedIndexes="0"), pods)
 
-    assert (found.phase, found.reason) == (SchedulerPhase.ENDED, "exit code 1")
+    assert (found.phase, found.reason) == (SchedulerPhase.ENDED, f"exit code 1: kubectl logs {JOB}-0-2")
     assert found.before.startswith("out of memory")
 
 
@@ -65,6 +65,16 @@ def test_a_pod_that_was_killed_by_hand_is_not_out_of_memory():
     found = view(job(), [pod(1, "Failed", ended=KILLED)])
 
     assert found.reason == "killed (SIGKILL), by somebody or by its node; a new pod follows"
+
+
+def test_a_container_that_does_not_start_comes_with_its_message_and_its_output():
+    ended = {"exitCode": 128, "reason": "StartError", "message": 'exec: "python": not found'}
+    one = pod(1, "Failed", ended=ended)
+    one["metadata"]["namespace"] = "ml"
+
+    found = view(job(failedIndexes="0"), [one])
+
+    assert found.reason == f'exit code 128 (exec: "python": not found): kubectl logs --namespace ml {JOB}-0-1'
 
 
 def test_a_first_pod_has_none_before():

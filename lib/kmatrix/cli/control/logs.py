@@ -142,13 +142,13 @@ def _no_log(followed: _Followed, runs: Sequence[RunDir]) -> LaunchError:
         if len(runs) == 1 and not nodes and runs[0].output_log.exists():
             why, hint = f"{runs[0].name} is on one node", "leave out NODE="
         return LaunchError(f"no run of {matrix.name} has a log of node {followed.node}", why=why, hint=hint)
-    waits = [state for state in (followed.activity.of(run.name) for run in runs) if state.activity is Activity.QUEUED]
+    states = [followed.activity.of(run.name) for run in runs]
+    waits = [state for state in states if state.activity is Activity.QUEUED]
+    ended = [state.view.reason for state in states if state.activity is Activity.NONE and state.view]
     reason = waits[0].view.reason if waits and waits[0].view else ""
-    return LaunchError(
-        f"no run of {matrix.name} has a log yet",
-        why=f"its jobs wait: {reason or followed.activity.scheduler}" if waits else "",
-        hint=hint,
-    )
+    why = f"its jobs wait: {reason or followed.activity.scheduler}" if waits else ""
+    why = why or next((f"a job has ended: {text}" for text in ended if text), "")
+    return LaunchError(f"no run of {matrix.name} has a log yet", why=why, hint=hint)
 
 
 def _follow(followed: _Followed, runs: Sequence[RunDir], *, once: bool) -> int:

@@ -173,7 +173,9 @@ class PodJob:
         )
         if lines and lines[-1].event in (CANCELLING, CANCELLED):
             return StopCause(kind="signal", reason=f"asked to stop: job {self.job} was cancelled")
-        reason = f"pod {socket.gethostname()} is ended: evicted, preempted, or its Job was deleted"
+        reason = (
+            f"pod {socket.gethostname()} is ended: evicted, preempted, or its Job was deleted or reached K8S_DEADLINE"
+        )
         return StopCause(kind=PREEMPTED, reason=reason, again=True)
 
     def is_cancelled(self) -> bool:

@@ -208,7 +208,7 @@ def _pod_reason(pod: Mapping[str, Any]) -> str:
     if status.get("reason") == "Evicted":
         return f"evicted: {status.get('message') or 'no reason given'}"
     if ended := ours.get("terminated"):
-        return _container_end(ended)
+        return _container_end(pod.get("metadata") or {}, ended)
     scheduled = conditions.get("PodScheduled") or {}
     if scheduled.get("status") == "False":
         return f"{_words(scheduled.get('reason') or 'not scheduled')}: {scheduled.get('message') or 'no reason given'}"
@@ -218,13 +218,17 @@ def _pod_reason(pod: Mapping[str, Any]) -> str:
     return PHASES.get(str(status.get("phase")), "waits for a node")
 
 
-def _container_end(ended: Mapping[str, Any]) -> str:
-    code = ended.get("exitCode")
+def _container_end(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    code, message = ended.get("exitCode"), str(ended.get("message") or "")
     if ended.get("reason") == "OOMKilled":
         return "out of memory: its node killed it above the memory limit (K8S_MEMORY)"
     if code == 137:
         return "killed (SIGKILL), by somebody or by its node"
-    return "" if code == 0 else f"exit code {code}"
+    if code == 0:
+        return ""
+    # Its output is on its node, not on the claim.
+    place = f" --namespace {meta['namespace']}" if meta.get("namespace") else ""
+    return f"exit code {code}" + (f" ({message})" if message else "") + f": kubectl logs{place} {meta.get('name')}"
 
 
 def _waiting(pod: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
