@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_factory import FakeScheduler, make_engine, make_submission
+from cluster_factory import FakeScheduler, make_empty, make_engine, make_submission
 from kmatrix.engines.accounting import refresh_usage
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.jobs.usage import ShareUsage, read_usage
-from kmatrix.records.paths import MatrixDir
 
 USED = ShareUsage(starts=1, node_s=60.0, cpu_s=60.0, gpu_s=120.0)
 
 
 @pytest.fixture
 def matrix(tmp_path):
-    found = MatrixDir(tmp_path / "test_matrix_results_20261120_052300")
-    found.path.mkdir()
-    return found
+    return make_empty(tmp_path)
 
 
 def test_the_answer_is_kept_for_the_report(matrix):

@@ -7,19 +7,17 @@ import os
 
 import pytest
 
-from cluster_factory import FakeScheduler, age, make_engine, make_submission
+from cluster_factory import FakeScheduler, age, make_empty, make_engine, make_submission
 from kmatrix.engines.polling import EVERY_S, Asking, refresh
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.jobs.files import PollFile, read_poll
 from kmatrix.records.jobs.paths import JobsDir
-from kmatrix.records.paths import MatrixDir
 from waiting import wait_until
 
 
 @pytest.fixture
 def matrix(tmp_path):
-    found = MatrixDir(tmp_path / "test_matrix_results_20261120_052300")
-    found.path.mkdir()
+    found = make_empty(tmp_path)
     make_engine(found)
     return found
 

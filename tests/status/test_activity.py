@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_factory import age, answer, claim, end, make_engine, make_submission, node, view
+from cluster_factory import age, answer, claim, end, make_empty, make_engine, make_submission, node, view
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
@@ -84,10 +84,7 @@ def test_the_first_row_of_the_table_that_applies_decides_in_every_case():
 
 @pytest.fixture
 def matrix(tmp_path):
-    found = MatrixDir(tmp_path / "test_matrix_results_20261120_052300")
-    for name in ("a", "b", "c"):
-        found.run(name).path.mkdir(parents=True)
-    return found
+    return make_empty(tmp_path, "a", "b", "c")
 
 
 def test_on_this_machine_the_lock_of_the_matrix_decides(matrix):

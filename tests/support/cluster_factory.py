@@ -35,6 +35,14 @@ from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.records.paths import MatrixDir
 
 
+def make_empty(root: Path, *runs: str) -> MatrixDir:
+    """Make a matrix without files, and the directories of these runs."""
+    matrix = MatrixDir(root / "test_matrix_results_20261120_052300")
+    for path in (matrix.path, *(matrix.run(name).path for name in runs)):
+        path.mkdir()
+    return matrix
+
+
 def make_engine(
     matrix: MatrixDir, *, engine: str = SLURM, submitted: bool = True, path: str = "", rendered: bool = False
 ) -> None:

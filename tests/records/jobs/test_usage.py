@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster_factory import claim, make_engine, make_submission
+from cluster_factory import claim, make_empty, make_engine, make_submission
 from kmatrix.errors import damaged_files
 from kmatrix.records.jobs import usage
 from kmatrix.records.jobs.files import ShareOwner
@@ -23,15 +23,13 @@ from kmatrix.records.jobs.usage import (
     record_start,
     usage_of,
 )
-from kmatrix.records.paths import MatrixDir
 
 HOUR = 3600.0
 
 
 @pytest.fixture
 def matrix(tmp_path):
-    found = MatrixDir(tmp_path / "test_matrix_results_20261120_052300")
-    found.path.mkdir()
+    found = make_empty(tmp_path)
     make_engine(found)
     return found
 

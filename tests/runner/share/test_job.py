@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -263,16 +264,23 @@ def test_a_job_that_is_cancelled_while_it_saves_is_not_queued_again(share, told_
     assert "the job was cancelled meanwhile: it is not queued again" in capsys.readouterr().out
 
 
+@contextmanager
+def claimed_by_another(share):
+    """Return a context in which the runner of another job rewrites the claim of a share."""
+    share.folder.mkdir()
+    claim = Claim(share, ShareOwner(job="11", host="n7"))
+    claim.begin()
+    try:
+        yield
+    finally:
+        claim.end()
+
+
 def test_a_live_claim_of_another_job_keeps_the_share(share, monkeypatch, capsys):
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.05)
     mine = share("a")
-    mine.folder.mkdir()
-    claim = Claim(mine, ShareOwner(job="11", host="n7"))
-    claim.begin()
-    try:
+    with claimed_by_another(mine):
         assert start(mine)[0].run() == 0
-    finally:
-        claim.end()
     assert "nothing to do: job 11 on n7 runs the share" in capsys.readouterr().out
 
 
@@ -299,13 +307,8 @@ def test_a_job_that_is_over_but_whose_runner_lives_keeps_the_share(share, monkey
     monkeypatch.setattr(rivals, "LEAVE_S", 0.2)
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.01)
     mine = share("a")
-    mine.folder.mkdir()
-    claim = Claim(mine, ShareOwner(job="11", host="n7"))
-    claim.begin()
-    try:
+    with claimed_by_another(mine):
         assert start(mine, allocation=FakeAllocation(over=("11",)))[0].run() == 0
-    finally:
-        claim.end()
     assert "nothing to do: job 11 on n7 runs the share" in capsys.readouterr().out
 
 
