@@ -293,7 +293,12 @@ def occupied_runs(
     Raises LaunchError if a submission.json is missing or damaged.
     """
     need_submissions(JobsDir(matrix), engine)
-    views = own_views(scheduler, engine, known_jobs(matrix, engine, scheduler))
+    last = {line.submission: line for line in job_lines(JobsDir(matrix))}
+    # A job of one that was given up may appear later: it leaves its runs alone.
+    given_up = {number for number, line in last.items() if line.event == CANCELLED and line.job is None}
+    known = known_jobs(matrix, engine, scheduler).items()
+    jobs = {share: job for share, job in known if int(share.partition(".")[0]) not in given_up}
+    views = own_views(scheduler, engine, jobs)
     activity = MatrixActivity(matrix, PollFile(jobs=views), is_new=True)
     # A script that was submitted twice by hand has two jobs: the one that was not asked for may have the claim.
     claims = {state.share.id: state.owner.job for state in activity.shares() if state.share and state.owner}
