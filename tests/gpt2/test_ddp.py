@@ -197,9 +197,12 @@ def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
 
 
 def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_path):
-    """The other ranks wait for its gradients, so step times are equal and compute times are not."""
+    """The other ranks wait for its gradients, so step times are equal and compute times are not.
+
+    A busy machine may slow down the other rank, too, but not by most of a quarter of a second in each step.
+    """
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
-    output = output_of(start_training(run_dir, fault="slow:1:0"))
+    output = output_of(start_training(run_dir, fault="slow:1:250"))
     assert read_json(run_dir.result)["status"] == "finished", output
     fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
     assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
@@ -213,7 +216,7 @@ def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_pat
 def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
     """All four have the same step times, and three of them wait for one."""
     run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=13, log_interval=4, eval_interval=100)
-    output = output_of(start_training(run_dir, fault="slow:2:0"), timeout=180)
+    output = output_of(start_training(run_dir, fault="slow:2:60"), timeout=180)
     assert read_json(run_dir.result)["status"] == "finished", output
     ranks = read_ranks(run_dir)
     assert ranks is not None

@@ -244,7 +244,8 @@ def test_an_sbatch_that_outlives_its_command_is_waited_for(matrix, slurm, tmp_pa
     if not pid:
         run_command(matrix, slurm)
         os._exit(1)
-    wait_until(lambda: events(matrix) == [(INTENT, 1)], "the first intent")
+    wait_until((tmp_path / "answer.waits").exists, "sbatch of the first submission")
+    assert events(matrix) == [(INTENT, 1)]
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with pytest.raises(LaunchError, match="are being submitted by"):

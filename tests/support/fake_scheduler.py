@@ -22,6 +22,7 @@ CLIENT = """
 import pathlib, sys, time
 sys.path[:0] = {path!r}
 from fake_scheduler import FakeScheduler
+pathlib.Path(sys.argv[3] + ".waits").touch()
 while not pathlib.Path(sys.argv[3]).exists():
     time.sleep(0.01)
 print(FakeScheduler(sys.argv[1]).receive(sys.argv[2]))

@@ -3,7 +3,7 @@
 The variable FAULT="<kind>:<rank>:<step>" selects the fault, the rank and the step. Kinds:
 nan (that rank's loss), nans (from that step on), high (its loss 50 higher), raise (an error),
 signal (SIGTERM to that rank alone), hang (the rank never comes back), freeze (SIGSTOP to itself),
-slow (60 ms more in each step of that rank), oom (micro-batches of more than FAULT_FITS sequences run
+slow (each step of that rank takes <step> ms more), oom (micro-batches of more than FAULT_FITS sequences run
 out of memory), full (no file may exceed 64 KiB), none. FAULT_DUMP: folder for the final weights of each rank.
 """
 
@@ -37,7 +37,7 @@ class FaultyGPT(GPT):
         is_faulty_step = KIND != "none" and os.environ.get("RANK", "0") == RANK and self.calls == int(STEP)
         FaultyGPT.calls += 1
         if KIND == "slow" and os.environ.get("RANK", "0") == RANK:
-            time.sleep(0.06)
+            time.sleep(int(STEP) / 1000)
         if KIND == "oom" and os.environ.get("RANK", "0") == RANK and len(idx) > int(os.environ["FAULT_FITS"]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         if KIND == "nans" and os.environ.get("RANK", "0") == RANK and self.calls > int(STEP):
