@@ -43,7 +43,7 @@ from kmatrix.records.dataset import (
 )
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.train_config import parse_mix
-from kmatrix.text import count, disk_size
+from kmatrix.text import count, disk_size, plural
 
 DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
 OWN_PATH = ("hub", "folder", "shards")  # datasets that need a DATA_PATH
@@ -232,7 +232,7 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     corpus, source, commit = _corpus(request, data_dir, folder, known)
     size = sum(file.size for file in corpus.parts)
     start = f", starting at file {known.position[0] + 1}" if known and known.position else ""
-    say(f"writing {folder} from {source}: {len(corpus.parts)} files, {disk_size(size)}{start}")
+    say(f"writing {folder} from {source}: {plural(len(corpus.parts), 'file')}, {disk_size(size)}{start}")
     if part and request.tokens:
         say(f"until {count(request.tokens)} tokens for the longest run are written")
     check_space(folder, _needed(request, corpus, size, part=part))

@@ -14,7 +14,7 @@ from gpt2.prepare.progress import PreparationProgress, check_space, say
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import KINDS, RECORD, ShardInfo, kind_of, read_dataset_or_empty
 from kmatrix.records.files import write_json
-from kmatrix.text import count, disk_size
+from kmatrix.text import count, disk_size, plural
 
 AT_ONCE = 4  # parallel downloads: a single connection rarely uses the whole bandwidth
 
@@ -120,7 +120,7 @@ def _announce(
     of_train = sum(kind_of(file.name) == "train" for file in files)
     say(
         f"{request.dataset}: {of_train} of {all_} training shards ({count(tokens)} tokens){asked}; "
-        f"downloading {len(missing)} files, {disk_size(size)}, from {repository.name}"
+        f"downloading {plural(len(missing), 'file')}, {disk_size(size)}, from {repository.name}"
     )
 
 

@@ -164,9 +164,9 @@ def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], on_messa
 
 def _refusal(planned: Creation, bad: Sequence[FailedRuns]) -> LaunchError:
     count = sum(len(group.names) for group in bad)
-    words = advice(planned.plan.runs, bad)
+    words, fail = advice(planned.plan.runs, bad), "fails" if count == 1 else "fail"
     return LaunchError(
-        f"preflight: {count} of {len(planned.configs)} runs fail; nothing was started",
+        f"preflight: {count} of {plural(len(planned.configs), 'run')} {fail}; nothing was started",
         why="; ".join(f"{', '.join(group.names)}: {group.reason}" for group in bad),
         hint=f"change them, or leave them out with {words}" if words else "change the configuration",
     )
