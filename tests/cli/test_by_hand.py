@@ -67,6 +67,13 @@ def test_the_log_outlives_an_interrupt_of_the_terminal(script):
     assert (done.stdout, script.run.output_log.read_text()) == ("saved\n", "saved\n")
 
 
+@pytest.mark.parametrize("node", ["2", "-1", "x", "01"])
+def test_a_script_refuses_a_node_that_the_run_does_not_have(script, node):
+    result = script(node, "host-0")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"error: NODE is {node}, expected 0 to 1\n"
+
+
 @pytest.mark.parametrize(("arguments", "message"), [((), "NODE, from 0 to 1"), (("0",), "HOST, the name or address")])
 def test_a_script_without_its_arguments_says_what_is_missing(script, arguments, message):
     done = script(*arguments)

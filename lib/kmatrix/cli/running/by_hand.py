@@ -27,6 +27,11 @@ SCRIPT = """\
 # PORT=29501 in the environment, if two runs have the same node 0.
 set -eu
 node=${{1:?NODE, from 0 to {last}}} host=${{2:?HOST, the name or address of node 0}}
+# With a number that the run does not have, torchrun would wait for the other nodes for 15 minutes.
+if ! [[ $node =~ ^(0|[1-9][0-9]*)$ ]] || [ "$node" -gt {last} ]; then
+    echo "error: NODE is $node, expected 0 to {last}" >&2
+    exit 2
+fi
 cd {root}
 {exports}
 if [ "$node" = 0 ]; then
