@@ -343,6 +343,15 @@ def test_a_user_who_may_not_list_nodes_has_an_unknown_capacity(cluster, tmp_path
     assert scheduler(tmp_path).capacity().partitions == ()
 
 
+def test_nodes_that_are_added_on_demand_limit_nothing(cluster, tmp_path):
+    too_large = submission(gpus_per_node=9)
+    (refused,) = scheduler(tmp_path).check([too_large])
+
+    assert "set K8S_AUTOSCALE=y if nodes are added on demand" in refused
+    assert scheduler(tmp_path, K8S_AUTOSCALE="y").check([too_large]) == []
+    assert scheduler(tmp_path, K8S_AUTOSCALE="y").capacity().partitions == ()
+
+
 @pytest.mark.parametrize(
     ("shape", "settings", "problem"),
     [

@@ -61,8 +61,13 @@ class KubernetesScheduler:
         self.api = api or Api(self.settings.context, self.settings.namespace)
 
     def capacity(self) -> Capacity:
-        """Return the nodes that pods may run on, as one partition; none if this user may not list nodes."""
+        """Return the nodes that pods may run on, as one partition.
+
+        None if this user may not list nodes, or if nodes are added on demand.
+        """
         there = Capacity(kill_s=float(self.settings.grace_s), most_tasks=MOST_TASKS)
+        if self.settings.autoscale:
+            return there
         labels = ",".join(f"{key}={value}" for key, value in (self.settings.node_selector or {}).items())
         try:
             nodes = [node for node in self.api.nodes(labels) if _is_usable(node)]
@@ -326,7 +331,10 @@ class KubernetesScheduler:
             )
             for wanted, most, what, fix in pairs:
                 if wanted and most is not None and wanted > most:
-                    found.append(f"{wanted} {what}: the cluster has {most} at most; change {fix}")
+                    found.append(
+                        f"{wanted} {what}: the cluster has {most} at most; change {fix}, or set K8S_AUTOSCALE=y if"
+                        " nodes are added on demand"
+                    )
         return found
 
     def _refusals(self, submissions: Sequence[SubmissionFile]) -> list[str]:

@@ -47,6 +47,7 @@ class Settings:
     queue: str = ""  # LocalQueue of Kueue
     topology: str = ""  # key of a label: pods of a run prefer nodes with the same value
     jobset: bool = False  # runs over several nodes as JobSets
+    autoscale: bool = False  # nodes are added on demand: those that are there now limit nothing
     shm: str = ""  # quantity: size of /dev/shm
     memory: str = ""  # quantity, per pod; "": that of the submission
     cpus: int = 0  # per pod; 0: those of the submission
@@ -82,6 +83,7 @@ def read_settings(texts: Mapping[str, str]) -> Settings:
         queue=_text(texts, "K8S_QUEUE"),
         topology=_text(texts, "K8S_TOPOLOGY"),
         jobset=_text(texts, "K8S_JOBSET") == "y",
+        autoscale=_text(texts, "K8S_AUTOSCALE") == "y",
         shm=_text(texts, "K8S_SHM"),
         memory=_text(texts, "K8S_MEMORY"),
         cpus=int(_text(texts, "K8S_CPUS") or 0),
