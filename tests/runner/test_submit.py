@@ -7,8 +7,8 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -456,15 +456,19 @@ def test_a_submitter_that_has_ended_leaves_no_file_that_it_was_just_writing(matr
     monkeypatch.setattr(submit, "PULSE_S", 0.01)
     writing, path = threading.Event(), JobsDir(matrix).submitter
 
-    def write_slowly(*words, **options) -> None:
+    def write_late(*words, **options) -> None:
+        """Write once the submitter has ended, and has removed the file, if it does not wait for this."""
         writing.set()
-        time.sleep(0.3)
+        submitter._over.wait(60)
+        with suppress(AssertionError):
+            wait_until(lambda: not path.exists(), seconds=0.3)
         write_json(*words, **options)
 
-    monkeypatch.setattr(submit, "write_json", write_slowly)
-    with submitting(matrix):
+    monkeypatch.setattr(submit, "write_json", write_late)
+    with submitting(matrix) as submitter:
+        keeper = next(thread for thread in threading.enumerate() if thread.name == "submitter")
         assert writing.wait(60)
-    time.sleep(0.4)
+    keeper.join(60)
     assert not path.exists()
 
 
