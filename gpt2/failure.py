@@ -45,6 +45,7 @@ HOLD_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
 TURN_S = 15.0  # then another rank takes rank 0's role
 STOPPED = "its process is stopped"
+SIGNAL = "signal"  # the kind of a stop, in results and error files
 STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks for a checkpoint and a stop
 
 
@@ -73,7 +74,10 @@ def describe(error: BaseException, log: RunLog) -> str:
 
 
 def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
-    """Write why this rank failed. Rank 0 names the rank that failed first, if that rank left an error file."""
+    """Write why this rank failed. Rank 0 names the rank that failed first, if that rank left an error file.
+
+    kind: SIGNAL if the rank was asked to stop and could not. Then the run is stopped, not failed.
+    """
     if rank != 0:  # one file per rank, because several fail at once: only rank 0 writes the result
         host = socket.gethostname()
         error = RankErrorFile(rank=rank, attempt=log.attempt, time=time.time(), kind=kind, reason=reason, host=host)
@@ -82,9 +86,10 @@ def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
     # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause.
     if first := first_error(log):
         kind, reason = first.kind or "error", first.describe(socket.gethostname())
+    is_stop = kind == SIGNAL  # the run can be continued from its last checkpoint
     with suppress(OSError):  # on a full disk there may still be space for the small result
-        log.event(log.step, "failed", reason)
-    log.end("failed", kind, reason)
+        log.event(log.step, "stop" if is_stop else "failed", reason)
+    log.end("stopped" if is_stop else "failed", kind, reason)
 
 
 def first_error(log: RunLog) -> RankErrorFile | None:
@@ -95,11 +100,8 @@ def first_error(log: RunLog) -> RankErrorFile | None:
 
 def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
     """Exit a rank that was asked to stop and does not respond: nothing can be saved any more."""
-    if rank == 0 and not first_error(log):  # a stop, not a failure: the run can be continued from its last checkpoint
-        log.event(log.step, "stop", f"received {name}, but step {log.step} did not end")
-        log.end("stopped", "signal", f"stopped by {name} at step {log.step}, which did not end: no checkpoint")
-    else:
-        record(log, rank, "error", f"received {name}, but step {log.step} did not end")
+    # Ranks notice it at the same time, each by its own clock: whichever is first, the reason is the stop.
+    record(log, rank, SIGNAL, f"stopped by {name} at step {log.step}, which did not end: no checkpoint")
     dist.exit_now(dist.EXIT_FAILED if rank else dist.EXIT_STOPPED)
 
 
@@ -166,6 +168,7 @@ class Watchdog:
         self._process = this_process()
         self._counter = 0  # of states that were written
         self._over = threading.Event()
+        self._stacks_lock = threading.Lock()  # the loop may end while the thread writes stacks
         self._is_full = False  # the disk took no state lately
         self._held: dict[int, tuple[int | None, float]] = {}  # rank -> its last counter, and since when it is known
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
@@ -213,8 +216,9 @@ class Watchdog:
     def end(self) -> None:
         """Stop watching. An empty file of stacks is deleted."""
         self._over.set()
-        faulthandler.unregister(STACKS_SIGNAL)  # before the file is closed: its descriptor may be reused
-        self._stacks.close()
+        with self._stacks_lock:
+            faulthandler.unregister(STACKS_SIGNAL)  # before the file is closed: its descriptor may be reused
+            self._stacks.close()
         path = self._dir.rank_stacks(self._rank)
         if not _size(path):
             path.unlink(missing_ok=True)
@@ -297,7 +301,10 @@ class Watchdog:
 
     def _end_run(self, age: float, limit: float) -> None:
         """Write the stacks and end the run: rank 0 first, another rank if rank 0 does not."""
-        faulthandler.dump_traceback(self._stacks, all_threads=True)
+        with self._stacks_lock:
+            if self._over.is_set():
+                return
+            faulthandler.dump_traceback(self._stacks, all_threads=True)
         # Ranks notice a hang at about the same time. Rank 0 waits for their stacks, the others for rank 0, one by one:
         # the first that is able to ends the run, and the result is written once.
         before, since = self._states(), time.monotonic()

@@ -18,7 +18,7 @@ from factories import environment
 from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innermost, spent_before
 from gpt2.log import RunLog
 from kmatrix.records.disk import SpaceWait, is_holding, waiting_for_space, when_there_is_space
-from kmatrix.records.files import read_json, write_json
+from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from waiting import wait_until
 
@@ -331,3 +331,40 @@ def test_the_stacks_of_an_earlier_attempt_are_kept(tmp_path):
     Watchdog(RunLog(run_dir, "id", 3, main=True), rank=0, size=1, stalled=print).end()
     assert run_dir.rank_stacks(0, 2).read_text() == "it stood here"
     assert not run_dir.rank_stacks(0).exists()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["rank 0 first", "rank 1 first"])
+def test_ranks_that_cannot_stop_end_a_stopped_run_whichever_gives_up_first(tmp_path, monkeypatch, order):
+    exits = []
+    monkeypatch.setattr(watchdog.dist, "exit_now", exits.append)
+    for rank in order:
+        watchdog.give_up(log_of(tmp_path), rank, "SIGTERM")
+    result = read_json(RunDir(tmp_path).result)
+    assert (result["status"], result["kind"]) == ("stopped", "signal")
+    assert "stopped by SIGTERM at step 0, which did not end: no checkpoint" in result["reason"]
+    assert [event["event"] for event in read_jsonl(RunDir(tmp_path).events)] == ["stop"]
+    assert len(exits) == 2
+
+
+def test_a_rank_that_loses_its_peer_during_a_stop_does_not_fail_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog.dist, "exit_now", lambda code: None)
+    watchdog.give_up(log_of(tmp_path), 1, "SIGTERM")
+    watchdog.record(log_of(tmp_path), 0, "error", "RuntimeError: connection closed by peer")
+    result = read_json(RunDir(tmp_path).result)
+    assert (result["status"], result["kind"]) == ("stopped", "signal")
+
+
+def test_an_error_before_the_stop_is_the_reason_of_the_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog.dist, "exit_now", lambda code: None)
+    watchdog.record(log_of(tmp_path), 1, "error", "ValueError: no data")
+    watchdog.give_up(log_of(tmp_path), 0, "SIGTERM")
+    result = read_json(RunDir(tmp_path).result)
+    assert (result["status"], result["kind"]) == ("failed", "error")
+    assert result["reason"] == "rank 1: ValueError: no data"
+
+
+def test_a_loop_that_ends_while_a_stall_is_found_closes_the_stacks_in_peace(rank_watchdog):
+    rank_watchdog, reports = rank_watchdog
+    rank_watchdog.end()
+    rank_watchdog._end_run(1.0, 0.5)
+    assert reports == []
