@@ -20,8 +20,15 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 GPUS = 2
 DAY = 86_400
-LOST = ("10 1 all !lost", "40 1 all ok", "40 1 energy 0")  # the energy counter restarts
-SILENT = ("10 1 all !timeout", "40 1 all ok")  # every query fails
+LOST = ("20 1 all !lost", "60 1 all ok", "60 1 energy 0")  # the energy counter restarts
+SILENT = ("20 1 all !timeout", "60 1 all ok")  # every query fails
+# Second 0 of the scenario is when the recorder begins, however long Python and its modules took to start.
+RECORDER = """
+import os, sys, time
+from kmatrix.gpu.recorder.__main__ import main
+os.environ["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
+sys.exit(main())
+"""
 CLOCK = '''
 """A wall clock with the offset (s) in a file, in the processes of Python."""
 import time
@@ -40,8 +47,7 @@ def recorder(clone, run, *lines, name, extra=""):
     """Return the command that records two simulated GPUs, ten times as fast as the scenario says."""
     path = scenario(run.path.parent.parent, f"gpus {GPUS}", "speed 10", "0 * power 100", *lines, name=name)
     paths = f"PYTHONPATH={extra}:{clone.root / 'lib'}:{clone.root}"
-    command = (clone.python, "-m", "kmatrix.gpu.recorder", str(run.path), "--hz", "20")
-    return on_gpus(clone, path, "env", paths, *command)
+    return on_gpus(clone, path, "env", paths, clone.python, "-c", RECORDER, str(run.path), "--hz", "20")
 
 
 def samples(run) -> int:
@@ -85,8 +91,8 @@ def recorded(clone, tmp_path) -> MatrixDir:
         clock.write_text(str(-DAY))
         wait_until(lambda: events(lost, "found"), "the lost GPU is found again")
         wait_until(lambda: events(silent, "found"), "the silent GPU is found again")
-        for run in (lost, silent, clocked):
-            count = samples(run)
+        counts = {run: samples(run) for run in (lost, silent, clocked)}
+        for run, count in counts.items():
             wait_until(lambda run=run, count=count: samples(run) > count + 40, "two more seconds are recorded")
         for process in processes:
             process.terminate()
