@@ -91,7 +91,7 @@ def test_the_recorder_of_each_packed_run_sees_only_the_gpus_of_that_run(clone, t
         return [gpu for gpu in view["gpus"] if gpu["run"]]
 
     try:
-        wait_until(lambda: len(gpus()) == 2, "both are recorded", 300)
-        assert len({gpu["run"] for gpu in gpus()}) == len({gpu["uuid"] for gpu in gpus()}) == 2
+        found = wait_until(lambda: (found := gpus()) and len(found) >= 2 and found, "both are recorded", 300)
+        assert len(found) == len({gpu["run"] for gpu in found}) == len({gpu["uuid"] for gpu in found}) == 2
     finally:
         clone.make("stop", f"TARGET={matrix}")
