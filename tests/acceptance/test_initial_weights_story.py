@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -30,33 +31,36 @@ def losses(run):
     return [line["val/loss"] for line in complete_lines(run / "metrics.jsonl") if "val/loss" in line]
 
 
-def test_runs_start_from_a_checkpoint_and_their_ids_from_its_hash(clone):
+def test_runs_start_from_a_checkpoint_and_their_ids_from_its_hash(clone, tmp_path):
+    results = tmp_path / "results"
+
     def make(*arguments, status=0):
-        completed = clone.make(*arguments)
+        completed = clone.make(*arguments, f"RESULTS_DIR={results}")  # other tests use this clone, too
         assert completed.returncode == status, completed.stdout + completed.stderr
         return completed.stdout + completed.stderr
 
     # A run whose weights others start from; a copy of its checkpoint has the same weights.
-    make("defconfig-gpt2-cpu-quick")
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     make("train", *SMALL)
-    first = only(matrices(clone.root)[0].glob("gpt2_*"))
+    before = only(matrices(results))
+    first = only(before.glob("gpt2_*"))
     checkpoint = (first / "checkpoints" / "final.pt").resolve()
-    copy = clone.root / "copy.pt"
+    copy = tmp_path / "copy.pt"
     shutil.copy(checkpoint, copy)
+    name = os.path.relpath(copy, clone.root)  # paths are relative to the checkout
 
     # What does not exist or does not fit is refused before anything is made, with the difference.
-    count = len(matrices(clone.root))
     assert "INIT_FROM=nothing.pt is not a checkpoint" in make("train", *SMALL, "INIT_FROM=nothing.pt", status=2)
-    other = make("test-matrix-dry-run", *SMALL, "N_EMBD=32", "INIT_FROM=copy.pt", status=2)
+    other = make("test-matrix-dry-run", *SMALL, "N_EMBD=32", f"INIT_FROM={name}", status=2)
     assert "n_embd is 16 there and 32 here" in other
-    assert len(matrices(clone.root)) == count
+    assert matrices(results) == [before]
 
     # An axis: random weights, and the same weights under two names, which are one run.
-    axis = f"MATRIX_GPT2_INIT_FROM=none copy.pt {checkpoint}"
+    axis = f"MATRIX_GPT2_INIT_FROM=none {name} {checkpoint}"
     dry = make("test-matrix-dry-run", *SMALL, axis)
     assert "1 duplicate" in dry
     make("test-matrix", *SMALL, axis, "MAX_ITERS=4", "CHECKPOINT_INTERVAL=2", "LR=1e-4")
-    matrix = max(matrices(clone.root), key=lambda folder: folder.stat().st_mtime_ns)
+    matrix = only(set(matrices(results)) - {before})
     runs = {load_json(run / "run.json")["train"]["init_from"]: run for run in matrix.glob("gpt2_*")}
     random, started = runs.pop(""), runs.pop(str(copy))
     assert losses(random)[0] == losses(first)[0]
