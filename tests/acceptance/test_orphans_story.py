@@ -19,9 +19,9 @@ from waiting import wait_until
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
 KILLS = int(os.environ.get("KMATRIX_KILLS", "2"))
-STEPS = max(300, 25 * KILLS)  # an attempt trains about ten before it is killed
+STEPS = max(300, 25 * KILLS)  # an attempt trains at most twenty before it is killed
 SAMPLE_S = 0.05
-WAITING = r"waiting for an earlier attempt to exit: (.*)"
+WAITING = r"waiting for an earlier attempt to exit: (.*)\n"
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=16", "BATCH_SIZE=2"),
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=4", "EVAL_INTERVAL=1000", "LOG_INTERVAL=10", "REUSE=n", "OPTIMIZER=adamw"),
@@ -71,7 +71,7 @@ class Sampler:
 
 def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    slow = SlowTraining(tmp_path / "slow")
+    slow = SlowTraining(tmp_path / "slow", "0.05 if steps < 20 else inf")  # no attempt finishes before it is killed
     results = tmp_path / "results"
     runner = background("test-matrix", *TINY, f"RESULTS_DIR={results}", **slow.environment)
     run = wait_until(lambda: next(iter(results.glob("*/gpt2_*/metrics.jsonl")), None), "the run trains").parent
@@ -83,20 +83,22 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
             assert processes["trainer"]
             assert processes["guard"]
             assert processes["rank"]
-            slow.hold()  # a rank that is asked to stop needs some time for its step
             orphans = [*processes["trainer"], *processes["rank"]]
+            for orphan in orphans:
+                orphan.suspend()  # it is asked to stop, and cannot yet, however long `continue` takes to start
             for victim in (*processes["guard"], *processes["recorder"]):
                 victim.kill()
             runner.kill()
             runner.wait()
             runner = background("continue", f"TARGET={matrix}", **slow.environment)
             output = tmp_path / f"output_{number}.txt"
-            who = wait_until(lambda output=output: re.search(WAITING, output.read_text()), "continue waits")
-            slow.unhold()
+            who = wait_until(lambda output=output: re.search(WAITING, output.read_text()), "it waits")
+            for orphan in orphans:
+                orphan.resume()
             assert any(f"(pid {orphan.pid})" in who[1] for orphan in orphans), who[1]
         wait_until(lambda: trains(run, KILLS + 1), "the last attempt trains")
         slow.free()
-        assert runner.wait(240) == 0, output.read_text()
+        assert runner.wait(600) == 0, output.read_text()
     assert sampler.samples > 20
     assert sampler.attempts == {str(number) for number in range(1, KILLS + 2)}
     assert sampler.together == []
