@@ -148,7 +148,7 @@ def create_and_kill(tmp_path, data, config, delay_s, *, pattern):
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not list(results.glob(pattern)) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -154,10 +154,10 @@ def stop_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
         start_new_session=True,
     )
     try:
-        wait_until(lambda: has_pruned(results) or process.poll() is not None, "weights are pruned", 300)
+        wait_until(lambda: has_pruned(results) or process.poll() is not None, "weights are pruned", 600)
         assert process.poll() is None, "the run ended before it could be stopped"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=600) == 130
         assert slow.has_begun()
     finally:
         process.kill()

@@ -69,7 +69,7 @@ def test_a_recording_is_converted_to_the_csv_of_the_first_monitor(clone, run, tm
     assert rows[-1][2:] == ["100", "50", "180", "70"]
     assert all(re.search(r"\.\d{3}\b", row[0]) for row in rows), "times are to the millisecond"
     begin, end = (datetime.fromisoformat(row[0]) for row in (rows[0], rows[-1]))
-    assert (end - begin).total_seconds() == pytest.approx(float(rows[-1][1]), abs=0.002)
+    assert (end - begin).total_seconds() == pytest.approx(float(rows[-1][1]), abs=0.009), "less than one sample"
 
 
 NVITOP = """
