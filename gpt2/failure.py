@@ -12,8 +12,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn, Self
@@ -28,7 +28,7 @@ from kmatrix.records.disk import is_holding, limit_from_environment
 from kmatrix.records.files import write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
-from kmatrix.records.states import RankErrorFile, RankStateFile, first_rank_error, read_rank_errors
+from kmatrix.records.states import LOST_PEER, RankErrorFile, RankStateFile, first_rank_error, read_rank_errors
 
 # The watchdog
 TICK_S = 1.0  # between two looks at the loop
@@ -43,10 +43,12 @@ SILENT_S = 10.0  # a state that is not rewritten for this long means that the pr
 # of network storage (acregmax of nfs(5): 60 s).
 HOLD_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
+ANSWER_S = 1.0  # time for a rank whose Python does not run, after it was asked for its stacks
 TURN_S = 15.0  # then another rank takes rank 0's role
 STOPPED = "its process is stopped"
 SIGNAL = "signal"  # the kind of a stop, in results and error files
 STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks for a checkpoint and a stop
+_last = threading.Lock()  # held by the thread that ends this process
 
 
 def kind_of(error: BaseException) -> str:
@@ -98,21 +100,44 @@ def first_error(log: RunLog) -> RankErrorFile | None:
     return first_rank_error([error for _, error in read_rank_errors(log.dir) if error.attempt == log.attempt])
 
 
-def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
+@contextmanager
+def ending(code: int) -> Iterator[None]:
+    """Exit this process after the block, also if it fails: on a full disk, nothing may be left to write a reason to.
+
+    The loop, the watchdog and the thread of the signals may all end this rank, at the same time: only the first does.
+    """
+    with _last:
+        try:
+            yield
+        finally:
+            dist.exit_now(code)
+
+
+def fail(log: RunLog, rank: int, error: Exception) -> NoReturn:  # type: ignore[misc]  # `ending` does not return
+    """Record why this rank failed and exit. Other ranks may be gone: it does not wait for them."""
+    with ending(dist.EXIT_FAILED):
+        record(log, rank, kind_of(error), describe(error, log))
+
+
+def give_up(log: RunLog, rank: int, name: str) -> NoReturn:  # type: ignore[misc]
     """Exit a rank that was asked to stop and does not respond: nothing can be saved any more."""
     # Ranks notice it at the same time, each by its own clock: whichever is first, the reason is the stop.
-    record(log, rank, SIGNAL, f"stopped by {name} at step {log.step}, which did not end: no checkpoint")
-    dist.exit_now(dist.EXIT_FAILED if rank else dist.EXIT_STOPPED)
+    with ending(dist.EXIT_FAILED if rank else dist.EXIT_STOPPED):
+        record(log, rank, SIGNAL, f"stopped by {name} at step {log.step}, which did not end: no checkpoint")
 
 
-def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:
+def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:  # type: ignore[misc]
     """End a stalled run. Rank 0 writes the result; another rank writes its error file if rank 0 does not respond."""
-    if rank == 0:
-        log.event(log.step, "stall", f"{reason}; the stacks of all ranks are in {log.dir.path / 'ranks'}")
-        log.end("failed", "stall", reason)
-    else:
-        record(log, rank, "stall", reason)
-    dist.exit_now(dist.EXIT_FAILED)
+    with ending(dist.EXIT_FAILED):
+        first = first_error(log)
+        if rank == 0:
+            with suppress(OSError):
+                log.event(log.step, "stall", f"{reason}; the stacks of all ranks are in {log.dir.path / 'ranks'}")
+        # A rank that failed by itself is why the others wait for it. The stall tells more than a lost connection.
+        if rank == 0 and (first is None or LOST_PEER.search(first.reason or "")):
+            log.end("failed", "stall", reason)
+        else:
+            record(log, rank, "stall", reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,10 +270,12 @@ class Watchdog:
             last = now
             if can_hold and self._is_held(now - self._began):
                 self._began = now  # the time of a held write does not count, in any rank
-            limit, age = self.limit_s(), now - self._began
+            began = self._began  # before the limit, as `work` writes them
+            limit, age = self.limit_s(), now - began
             self._write_state(age)
             if limit is not None and age > limit:
-                self._end_run(age, limit)
+                self._end_run(began, age, limit)
+                last = time.monotonic()  # it waited for other ranks: the process was not suspended
 
     def _is_held(self, age: float) -> bool:
         """Return whether this rank, or another one that this rank may wait for, holds a write on a full disk."""
@@ -299,21 +326,24 @@ class Watchdog:
         """Return the seconds that the run has taken; before this attempt knows, those of earlier attempts."""
         return self.spent() if self.spent else self.spent_before
 
-    def _end_run(self, age: float, limit: float) -> None:
-        """Write the stacks and end the run: rank 0 first, another rank if rank 0 does not."""
+    def _end_run(self, began: float, age: float, limit: float) -> None:
+        """Write the stacks and end the run: rank 0 first, another rank if rank 0 does not.
+
+        began: start of the piece of work that takes too long. If it ends meanwhile, the run goes on.
+        """
         with self._stacks_lock:
-            if self._over.is_set():
+            if self._over.is_set() or self._began != began:
                 return
             faulthandler.dump_traceback(self._stacks, all_threads=True)
         # Ranks notice a hang at about the same time. Rank 0 waits for their stacks, the others for rank 0, one by one:
         # the first that is able to ends the run, and the result is written once.
         before, since = self._states(), time.monotonic()
-        if self._over.wait(WAIT_S if self._rank == 0 else TURN_S + self._rank):
-            return  # the loop continued and ended
+        if self._continues(began, WAIT_S if self._rank == 0 else TURN_S + self._rank):
+            return
         states = self._states()
         # A rank on another host runs if its state goes on. Its storage may show that late.
         while time.monotonic() - since < SILENT_S and any(_is_silent(before[rank], states[rank]) for rank in states):
-            if self._over.wait(TICK_S):
+            if self._continues(began, TICK_S):
                 return
             states = self._states()
         # before _request_stacks, which continues stopped processes
@@ -325,11 +355,25 @@ class Watchdog:
         }
         for state in without_stacks.values():
             _request_stacks(state.process)
-        until = time.monotonic() + TICK_S
+        until = time.monotonic() + ANSWER_S
         while time.monotonic() < until and not all(_size(self._dir.rank_stacks(rank)) for rank in without_stacks):
             time.sleep(0.02)
         ranks = [_position(self._dir, rank, state, stuck[rank]) for rank, state in states.items()]
-        self._stalled(f"no progress for {age:.0f} s (limit {limit:.0f} s): {describe_ranks(ranks)}")
+        with self._stacks_lock:  # from here on, the loop does not end: its result would replace this one, or be lost
+            if not self._over.is_set():
+                self._stalled(f"no progress for {age:.0f} s (limit {limit:.0f} s): {describe_ranks(ranks)}")
+
+    def _continues(self, began: float, seconds: float) -> bool:
+        """Wait, and return whether the loop ended, or the piece of work that began then: this rank does not hang."""
+        if self._over.wait(seconds):
+            return True
+        if self._began == began:
+            return False
+        with self._stacks_lock:  # a later hang has its own stacks
+            if not self._over.is_set():
+                os.ftruncate(self._stacks.fileno(), 0)
+                os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
+        return True
 
     def _states(self) -> dict[int, RankState | None]:
         """Return the newest state of each rank."""
@@ -395,8 +439,9 @@ def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
 
 
 def _position(run_dir: RunDir, rank: int, state: RankState | None, stuck: str) -> RankPosition:
-    stacks = run_dir.rank_stacks(rank)
-    text = stacks.read_text(encoding="utf-8", errors="replace") if stacks.exists() else ""
+    text = ""
+    with suppress(OSError):  # none, or deleted by a rank whose loop has just ended
+        text = run_dir.rank_stacks(rank).read_text(encoding="utf-8", errors="replace")
     return RankPosition(
         rank=rank,
         step=state.step if state else 0,

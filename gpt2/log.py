@@ -9,6 +9,7 @@ import json
 import math
 import resource
 import statistics
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,6 +256,8 @@ class RunLog:
 
     def _sparsity(self) -> float | None:
         """Return the share of pruned weights now; None without pruning, or if the GPU has failed."""
+        if threading.current_thread() is not threading.main_thread():  # the loop hangs, and the GPU may: do not wait
+            return self.train[-1].get("sparsity") if self.train else None
         try:
             return self.pruner.sparsity() if self.pruner else None
         # After a CUDA error every operation fails, and the result must be written all the same: it has the reason.

@@ -87,10 +87,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
         stop.acknowledge()  # this rank responds: a signal during the next lines must not report it as hanging
-        try:
-            failure.record(log, rank, failure.kind_of(error), failure.describe(error, log))
-        finally:
-            dist.exit_now(dist.EXIT_FAILED)  # other ranks may be gone: do not wait for them
+        failure.fail(log, rank, error)
     dist.finish(code)
 
 
@@ -143,7 +140,7 @@ def train(
         log.event(log.step, "nan", str(error))
         between.checkpoints.wait()
         log.end("failed", "nan", str(error))
-        training.world.barrier()
+        leave_together(training.world, log)
         return dist.EXIT_FAILED
     finally:
         between.checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
@@ -151,8 +148,18 @@ def train(
 
     watchdog.work(failure.END, log.step)
     code = between.end_finished(ended_by) if finished else between.end_stopped()
-    training.world.barrier()  # torchrun kills the others as soon as one fails: all exit after the files are written
+    leave_together(training.world, log)
     return code
+
+
+def leave_together(world: dist.World, log: RunLog) -> None:
+    """Wait until rank 0 has written the result: torchrun kills the others as soon as one fails."""
+    try:
+        world.barrier()
+    except RuntimeError as error:
+        if not world.main:
+            raise
+        log.say(f"Note: a rank was lost after the end of the run: {failure.last_line(error)}")  # the result is complete
 
 
 def set_up(

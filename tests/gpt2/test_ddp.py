@@ -131,6 +131,13 @@ def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
     assert read_json(run_dir.rank_error(1))["reason"] == "RuntimeError: the cable was pulled"
 
 
+def test_a_rank_that_is_lost_after_the_result_does_not_change_it(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=3)
+    output = output_of(start_training(run_dir, fault="leave:1:0"))
+    assert read_json(run_dir.result)["status"] == "finished", output
+    assert "a rank was lost after the end of the run" in output
+
+
 @pytest.mark.slow
 def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)

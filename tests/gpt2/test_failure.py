@@ -96,7 +96,7 @@ def test_the_limit_is_a_multiple_of_the_usual_time_with_a_floor(rank_watchdog):
 def test_each_kind_of_work_has_its_own_usual_time(rank_watchdog):
     rank_watchdog, _ = rank_watchdog
     rank_watchdog.begin(factor=10, floor_s=0.0)
-    for step in range(3):
+    for step in range(50):  # a busy machine makes some of them long, but not the median
         rank_watchdog.work("step", step)
     rank_watchdog.work("evaluation", 3)
     assert rank_watchdog.limit_s() == FIRST_S
@@ -250,12 +250,12 @@ from gpt2.failure import Watchdog
 from kmatrix.records.paths import RunDir
 
 def nap():
+    rank_watchdog.at("forward")  # here, so that who reads it finds this rank in this function
     time.sleep(300)
 
 log = RunLog(RunDir(Path(sys.argv[1])), "id", 1, main=False)
 rank_watchdog = Watchdog(log, rank=1, size=2, stalled=lambda reason: None)
 rank_watchdog.work("step", 3)
-rank_watchdog.at("forward")
 nap()
 """
 
@@ -272,12 +272,13 @@ def sleeping_rank(tmp_path):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, sleeping_rank, monkeypatch, stopped):
     run_dir = RunDir(tmp_path)
-    wait_until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["step"] == 3)
+    wait_until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["place"] == "forward")
     if stopped:
         os.kill(sleeping_rank.pid, signal.SIGSTOP)
         wait_until(lambda: ") T" in Path(f"/proc/{sleeping_rank.pid}/stat").read_text())
     monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
     monkeypatch.setattr(watchdog, "TICK_S", 0.3)
+    monkeypatch.setattr(watchdog, "ANSWER_S", 60.0)  # until it has written its stacks, however busy the machine is
     reports = []
     rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=2, stalled=reports.append)
     for step in range(4):
@@ -366,5 +367,64 @@ def test_an_error_before_the_stop_is_the_reason_of_the_failure(tmp_path, monkeyp
 def test_a_loop_that_ends_while_a_stall_is_found_closes_the_stacks_in_peace(rank_watchdog):
     rank_watchdog, reports = rank_watchdog
     rank_watchdog.end()
-    rank_watchdog._end_run(1.0, 0.5)
+    rank_watchdog._end_run(rank_watchdog._began, 1.0, 0.5)
     assert reports == []
+
+
+def test_a_loop_that_ends_while_the_ranks_are_described_is_not_reported(rank_watchdog, monkeypatch):
+    rank_watchdog, reports = rank_watchdog
+    monkeypatch.setattr(watchdog, "WAIT_S", 0.0)
+    monkeypatch.setattr(watchdog, "_position", lambda *_: rank_watchdog._over.set())
+    monkeypatch.setattr(watchdog, "describe_ranks", str)
+    rank_watchdog._end_run(rank_watchdog._began, 1.0, 0.5)
+    assert reports == []
+
+
+def test_a_step_that_ends_before_the_run_is_ended_was_slow_and_did_not_hang(rank_watchdog, tmp_path, monkeypatch):
+    rank_watchdog, reports = rank_watchdog
+    monkeypatch.setattr(watchdog, "WAIT_S", 0.0)
+    began, states = rank_watchdog._began, rank_watchdog._states
+    with monkeypatch.context() as during:
+        during.setattr(rank_watchdog, "_states", lambda: rank_watchdog.work("step", 1) or states())
+        rank_watchdog._end_run(began, 1.0, 0.5)
+    rank_watchdog._end_run(began, 1.0, 0.5)  # of the same step: it has ended by now
+    assert reports == []
+    assert RunDir(tmp_path).rank_stacks(0).read_text() == ""
+    rank_watchdog._end_run(rank_watchdog._began, 1.0, 0.5)
+    assert len(reports) == 1
+    assert RunDir(tmp_path).rank_stacks(0).read_text().count("most recent call first") >= 1
+
+
+def test_a_rank_exits_although_its_reason_cannot_be_written(tmp_path, monkeypatch):
+    exits = []
+    monkeypatch.setattr(watchdog.dist, "exit_now", exits.append)
+
+    def full(*_):
+        assert watchdog._last.locked()  # no other thread ends this rank meanwhile
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(watchdog, "record", full)
+    monkeypatch.setattr(RunLog, "event", full)
+    with pytest.raises(OSError, match="No space"):
+        watchdog.give_up(log_of(tmp_path), 0, "SIGTERM")
+    with pytest.raises(OSError, match="No space"):
+        watchdog.fail(log_of(tmp_path), 1, ValueError("no data"))
+    watchdog.stalled(log_of(tmp_path), 0, "no progress")  # the small result may still have space
+    assert read_json(RunDir(tmp_path).result)["kind"] == "stall"
+    assert exits == [watchdog.dist.EXIT_STOPPED, watchdog.dist.EXIT_FAILED, watchdog.dist.EXIT_FAILED]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        ("ValueError: no data", "error", "rank 1: ValueError: no data"),
+        ("RuntimeError: Connection closed by peer", "stall", "no progress"),
+    ],
+)
+def test_a_rank_that_waits_for_one_that_failed_by_itself_names_that_failure(tmp_path, monkeypatch, error, kind, reason):
+    monkeypatch.setattr(watchdog.dist, "exit_now", lambda code: None)
+    watchdog.record(log_of(tmp_path), 1, "error", error)
+    watchdog.stalled(log_of(tmp_path), 0, "no progress")
+    result = read_json(RunDir(tmp_path).result)
+    assert (result["status"], result["kind"], result["reason"]) == ("failed", kind, reason)
+    assert next(read_jsonl(RunDir(tmp_path).events))["event"] == "stall"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.lock import this_process
 from kmatrix.records.paths import RunDir
+from waiting import wait_until
 
 PRESENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 
@@ -184,23 +186,21 @@ def test_a_silent_rank_on_another_host_is_reported_when_a_run_stalls(tmp_path, m
     for name in ("TICK_S", "WAIT_S"):
         monkeypatch.setattr(failure, name, 0.05)
     monkeypatch.setattr(failure, "SILENT_S", 0.3)
-    run, reports, counter = RunDir(tmp_path), [], [0]
+    run, reports, read, looks = RunDir(tmp_path), [], failure._state, itertools.count(1)
     write_state(run, 1, 1)
-    write_state(run, 2, 1)
-    over = threading.Event()
 
-    def advance():
-        while not over.wait(0.02):
-            counter[0] += 1
-            write_state(run, 2, counter[0], at=1.0)
+    def state_of(run, rank, attempt):
+        if rank == 2:  # it writes a state between two looks, however busy this machine is
+            write_state(run, 2, next(looks), at=1.0)
+        return read(run, rank, attempt)
 
-    threading.Thread(target=advance, daemon=True).start()
+    monkeypatch.setattr(failure, "_state", state_of)
     log = RunLog(run, "id", 1, main=True)
-    watchdog = failure.Watchdog(log, rank=0, size=3, stalled=lambda why: reports.append(why) or over.set())
+    watchdog = failure.Watchdog(log, rank=0, size=3, stalled=reports.append)
     watchdog.begin(factor=0.001, floor_s=0)
     watchdog.work(failure.STEP, 3)
     watchdog.work(failure.STEP, 3)
-    assert over.wait(20)
+    wait_until(lambda: reports)
     watchdog.end()
 
     assert "rank 1 is late, last seen in forward of step 3 (its process does not run)" in reports[0]

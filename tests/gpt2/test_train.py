@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from gpt2.log import RunLog
 from gpt2.loop import schedule
 from gpt2.loop.schedule import dropout_seed
 from gpt2.steps import StepNumbers, Timings
-from gpt2.train import build_model
+from gpt2.train import build_model, leave_together
 from kmatrix.records.checkpoints import read_index
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
@@ -257,6 +258,34 @@ def test_a_gpu_that_failed_does_not_prevent_the_result(tmp_path):
     log.end("failed", "error", "CUDA error")
     result = read_json(log.dir.result)
     assert (result["reason"], result["sparsity"]) == ("CUDA error", None)
+
+
+def test_a_gpu_that_hangs_does_not_prevent_the_result_of_the_watchdog(tmp_path):
+    class HangingPruner:
+        def sparsity(self):
+            raise AssertionError("this waits for the GPU")
+
+    log = RunLog(RunDir(tmp_path), "a", 1, main=True)
+    log.pruner, log.train = HangingPruner(), [{"step": 3, "train/loss": 3.0, "sparsity": 0.25}]
+    watchdog = threading.Thread(target=log.end, args=("failed", "stall", "no progress"))
+    watchdog.start()
+    watchdog.join()
+    assert read_json(log.dir.result)["sparsity"] == 0.25
+
+
+def test_a_rank_that_is_lost_after_the_result_does_not_change_it(tmp_path, capsys):
+    class LostWorld:
+        def __init__(self, rank):
+            self.main = rank == 0
+
+        def barrier(self):
+            raise RuntimeError("Connection closed by peer")
+
+    log = RunLog(RunDir(tmp_path), "a", 1, main=True)
+    leave_together(LostWorld(0), log)
+    assert "a rank was lost after the end of the run: RuntimeError: Connection closed" in capsys.readouterr().out
+    with pytest.raises(RuntimeError):  # there may be no result: this rank says so
+        leave_together(LostWorld(1), log)
 
 
 def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible():

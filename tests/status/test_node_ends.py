@@ -140,6 +140,15 @@ def test_a_rank_that_torchrun_kills_after_its_grace_period_is_not_the_cause(late
     assert first_exit(exits).rank == cause
 
 
+def test_a_rank_that_failed_is_the_cause_and_not_one_that_was_stopped_for_it():
+    stopped, failed, lost = (
+        RankErrorFile(rank=rank, time=1.0, kind=kind, reason=reason, host=f"n{rank}")
+        for rank, kind, reason in ((1, "signal", "stopped by SIGTERM"), (2, "data", "why"), (3, "error", LOST_PEER))
+    )
+    assert first_rank_error([stopped, failed, lost]) == failed
+    assert first_rank_error([stopped, lost]) == stopped
+
+
 def test_on_one_host_the_earliest_error_is_the_cause():
     first, second = (
         RankErrorFile(rank=rank, time=time, reason=LOST_PEER, host="n1") for rank, time in ((3, 1), (1, 2))

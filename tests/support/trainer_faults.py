@@ -4,7 +4,8 @@ The variable FAULT="<kind>:<rank>:<step>" selects the fault, the rank and the st
 nan (that rank's loss), nans (from that step on), high (its loss 50 higher), raise (an error),
 signal (SIGTERM to that rank alone), hang (the rank never comes back), freeze (SIGSTOP to itself),
 slow (each step of that rank takes <step> ms more), oom (micro-batches of more than FAULT_FITS sequences run
-out of memory), full (no file may exceed 64 KiB), none. FAULT_DUMP: folder for the final weights of each rank.
+out of memory), full (no file may exceed 64 KiB), leave (the rank is killed before it leaves with the others), none.
+FAULT_DUMP: folder for the final weights of each rank.
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ def build_model(config: Any) -> GPT:
     return model
 
 
+def leave_together(world: Any, log: Any) -> None:
+    if KIND == "leave" and os.environ.get("RANK", "0") == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    original_leave_together(world, log)
+
+
 def finish(code: int) -> None:
     for model in models_to_dump:
         torch.save(model.state_dict(), Path(DUMP or "") / f"{os.environ.get('RANK', '0')}.pt")
@@ -77,6 +84,7 @@ if __name__ == "__main__":
     models_to_dump: list[GPT] = []
     original_build_model, train.build_model = train.build_model, build_model
     original_finish, dist.finish = dist.finish, finish
+    original_leave_together, train.leave_together = train.leave_together, leave_together
     if KIND == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     dist.GRACE_S = float(os.environ.get("FAULT_GRACE_S", dist.GRACE_S))

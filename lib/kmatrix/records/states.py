@@ -201,11 +201,13 @@ def first_rank_error(errors: Sequence[RankErrorFile]) -> RankErrorFile | None:
     """Return the error that made the other ranks fail, None without errors.
 
     On one host it is the earliest. The clocks of two hosts are not compared: there, the errors of ranks that only lost
-    a peer do not count if there is another one.
+    a peer do not count if there is another one, nor those of ranks that could not stop if one failed by itself.
     """
     hosts = {error.host for error in errors}
     if len(hosts) > 1:
-        causes = [error for error in errors if not LOST_PEER.search(error.reason or "")] or errors
+        causes = [error for error in errors if not LOST_PEER.search(error.reason or "")]
+        # The launcher of a rank that fails stops the others, which hang without it.
+        causes = [error for error in causes if error.kind != "signal"] or causes or list(errors)
         earliest = [first_rank_error([error for error in causes if error.host == host]) for host in hosts]
         return min((error for error in earliest if error), key=lambda error: error.rank)
     return min(errors, key=lambda error: error.time or 0.0, default=None)
