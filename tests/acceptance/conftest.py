@@ -19,7 +19,7 @@ from clones import Clone, make_clone
 from instant import instant_program
 from once import session_folder
 from programs import Program
-from story import processes_below
+from story import kill, processes_below
 
 SETUP_TIMEOUT_S = 1200  # make setup may have to download torch
 
@@ -108,5 +108,4 @@ def background(clone: Clone, tmp_path: Path) -> Iterator[Callable[..., subproces
         if process.poll() is None:
             process.kill()
             process.wait()
-    for process_left in processes_below(tmp_path):
-        process_left.kill()
+    kill(processes_below(tmp_path))

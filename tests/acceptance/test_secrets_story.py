@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from key_forms import KEY_FORMS, planted
-from story import load_json, matrices, only, processes_below
+from story import kill, load_json, matrices, only, processes_below
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(600)]
@@ -126,9 +126,9 @@ def test_no_key_of_the_checkout_or_the_environment_is_in_any_file(fresh_clone, t
     assert started.returncode == 0, started.stdout + started.stderr
     matrix = only(matrices(results))
     last = only(matrix.glob("*seed3*"))
-    wait_until(lambda: (last / "output.log").exists() and "hangs" in (last / "output.log").read_text(), 240)
-    for process in processes_below(tmp_path):
-        process.kill()
+    wait_until(lambda: "hangs" in (last / "output.log").read_text(), "the last run hangs")
+    kill(processes_below(tmp_path))
+    wait_until(lambda: not processes_below(tmp_path), "the end of everything")  # and of what it still writes
 
     everything = [*hidden, *KEYS.values(), IN_NETRC, IN_TORCH, PEM_BODY, PEM_BODY[::-1]]
     assert files_with(results, *everything) == []

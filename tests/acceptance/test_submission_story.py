@@ -182,10 +182,10 @@ def _is_written(arguments: tuple[object, ...]) -> bool:
 
 def end(pid: int, *, group: bool = True) -> int:
     """Wait for a process, and kill its group: sbatch, too. Return its exit status, negative after a signal."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if group:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if group:  # before its number can be that of another process
         kill_group(pid)
-    return code
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def kill_group(pid: int) -> None:

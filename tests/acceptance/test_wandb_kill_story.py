@@ -74,7 +74,7 @@ class Story:
     def finish(self) -> None:
         """Train the rest, without a tracker process."""
         first = int(self._begin()[0])
-        last = max(line["step"] for line in complete_lines(self.run.metrics))
+        last = max((line["step"] for line in complete_lines(self.run.metrics)), default=first)
         for step in range(first, last + REST):
             append_metrics(self.run, step, attempt=self.attempts, train__loss=8 - step / 1000, tokens=step * 100)
         write_status(self.run, attempt=self.attempts)

@@ -44,12 +44,18 @@ def only(items: Iterable[Any]) -> Any:
 
 def processes_of(folder: Path) -> dict[str, list[psutil.Process]]:
     """Return every process whose command line names the folder, by kind."""
-    found: dict[str, list[psutil.Process]] = {kind: [] for kind, _ in KINDS}
-    for process in psutil.process_iter(["cmdline", "status"]):
+    named: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter(["cmdline", "status", "ppid"]):
         command_line = process.info["cmdline"] or []
-        if process.info["status"] == psutil.STATUS_ZOMBIE or not any(str(folder) in part for part in command_line):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in part for part in command_line):
+            named[process.pid] = process
+    found: dict[str, list[psutil.Process]] = {kind: [] for kind, _ in KINDS}
+    for process in named.values():
+        parent = named.get(process.info["ppid"])
+        # A child that was just forked has the command line of its parent, until it becomes the program that it starts.
+        if parent is not None and parent.info["cmdline"] == process.info["cmdline"]:
             continue
-        text = " ".join(command_line)
+        text = " ".join(process.info["cmdline"])
         if kind := next((kind for kind, mark in KINDS if mark in text), None):
             found[kind].append(process)
     return found
@@ -58,3 +64,13 @@ def processes_of(folder: Path) -> dict[str, list[psutil.Process]]:
 def processes_below(folder: Path) -> list[psutil.Process]:
     """Return every process whose command line names the folder, as one list."""
     return [process for processes in processes_of(folder).values() for process in processes]
+
+
+def kill(processes: Iterable[psutil.Process]) -> int:
+    """Send SIGKILL to these processes; return how many there were. Some may end with others, or by themselves."""
+    killed = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+            killed += 1
+    return killed

@@ -10,7 +10,7 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
-def wait_until(condition: Callable[[], T], what: str = "", seconds: float = 240.0) -> T:
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = 480.0) -> T:
     """Return the first true value of a condition. Raise AssertionError after `seconds`.
 
     The machine may be busy: the deadline only ends a test that would never end. A condition that looks into folders
