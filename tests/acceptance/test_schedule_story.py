@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slow_training import SlowTraining
+from story import complete_lines
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
@@ -59,20 +61,21 @@ def test_runs_that_share_the_cores_give_the_same_numbers_as_runs_alone(clone, tm
 
 
 def test_the_estimate_of_a_running_matrix_is_accurate(clone, tmp_path):
-    arguments = (*TINY, "MAX_ITERS=600", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={tmp_path}")
-    completed = clone.make("test-matrix", *arguments, "DETACH=1")
+    results, slow = tmp_path / "results", SlowTraining(tmp_path / "slow")  # whose pace is that of any machine
+    arguments = (*TINY, "MAX_ITERS=120", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={results}")
+    completed = clone.make("test-matrix", *arguments, "DETACH=1", **slow.environment)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    matrix = newest(tmp_path)
-
-    def half_done():
-        value = json.loads(clone.kmatrix("estimate", f"TARGET={matrix}", "JSON=1").stdout)
-        return value if (value["runs"][0]["step"] or 0) >= 300 else None
-
-    value = wait_until(half_done, "half of the steps are done", 600)
+    matrix = newest(results)
+    first = matrix / load(matrix / "matrix.json")["runs"][0]["name"]
+    wait_until(lambda: any(line["step"] >= 60 for line in complete_lines(first / "metrics.jsonl")), "half of it")
+    slow.hold()  # an estimate takes longer than the rest of the run
+    value = json.loads(clone.kmatrix("estimate", f"TARGET={matrix}", "JSON=1").stdout)
+    text = clone.make("estimate", f"TARGET={matrix}").stdout
+    slow.unhold()
     running, planned = value["runs"]
+    assert 60 <= running["step"] < 120
     assert (running["left_from"], planned["left_from"]) == ("its own steps", "runs like it here")
     assert planned["starts_s"] == pytest.approx(running["ends_s"])
-    text = clone.make("estimate", f"TARGET={matrix}").stdout
     assert "end: 20" in text
     assert "cost: $" in text
     wait_until(lambda: load(matrix / "status.json")["status"] != "running", "the matrix ends", 600)
