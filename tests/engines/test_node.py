@@ -288,6 +288,7 @@ def test_a_node_waits_for_the_end_of_an_earlier_attempt_and_then_kills_it(plan, 
     argv = [str(run.dir.path), "--attempt=2", "--nodes=2", "--ranks=2", "--grace=0", "--", "true"]
     agent = agent_of(argv, {"SLURM_PROCID": "1"})
     monkeypatch.setattr("kmatrix.engines.node.MARGIN_S", 0.1)
+    monkeypatch.setattr("kmatrix.engines.node.KILLED_S", 0.1)
     lock, _ = begin_attempt(place.recording, 1)
     try:
         with pytest.raises(Exception, match="an earlier attempt is still running"):

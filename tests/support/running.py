@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.status.classify import classify
 from kmatrix.status.state import Attempt, JobPhase, JobState, RunPlan
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "support" / "fakes.py"
 PYTHON = Path(sys.executable)
 MAX_ITERS = 5
+END_S = 240.0  # a process that was asked to end has ended by then, on a busy machine too
 
 # The program of start_runner: a runner process that tests can kill.
 DRIVER = """
@@ -78,8 +81,23 @@ def status_of(plan):
     return read_json(plan.dir.status)
 
 
+def wait_for_start(plan) -> int:
+    """Wait until a run trains, and its runner has recorded that; return the pid of its guard.
+
+    The trainer may be faster than the runner, whose status names no process until then.
+    """
+    return wait_until(lambda: plan.dir.metrics.exists() and status_of(plan)["pid"], f"{plan.name} trains")
+
+
+def once_training(plan):
+    """Return a callback of `drive` that lets nothing happen to a run before it trains, however slowly it starts."""
+    return lambda shown: shown.run != plan.name or wait_until(plan.dir.metrics.exists, f"{plan.name} trains")
+
+
 def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def processes_of(matrix):

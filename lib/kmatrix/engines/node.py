@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ from kmatrix.text import plural
 PULSE_S = 5.0  # between two writes of node.json
 POLL_S = 0.2
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the agent does
+KILLED_S = 5.0  # a process of an earlier attempt that lives so long after its kill is stuck in the kernel
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 EXIT_REFUSED = 2
@@ -121,13 +123,14 @@ class Agent:
         """
         if self.node.node == 0:  # the engine, on this host, has it already
             return join_attempt(self.node.run), os.environ.get(TOKEN, "")
-        began, own = time.monotonic(), RunDir(self.node.path)
+        began, own, killed = time.monotonic(), RunDir(self.node.path), math.inf
         while (taken := begin_attempt(own, self.plan.attempt)) is None:
             left = members(own, str(self.node.run.path))
-            waited = time.monotonic() - began - self.grace_s - MARGIN_S
-            if waited > MARGIN_S:
+            now = time.monotonic()
+            if now - killed > KILLED_S:  # counted from the kill: this process may have been suspended until then
                 raise LaunchError(f"an earlier attempt is still running: {', '.join(map(str, left)) or own.lock}")
-            if waited > 0:
+            if now - began > self.grace_s + MARGIN_S:
+                killed = min(killed, now)
                 kill(left)
             self._pulse()
             time.sleep(POLL_S)

@@ -47,6 +47,7 @@ ONE = Limits(jobs=1)  # default: one run at a time
 NO_SPACE = "waiting for space on the disk"
 NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
+KILLED_S = 10.0  # a process of an earlier attempt that lives so long after its kill is stuck in the kernel
 LOOK_S = 1.0  # between two searches for the processes of an earlier attempt
 
 
@@ -63,6 +64,7 @@ class _Job:
     started_at: float = 0.0  # monotonic seconds
     kill_deadline: float | None = None  # monotonic seconds
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt to end
+    killed_at: float | None = None  # monotonic seconds: the processes of that attempt, for the first time
     looked_at: float = -math.inf  # monotonic seconds, for the processes of an earlier attempt
     full_since: float | None = None  # monotonic seconds: its files could not be written
     tried_at: float = -math.inf  # monotonic seconds
@@ -335,10 +337,13 @@ class LocalEngine:
         job.state = replace(job.state, reason=f"waiting for an earlier attempt to exit{who}")
         # An earlier guard, or torchrun, kills its run after the grace period. Two margins, since its own kill may take
         # one; then the processes are stuck, or stopped, and would keep the run from starting forever.
-        waited = now - job.waits_since - self._grace_s - 2 * MARGIN_S
-        if waited > 2 * MARGIN_S:
+        if now - job.waits_since <= self._grace_s + 2 * MARGIN_S:
+            return
+        # Counted from the kill: this process may have been suspended, or starved, in the meantime.
+        job.killed_at = now if job.killed_at is None else job.killed_at
+        if now - job.killed_at > KILLED_S:
             self._give_up(job, f"could not be started: an earlier attempt is still running{who}")
-        elif waited > 0:
+        else:
             kill(others)
 
     def _give_up(self, job: _Job, reason: str) -> None:
