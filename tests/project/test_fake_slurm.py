@@ -12,6 +12,7 @@ import pytest
 
 from fake_slurm import UNKNOWN_OPTION, FakeSlurm
 from slurm_stage import SlurmStage
+from waiting import wait_until
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FORMAT = "--format=%i|%A|%F|%K|%T|%t|%r|%N|%S|%k|%j|%P|%D"
@@ -38,7 +39,7 @@ def run(slurm: FakeSlurm, tmp_path: Path) -> Run:
 def runner_of(slurm: FakeSlurm, folder: Path) -> Run:
     environment = {**os.environ, "PATH": slurm.path}
 
-    def run(*words: str, text: str | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, text: str | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         options = {"env": environment, "cwd": folder, "timeout": timeout}
         return subprocess.run(words, input=text, text=True, capture_output=True, check=False, **options)
 
@@ -82,9 +83,15 @@ def test_an_answer_that_is_lost_leaves_a_job(slurm, run):
 @pytest.mark.parametrize(("fault", "jobs"), [("hang", 0), ("hang after", 1)])
 def test_a_call_may_hang_before_or_after_its_work(slurm, run, fault, jobs):
     slurm.fail("sbatch", fault)
-    with pytest.raises(subprocess.TimeoutExpired):
-        run("sbatch", "--wrap=true", timeout=1)
-    assert len(slurm.jobs()) == jobs
+    environment = {**os.environ, "PATH": slurm.path}
+    with subprocess.Popen(["sbatch", "--wrap=true"], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: slurm.calls("sbatch") and len(slurm.jobs()) == jobs)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            assert len(slurm.jobs()) == jobs
+        finally:
+            process.kill()
 
 
 def test_programs_refuse_what_they_do_not_imitate(run):

@@ -58,7 +58,7 @@ from waiting import wait_until
 T = TypeVar("T")
 PREFIX = "kmatrix-slurm-"  # of the folders of all stages, below the folder for temporary files
 NETWORK = "10.98.66"  # in a network of its own: no other stage, and nothing of this machine, sees it
-START_S = 60.0  # a generous limit; a start takes one to two seconds on an idle machine
+START_S = 240.0  # a generous limit; a start takes one to two seconds on an idle machine
 CPUS = 16  # of each node, as Slurm believes; the machine may have two
 MEMORY_MIB = 4000
 
@@ -259,7 +259,7 @@ class SlurmStage:
         """Start a node again after `kill_node`, with the same name and address and an empty memory."""
         self._start_host(f"n{number}")
         self._wait_up(f"n{number}")
-        self.wait(lambda: f"n{number}" in self.idle_or_busy(), f"n{number} is back", 60)
+        self.wait(lambda: f"n{number}" in self.idle_or_busy(), f"n{number} is back")
 
     def stop_controller(self) -> None:
         """Stop slurmctld, as for an upgrade. Jobs go on; every command of Slurm fails after its time limit."""
@@ -275,7 +275,7 @@ class SlurmStage:
         """
         self.on("ctl", ["slurmctld"], cwd=self.folder)
         alive = {node for node in self.nodes if node in self._hosts}
-        self.wait(lambda: alive <= set(self.idle_or_busy()), "slurmctld knows the nodes", 120)
+        self.wait(lambda: alive <= set(self.idle_or_busy()), "slurmctld knows the nodes")
 
     def squeue(self, fields: str = "%i|%T|%r|%N") -> list[list[str]]:
         """Return the jobs that wait or run: job id (of the array task), state, reason and nodes, or other `fields`."""
@@ -343,9 +343,11 @@ class SlurmStage:
 
     def _start(self) -> None:
         # The path is short, because a socket's may have 107 characters at most.
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = (self.folder / "lock").open("w")
+        # Locked under another name: between the two, another stage that starts would take it for stale.
+        new = Path(tempfile.mkdtemp(prefix=f"new-{PREFIX}"))
+        self._lock = (new / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.folder = new.rename(new.with_name(new.name.removeprefix("new-")))
         self._write_files()
         self._hosts["switch"] = Host("switch", "", self._unshare("exec sleep infinity", {}), "")
         self._switch("link", "add", "br0", "type", "bridge")

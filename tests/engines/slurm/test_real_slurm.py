@@ -39,7 +39,8 @@ ENGINE = EngineFile(engine="slurm", id="abc", path="/x")
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[SlurmStage]:
-    with SlurmStage(nodes=2, gpus=0, requeue_delay=5) as running:
+    # What is not killed at once would last longer than any wait below.
+    with SlurmStage(nodes=2, gpus=0, requeue_delay=5, kill_wait=600) as running:
         yield running
 
 
@@ -91,18 +92,18 @@ def test_jobs_are_found_killed_task_by_task_and_the_report_comes_after_them(stag
         return {share: view.phase for share, view in scheduler.poll(ids).items()}
 
     runs = dict.fromkeys(("1.0", "1.1", "1.2", "2.0"), SchedulerPhase.RUNNING)
-    stage.wait(lambda: phases() == {**runs, "3.0": SchedulerPhase.PENDING}, "all runs train, the report waits", 60)
+    stage.wait(lambda: phases() == {**runs, "3.0": SchedulerPhase.PENDING}, "all runs train, the report waits")
     assert "(Dependency)" in scheduler.poll(ids)["3.0"].reason
 
     logs = [found.submission(number).share(task).log for number, task in ((1, 0), (1, 1), (1, 2), (2, 0))]
-    stage.wait(lambda: all(log.exists() and log.read_text() == "started\n" for log in logs), "they ignore SIGTERM", 20)
+    stage.wait(lambda: all(log.exists() and log.read_text() == "started\n" for log in logs), "they ignore SIGTERM")
 
     scheduler.cancel([ids["1.1"]], now=True)
-    stage.wait(lambda: phases()["1.1"] is SchedulerPhase.ENDED, "the end of one task", 20)
+    stage.wait(lambda: phases()["1.1"] is SchedulerPhase.ENDED, "the end of one task")
     assert [phases()[share] for share in ("1.0", "1.2", "2.0")] == [SchedulerPhase.RUNNING] * 3
 
-    scheduler.cancel([ids["1.0"], ids["1.2"], single], now=True)  # KillWait, 30 s, would be the other way
-    stage.wait(lambda: set(phases().values()) == {SchedulerPhase.ENDED}, "the end of all, and of the report", 25)
+    scheduler.cancel([ids["1.0"], ids["1.2"], single], now=True)
+    stage.wait(lambda: set(phases().values()) == {SchedulerPhase.ENDED}, "the end of all, and of the report")
     assert scheduler.poll(ids)["3.0"].state == "COMPLETED"
     assert live_jobs([job_label("abc", number) for number in (1, 2, 3)]) == []
     assert scheduler.find([job_label("abc", 1)]) == {job_label("abc", 1): array}
