@@ -119,7 +119,7 @@ def test_a_stop_reaches_the_agent_of_node_0_and_not_srun(matrix, plan, slurm):
     local = engine(spread=srun(), grace_s=5.0)
     local.submit([run])
     local.poll()
-    wait_until((run.dir.path / "env.json").exists)
+    wait_until(lambda: (run.dir.path / "env.json").exists() and read_node(NodeDir(run.dir, 1)) is not None)
     local.cancel()
     # The fake ranks do not agree on a stop: the second one is stopped as its peer would.
     wait_until(lambda: read_node_end(NodeDir(run.dir, 0)) is not None)

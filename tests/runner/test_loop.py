@@ -614,7 +614,7 @@ def test_a_run_that_cannot_start_on_a_full_disk_waits_and_then_starts(matrix, pl
 
 
 def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(matrix, plan):
-    run, later, place = plan("a", "until told"), plan("b"), matrix.path.with_name("moved")
+    run, later, place = plan("a", "until asked"), plan("b"), matrix.path.with_name("moved")
 
     def move(_):
         if matrix.path.exists() and run.dir.metrics.exists():

@@ -19,7 +19,7 @@ from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, drive
 from kmatrix.runner.resume import reopen
 from kmatrix.runner.status_writer import StatusWriter
 from programs import run
-from running import engine, processes_of, status_of
+from running import engine, processes_of, status_of, wait_for_start
 
 
 def drive_with(matrix, plans, orders=None):
@@ -106,7 +106,7 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path, 
 
     plans = [plan("a", "hang"), plan("b")]
     process = start_runner("a=hang", "b")
-    wait_until(plans[0].dir.metrics.exists)
+    wait_for_start(plans[0])
     change_requests(matrix, [("a", "b")[number - 1]], Request.HOLD)
     process.kill()
     process.wait()

@@ -28,7 +28,7 @@ from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.status_file import recover_status
 from programs import run as program
-from running import engine, processes_of
+from running import END_S, engine, plan_of, processes_of, wait_for_start
 from state_rules import find_violation
 from waiting import wait_until
 
@@ -67,7 +67,7 @@ def test_a_stopped_run_resumes_and_finished_runs_are_kept(matrix, make, start_ru
     wait_until(second.metrics.exists)
     wait_until(lambda: len(list(read_jsonl(second.metrics))) > 2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 130
+    assert process.wait(END_S) == 130
     kept = first.result.read_bytes()
     todo = resume_plan(matrix)
     assert [(each.name, each.attempt, each.resume) for each in todo.plans] == [("b", 2, "auto"), ("c", 1, "none")]
@@ -83,7 +83,7 @@ def test_a_stopped_run_resumes_and_finished_runs_are_kept(matrix, make, start_ru
 def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
     run = make("a")
     process = start_runner("a=hang")
-    wait_until(run.metrics.exists)
+    wait_for_start(plan_of(matrix, run.name))
     process.kill()
     process.wait()
     wait_until(lambda: processes_of(matrix) == [])
@@ -266,12 +266,12 @@ def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
 def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
     run = make("a")
     process = start_runner("a=hang")
-    wait_until(run.metrics.exists)
+    wait_for_start(plan_of(matrix, run.name))
     process.send_signal(signal.SIGHUP)
     wait_until(lambda: [line["event"] for line in read_jsonl(matrix.journal)][-1] == "terminal lost")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 130
+    assert process.wait(END_S) == 130
 
 
 # Archived results

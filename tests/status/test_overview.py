@@ -26,6 +26,7 @@ from kmatrix.status.overview import Overview
 from kmatrix.status.view import changes
 from programs import ROOT, run
 from records_factory import CREATED, FakeRun, make_matrix
+from running import wait_for_start
 from waiting import wait_until
 
 ESCAPE = "\x1b"
@@ -214,7 +215,9 @@ def terminal(matrix):
     """Start `kmatrix status` on a terminal of 24 lines."""
     arguments = ["-m", "kmatrix", "status", f"TARGET={matrix.path}"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", "TERM": "xterm", "COLUMNS": "140"}
-    return pexpect.spawn(sys.executable, arguments, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
+    return pexpect.spawn(
+        sys.executable, arguments, dimensions=(24, 140), env=environment, timeout=240, encoding="utf-8"
+    )
 
 
 def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(mixed_matrix):
@@ -287,7 +290,7 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, s
     plans = [plan("a", "hang"), plan("b")]
     write_json(matrix.matrix_json, {"runs": [{"name": run.name} for run in plans]})
     process = start_runner("b", "a=hang")
-    wait_until(plans[0].dir.metrics.exists)
+    wait_for_start(plans[0])
     results = []
     reader = threading.Thread(target=lambda: results.append(run("logs", f"TARGET={matrix.path}")))
     reader.start()
@@ -300,7 +303,7 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, s
         log.write("a line in the middle: ü\n")
     wait_until(lambda: output_of("a line in the middle: ü"))
     process.terminate()
-    reader.join(30)
+    reader.join(240)
     assert results[0].status == 0
     assert results[0].out.splitlines()[0] == "==> a"
     assert "threads 1 gpus ''" in results[0].out

@@ -8,6 +8,7 @@ it kills every task. A host that is named in the file `dead` of the folder canno
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,7 +40,8 @@ def srun(folder: Path, words: list[str]) -> int:
     number = int(options["--nodes"])
     environment = [{**os.environ, "SLURM_PROCID": str(task), "SLURM_STEP_ID": "0"} for task in range(number)]
     tasks = [subprocess.Popen(words, env=variables, start_new_session=True) for variables in environment]
-    (folder / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
+    if words != ["true"]:  # the probe of a host, whose step is another one
+        (folder / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
 
     def kill(*_: object) -> None:
         for task in tasks:
@@ -58,7 +60,8 @@ def main(folder: Path, name: str, words: list[str]) -> int:
         return srun(folder, words)
     if name == "scancel":  # of a step: its tasks, wherever they are
         for pid in (folder / "tasks").read_text().split():
-            os.killpg(int(pid), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(int(pid), signal.SIGKILL)
     if name == "scontrol":
         answer = folder / f"scontrol.{words[0]}"
         print(answer.read_text() if answer.exists() else "")

@@ -96,9 +96,9 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
     why = [{"field": "batch_size", "from": 12, "to": batch, "why": "memory"}] if behave == "adjusted" else []
     write("run_used.json", {"train": train_used | {"peak_tflops": 989.4}, "adjusted": why})
     with (folder / "metrics.jsonl" if os.environ.get("RANK", "0") == "0" else Path(os.devnull)).open("a", 1) as metrics:
-        while step < run["train"]["max_iters"] or behave in ("hang", "stubborn", "grandchildren", "until told"):
+        while step < run["train"]["max_iters"] or behave in ("hang", "stubborn", "grandchildren", "until asked"):
             # A test writes this file, or moves the folder.
-            if behave == "until told" and ((folder / "enough").exists() or not folder.exists()):
+            if behave == "until asked" and ((folder / "enough").exists() or not folder.exists()):
                 break
             line = {"step": step, "time": time.time(), "attempt": attempt, "train/loss": 5.5 - step / 100}
             metrics.write(json.dumps({"schema": 1, **line, "throughput/tokens_per_s": 41000.0}) + "\n")

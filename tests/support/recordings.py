@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,14 @@ from kmatrix.records.paths import RunDir
 from skips import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
+# Second 0 of a scenario is the first call of the driver, however long the process took to start.
+BEGIN_NOW = """
+import os, sys, time
+from kmatrix.gpu.recorder.__main__ import main
+os.environ["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
+sys.exit(main(sys.argv[1:]))
+"""
+PROGRAM = ("-m", "kmatrix.gpu.recorder")
 DEVICES = [Device(gpu_index=i, gpu_name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=1000.0) for i in range(2)]
 
 
@@ -47,8 +52,9 @@ def start_recorder(run_dir, library, tmp_path):
     def start(*arguments, lines="", gpus=2, epoch=None):
         scenario = tmp_path / "scenario.scn"
         scenario.write_text(lines)
-        environment = simulate.environment(library, scenario, gpus, time.time() if epoch is None else epoch)
-        return launch_recorder(run_dir.path, *arguments, started=started, environment=environment)
+        environment = simulate.environment(library, scenario, gpus, epoch)
+        program = ("-c", BEGIN_NOW) if epoch is None else PROGRAM
+        return launch_recorder(run_dir.path, *arguments, started=started, environment=environment, program=program)
 
     yield start
     for process in started:
@@ -56,8 +62,8 @@ def start_recorder(run_dir, library, tmp_path):
         process.wait()
 
 
-def launch_recorder(path, *arguments, started=None, environment=None):
-    command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(path), *map(str, arguments)]
+def launch_recorder(path, *arguments, started=None, environment=None, program=PROGRAM):
+    command = [sys.executable, *program, str(path), *map(str, arguments)]
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}", **(environment or {})},
@@ -78,7 +84,7 @@ def sample_count(run_dir):
 
 def stop_recorder(process):
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=240)
     assert (process.returncode, errors) == (0, "")
     return output
 

@@ -53,7 +53,7 @@ def serve_command(*arguments: str) -> AbstractContextManager[Served]:
 
 
 def get_text(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as reply:
+    with urllib.request.urlopen(url, timeout=120) as reply:
         return reply.read().decode()
 
 
@@ -189,7 +189,7 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
         assert "write_token=" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}", "SHOW_TOKEN=1").out
 
         served.process.send_signal(signal.SIGINT)
-        rest, _ = served.process.communicate(timeout=60)
+        rest, _ = served.process.communicate(timeout=240)
         assert rest == "\nstopped Trackio\n"
         assert served.process.returncode == 0
     assert "not running" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}").out
@@ -235,7 +235,7 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
             assert status_for_host(port, path, f"localhost:{port}") == 200
             assert status_for_host(port, path, f"rebinding.invalid:{port}") == 421
         served.process.send_signal(signal.SIGINT)
-        assert served.process.communicate(timeout=60)[0] == "\nstopped TensorBoard\n"
+        assert served.process.communicate(timeout=240)[0] == "\nstopped TensorBoard\n"
         assert served.process.returncode == 0
 
 

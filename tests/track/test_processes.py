@@ -14,7 +14,7 @@ import pytest
 import kmatrix.cli.trackers as cli_track
 import kmatrix.track.processes as track
 from kmatrix.errors import LaunchError
-from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, is_syncing, read_track, sync_status, write_track
 from kmatrix.runner.archive import archive_result
@@ -22,7 +22,7 @@ from kmatrix.runner.loop import drive
 from kmatrix.status.state import JobPhase, RunState
 from kmatrix.status.status_file import write_state
 from kmatrix.track.processes import MOST_RESTARTS, TrackerProcesses, start
-from running import MAX_ITERS, PYTHON, ROOT, engine, plan_of
+from running import END_S, MAX_ITERS, PYTHON, ROOT, engine, plan_of, wait_for_start
 from waiting import wait_until
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
@@ -40,7 +40,7 @@ def trackers():
 def plan(matrix):
     """Make the directory of a run with trackers and return its plan."""
 
-    def make(name, behave="finish", trackers=("tensorboard",), limit_s=60, **known):
+    def make(name, behave="finish", trackers=("tensorboard",), limit_s=240, **known):
         train = {"batch_size": 12, "max_iters": MAX_ITERS}
         tracking = {"trackers": list(trackers), "project": "gpt2-1a2b3", "limit_s": limit_s}
         record = {"run_id": f"id-{name}", "name": name, "matrix": matrix.name, "train": train, "tracking": tracking}
@@ -174,12 +174,12 @@ def test_killing_a_run_kills_its_tracker_process(matrix, plan, trackers):
 def test_after_the_runner_is_killed_pending_steps_are_still_sent(matrix, plan, start_runner):
     run = plan("gpt2_adamw_1cpu", "hang")
     process = start_runner(f"{run.name}=hang")
-    wait_until(lambda: run.dir.metrics.exists() and len(run.dir.metrics.read_text().splitlines()) > 5)
-    guard = read_json(run.dir.status)["pid"]
-    begun = start(PYTHON, ROOT, run.dir, "--parent", str(guard))  # as the runner does
+    guard = wait_for_start(run)
+    wait_until(lambda: len(run.dir.metrics.read_text().splitlines()) > 5)
+    begun = start(PYTHON, ROOT, run.dir, "--parent", str(guard), "--limit", str(END_S))  # as the runner does
     wait_until(lambda: is_syncing(run.dir))
     os.kill(process.pid, signal.SIGKILL)
-    assert begun.wait(60) == 0
+    assert begun.wait(END_S) == 0
     (sent,) = read_track(run.dir)
     assert (sent.state, sent.waiting) == (SyncState.DONE, 0)
     assert steps_of(matrix, run.name) == list(range(sent.points))

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -239,12 +241,21 @@ def test_a_tracker_that_always_refuses_is_reported_and_does_not_block_the_others
     assert store.steps() == expected_values(run)
 
 
-def test_a_hanging_tracker_is_abandoned_after_the_limit_and_synced_later(run):
+def test_a_hanging_tracker_is_abandoned_after_the_limit_and_synced_later(run, monkeypatch):
     hanging, store, lasts = MemoryTracker(), MemoryTracker(), threading.Event()
     hanging.hang = lasts.wait
     write_training(run, range(20))
     write_status(run)
+    at = [0.0, 100.0]  # s: when the other tracker got everything; the clock of the feed, which stands still until then
+
+    def clock() -> float:
+        if not store.closed:
+            at[0] = time.monotonic()
+        return at[1] + time.monotonic() - at[0] if store.closed else at[1]
+
+    monkeypatch.setattr(sidecar, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     code, sent = send(run, hanging, store, limit_s=0.3)
+    monkeypatch.setattr(sidecar, "time", time)
     assert (code, sent["memory"].state, sent["memory"].waiting) == (1, SyncState.BEHIND, 20)
     assert sent["memory1"].state is SyncState.DONE
     hanging.hang = lambda: None

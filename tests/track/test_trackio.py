@@ -360,7 +360,7 @@ def rows(home: Path) -> list[tuple[str, int, int]]:
 
 def test_four_processes_share_one_project_and_open_no_connection(tmp_path, send_in_process):
     running = [send_in_process(number, 40) for number in range(4)]
-    assert [process.communicate(timeout=120)[0].strip() for process in running] == ["[]"] * 4
+    assert [process.communicate(timeout=240)[0].strip() for process in running] == ["[]"] * 4
     assert [process.returncode for process in running] == [0] * 4
     assert rows(tmp_path) == [(f"run{number}", 40, 40) for number in range(4)]
 
@@ -372,7 +372,7 @@ def test_a_process_killed_while_sending_can_be_continued(tmp_path, send_in_proce
     first.kill()
     first.communicate()
     stored = rows(tmp_path)[0][1]
-    assert send_in_process(0, stored + 20).wait(timeout=120) == 0
+    assert send_in_process(0, stored + 20).wait(timeout=240) == 0
     assert rows(tmp_path) == [("run0", stored + 20, stored + 20)]
 
 
@@ -382,10 +382,10 @@ def test_a_full_disk_is_an_error_and_stored_steps_are_kept(tmp_path, send_in_pro
         resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))
 
     process = send_in_process(0, 100_000, preexec_fn=small_disk)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "sqlite3.OperationalError" in errors.splitlines()[-1]
     ((_, stored, steps),) = rows(tmp_path)
     assert stored == steps > 0
-    assert send_in_process(0, steps + 20).wait(timeout=120) == 0
+    assert send_in_process(0, steps + 20).wait(timeout=240) == 0
     assert rows(tmp_path) == [("run0", steps + 20, steps + 20)]

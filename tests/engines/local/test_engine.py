@@ -154,8 +154,10 @@ def test_a_run_with_more_threads_than_cores_runs_alone(plan):
 
 def test_runs_on_gpus_and_runs_on_the_cpu_never_overlap(plan, make_engine):
     local_engine = make_engine(limits=Limits())
-    local_engine.submit([plan("a", cuda=True), plan("b"), plan("c", cuda=True)])
+    local_engine.submit([plan("a", "hang", cuda=True), plan("b"), plan("c", "hang", cuda=True)])
     assert running(local_engine) == {"a", "c"}
+    assert running(local_engine) == {"a", "c"}
+    local_engine.cancel({name: name for name in "ac"}, now=True)
     wait_until(lambda: all(state.phase is JobPhase.ENDED for state in local_engine.poll().values()))
 
 

