@@ -19,7 +19,6 @@ ALLOWED_SLEEPS = {
     "acceptance/test_submission_story.py": "kills at random times",
     "acceptance/test_wandb_kill_story.py": "kills at random times",
     "gpt2/test_ddp.py": "a second signal must arrive while the first one is handled",
-    "gpu/recorder/test_loop.py": "while the disk is full, nothing happens that could be waited for",
     "support/fake_kubernetes.py": "a server that answers slowly",
     "support/fakes.py": "a step of the fake trainer",
     "support/instant.py": "a slow creation of a matrix, so that kills come in its middle",
