@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from clones import environment
 from slow_training import SlowTraining
-from story import complete_lines, load_json, matrices, only, processes_of
+from story import complete_lines, kill, load_json, matrices, only, processes_of
 from tracker_readers import TrackerContent, expected_times, expected_values, read_tensorboard, read_trackio, read_wandb
 from waiting import wait_until
 
@@ -20,6 +18,7 @@ TRACKERS = ("wandb", "trackio", "tensorboard")
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
     *("GLOBAL_BATCH=2", "EVAL_SAMPLES=8", "LOG_INTERVAL=1", "REUSE=n", "SEED=1", "NUM_GPUS=1", "CPU_THREADS=1"),
+    "TRACKER_LIMIT=600",  # seconds: trackers that work are never late
 )
 KILL_AT, STEPS = 250, 500
 
@@ -139,17 +138,11 @@ def newest_step(run: Path) -> int:
     return max((line["step"] for line in complete_lines(run / "metrics.jsonl")), default=-1)
 
 
-def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configured_clone, tmp_path):
+def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configured_clone, background, tmp_path):
     clone, results = configured_clone
     slow = SlowTraining(tmp_path / "slow", f"inf if step > {KILL_AT + 1} else 0")
     arguments = ("train", *TINY, f"MAX_ITERS={STEPS}", "EVAL_INTERVAL=100", "CHECKPOINT_INTERVAL=100", "TRACKER=all")
-    runner = subprocess.Popen(
-        ["make", "--no-print-directory", *arguments, f"RESULTS_DIR={results}"],
-        cwd=clone.root,
-        env=environment(**slow.environment),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    runner = background(*arguments, f"RESULTS_DIR={results}", **slow.environment)
 
     def has_started():
         """a run has started"""
@@ -157,9 +150,9 @@ def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configur
 
     run = wait_until(has_started).parent
     wait_until(lambda: newest_step(run) >= KILL_AT)
-    for process in processes_of(run)["trainer"] + processes_of(run)["rank"]:
-        process.kill()
-    assert runner.wait(300) != 0
+    # The rank first: without its trainer it would be asked to stop, and the run would be tried again.
+    kill(processes_of(run)["rank"] + processes_of(run)["trainer"])
+    assert runner.wait(600) != 0
     assert KILL_AT <= newest_step(run) <= KILL_AT + 1  # a step is logged during the next one
     completed = clone.make("continue", f"TARGET={run.parent}")
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-2000:]

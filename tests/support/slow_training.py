@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+
+from waiting import wait_until
 
 # The package that train.py takes its function from is patched: as the program, it is not the module gpt2.train.
 PROGRAM = '''
@@ -55,3 +60,18 @@ class SlowTraining:
         """End the delay. Raises AssertionError if no step was ever slow: then the test has tested nothing."""
         assert self.has_begun(), "no training step was slow"
         (self._folder / "free").touch()
+
+    @contextmanager
+    def freed_when(self, condition: Callable[[], object], what: str) -> Iterator[None]:
+        """End the delay once a step was slow and a condition is true, while the caller waits for its command."""
+
+        def wait() -> None:
+            try:
+                wait_until(lambda: self.has_begun() and condition(), what)
+            finally:  # else the command would never end
+                (self._folder / "free").touch()
+
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait)
+            yield
+            waiting.result()
