@@ -18,6 +18,7 @@ from kmatrix.records.checkpoints import CheckpointKind, read_index
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.stragglers import read_ranks
+from running import is_alive
 from waiting import wait_until
 
 FAULTS = ("tests/support/trainer_faults.py",)
@@ -32,7 +33,7 @@ def start_training(run_dir, *, fault="none:0:0", torchrun=False, **variables):
     return subprocess.Popen(command, cwd=ROOT, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def output_of(process, timeout=90):
+def output_of(process, timeout=240):
     """Wait for the process and return its output."""
     try:
         return "".join(process.communicate(timeout=timeout))
@@ -91,7 +92,7 @@ def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     process = start_training(run_dir, torchrun=True)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     process.terminate()
-    output = output_of(process, timeout=40)
+    output = output_of(process)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal"), output
     assert "SIGTERM" in result["reason"]
@@ -144,7 +145,7 @@ def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_
     process = start_training(run_dir, torchrun=True, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
     wait_until((tmp_path / "hangs").exists)
     process.terminate()
-    output_of(process, timeout=60)
+    output_of(process)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal")
     assert "did not end" in result["reason"]
@@ -158,7 +159,7 @@ def test_no_rank_outlives_a_killed_torchrun(tmp_path):
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) == 2
     os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), seconds=30)
+    wait_until(lambda: not any(map(is_alive, ranks)))
     assert read_json(run_dir.result)["status"] == "stopped"
     assert read_index(run_dir.checkpoints)[-1].step > 5
 
@@ -172,7 +173,7 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
         process.send_signal(signal.SIGINT)
         # The second signal must arrive while the first one is handled.
         time.sleep(0.1)
-    output_of(process, timeout=60)
+    output_of(process)
     assert read_json(run_dir.result)["status"] == "stopped"
 
 
@@ -214,16 +215,19 @@ def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_pat
     fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
     assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
     assert [line["steps"] for line in slow] == [4, 4, 4]
-    for fast_line, slow_line in zip(fast, slow, strict=True):
-        assert slow_line["compute_ms"] > fast_line["compute_ms"] + 30
-        assert fast_line["step_ms"] == pytest.approx(slow_line["step_ms"], rel=0.3)
+    assert all(line["compute_ms"] >= 250 for line in slow)
+    # Over all lines: a busy machine delays one rank or the other, for a moment.
+    compute = [sum(line["compute_ms"] for line in lines) for lines in (fast, slow)]
+    assert compute[1] > compute[0] + 3 * 30
+    steps = [sum(line["step_ms"] for line in lines) for lines in (fast, slow)]
+    assert steps[0] == pytest.approx(steps[1], rel=0.3)
 
 
 @pytest.mark.slow
 def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
-    """All four have the same step times, and three of them wait for one."""
-    run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=13, log_interval=4, eval_interval=100)
-    output = output_of(start_training(run_dir, fault="slow:2:60"), timeout=180)
+    """All four have the same step times, and three of them wait for one, however busy the machine is."""
+    run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=9, log_interval=4, eval_interval=100)
+    output = output_of(start_training(run_dir, fault="slow:2:400"))
     assert read_json(run_dir.result)["status"] == "finished", output
     ranks = read_ranks(run_dir)
     assert ranks is not None

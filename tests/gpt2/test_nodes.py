@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -27,10 +28,13 @@ from waiting import wait_until
 PRESENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 
 
-def free_port():
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return tried.getsockname()[1]
+@contextmanager
+def reserved_port():
+    """Yield a port that only a server that asks for it gets, as torchrun's store does: not one that takes any port."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store sets it: both may be bound
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def start_node(run_dir, node, port):
@@ -48,11 +52,11 @@ def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
     common = {"num_gpus": 2, "batch_size": 2, "max_iters": 8, "data_path": tmp_path / "data"}
     one = make_run(tmp_path, "one", **common)
     two = make_run(tmp_path, "two", num_nodes=2, **common)
-    port = free_port()
 
-    processes = [start_node(two, node, port) for node in (0, 1)]
-    assert train(one).returncode == 0
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    with reserved_port() as port:
+        processes = [start_node(two, node, port) for node in (0, 1)]
+        assert train(one).returncode == 0
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0], outputs
     losses = [[line["train/loss"] for line in read_jsonl(run.metrics) if "train/loss" in line] for run in (one, two)]

@@ -144,6 +144,6 @@ def ranks_of(run_dir: RunDir) -> int:
     return int(json.loads(run_dir.run_json.read_text())["train"]["num_gpus"])
 
 
-def train(run_dir: RunDir, *, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+def train(run_dir: RunDir, *, timeout: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
     """Train a run in real processes and return the completed process with its output."""
     return forked.run(trainer(run_dir, **options), environment(), ranks=ranks_of(run_dir), timeout=timeout)

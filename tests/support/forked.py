@@ -7,13 +7,13 @@ starts it: one process per rank, with its environment; if one fails, the others 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
 import runpy
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +25,7 @@ from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.01
+PORT_DIGITS = 5  # in the pipe: each rank reads its own copy
 
 
 class Forked:
@@ -40,7 +41,7 @@ class Forked:
             self.returncode = int((self._folder / "code").read_text())
         return self.returncode
 
-    def communicate(self, timeout: float = 120.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = 240.0) -> tuple[str, str]:
         """Wait for the end, and return stdout and stderr. Fails after the timeout."""
         wait_until(lambda: self.poll() is not None, f"process {self.pid} ends", timeout)
         out, err = ((self._folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
@@ -48,7 +49,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has not written that yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -66,7 +68,7 @@ def start(program: Sequence[str], environment: Mapping[str, str], *, ranks: int 
 
 
 def run(
-    program: Sequence[str], environment: Mapping[str, str], *, ranks: int = 1, timeout: float = 120.0
+    program: Sequence[str], environment: Mapping[str, str], *, ranks: int = 1, timeout: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, and return its exit status and output. Fails after the timeout."""
     process = start(program, environment, ranks=ranks)
@@ -136,17 +138,24 @@ def _become(request: Mapping[str, Any]) -> NoReturn:
 
 def _launch(request: Mapping[str, Any]) -> NoReturn:
     """Start the ranks, and exit when all have ended: with 1 if one has failed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(request["ranks"])}
+    from torch.distributed import TCPStore
+
+    # As torchrun does, the launcher serves the store: a port for rank 0 might be taken before rank 0 listens there.
+    # Started after the forks: the ranks must not inherit its sockets and its thread.
+    read_end, write_end = os.pipe()
+    common = {"WORLD_SIZE": str(request["ranks"]), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {**common, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     pids = set()
     for rank in range(request["ranks"]):
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         pid = os.fork()
         if not pid:
+            os.close(write_end)
+            os.environ["MASTER_PORT"] = os.read(read_end, PORT_DIGITS).decode()
             _exit(request["program"])
         pids.add(pid)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(write_end, f"{store.port:0{PORT_DIGITS}}".encode() * request["ranks"])
     failed = False
     while pids:
         pid, status = os.wait()

@@ -42,5 +42,10 @@ class SilentServer:
 
 def refusing_url() -> str:
     """Return a URL on loopback that refuses connections, because no server listens there."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"http://127.0.0.1:{server.getsockname()[1]}"
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))  # without listening, and for as long as this process: no other server gets the port
+    _bound.append(bound)
+    return f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+_bound: list[socket.socket] = []

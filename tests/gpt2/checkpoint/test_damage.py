@@ -40,7 +40,8 @@ STRANGE = (
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """Return the value of a sound checkpoint of a run with two steps, and its configuration."""
+    """Yield the value of a sound checkpoint of a run with two steps, and its configuration."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("sound")
     sha256 = make_data(folder)
@@ -53,7 +54,8 @@ def sound(tmp_path_factory):
     value = snapshot(parts, step=1, run_id="a", rng=[rng_state(WORLD)])
     stream = io.BytesIO()
     torch.save(value, stream)
-    return config, torch.load(io.BytesIO(stream.getvalue()), weights_only=True), stream.getvalue()
+    yield config, torch.load(io.BytesIO(stream.getvalue()), weights_only=True), stream.getvalue()
+    torch.set_num_threads(threads)
 
 
 def use(path, config):

@@ -108,7 +108,7 @@ def test_a_resumed_run_does_not_need_its_initial_weights(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
 
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -18,6 +18,7 @@ import pytest
 from factories import ROOT, environment
 from gpt2.data import shards
 from hub_server import HubServer
+from silent_server import refusing_url
 from waiting import wait_until
 
 PREBUILT = "kjj0/finewebedu10B-gpt2"
@@ -53,7 +54,7 @@ def hub():
         yield server
 
 
-def run(hub, data, dataset, *arguments, timeout=120, **variables):
+def run(hub, data, dataset, *arguments, timeout=240, **variables):
     """Prepare in another process that uses the local server."""
     command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *arguments]
     return subprocess.run(
@@ -127,6 +128,15 @@ def test_a_temporary_server_error_is_retried(hub, tmp_path):
 def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     name = "finewebedu_train_000002.bin"
     hub.corrupt.add(f"cdn/{PREBUILT}/{name}")
+    protocol = hub.handler
+
+    def after_the_first(request):
+        """The wrong file comes when some of the other one has."""
+        if request.path.endswith(f"cdn/{PREBUILT}/{name}"):
+            wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("*finewebedu_train_000001.bin*")))
+        return protocol(request)
+
+    hub.handler = after_the_first
     message = error_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     assert f"{name} differs from the repository's listing" in message
     assert not list((tmp_path / "data").rglob(name))
@@ -150,7 +160,7 @@ def test_a_killed_download_resumes(hub, tmp_path):
         cwd=ROOT,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
@@ -301,9 +311,8 @@ def test_a_path_that_leaves_the_directory_is_not_followed(hub, tmp_path):
 
 
 def test_an_unresponsive_server_is_reported_in_one_message(tmp_path):
-    with HubServer({}) as closed_server:
-        pass
-    message = error_of(run_prepare(closed_server, tmp_path))
+    with HubServer({}) as server:
+        message = error_of(run_prepare(server, tmp_path, HF_ENDPOINT=refusing_url()))
     assert "cannot download the dataset kjj0/finewebedu10B-gpt2" in message
 
 
