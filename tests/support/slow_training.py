@@ -27,6 +27,8 @@ if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_arg
         global steps
         steps += 1
         open(folder + "/slowed", "w").close()
+        while os.path.exists(folder + "/hold"):
+            time.sleep(0.02)
         end = time.monotonic() + ({seconds})
         while not os.path.exists(folder + "/free") and not asked and time.monotonic() < end:
             time.sleep(0.02)
@@ -51,6 +53,14 @@ class SlowTraining:
         )
         self._folder = folder
         self.environment = {"PYTHONPATH": str(folder)}
+
+    def hold(self) -> None:
+        """Let no step end, even if its trainer is asked to stop."""
+        (self._folder / "hold").touch()
+
+    def unhold(self) -> None:
+        """End `hold`."""
+        (self._folder / "hold").unlink()
 
     def has_begun(self) -> bool:
         """Return whether a step was slow."""
