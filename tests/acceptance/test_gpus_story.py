@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import urllib.request
+from http.client import HTTPException
 from itertools import pairwise
 
 import pytest
@@ -13,6 +13,10 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_stage import background_process, load_json, load_jsonl, only, scenario
+from kmatrix.gpu.formats.binary import read_samples
+from ports import held_port
+from slow_training import SlowTraining
+from story import complete_lines
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -27,13 +31,7 @@ SHORT = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=40", "EVAL_SAMPLES=20")
 WATTS = (100.0, 150.0, 200.0, 250.0)
 PERIOD_S = 0.1  # update period of the simulated GPUs
 STRAGGLER = 2
-SLOW = f'''
-"""Rank {STRAGGLER} of any run sleeps 160 ms after each 40 ms of computing, as on a processor a fifth as fast."""
-import os, signal, time
-if os.environ.get("RANK") == "{STRAGGLER}":
-    signal.signal(signal.SIGVTALRM, lambda *_: time.sleep(0.16))
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0.04, 0.04)
-'''
+SLOW = f"0.6 if os.environ['RANK'] == '{STRAGGLER}' else 0.0"  # s per step: more than a step takes under load
 
 
 def matrix_of(clone, folder, *arguments, target="test-matrix", **variables):
@@ -94,9 +92,14 @@ def test_the_report_shows_the_scripted_energy_per_token(clone, tmp_path):
     matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={scenario_path}")
     recorded, result = load_json(run / "gpu_summary.json"), load_json(run / "result.json")
     assert recorded["energy_source"] == "counter"
+    samples = read_samples(run / "gpu_samples.bin")
+    assert (recorded["started"], recorded["ended"]) == (samples.times[0], samples.times[-1])
+    # A counter is read before the time of its sample is taken, on a busy machine long before, but after the sample
+    # before it; before the first one, the header was made.
+    shortest = samples.times[-2] - samples.times[0] - PERIOD_S
+    longest = samples.times[-1] - samples.header["started"]["wall"] + PERIOD_S
     for gpu, watts in zip(recorded["gpus"], WATTS, strict=True):
-        duration = recorded["ended"] - recorded["started"]  # from the first sample to the last
-        assert gpu["joules"] == pytest.approx(watts * duration, abs=watts * PERIOD_S)
+        assert watts * shortest <= gpu["joules"] <= watts * longest
     joules = sum(gpu["joules"] for gpu in recorded["gpus"])
     assert recorded["totals"]["joules"] == pytest.approx(joules, abs=0.01)
     (reported,) = load_json(matrix / "results.json")["runs"]
@@ -106,9 +109,23 @@ def test_the_report_shows_the_scripted_energy_per_token(clone, tmp_path):
     assert float(printed[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
 
 
-def test_a_gpu_lost_after_three_seconds_is_null_and_the_run_continues(clone, tmp_path):
-    scenario_path = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
-    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={scenario_path}")
+def test_a_gpu_lost_in_mid_run_is_null_and_the_run_continues(clone, background, tmp_path):
+    """The GPU is lost six seconds after the recorder was started: after its first sample on a slow machine, too."""
+    scenario_path = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "6 1 all !lost")
+    slow = SlowTraining(tmp_path / "slow", "inf")
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    arguments = (*SHORT, f"RESULTS_DIR={tmp_path / 'results'}", f"SIMULATE={scenario_path}")
+    runner = background("test-matrix", *arguments, **slow.environment)
+
+    def is_lost() -> bool:
+        recorded = (tmp_path / "results").glob("*/gpt2_*/gpu_events.jsonl")
+        return any(event["event"] == "lost" for path in recorded for event in complete_lines(path))
+
+    wait_until(lambda: is_lost() and slow.has_begun(), "the GPU is lost, and the run trains")
+    slow.free()
+    assert runner.wait(600) == 0, (tmp_path / "output_0.txt").read_text()
+    matrix = only((tmp_path / "results").glob("test_matrix_results_*"))
+    run = only(matrix.glob("gpt2_*"))
     assert load_json(run / "result.json")["status"] == "finished"
     events = load_jsonl(run / "gpu_events.jsonl")
     assert [event["gpu_index"] for event in events if event["event"] == "lost"] == [1]
@@ -131,8 +148,8 @@ def test_a_gpu_lost_after_three_seconds_is_null_and_the_run_continues(clone, tmp
 
 
 def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone, tmp_path):
-    """Rank 2 computes at a fifth of the speed: every step waits for it, and the CV of memory does not show it."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    """Rank 2 needs longer for each step: every step waits for it, and the CV of memory does not show it."""
+    slow = SlowTraining(tmp_path / "slow", SLOW)
     scenario_path = scenario(tmp_path, "gpus 4", "0 * mem 17300")
     arguments = (
         f"SIMULATE={scenario_path}",
@@ -142,7 +159,8 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
         "BATCH_SIZE=1",
         "GLOBAL_BATCH=4",
     )
-    matrix, _ = matrix_of(clone, tmp_path / "results", *arguments, PYTHONPATH=str(tmp_path))
+    matrix, _ = matrix_of(clone, tmp_path / "results", *arguments, **slow.environment)
+    assert slow.has_begun()
     summary = (matrix / "summary_report.txt").read_text()
     assert "Balance (training): CV = 0.0% (Excellent)" in summary
     named = re.search(r"Most often slowest: rank (\d+), in (\d+)% of", summary)
@@ -156,15 +174,12 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
 
 
 def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    arguments = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
     expected = {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"}
 
-    def scrape():
+    def scrape(port):
         with (
-            contextlib.suppress(OSError),
+            contextlib.suppress(OSError, HTTPException),  # the recorder may end in the middle of an answer
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response,
         ):
             text = response.read().decode()
@@ -172,9 +187,11 @@ def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
             return text if expected <= found else None  # before the first sample there is no power
         return None
 
-    with background_process(clone, "make", "--no-print-directory", "test-matrix", *arguments) as running:
-        text = wait_until(scrape, "the recorder exports every metric", 240)
-        assert running.wait(timeout=300) == 0
+    with held_port() as port:
+        arguments = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
+        with background_process(clone, "make", "--no-print-directory", "test-matrix", *arguments) as running:
+            text = wait_until(lambda: scrape(port), "the recorder exports every metric")
+            assert running.wait(timeout=600) == 0
     assert 'gpu="1"' in text
 
 

@@ -25,7 +25,7 @@ from skips import NO_SKIPS, require_program
 from waiting import wait_until
 
 NETWORK = "10.97"  # in a network of its own, with no way out
-START_S = 60.0
+START_S = 240.0
 # The start of a pod. The command becomes process 1, as in a container, after its end of the cable is plugged in.
 INIT = r"""
 set -eu

@@ -161,11 +161,12 @@ class FakeSlurm:
                 process.wait(0.05)
             asked = next(one["asked"] for one in self.jobs() if one["id"] == job)
             now = time.monotonic()
-            if asked and killed is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                killed = now + kill_wait
-            if now > (killed or deadline):
-                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                if asked and killed is None:
+                    killed = now + kill_wait
+                    os.killpg(process.pid, signal.SIGTERM)
+                if now > (killed or deadline):
+                    os.killpg(process.pid, signal.SIGKILL)
         with _state(self.folder) as state:
             _, task = _find(state, job)
             asked, task["asked"], task["pid"] = task["asked"], "", None
@@ -516,7 +517,8 @@ def scancel(folder: Path, words: list[str]) -> int:
                 if task["pid"] and "signal" in options:
                     number = signal.Signals[f"SIG{options['signal'].removeprefix('SIG')}"]
                     send = os.killpg if "full" in options else os.kill
-                    send(task["pid"], number)
+                    with contextlib.suppress(ProcessLookupError):  # it has ended, and slurmctld does not know yet
+                        send(task["pid"], number)
                 elif task["pid"]:
                     task["asked"] = "cancel"
                 elif task["state"] == "PENDING" and task["id"] is None and len(chosen) < len(job["tasks"]):

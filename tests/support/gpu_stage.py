@@ -53,7 +53,7 @@ def read_independently(single: Path, multi: Path) -> dict[str, Any]:
     """Read a pair of recordings with the script that does not use kmatrix."""
     script = Path(__file__).with_name("independent_reader.py")
     command: Sequence[str] = [sys.executable, "-I", str(script), str(single), str(multi)]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert completed.returncode == 0, completed.stderr
     return json.loads(completed.stdout)
 

@@ -30,7 +30,7 @@ class Served:
     def interrupt(self) -> str:
         """Press Ctrl+C and return the output after it."""
         os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.communicate(timeout=120)[0]
+        return self.process.communicate(timeout=600)[0]
 
 
 def status_for_host(port: int, path: str, host: str, body: str | None = None) -> int:

@@ -115,8 +115,9 @@ class Host:
     def kill(self) -> None:
         """Kill all processes of the host at once, and return when none is left."""
         if self.process.poll() is None:
-            for init in psutil.Process(self.process.pid).children():
-                init.kill()  # the kernel kills the others with it
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+                for init in psutil.Process(self.process.pid).children():
+                    init.kill()  # the kernel kills the others with it
         self.process.wait()
 
 

@@ -72,7 +72,7 @@ def read_wandb(python: str, run: Path) -> TrackerContent:
             [python, "-m", "wandb", "leet", "inspect", "--json", str(offline_run)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         for text in completed.stdout.splitlines():
@@ -153,7 +153,7 @@ def _trackio(python: str, results: Path, project: str, run: str, *commands: Sequ
         text=True,
         check=False,
         env=environment,
-        timeout=120,
+        timeout=600,
     )
     assert completed.returncode == 0, completed.stderr
     return [json.loads(line) for line in completed.stdout.splitlines()]

@@ -66,7 +66,7 @@ def drive(
     below: a command that wraps the process.
     """
     process = start_driver(folder, *actions, environ=environ, below=below, project=project)
-    stdout, stderr = process.communicate(timeout=200)
+    stdout, stderr = process.communicate(timeout=600)
     output: dict[str, Any] = json.loads(stdout.splitlines()[-1]) if stdout.strip() else {}
     return {**output, "code": process.returncode, "stderr": stderr}
 
