@@ -284,7 +284,8 @@ def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice
 def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and_continued(clone, background, tmp_path):
     configure(clone)
     arguments = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=100000", "CHECKPOINT_INTERVAL=50")
-    completed = clone.make("test-matrix", *arguments, f"RESULTS_DIR={tmp_path}", "DETACH=1")
+    slow = SlowTraining(tmp_path / "slow", "0")
+    completed = clone.make("test-matrix", *arguments, f"RESULTS_DIR={tmp_path}", "DETACH=1", **slow.environment)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "make stop TARGET=" in completed.stdout
     matrix = only(matrices(tmp_path))
@@ -297,9 +298,11 @@ def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and
     assert runner.is_running()
     assert clone.kmatrix("continue", f"TARGET={matrix}").returncode == 2
 
-    stopped = clone.make("stop", f"RESULTS_DIR={tmp_path}")
-    assert stopped.returncode == 0, stopped.stderr
-    assert "waiting for" in stopped.stdout
+    slow.hold()  # else the run may end before `stop` looks at it
+    stopping, output = background("stop", f"RESULTS_DIR={tmp_path}"), tmp_path / "output_1.txt"
+    wait_until(lambda: "waiting for" in output.read_text(), "it waits for the run")
+    slow.unhold()
+    assert stopping.wait(600) == 0, output.read_text()
     assert not any(processes_of(matrix)[kind] for kind in ("trainer", "rank", "recorder", "guard"))
     statuses = sorted(load_json(path)["status"] for path in matrix.glob("*/status.json"))
     assert statuses == ["planned", "stopped"]
