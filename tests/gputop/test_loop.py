@@ -37,7 +37,7 @@ def program(*arguments: str, added: dict[str, str] | None = None, **options) -> 
     environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONPATH")}
     return subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], cwd=ROOT, env=environ | (added or {}),
-        capture_output=True, text=True, timeout=60, check=False, **options,
+        capture_output=True, text=True, timeout=240, check=False, **options,
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_a_signal_ends_the_writing_of_statistics_cleanly(gpus, tmp_path, number)
     )  # fmt: skip
     wait_until(lambda: path.exists() and len(path.read_text()) > 1000)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     assert (process.returncode, out) == (0, "")
     assert len(json.loads(path.read_text())) > 2
 

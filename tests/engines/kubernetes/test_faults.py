@@ -149,7 +149,7 @@ def test_a_submission_that_is_refused_in_the_middle_leaves_nothing(cluster, jobs
     assert raised.value.why == quota
     assert raised.value.hint == "`kubectl describe quota` shows what is left"
     kinds = ("jobs", "services", "pods")
-    wait_until(lambda: not [key for key in cluster.objects if key[0] in kinds], "nothing is left", 10)
+    wait_until(lambda: not [key for key in cluster.objects if key[0] in kinds], "nothing is left")
 
 
 @pytest.mark.parametrize(

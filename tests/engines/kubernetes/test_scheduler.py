@@ -434,9 +434,9 @@ def test_a_part_of_a_job_cannot_be_cancelled_unless_the_rest_has_ended(cluster, 
     assert "skip RUN=" in refused.value.hint
     assert len(cluster.jobs()) == 1
     cluster.end_indexes(job, done={0}, failed={2})
-    wait_until(lambda: cluster.jobs()[0].get("status", {}).get("failedIndexes") == "2", "the ends are known", 10)
+    wait_until(lambda: cluster.jobs()[0].get("status", {}).get("failedIndexes") == "2", "the ends are known")
     kubernetes.cancel([f"{job}_1"])
-    wait_until(lambda: not cluster.jobs(), "the Job is gone", 10)
+    wait_until(lambda: not cluster.jobs(), "the Job is gone")
 
 
 @pytest.mark.parametrize("now", [False, True])
