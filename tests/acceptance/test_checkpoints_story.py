@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,8 +10,10 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 
+from story import complete_lines
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -36,8 +39,7 @@ def index(run):
 
 
 def events(run, kind):
-    lines = (run / "events.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["event"] == kind]
+    return [line for line in complete_lines(run / "events.jsonl") if line["event"] == kind]
 
 
 @pytest.fixture
@@ -84,12 +86,16 @@ def start_torchrun(clone):
 
 
 def kill_tree(process):
-    """Kill torchrun and all its ranks at once, as a power failure does."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    """Kill torchrun and all its ranks at once, as a power failure does, and return when none is left."""
+    # Each rank has a session of its own, and would save a checkpoint if it saw that torchrun is gone: torchrun is last.
+    process.send_signal(signal.SIGSTOP)
+    ranks = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
+    process.kill()
     process.wait()
+    psutil.wait_procs(ranks)
 
 
 def steps_of(clone, run, *names):
@@ -116,13 +122,12 @@ def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_h
             return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
 
         wait_until(has_trained)
-        signalled_at = time.monotonic()
         for number in signals:
             process.send_signal(number)
             # The second signal must arrive while the first one is handled.
             time.sleep(0.2)
-        process.wait(timeout=60)
-        assert time.monotonic() - signalled_at < 30, "torchrun would have killed the ranks"
+        process.wait(timeout=240)
+        assert "forcefully exiting" not in (run / "output.log").read_text(), "torchrun has killed a rank"
         result = load(run / "result.json")
         assert (result["status"], result["kind"], result["attempt"]) == ("stopped", "signal", attempt)
         newest = index(run)[-1]
@@ -157,7 +162,7 @@ def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_s
     process = start_torchrun(run, "--attempt=2", "--resume=latest")
     wait_until(lambda: events(run, "resume"))
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     (refused,) = events(run, "checkpoint refused")
     assert last["name"] in refused["text"]
     (resume,) = events(run, "resume")

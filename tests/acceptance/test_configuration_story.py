@@ -118,7 +118,7 @@ def test_configuration_targets_chain_and_round_trip(clone, tmp_path):
 
 
 def test_menuconfig_without_a_terminal_is_refused(clone):
-    completed = clone.make("menuconfig", timeout=60)
+    completed = clone.make("menuconfig")
 
     assert completed.returncode == 2
     assert "menuconfig needs a terminal" in completed.stderr
