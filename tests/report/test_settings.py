@@ -9,9 +9,9 @@ import pytest
 
 from kmatrix.kconfig.tree import Tree
 from kmatrix.report.analysis import analyse
+from kmatrix.report.formats.results_json import results
 from kmatrix.report.numbers import SettingOrigin
 from kmatrix.report.read_run import SETTING_FIELDS, optimizer_settings
-from kmatrix.report.results_json import results
 from kmatrix.report.summary import render_summary
 from programs import ROOT
 from records_factory import FakeRun, make_matrix

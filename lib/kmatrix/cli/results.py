@@ -16,8 +16,8 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.report.ending import render_ending
+from kmatrix.report.formats.results_json import clean
 from kmatrix.report.numbers import MatrixNumbers
-from kmatrix.report.results_json import clean
 from kmatrix.report.write import draw_graphs, write_summary
 from kmatrix.runner.cluster import is_own_engine
 from kmatrix.text import shown

@@ -189,6 +189,19 @@ class AxisEntry(Record, frozen=True, kw_only=True):
     values: tuple[str, ...] = ()
 
 
+class VerdictRules(Record, frozen=True, kw_only=True):
+    """How the losses of a matrix are compared, fixed before its first run. The defaults hold for earlier versions."""
+
+    seeds_auto: bool = False  # further seeds run only where the verdict is open
+    seeds: tuple[int, ...] = ()  # of seeds_auto, in the order in which they run
+    seeds_min: Count = 3
+    raised: tuple[int, ...] = ()  # former numbers of seeds, if the maximum was raised after runs had started
+    confidence: Amount = 0.95
+    min_difference: Amount | None = None  # nats/token
+    baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
+    target_loss: Amount | None = None  # nats/token
+
+
 class MatrixFile(Record, frozen=True, kw_only=True):
     """matrix.json: the plan of a matrix. None or empty: missing."""
 
@@ -200,6 +213,7 @@ class MatrixFile(Record, frozen=True, kw_only=True):
     axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())
     excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
     runs: tuple[RunFile, ...] = ()  # name, id and axes of each, in order
+    verdict: VerdictRules = field(default_factory=VerdictRules)
     signature: str = ""  # of config.txt, overrides and axes, with the key of the user who made the matrix
     provenance: Provenance = field(default_factory=Provenance)
 

@@ -14,9 +14,9 @@ from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report import graphs
 from kmatrix.report.folders import with_timelines
+from kmatrix.report.formats.results_json import write_all_results, write_results
 from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
-from kmatrix.report.results_json import write_all_results, write_results
 from kmatrix.report.summary import render_summary, tracker_lines
 
 T = TypeVar("T")

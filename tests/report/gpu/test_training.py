@@ -16,11 +16,11 @@ from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
+from kmatrix.report.formats.results_json import gpu_object
 from kmatrix.report.gpu.graphs import load_balance, memory_by_device, memory_over_time
 from kmatrix.report.gpu.numbers import PeriodNumbers, RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.text import consolidated, energy_line
-from kmatrix.report.results_json import gpu_object
 
 DAY = 86_400.0
 PHASES = (("set-up", 0.0, 20.0), ("evaluation", 50.0, 60.0))

@@ -1,0 +1,1 @@
+"""What the losses of a matrix say: which configuration is better, and which seeds the answer still needs."""
