@@ -108,6 +108,7 @@ class RunNumbers:
     target_sparsity: float | None = None  # 0 to 1
     sparsity: float | None = None  # measured share of zeros in the pruned matrices, 0 to 1
     settings: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # optimizer and pruning fields of run.json
+    configuration: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # all fields of "train" in run.json
     explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
     attempts: tuple[AttemptRecord, ...] = ()
@@ -116,6 +117,7 @@ class RunNumbers:
     starts: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line, if there are several
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)  # tracker -> URL or directory of the run there
     val: tuple[CurvePoint, ...] = field(default=(), repr=False)
     train: tuple[CurvePoint, ...] = field(default=(), repr=False)
 

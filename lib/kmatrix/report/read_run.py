@@ -28,6 +28,7 @@ from kmatrix.records.runs import (
     read_used_file_or_empty,
 )
 from kmatrix.records.states import RunStatusFile, read_run_status
+from kmatrix.records.tracking import read_track
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RankDevice, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.cost import spent_of
@@ -76,6 +77,7 @@ def read_numbers(
     status = None if state.status is Status.PLANNED else read_run_status(run_dir)
     status = status or RunStatusFile()
     run, train, axes = record.run, record.run.train, all_axes(record.run, axes_of_matrix)
+    configuration = read_train_values_or_empty(run_dir)
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
     result = current_result(run_dir, state)
@@ -138,12 +140,14 @@ def read_numbers(
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
         sparsity=known.sparsity,
-        settings=optimizer_settings(read_train_values_or_empty(run_dir)),
+        settings=optimizer_settings(configuration),
+        configuration=configuration,
         explicit=_explicit(run),
         attempts=status.attempts or (),
         starts=attempt_starts(run_dir.metrics) if len(status.attempts or ()) > 1 else {},
         reused_from=run.reused_from or "",
         alerts=alerts_of(status.alerts),
+        links={sent.tracker: sent.link for sent in read_track(run_dir) if sent.link},
         val=val,
         train=curve,
     )

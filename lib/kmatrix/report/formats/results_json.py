@@ -12,7 +12,6 @@ from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, ind
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.records.tracking import read_track
 from kmatrix.report.allocation import allocation_object
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
@@ -43,11 +42,8 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
 
 def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write results.json: all numbers of the report, with the runs they come from."""
-    value = results(numbers)
-    for run in value["runs"]:
-        run["links"] = {sent.tracker: sent.link for sent in read_track(matrix.run(run["name"])) if sent.link}
     # A matrix may have thousands of runs with curves of thousands of points.
-    write_bytes(matrix.results, indented({"schema": SCHEMA, **value}))
+    write_bytes(matrix.results, indented({"schema": SCHEMA, **results(numbers)}))
 
 
 def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
@@ -168,6 +164,7 @@ def _run(run: RunNumbers) -> dict[str, Any]:
         "gpu": gpu_object(run.gpu) if run.gpu else None,
         "alerts": [alert.to_json() for alert in run.alerts],
         "val": _columns(run.val),
+        "links": dict(run.links),
     }
 
 
