@@ -180,7 +180,7 @@ def redraw(sizes: Sizes) -> Found:
 def _redraw(path: Path, note: str) -> Found:
     from kmatrix.cli.status import screen
     from kmatrix.records.paths import MatrixDir
-    from kmatrix.status.overview import Overview
+    from kmatrix.status.view.overview import Overview
 
     overview = Overview(MatrixDir(path))
     times = []

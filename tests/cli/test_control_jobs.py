@@ -34,7 +34,7 @@ from kmatrix.records.states import read_requests
 from kmatrix.runner.cluster import signed
 from kmatrix.runner.submit import resolve_doubts, submitting
 from kmatrix.status.activity import Activity
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from records_factory import FakeRun, make_matrix
 
 FIRST = FakeRun(status="stopped", stop_at=40)

@@ -14,7 +14,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs.files import CANCELLED, EngineFile, JobLine, append_job_line, write_engine
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
 from kmatrix.status.activity import QUIET_S
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from kmatrix.text import time_of_day
 from records_factory import CREATED, FakeRun, make_matrix
 

@@ -13,7 +13,7 @@ from kmatrix.cli.output import PlainStream, plain_output, terminal_output
 from kmatrix.cli.status import drawn, screen
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from kmatrix.text import printable
 from programs import run
 from records_factory import FakeRun, make_matrix

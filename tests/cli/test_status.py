@@ -20,7 +20,7 @@ from kmatrix.gpu.formats.json_array import JsonArrayFile, last_entry
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.runs import Status
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from kmatrix.text import time_of_day
 from records_factory import CREATED, FakeRun, make_matrix
 
@@ -269,6 +269,6 @@ def test_status_and_estimate_do_not_import_the_driver_the_report_or_the_screen()
         check=True,
     )
     imported = {line.rpartition("|")[2].strip() for line in completed.stderr.splitlines()}
-    assert "kmatrix.status.overview" in imported
+    assert "kmatrix.status.view.overview" in imported
     heavy = ("kmatrix.gpu.nvml", "kmatrix.report", "kmatrix.gputop", "pynvml", "rich", "psutil")
     assert not [name for name in imported if name.startswith(heavy)]

@@ -27,7 +27,7 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, pending_messages
 from kmatrix.runner.loop import EXIT_STOPPED, Outcome
 from kmatrix.status.disk_space import what_to_do
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from programs import ROOT, Program, run
 from records_factory import FakeRun, make_matrix
 

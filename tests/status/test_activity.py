@@ -258,7 +258,7 @@ def test_no_clock_of_this_host_is_compared_with_the_times_of_files(matrix, monke
 def test_the_files_that_are_opened_for_thousands_of_waiting_jobs_are_few(tmp_path, monkeypatch):
     """A redraw opens files of running runs only; a first look opens a few small ones of each waiting run."""
     from kmatrix import own_file
-    from kmatrix.status.overview import Overview
+    from kmatrix.status.view.overview import Overview
     from large_matrix import make_queued_matrix
 
     found, opened = make_queued_matrix(tmp_path, 60, running=2), []

@@ -12,7 +12,6 @@ from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_jso
 from kmatrix.records.runs import Status
 from kmatrix.runner.loop import drive
 from kmatrix.status.classify import Evidence, classify, failure_cause, was_preempted
-from kmatrix.status.overview import Overview
 from kmatrix.status.state import (
     GPU_LOST,
     KILLED,
@@ -30,6 +29,7 @@ from kmatrix.status.state import (
     next_attempt,
     retry,
 )
+from kmatrix.status.view.overview import Overview
 from running import engine, status_of
 
 UUIDS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")

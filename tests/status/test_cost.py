@@ -12,9 +12,9 @@ from kmatrix.report.analysis import analyse
 from kmatrix.report.ending import render_ending
 from kmatrix.report.write import write_summary
 from kmatrix.status.cost import MatrixBudget, spent_in, spent_of, wall_s
-from kmatrix.status.overview import Overview
 from kmatrix.status.state import Attempt, RunState
 from kmatrix.status.status_file import recover_status
+from kmatrix.status.view.overview import Overview
 from records_factory import FakeRun, make_matrix
 
 

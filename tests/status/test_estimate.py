@@ -27,7 +27,7 @@ from kmatrix.status.estimate import (
     pace_of,
     rest_of_run,
 )
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from kmatrix.status.watch import RunWatch
 from programs import run
 from records_factory import FakeRun, make_matrix

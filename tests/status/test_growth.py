@@ -13,7 +13,7 @@ from kmatrix.engines.polling import refresh
 from kmatrix.own_file import list_names_first
 from kmatrix.records.jobs.files import Shape, ShareEntry, SubmissionFile, read_engine
 from kmatrix.runner.submit import hand_over, occupied_runs, resolve_doubts, submitting
-from kmatrix.status.overview import Overview
+from kmatrix.status.view.overview import Overview
 from large_matrix import make_queued_matrix
 
 SMALL, TASKS = 6, 2  # runs of the smallest matrix; tasks of an array, so that there are more arrays, too

@@ -15,15 +15,15 @@ import pexpect
 import pytest
 from rich.console import Console
 
-import kmatrix.status.overview as overview_module
+import kmatrix.status.view.overview as overview_module
 from kmatrix.cli.status import cells, drawn, most_urgent, plain, screen
 from kmatrix.errors import SchemaError
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.lock import held
 from kmatrix.records.runs import Status
-from kmatrix.status.overview import Overview
 from kmatrix.status.view import changes
+from kmatrix.status.view.overview import Overview
 from programs import ROOT, run
 from records_factory import CREATED, FakeRun, make_matrix
 from running import wait_for_start

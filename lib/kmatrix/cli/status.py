@@ -26,8 +26,8 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.activity import Activity
 from kmatrix.status.disk_space import FullDisk
-from kmatrix.status.overview import Overview
 from kmatrix.status.view.matrix_view import TO_COME, DeviceMemory, GpuView, MatrixView, RunView
+from kmatrix.status.view.overview import Overview
 from kmatrix.text import (
     UNKNOWN,
     Column,
