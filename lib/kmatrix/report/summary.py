@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import MatrixDir
@@ -15,6 +13,7 @@ from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
 from kmatrix.report.allocation import allocation_lines
 from kmatrix.report.analysis import short
+from kmatrix.report.formats.facts import MAX_HOSTS, code, devices, machines, models, software
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
     BITS,
@@ -30,7 +29,7 @@ from kmatrix.report.numbers import (
     gpu_runs,
 )
 from kmatrix.stats import Conclusion, Verdict
-from kmatrix.status.alerts import Alert, Severity
+from kmatrix.status.alerts import Alert, Severity, by_subject, worst
 from kmatrix.text import (
     UNKNOWN,
     WIDTH,
@@ -51,14 +50,12 @@ Section = tuple[str, Sequence[str]]  # title, lines
 Span = tuple[float, float]  # begin, end: Unix seconds
 NO_BREAK = "\0"  # stands for a space that textwrap must not break
 TAIL_LINES = 6  # shown of a failed run's log
-SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance that the header shows
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
 LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
 MAX_DEVICES = 256  # rows of the table of nodes; results.json has all
 MAX_OVERLAPS = 3  # runs listed per line
-MAX_HOSTS = 6  # named in a line
 # How runs that shared a host are kept apart, by engine. A pod does not see its node: its name is that of its own.
 SEPARATED_BY = {
     "": "PARALLEL_JOBS=1 separates them",
@@ -119,12 +116,12 @@ def _header(numbers: MatrixNumbers) -> list[str]:
 def _header_fields(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     yield "Matrix", numbers.name
     yield "Created", _created(numbers)
-    yield "Machine", ", ".join(filter(None, [_machines(numbers), _devices(numbers)]))
-    yield "Software", _software(numbers)
+    yield "Machine", ", ".join(filter(None, [machines(numbers), devices(numbers)]))
+    yield "Software", ", ".join(filter(None, [software(numbers), code(numbers)]))
     yield "Command", numbers.command
     yield "Overrides", " ".join(numbers.overrides)
     yield "Equal", numbers.equal
-    yield "Model", _models(numbers)
+    yield "Model", models(numbers)
     yield "Data", ", ".join(dict.fromkeys(short(run.data_sha256) for run in numbers.runs if run.data_sha256))
     yield "Axes", "; ".join(f"{label} {' '.join(values)}" for label, values in numbers.axes.items())
     for cells in numbers.excluded:
@@ -143,52 +140,6 @@ def _created(numbers: MatrixNumbers) -> str:
         pauses = f" and {duration(numbers.paused_s)} {idle}" if numbers.paused_s else ""
         return f"{text}, took {duration(numbers.took_s)}{pauses}"
     return f"{text}, {numbers.status}" if numbers.status else text
-
-
-def _machines(numbers: MatrixNumbers) -> str:
-    """Return the host of the matrix; of a cluster, the hosts that trained, and the one that submitted."""
-    host = str(numbers.provenance.get("host") or "")
-    used = dict.fromkeys(device.host for run in numbers.runs for device in run.devices)
-    if not numbers.engine or not used:
-        return host
-    return first_names(used, MAX_HOSTS) + (f" (submitted from {host})" if host else "")
-
-
-def _devices(numbers: MatrixNumbers) -> str:
-    """Return the devices that runs used; before the first run, those of the host."""
-    host: Mapping[str, Any] = numbers.provenance
-    if numbers.engine and any(run.device_name for run in numbers.runs):
-        host = {}  # the devices and cores of the host that submitted are not those of the nodes
-    # What was used is better evidence than what the planning machine had.
-    used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
-    gpus = Counter(str(gpu.get("name")) for gpu in host.get("gpus") or [])
-    parts = [
-        f"{gpus[name]} x {name}" if name in gpus else str(name) for name in used or gpus or [host.get("cpu") or ""]
-    ]
-    if "cpu" in numbers.devices and host.get("cores"):
-        parts.append(f"{host['cores']} cores")
-    return ", ".join(filter(None, parts))
-
-
-def _software(numbers: MatrixNumbers) -> str:
-    recorded = numbers.provenance
-    versions = recorded.get("versions") or {}
-    parts = [f"{name} {versions[name]}" for name in SOFTWARE if versions.get(name)]
-    if recorded.get("python"):
-        parts.append(f"Python {recorded['python']}")
-    if recorded.get("git_commit"):
-        dirty = " with uncommitted changes" if recorded.get("git_dirty") else ""
-        dirty += f" ({recorded['patch']})" if dirty and recorded.get("patch") else ""
-        parts.append(f"git {str(recorded['git_commit'])[:10]}{dirty}")
-    return ", ".join(parts)
-
-
-def _models(numbers: MatrixNumbers) -> str:
-    params: dict[str, str] = {}
-    for run in numbers.runs:
-        if run.model and (run.params or run.model not in params):
-            params[run.model] = f"{run.model} ({run.params:,} parameters)" if run.params else run.model
-    return ", ".join(params.values())
 
 
 def _run_table(numbers: MatrixNumbers) -> list[str]:
@@ -517,15 +468,9 @@ def _alerts(run: RunNumbers) -> Iterator[str]:
     if not run.alerts:
         return
     yield run.name
-    by_kind: dict[tuple[str, str], list[Alert]] = {}
-    for alert in sorted(run.alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
-        # One line for an alert that comes and goes.
-        by_kind.setdefault((alert.kind, alert.about), []).append(alert)
-    for alerts in by_kind.values():
+    for alerts in by_subject(run.alerts):
         mark = "! " if alerts[0].severity is Severity.CRITICAL else ""
-        # By the distance from the threshold, which works for limits from above and from below.
-        worst = max(alerts, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
-        for line in wrap(f"{mark}{worst.text} ({_when(alerts)}): {alerts[0].advice}", width=WIDTH - 4):
+        for line in wrap(f"{mark}{worst(alerts).text} ({_when(alerts)}): {alerts[0].advice}", width=WIDTH - 4):
             yield f"    {line}"
 
 

@@ -1,0 +1,66 @@
+"""Facts about a matrix as text, for all of its reports: machines, devices, software, models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from kmatrix.report.numbers import MatrixNumbers
+from kmatrix.text import first_names
+
+SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance
+MAX_HOSTS = 6  # named in a line
+
+
+def machines(numbers: MatrixNumbers) -> str:
+    """Return the host of the matrix; of a cluster, the hosts that trained, and the one that submitted."""
+    host = str(numbers.provenance.get("host") or "")
+    used = dict.fromkeys(device.host for run in numbers.runs for device in run.devices)
+    if not numbers.engine or not used:
+        return host
+    return first_names(used, MAX_HOSTS) + (f" (submitted from {host})" if host else "")
+
+
+def devices(numbers: MatrixNumbers) -> str:
+    """Return the devices that runs used; before the first run, those of the host."""
+    host: Mapping[str, Any] = numbers.provenance
+    if numbers.engine and any(run.device_name for run in numbers.runs):
+        host = {}  # the devices and cores of the host that submitted are not those of the nodes
+    # What was used is better evidence than what the planning machine had.
+    used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
+    gpus = Counter(str(gpu.get("name")) for gpu in host.get("gpus") or [])
+    parts = [
+        f"{gpus[name]} x {name}" if name in gpus else str(name) for name in used or gpus or [host.get("cpu") or ""]
+    ]
+    if "cpu" in numbers.devices and host.get("cores"):
+        parts.append(f"{host['cores']} cores")
+    return ", ".join(filter(None, parts))
+
+
+def software(numbers: MatrixNumbers) -> str:
+    """Return the versions of the packages that compute, and of Python."""
+    versions = numbers.provenance.get("versions") or {}
+    parts = [f"{name} {versions[name]}" for name in SOFTWARE if versions.get(name)]
+    if python := numbers.provenance.get("python"):
+        parts.append(f"Python {python}")
+    return ", ".join(parts)
+
+
+def code(numbers: MatrixNumbers) -> str:
+    """Return the commit of the code, and the file with changes that are in no commit; "" outside a repository."""
+    recorded = numbers.provenance
+    commit = str(recorded.get("git_commit") or "")[:10]
+    if not commit or not recorded.get("git_dirty"):
+        return commit and f"git {commit}"
+    patch = f" ({recorded['patch']})" if recorded.get("patch") else ""
+    return f"git {commit} with uncommitted changes{patch}"
+
+
+def models(numbers: MatrixNumbers) -> str:
+    """Return the models of the runs, with their numbers of parameters."""
+    params: dict[str, str] = {}
+    for run in numbers.runs:
+        if run.model and (run.params or run.model not in params):
+            params[run.model] = f"{run.model} ({run.params:,} parameters)" if run.params else run.model
+    return ", ".join(params.values())
