@@ -14,6 +14,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
+from kmatrix.kconfig.ranges import values_of_range
 from kmatrix.records.jobs.forms import FORMS
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
@@ -587,6 +588,18 @@ def split_list(text: str) -> list[str]:
     return [value for value in re.split(r"[\s,]+", text) if value]
 
 
+def list_values(tree: Tree, name: str, values: Iterable[str], where: str) -> list[str]:
+    """Return the values of a list for a symbol, with the values of each range such as 1e-4:1e-2:log5 in its place."""
+    symbol = tree.kconf.syms.get(name)
+    whole = name in tree.wholes or (symbol is not None and symbol.orig_type == kc.INT)
+    if not whole and name not in tree.floats:
+        return list(values)
+    found: list[str] = []
+    for value in values:
+        found += values_of_range(value, whole=whole, where=where) if ":" in value else [value]
+    return found
+
+
 def _check_float(tree: Tree, name: str, text: str, what: str) -> None:
     low, high, may_be_empty = tree.floats[name]
     if text == "" and may_be_empty:
@@ -604,7 +617,7 @@ def _check_float(tree: Tree, name: str, text: str, what: str) -> None:
 
 def _check_list(tree: Tree, name: str, text: str, where: str) -> None:
     swept = tree.kconf.syms[name[len(MATRIX) :]]
-    values = split_list(text)
+    values = list_values(tree, swept.name, split_list(text), f"{where}: CONFIG_{name}")
     for value in values:
         check_text(tree, swept, value, f"{where}: CONFIG_{name}")
     if again := repeated(tree, swept.name, values):

@@ -14,6 +14,7 @@ from kmatrix.kconfig.tree import (
     Tree,
     check_text,
     is_text,
+    list_values,
     member_text,
     normalized_number,
     repeated,
@@ -168,7 +169,7 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
                 text = member_text(axis, swept.name)
                 points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(swept.name, "y", item.where)))
         else:
-            for text in split_list(item.value):
+            for text in list_values(tree, axis, split_list(item.value), item.where):
                 points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(axis, text, item.where)))
     return {axis: Axis(axis, label(tree, axis), tuple(found)) for axis, found in points.items()}
 
@@ -293,7 +294,7 @@ def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
 def parse_override(tree: Tree, name: str, text: str) -> tuple[str, list[Assignment]]:
     """Return the axis that NAME=value[,value...] sets, and an assignment per value.
 
-    A choice takes the lower-case suffixes of its members: OPTIMIZER=adamw,muon.
+    A choice takes the lower-case suffixes of its members: OPTIMIZER=adamw,muon. A number takes ranges.
     """
     axis, where = resolve_name(tree, name), f"command line: {name}={text}"
     choice = tree.axis_of(tree.kconf.syms[axis]) if axis not in tree.choices else axis
@@ -307,8 +308,11 @@ def parse_override(tree: Tree, name: str, text: str) -> tuple[str, list[Assignme
 
 
 def points(tree: Tree, axis: str, values: Sequence[str], where: str) -> list[Assignment]:
-    """Return an assignment per value of an axis. Raises ConfigError if a value is repeated, in any spelling."""
-    found = [point(tree, axis, value, where) for value in values]
+    """Return an assignment per value of an axis, of a range one for each of its values.
+
+    Raises ConfigError if a value is repeated, in any spelling.
+    """
+    found = [point(tree, axis, value, where) for value in list_values(tree, axis, values, where)]
     again = repeated(tree, axis, [item.name if axis in tree.choices else item.value for item in found])
     if again:
         raise ConfigError(where, why=f"repeated: {again}")
