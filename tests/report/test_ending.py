@@ -8,7 +8,7 @@ import pytest
 
 from kmatrix.cli.results import report_in_short
 from kmatrix.report.analysis import analyse
-from kmatrix.report.ending import MOST_LINES, WIDTH, _headline, render_ending
+from kmatrix.report.formats.ending import MOST_LINES, WIDTH, _headline, render_ending
 from kmatrix.text import wrap
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 

@@ -9,7 +9,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.train_config import TrainFields, cost_limit_s
 from kmatrix.report.analysis import analyse
-from kmatrix.report.ending import render_ending
+from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.write import write_summary
 from kmatrix.status.cost import MatrixBudget, spent_in, spent_of, wall_s
 from kmatrix.status.state import Attempt, RunState

@@ -15,7 +15,7 @@ from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
-from kmatrix.report.ending import render_ending
+from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.formats.results_json import clean
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.write import draw_graphs, write_summary

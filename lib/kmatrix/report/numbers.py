@@ -15,11 +15,13 @@ from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
+from kmatrix.verdict.family import FamilyVerdict, Replay, Rules
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
+NO_VERDICT = FamilyVerdict(rules=Rules(seeds=()), reference="", means={}, pairs=())
 
 
 def perplexity(loss: float | None) -> float | None:
@@ -60,6 +62,8 @@ class RunNumbers:
     axes: Mapping[str, str]
     status: Status
     reason: str  # why the run failed, stopped or was skipped; "" if it finished
+    kind: str = ""  # of its failure or stop, in a word: nan, oom, timeout, ...; "" if it finished
+    diverged: bool = False  # its loss is not finite, or at the end not below that of step 0
     optimizer: str
     model: str
     device: str  # "gpu", "cpu" or ""
@@ -136,8 +140,8 @@ class RunNumbers:
 
     @property
     def counts(self) -> bool:
-        """True if rankings include this run: it finished and has a loss."""
-        return self.status is Status.FINISHED and self.final_val_loss is not None
+        """True if rankings include this run: it finished with a loss, and did not diverge."""
+        return self.status is Status.FINISHED and self.final_val_loss is not None and not self.diverged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +156,13 @@ class GroupNumbers:
 
     @property
     def counted(self) -> tuple[RunNumbers, ...]:
-        """Finished runs that have the metric."""
+        """Finished runs that have the metric and did not diverge."""
         return tuple(run for run in self.runs if run.counts and getattr(run, self.metric) is not None)
+
+    @property
+    def diverged(self) -> tuple[RunNumbers, ...]:
+        """Runs that diverged, finished or not: they are counted, and left out of the mean."""
+        return tuple(run for run in self.runs if run.diverged)
 
     @property
     def losses(self) -> dict[int, float]:
@@ -189,6 +198,31 @@ class Comparison:
     conclusion: Conclusion  # about the leader, after the correction
 
 
+class CostQuantity(StrEnum):
+    """A quantity in which configurations are compared, apart from their loss. results.json holds these values."""
+
+    STEP_TIME = "time per step"  # ms
+    MEMORY = "peak memory"  # MiB, maximum over ranks
+    ENERGY = "energy per token"  # J, of the training; never of simulated GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostDifference:
+    """A cost of configuration a, relative to that of b. Both means are over finished runs."""
+
+    quantity: CostQuantity
+    a: str
+    b: str
+    mean_a: float
+    mean_b: float
+    p: float | None  # two-sided, Welch's test; None if a side has fewer than two runs
+
+    @property
+    def ratio(self) -> float:
+        """The mean of a / the mean of b."""
+        return self.mean_a / self.mean_b
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Groups with the same training data, sorted by the mean of their metric, lowest first."""
@@ -199,6 +233,16 @@ class Ranking:
     evidence: str  # one sentence: is the order significant?
     notes: tuple[str, ...]  # other differences between the groups
     metric: str = LOSS  # LOSS or BITS
+    verdict: FamilyVerdict = NO_VERDICT
+    replay: Replay | None = None  # of adaptive seeds
+    costs: tuple[CostDifference, ...] = ()  # of the two configurations that the verdict names first
+    diverged_only: tuple[GroupNumbers, ...] = ()  # groups of the family without a loss, because all their runs diverged
+
+    @property
+    def ended_runs(self) -> dict[str, int]:
+        """Configuration -> runs that ended with a loss or diverged."""
+        groups = (*self.groups, *self.diverged_only)
+        return {group.name: len(group.counted) + len(group.diverged) for group in groups}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +318,7 @@ class MatrixNumbers:
     settings: tuple[OptimizerSettings, ...] = ()
     warnings: tuple[str, ...]
     engine: str = ""  # of a cluster, as in engine.json; "" for this machine
+    reserve: frozenset[str] = frozenset()  # runs with adaptive seeds that the verdict does not want (now)
     usage: MatrixUsage | None = None  # what its jobs were allocated; None on one machine, and before the first job
 
     def count(self, status: Status) -> int:

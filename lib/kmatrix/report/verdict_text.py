@@ -1,0 +1,511 @@
+"""The sentences about the verdict of a matrix: all that the page, the summary, report.md and the terminal print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kmatrix.paste import make_command
+from kmatrix.records.runs import Status
+from kmatrix.report.numbers import BITS, CostDifference, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.pair_text import (
+    DIGITS,
+    Part,
+    Parts,
+    amount,
+    bounds,
+    comparisons_of,
+    corrected_p,
+    digits_for,
+    margin_text,
+    method_text,
+    name,
+    number,
+    number_text,
+    open_parts,
+    p_text,
+    pair_sentence,
+    percent_text,
+    plain,
+    sentence,
+)
+from kmatrix.text import UNKNOWN, plural
+from kmatrix.verdict.family import FamilyVerdict, Method, PairOutcome, PairVerdict
+
+TO_END = (Status.PLANNED, Status.RUNNING)
+MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
+MOST_KINDS = 5  # of failures, listed
+SHORT_HASH = 8  # characters
+MOST_NAMES = 2  # configurations that a headline names
+MOST_LINES = 3  # open comparisons with a line of their own
+SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
+COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
+
+
+class VerdictState(StrEnum):
+    """How much a matrix has decided: a page has a mark for each."""
+
+    DECIDED = "decided"
+    PARTLY_OPEN = "partly open"
+    OPEN = "open"
+    NOT_EVIDENCE = "not evidence"  # one seed per configuration
+    NO_COMPARISON = "no comparison"  # one configuration
+    NO_RUN = "no run finished"
+
+
+class LineLabel(StrEnum):
+    """What a line below the headline is about."""
+
+    BETTER = "Better"
+    EVIDENCE = "Evidence"
+    COST = "Cost"
+    EQUIVALENT = "Equivalent"
+    OPEN = "Open"
+    DIVERGED = "Diverged"
+    TARGET = "Target"
+    RUNS = "Runs"
+    SO_FAR = "So far"
+    WHY = "Why"
+    NEXT = "Next"
+    NOTE = "Note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictLine:
+    """A line below the headline."""
+
+    label: LineLabel
+    parts: Parts
+    command: str = ""  # to be pasted; "" if the line has none
+
+    @property
+    def text(self) -> str:
+        return plain(self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictText:
+    """The verdict on one ranking, or on a matrix without one."""
+
+    state: VerdictState
+    headline: Parts
+    lines: tuple[VerdictLine, ...] = ()
+    about: str = ""  # what tells the ranking from the others of its matrix; "" if it is the only one
+    is_preliminary: bool = False  # runs that the verdict counts on have not ended
+
+    @property
+    def mark(self) -> str:
+        """The state as a page shows it: `Partly open, preliminary`."""
+        return str(self.state).capitalize() + (", preliminary" if self.is_preliminary else "")
+
+    @property
+    def sentence(self) -> str:
+        """The headline as plain text, without a full stop."""
+        return plain(self.headline)
+
+    def line(self, label: LineLabel) -> VerdictLine | None:
+        """Return the first line with this label, or None."""
+        return next((line for line in self.lines if line.label is label), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a verdict does not say by itself: the state of the runs that it is made of."""
+
+    unfinished: int = 0  # runs that are wanted and have not ended
+    reserve: int = 0  # runs with adaptive seeds that the verdict does not want
+    reused: int = 0  # losses that were measured in another matrix
+    command: str = ""  # runs more seeds; "" if there is none
+    spent_error: float | None = None  # probability of a false "better" after the maximum was raised
+    raised: Sequence[int] = field(default=())  # former maxima, in their order
+    about: str = ""
+
+
+def verdict_texts(numbers: MatrixNumbers) -> tuple[VerdictText, ...]:
+    """Return the verdict on each ranking of a matrix; on a matrix without a ranking, why there is none."""
+    if not numbers.rankings:
+        return (_no_ranking(numbers),)
+    return tuple(verdict_text(ranking, _situation(numbers, ranking)) for ranking in numbers.rankings)
+
+
+def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
+    counted = [run for group in ranking.groups for run in group.counted]
+    about = ""
+    if len(numbers.rankings) > 1:
+        about = f"data {ranking.data_sha256[:SHORT_HASH]}" if ranking.data_sha256 else "bits per byte over tokenizers"
+    return Situation(
+        unfinished=len(_to_end(numbers)),
+        reserve=len(numbers.reserve),
+        reused=sum(bool(run.reused_from) for run in counted),
+        command=_more_seeds_command(numbers, ranking),
+        about=about,
+    )
+
+
+def _to_end(numbers: MatrixNumbers) -> list[RunNumbers]:
+    """Return the runs that the verdict waits for."""
+    return [run for run in numbers.runs if run.status in TO_END and run.name not in numbers.reserve]
+
+
+def _more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
+    """Return the command that runs as many further seeds as would decide what is open, "" if there is none."""
+    pairs = ranking.verdict.against_reference
+    wanted = max((pair.more_seeds or 0 for pair in pairs if pair.outcome is PairOutcome.OPEN), default=0)
+    if ranking.replay is not None:
+        return make_command("continue", numbers.path) if ranking.replay.wanted else ""
+    seeds = {run.seed for run in numbers.runs if run.seed is not None}
+    if not comparisons_of(ranking.verdict):
+        wanted = MORE_SEEDS
+    if not wanted or not seeds:
+        return ""
+    first = max(seeds) + 1
+    return make_command("add", numbers.path, SEED=",".join(str(first + number_of) for number_of in range(wanted)))
+
+
+def _no_ranking(numbers: MatrixNumbers) -> VerdictText:
+    counts = [(str(status), numbers.count(status)) for status in Status]
+    failed = Counter(
+        run.kind or run.reason or "no reason recorded"
+        for run in numbers.runs
+        if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)
+    )
+    return no_ranking_text(counts, failed.most_common(MOST_KINDS), goes_on=bool(_to_end(numbers)))
+
+
+def unit_of(ranking: Ranking) -> str:
+    """Return the unit of the losses of a ranking."""
+    return "bits/byte" if ranking.metric == BITS else "nats/token"
+
+
+def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
+    """Return the verdict on a ranking."""
+    family, main = ranking.verdict, main_pair(ranking)
+    about = family.against_reference
+    if main is None:
+        return _nothing_to_compare(ranking, situation)
+    if comparisons_of(family) == 0:
+        return _no_evidence(ranking, situation)
+    still_open = [pair for pair in about if pair.outcome is PairOutcome.OPEN]
+    state = VerdictState.DECIDED
+    if still_open:
+        state = VerdictState.OPEN if len(still_open) == len(about) else VerdictState.PARTLY_OPEN
+    lines = [
+        *_better(ranking, main, state),
+        *_evidence(ranking, main),
+        *_cost(ranking.costs),
+        *_equivalents(ranking, main),
+        *_open(still_open, unit_of(ranking)),
+        *_diverged(ranking),
+        *_runs(situation),
+        *_next(still_open, situation),
+        *_notes(family, situation),
+    ]
+    return _finished(VerdictText(state=state, headline=_headline(ranking, main), lines=tuple(lines)), situation)
+
+
+def main_pair(ranking: Ranking) -> PairVerdict | None:
+    """Return the comparison that a headline is about; None for a single configuration.
+
+    With a leader it is the closest that it beats, with a baseline the one that beats it by most; else one that is
+    equivalent, else the closest.
+    """
+    about = ranking.verdict.against_reference
+    size = {id(pair): abs(pair.difference or 0.0) for pair in about}
+    if ranking.verdict.rules.baseline is None:
+        for outcome in (PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN):
+            if found := [pair for pair in about if pair.outcome is outcome]:
+                return min(found, key=lambda pair: size[id(pair)])
+        return None
+    if found := [pair for pair in about if pair.outcome is PairOutcome.WORSE]:
+        return max(found, key=lambda pair: size[id(pair)])  # the baseline is worse: the other one won
+    for outcome in (PairOutcome.EQUIVALENT, PairOutcome.OPEN, PairOutcome.BETTER):
+        if found := [pair for pair in about if pair.outcome is outcome]:
+            return min(found, key=lambda pair: size[id(pair)])
+    return None
+
+
+def no_ranking_text(
+    counts: Sequence[tuple[str, int]], kinds: Sequence[tuple[str, int]], *, goes_on: bool
+) -> VerdictText:
+    """Return the verdict on a matrix without a ranking.
+
+    counts: status -> runs.  kinds: kind or reason of the failures -> runs.  goes_on: runs are still to end.
+    """
+    runs = ", ".join(f"{number_of:,} {status}" for status, number_of in counts if number_of)
+    finished = dict(counts).get("finished", 0)
+    if goes_on and not finished:
+        headline = "No verdict yet: no run has finished"
+    elif finished:
+        headline = "No verdict: no finished run has a loss on known data"
+    else:
+        headline = "No verdict: no run finished"
+    lines = [VerdictLine(label=LineLabel.RUNS, parts=sentence(runs or "none"))]
+    if kinds:
+        why = ", ".join(f"{number_of:,} x {kind}" for kind, number_of in kinds)
+        lines.append(VerdictLine(label=LineLabel.WHY, parts=sentence(why)))
+    return VerdictText(
+        state=VerdictState.NO_RUN, headline=sentence(headline), lines=tuple(lines), is_preliminary=goes_on
+    )
+
+
+def _finished(text: VerdictText, situation: Situation) -> VerdictText:
+    return VerdictText(
+        state=text.state,
+        headline=text.headline,
+        lines=text.lines,
+        about=situation.about,
+        is_preliminary=situation.unfinished > 0,
+    )
+
+
+def _nothing_to_compare(ranking: Ranking, situation: Situation) -> VerdictText:
+    (only, *_) = ranking.groups
+    lines = [
+        VerdictLine(label=LineLabel.EVIDENCE, parts=sentence(f"{_mean_text(only)}; nothing to compare it with")),
+        *_diverged(ranking),
+        *_runs(situation),
+        *_notes(ranking.verdict, situation),
+    ]
+    headline = sentence(
+        *("Only one configuration finished: ", name(only.name), " ends at "),
+        *(number(_fixed(only.mean)), f" {unit_of(ranking)}"),
+    )
+    return _finished(VerdictText(state=VerdictState.NO_COMPARISON, headline=headline, lines=tuple(lines)), situation)
+
+
+def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
+    """Return the verdict if no pair could be tested."""
+    first, *others = ranking.groups
+    one_seed = all(len(group.losses) == 1 for group in ranking.groups)
+    why = "one seed per configuration is not evidence" if one_seed else "no two configurations could be tested"
+    lines = []
+    if others:
+        gap = _fixed((others[0].mean or 0.0) - (first.mean or 0.0))
+        so_far = sentence(
+            *("lowest ", name(first.name), " at ", number(_fixed(first.mean)), f" {unit_of(ranking)}, "),
+            *(number(gap), " below ", name(others[0].name)),
+            "; one seed does not show how much of this is chance" if one_seed else "",
+        )
+        lines.append(VerdictLine(label=LineLabel.SO_FAR, parts=so_far))
+    if not one_seed:
+        lines += _open([pair for pair in ranking.verdict.against_reference if not pair.p_holm], unit_of(ranking))
+    lines += [*_cost(ranking.costs), *_diverged(ranking), *_runs(situation)]
+    if situation.command:
+        more = sentence("two more seeds per configuration allow a test")
+        lines.append(VerdictLine(label=LineLabel.NEXT, parts=more, command=situation.command))
+    lines += _notes(ranking.verdict, situation)
+    text = VerdictText(state=VerdictState.NOT_EVIDENCE, headline=sentence(f"No verdict: {why}"), lines=tuple(lines))
+    return _finished(text, situation)
+
+
+def _headline(ranking: Ranking, main: PairVerdict) -> Parts:
+    if ranking.verdict.rules.baseline is not None:
+        return _headline_of_baseline(ranking, main)
+    about = ranking.verdict.against_reference
+    still_open = [pair for pair in about if pair.outcome is PairOutcome.OPEN]
+    if len(still_open) == len(about):
+        return _headline_without_winner(ranking, main)
+    if still_open:
+        verb = "is" if len(still_open) == 1 else "are"
+        goes_on = any(pair.method is Method.SEQUENTIAL for pair in still_open)
+        end = f" {verb} still open" if goes_on else f" {verb} not distinguishable from it"
+        return sentence(name(main.a), " leads, but ", *_names([pair.b for pair in still_open]), end)
+    if any(pair.outcome is PairOutcome.EQUIVALENT for pair in about):
+        return _headline_of_equals(ranking)
+    by = sentence(" by ", number(amount(main)), f" {unit_of(ranking)}")
+    if len(about) == 1:
+        return sentence(name(main.a), " beats ", name(main.b), *by)
+    number_of = "both" if len(about) == 2 else f"all {len(about)}"
+    return sentence(name(main.a), f" beats {number_of} other configurations; the closest, ", name(main.b), ",", *by)
+
+
+def _headline_without_winner(ranking: Ranking, main: PairVerdict) -> Parts:
+    about = ranking.verdict.against_reference
+    rest = sentence(name(main.b)) if len(about) == 1 else sentence(f"any of {len(about)} others")
+    if main.method is Method.SEQUENTIAL:
+        return sentence("No winner yet: ", name(main.a), " is open against ", *rest)
+    return sentence("No winner: ", name(main.a), " is not distinguishable from ", *rest)
+
+
+def _headline_of_equals(ranking: Ranking) -> Parts:
+    """Return the headline if nothing is open and configurations are equivalent to the leader."""
+    about = ranking.verdict.against_reference
+    equal = [pair.b for pair in about if pair.outcome is PairOutcome.EQUIVALENT]
+    leader, beaten = name(ranking.verdict.reference), len(about) - len(equal)
+    within = sentence(number(margin_text(ranking.verdict.rules.min_difference or 0.0)), f" {unit_of(ranking)}")
+    if not beaten:
+        return sentence(leader, " and ", *_names(equal), " are equivalent within ", *within)
+    rest = "the other configuration" if beaten == 1 else f"the other {beaten} configurations"
+    verb = "is" if len(equal) == 1 else "are"
+    return sentence(leader, f" beats {rest}; ", *_names(equal), f" {verb} equivalent to it within ", *within)
+
+
+def _headline_of_baseline(ranking: Ranking, main: PairVerdict) -> Parts:
+    about = ranking.verdict.against_reference
+    baseline, unit = name(ranking.verdict.reference), unit_of(ranking)
+    winners = [pair for pair in about if pair.outcome is PairOutcome.WORSE]
+    if len(winners) == 1:
+        parts = sentence(name(main.b), " beats the baseline ", baseline, " by ", number(amount(main)), f" {unit}")
+    elif winners:
+        best = sentence("; the best, ", name(main.b), ", by ", number(amount(main)), f" {unit}")
+        parts = sentence(f"{len(winners)} of {len(about)} configurations beat the baseline ", baseline, *best)
+    elif len(about) == 1:
+        words = {
+            PairOutcome.BETTER: (" beats ", f" by {amount(main)} {unit}"),
+            PairOutcome.EQUIVALENT: (
+                " is equivalent to ",
+                f" within {margin_text(ranking.verdict.rules.min_difference or 0.0)} {unit}",
+            ),
+            PairOutcome.OPEN: (" is not distinguishable from ", ""),
+        }[main.outcome]
+        return sentence("The baseline ", baseline, words[0], name(main.b), words[1])
+    else:
+        parts = sentence(f"None of {len(about)} configurations beats the baseline ", baseline)
+    still_open = sum(pair.outcome is PairOutcome.OPEN for pair in about)
+    return (*parts, *sentence(f"; {still_open} of {len(about)} are open" if still_open else ""))
+
+
+def _better(ranking: Ranking, main: PairVerdict, state: VerdictState) -> Iterator[VerdictLine]:
+    """Yield what the leader beats, if the headline is about what is open or equivalent."""
+    if ranking.verdict.rules.baseline is not None or main.outcome is not PairOutcome.BETTER:
+        return
+    about = ranking.verdict.against_reference
+    beaten = [pair for pair in about if pair.outcome is PairOutcome.BETTER]
+    if state is VerdictState.DECIDED and len(beaten) == len(about):
+        return  # the headline has it
+    many = f"than {len(beaten)} of {len(about)} configurations; the closest, " if len(beaten) > 1 else "than "
+    parts = sentence(many, name(main.b), ", by ", number(amount(main)), f" {unit_of(ranking)}")
+    yield VerdictLine(label=LineLabel.BETTER, parts=parts)
+
+
+def _evidence(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:
+    """Yield the test of the headline."""
+    if main.interval is None:
+        return
+    family = ranking.verdict
+    alone = len(family.against_reference) == 1
+    parts = list(sentence("" if alone else "against ", *(() if alone else (name(main.b), ": "))))
+    # Differences read as the winner's advantage; without a winner as a - b.
+    mirrored = main.outcome is PairOutcome.BETTER
+    interval = f"{percent_text(main.interval.level)} interval {bounds(main, mirrored=mirrored)} {unit_of(ranking)}"
+    more = [interval, method_text(main), corrected_p(main, family)]
+    if main.share_removed is not None:
+        share = main.share_removed
+        more.append(
+            f"pairing removed {percent_text(round(share, 2))} of the variance"
+            if share > 0
+            else "pairing removed nothing of the variance"
+        )
+    if main.sign_flip_p is not None:
+        more.append(f"exact sign-flip {p_text(main.sign_flip_p, family.rules.alpha)}")
+    yield VerdictLine(label=LineLabel.EVIDENCE, parts=(*parts, Part(", ".join(more))))
+
+
+def cost_phrase(cost: CostDifference) -> str:
+    """Return `4 % more time per step`, `the same peak memory` or `energy per token not distinguishable (+11 %)`."""
+    change = cost.ratio - 1
+    if abs(change) < SAME:
+        return f"the same {cost.quantity}"
+    size = f"{100 * abs(change):.{0 if abs(change) >= 0.095 else 1}f} %"
+    if cost.p is not None and cost.p > COST_LEVEL:
+        return f"{cost.quantity} not distinguishable ({'+' if change > 0 else '-'}{size})"
+    return f"{size} {'more' if change > 0 else 'less'} {cost.quantity}"
+
+
+def _cost(costs: Sequence[CostDifference]) -> Iterator[VerdictLine]:
+    if not costs:
+        return
+    first = costs[0]
+    once = " (one run each)" if any(cost.p is None for cost in costs) else ""
+    phrases = ", ".join(cost_phrase(cost) for cost in costs)
+    parts = sentence(name(first.a), f" costs {phrases}, compared with ", name(first.b), once)
+    yield VerdictLine(label=LineLabel.COST, parts=parts)
+
+
+def _equivalents(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:
+    for pair in ranking.verdict.against_reference:
+        if pair.outcome is PairOutcome.EQUIVALENT and (pair is not main or ranking.verdict.rules.baseline is None):
+            yield VerdictLine(label=LineLabel.EQUIVALENT, parts=pair_sentence(pair, ranking.verdict, unit_of(ranking)))
+
+
+def _open(pairs: Sequence[PairVerdict], unit: str) -> Iterator[VerdictLine]:
+    for pair in pairs[:MOST_LINES]:
+        parts = sentence(name(pair.a), " against ", name(pair.b), ": ", *open_parts(pair, unit))
+        yield VerdictLine(label=LineLabel.OPEN, parts=parts)
+    if len(pairs) > MOST_LINES:
+        rest = sentence(f"and {plural(len(pairs) - MOST_LINES, 'more comparison')}, in the ranking")
+        yield VerdictLine(label=LineLabel.OPEN, parts=rest)
+
+
+def _diverged(ranking: Ranking) -> Iterator[VerdictLine]:
+    found = [(configuration, number_of) for configuration, number_of in ranking.verdict.diverged.items() if number_of]
+    if not found:
+        return
+    sizes = ranking.ended_runs
+    listed = [
+        sentence(
+            name(configuration), f" in {number_of} of {plural(max(sizes.get(configuration, 0), number_of), 'run')}"
+        )
+        for configuration, number_of in found
+    ]
+    parts = [part for index, one in enumerate(listed) for part in (*sentence(", " if index else ""), *one)]
+    end = Part("; left out of the means, and never called better than one that diverged less often")
+    yield VerdictLine(label=LineLabel.DIVERGED, parts=(*parts, end))
+
+
+def _runs(situation: Situation) -> Iterator[VerdictLine]:
+    parts = []
+    if situation.unfinished:
+        verb = "has" if situation.unfinished == 1 else "have"
+        parts.append(f"{plural(situation.unfinished, 'run')} {verb} not ended: the verdict may change")
+    if situation.reserve:
+        parts.append(f"{plural(situation.reserve, 'run')} in reserve, which the verdict does not need")
+    if parts:
+        yield VerdictLine(label=LineLabel.RUNS, parts=sentence("; ".join(parts)))
+
+
+def _next(still_open: Sequence[PairVerdict], situation: Situation) -> Iterator[VerdictLine]:
+    """Yield the command that runs more seeds, if they could decide something."""
+    wanted = [pair.more_seeds for pair in still_open if pair.more_seeds]
+    if wanted and situation.command:
+        parts = sentence(f"about {plural(max(wanted), 'more seed')} per configuration; finished runs are kept")
+        yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
+
+
+def _notes(family: FamilyVerdict, situation: Situation) -> Iterator[VerdictLine]:
+    if situation.reused:
+        includes = f"includes {plural(situation.reused, 'reused run')}"
+        parts = sentence(f"{includes}: if they were the reason for this comparison, it does not count as evidence")
+        yield VerdictLine(label=LineLabel.NOTE, parts=parts)
+    if situation.spent_error is not None:
+        raised = " to ".join(map(str, [*situation.raised, len(family.rules.seeds)]))
+        error = f'the probability of a false "better" is {percent_text(round(situation.spent_error, 4))}'
+        allowed = f"not {percent_text(round(family.rules.alpha, 6))}"
+        parts = sentence(f"MATRIX_SEEDS_MAX was raised from {raised} after runs had started: {error}, {allowed}")
+        yield VerdictLine(label=LineLabel.NOTE, parts=parts)
+
+
+def _names(names: Sequence[str]) -> Parts:
+    """Return at most MOST_NAMES names as parts, or their number."""
+    if len(names) > MOST_NAMES:
+        return sentence(f"{len(names)} configurations")
+    parts: list[Part] = []
+    for index, one in enumerate(names):
+        parts += [*sentence(" and " if index else ""), name(one)]
+    return tuple(parts)
+
+
+def _mean_text(group: GroupNumbers) -> str:
+    """Return `5 seeds, 95 % interval 3.2650 to 3.2800`."""
+    seeds = plural(len(group.losses), "seed")
+    if group.interval is None:
+        return seeds
+    digits = digits_for(group.interval)
+    level = percent_text(group.interval.level)
+    return f"{seeds}, {level} interval {group.interval.low:.{digits}f} to {group.interval.high:.{digits}f}"
+
+
+def _fixed(value: float | None) -> str:
+    return UNKNOWN if value is None else number_text(value, DIGITS)

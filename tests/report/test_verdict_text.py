@@ -1,0 +1,269 @@
+"""The sentences about verdicts: each state, each outcome of a pair, and the numbers in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kmatrix.records.runs import Status
+from kmatrix.report.numbers import CostDifference, CostQuantity, GroupNumbers, Ranking, RunNumbers
+from kmatrix.report.pair_text import PartKind, p_text, pair_sentence, plain
+from kmatrix.report.verdict_text import (
+    LineLabel,
+    Situation,
+    VerdictState,
+    cost_phrase,
+    no_ranking_text,
+    verdict_text,
+)
+from kmatrix.stats import Interval
+from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
+
+RULES = Rules(seeds=(1, 2, 3, 4, 5))
+
+
+def pair(a, b, outcome, difference=-0.0117, half=0.0031, **fields):
+    interval = None if half is None else Interval(low=difference - half, high=difference + half)
+    known = {"method": Method.PAIRED, "seeds": (1, 2, 3, 4, 5), "p": 0.001, "p_holm": 0.003, **fields}
+    return PairVerdict(a=a, b=b, outcome=outcome, difference=difference, interval=interval, **known)
+
+
+def group(name, *losses):
+    runs = tuple(
+        RunNumbers(
+            name=f"{name}_{seed}",
+            run_id="",
+            axes={},
+            status=Status.FINISHED,
+            reason="",
+            optimizer=name,
+            model="tiny",
+            device="cpu",
+            seed=seed,
+            final_val_loss=loss,
+        )
+        for seed, loss in enumerate(losses, start=1)
+    )
+    return GroupNumbers(name=name, axes={}, data_sha256="1a2b", runs=runs)
+
+
+def ranking(*pairs, groups=("muon", "adamw"), reference="muon", rules=RULES, **fields):
+    verdict = FamilyVerdict(
+        rules=rules, reference=reference, means={}, pairs=pairs, diverged=fields.pop("diverged", {})
+    )
+    return Ranking(
+        data_sha256="1a2b",
+        groups=tuple(group(name, 3.2719, 3.2720) for name in groups),
+        comparisons=(),
+        evidence="",
+        notes=(),
+        verdict=verdict,
+        **fields,
+    )
+
+
+BETTER, WORSE, OPEN, EQUIVALENT = PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.OPEN, PairOutcome.EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ("pairs", "state", "headline"),
+    [
+        ([pair("muon", "adamw", BETTER)], "decided", "muon beats adamw by 0.0117 ± 0.0031 nats/token"),
+        (
+            [pair("muon", "adamw", BETTER), pair("muon", "sgd", BETTER, -0.5)],
+            "decided",
+            "muon beats both other configurations; the closest, adamw, by 0.0117 ± 0.0031 nats/token",
+        ),
+        (
+            [pair("muon", "adamw", BETTER), pair("muon", "soap", OPEN, -0.001)],
+            "partly open",
+            "muon leads, but soap is not distinguishable from it",
+        ),
+        (
+            [pair("muon", "adamw", BETTER), pair("muon", "soap", OPEN, -0.001, method=Method.SEQUENTIAL)],
+            "partly open",
+            "muon leads, but soap is still open",
+        ),
+        ([pair("muon", "adamw", OPEN, -0.001)], "open", "No winner: muon is not distinguishable from adamw"),
+        (
+            [pair("muon", "adamw", OPEN, -0.001, method=Method.SEQUENTIAL)],
+            "open",
+            "No winner yet: muon is open against adamw",
+        ),
+        (
+            [pair("muon", "adamw", EQUIVALENT, -0.001)],
+            "decided",
+            "muon and adamw are equivalent within 0.004 nats/token",
+        ),
+        (
+            [pair("muon", "adamw", BETTER), pair("muon", "soap", EQUIVALENT, -0.001)],
+            "decided",
+            "muon beats the other configuration; soap is equivalent to it within 0.004 nats/token",
+        ),
+    ],
+)
+def test_the_headline_of_each_state(pairs, state, headline):
+    rules = replace(RULES, min_difference=0.004)
+    text = verdict_text(ranking(*pairs, rules=rules), Situation())
+    assert (text.state, text.sentence) == (state, headline)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "headline"),
+    [
+        ([pair("adamw", "muon", WORSE, 0.0117)], "muon beats the baseline adamw by 0.0117 ± 0.0031 nats/token"),
+        (
+            [pair("adamw", "muon", WORSE, 0.0117), pair("adamw", "soap", WORSE, 0.2), pair("adamw", "sgd", OPEN, 0.1)],
+            "2 of 3 configurations beat the baseline adamw; the best, soap, by 0.2000 ± 0.0031 nats/token; "
+            "1 of 3 are open",
+        ),
+        ([pair("adamw", "muon", BETTER)], "The baseline adamw beats muon by 0.0117 ± 0.0031 nats/token"),
+        (
+            [pair("adamw", "muon", BETTER), pair("adamw", "sgd", BETTER)],
+            "None of 2 configurations beats the baseline adamw",
+        ),
+    ],
+)
+def test_the_headline_with_a_baseline(pairs, headline):
+    rules = replace(RULES, baseline="adamw")
+    assert verdict_text(ranking(*pairs, reference="adamw", rules=rules), Situation()).sentence == headline
+
+
+def test_the_evidence_has_interval_method_and_corrected_p():
+    found = verdict_text(
+        ranking(
+            pair("muon", "adamw", BETTER, share_removed=0.64, sign_flip_p=0.03125),
+            pair("muon", "sgd", BETTER, -0.5),
+            pair("adamw", "sgd", BETTER, -0.5),
+            groups=("muon", "adamw", "sgd"),
+        ),
+        Situation(),
+    )
+    assert found.line(LineLabel.EVIDENCE).text == (
+        "against adamw: 95 % interval 0.0086 to 0.0148 nats/token, paired over 5 seeds (Student's t), "
+        "p = 0.003 (Holm, 3 comparisons), pairing removed 64 % of the variance, exact sign-flip p = 0.031"
+    )
+
+
+def test_names_are_parts_of_their_own():
+    text = verdict_text(ranking(pair("muon", "adamw", BETTER)), Situation())
+    assert [part.text for part in text.headline if part.kind is PartKind.NAME] == ["muon", "adamw"]
+
+
+def test_an_open_comparison_says_what_could_be_found_and_what_would_decide_it():
+    rival = pair("muon", "soap", OPEN, -0.0012, 0.0018, p_holm=0.2, detectable=0.0029, more_seeds=2, margin=0.0034)
+    text = verdict_text(ranking(rival, groups=("muon", "soap")), Situation(command="make add SEED=6,7"))
+    assert text.line(LineLabel.OPEN).text == (
+        "muon against soap: -0.0012 (-0.0030 to 0.0006) nats/token after 5 seeds; equal within 0.0034; "
+        "smallest detectable difference 0.0029 (power 80 %); about 2 more would decide it"
+    )
+    assert text.line(LineLabel.NEXT).command == "make add SEED=6,7"
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        (NoMoreSeeds.MAXIMUM, "all 5 seeds ran"),
+        (NoMoreSeeds.FUTILE, "the seeds that are left would not decide it"),
+        (NoMoreSeeds.BUDGET, "the budget is spent"),
+        (NoMoreSeeds.DIVERGED, "diverged more often"),
+    ],
+)
+def test_an_open_comparison_says_why_it_gets_no_more_seeds(why, words):
+    rival = pair("muon", "soap", OPEN, -0.0012, method=Method.SEQUENTIAL, no_more=why, margin=0.0034, more_seeds=3)
+    text = verdict_text(ranking(rival, groups=("muon", "soap")), Situation())
+    assert words in text.line(LineLabel.OPEN).text
+    assert "equal within 0.0034" in text.line(LineLabel.OPEN).text
+    assert ("about 3 more" in text.line(LineLabel.OPEN).text) is (why in (NoMoreSeeds.MAXIMUM, NoMoreSeeds.BUDGET))
+
+
+def test_a_pair_in_a_sentence():
+    rules = replace(RULES, min_difference=0.004)
+    family = FamilyVerdict(rules=rules, reference="muon", means={}, pairs=())
+    looked = pair("muon", "adamw", BETTER, method=Method.SEQUENTIAL, looks=(3, 4, 5))
+    assert plain(pair_sentence(looked, family, "nats/token")) == (
+        "muon beats adamw by 0.0117 ± 0.0031 nats/token (0.0086 to 0.0148), "
+        "paired over 5 seeds (group-sequential t, looked at after 3, 4, 5 seeds), p = 0.003"
+    )
+    loser = pair("adamw", "muon", WORSE, 0.0117)
+    assert plain(pair_sentence(loser, family, "nats/token")).startswith("muon beats adamw by 0.0117 ± 0.0031")
+    tie = pair("soap", "muon", EQUIVALENT, 0.0001, 0.0013, p_holm=0.9)
+    assert plain(pair_sentence(tie, family, "nats/token")) == (
+        "soap and muon are equivalent within 0.004 nats/token: difference 0.0001 (-0.0012 to 0.0014), "
+        "paired over 5 seeds"
+    )
+    small = pair("soap", "muon", EQUIVALENT, 0.0011, 0.0003, p_holm=0.01)
+    assert "the difference is real (p = 0.010), and smaller" in plain(pair_sentence(small, family, "nats/token"))
+
+
+def test_small_differences_keep_two_digits_of_their_interval():
+    text = verdict_text(ranking(pair("muon", "adamw", BETTER, -0.00071, 0.000042)), Situation())
+    assert text.sentence == "muon beats adamw by 0.000710 ± 0.000042 nats/token"
+
+
+def test_one_seed_is_not_evidence():
+    alone = replace(
+        ranking(pair("muon", "adamw", OPEN, half=None, p=None, p_holm=None, method=Method.NONE, reason="one seed")),
+        groups=(group("muon", 3.2719), group("adamw", 3.2816)),
+    )
+    text = verdict_text(alone, Situation(command="make add SEED=2,3"))
+    assert text.state is VerdictState.NOT_EVIDENCE
+    assert text.sentence == "No verdict: one seed per configuration is not evidence"
+    assert text.line(LineLabel.SO_FAR).text.startswith("lowest muon at 3.2719 nats/token, 0.0097 below adamw")
+    assert text.line(LineLabel.NEXT).command == "make add SEED=2,3"
+
+
+def test_one_configuration_has_nothing_to_be_compared_with():
+    text = verdict_text(ranking(groups=("muon",)), Situation())
+    assert text.state is VerdictState.NO_COMPARISON
+    assert text.sentence == "Only one configuration finished: muon ends at 3.2719 nats/token"
+
+
+@pytest.mark.parametrize(
+    ("counts", "goes_on", "headline"),
+    [
+        ([("failed", 2)], False, "No verdict: no run finished"),
+        ([("failed", 1), ("running", 1)], True, "No verdict yet: no run has finished"),
+        ([("finished", 1)], False, "No verdict: no finished run has a loss on known data"),
+    ],
+)
+def test_a_matrix_without_a_ranking(counts, goes_on, headline):
+    text = no_ranking_text(counts, [("oom", 2)], goes_on=goes_on)
+    assert (text.state, text.sentence) == (VerdictState.NO_RUN, headline)
+    assert text.line(LineLabel.WHY).text == "2 x oom"
+    assert text.is_preliminary is goes_on
+
+
+@pytest.mark.parametrize(
+    ("ratio", "p", "phrase"),
+    [
+        (1.04, 0.001, "4.0 % more time per step"),
+        (0.88, None, "12 % less time per step"),
+        (1.11, 0.3, "time per step not distinguishable (+11 %)"),
+        (1.004, 0.001, "the same time per step"),
+    ],
+)
+def test_a_cost_as_a_phrase(ratio, p, phrase):
+    cost = CostDifference(quantity=CostQuantity.STEP_TIME, a="muon", b="adamw", mean_a=ratio, mean_b=1.0, p=p)
+    assert cost_phrase(cost) == phrase
+
+
+def test_the_situation_of_a_verdict_is_reported():
+    situation = Situation(unfinished=3, reserve=12, reused=2, spent_error=0.0687, raised=(6,))
+    text = verdict_text(ranking(pair("muon", "adamw", BETTER), diverged={"adamw": 1, "muon": 0}), situation)
+    assert text.mark == "Decided, preliminary"
+    assert text.line(LineLabel.RUNS).text == (
+        "3 runs have not ended: the verdict may change; 12 runs in reserve, which the verdict does not need"
+    )
+    notes = [line.text for line in text.lines if line.label is LineLabel.NOTE]
+    assert notes[0].startswith("includes 2 reused runs")
+    assert "raised from 6 to 5" in notes[1]
+    assert 'false "better" is 6.87 %, not 5 %' in notes[1]
+    assert text.line(LineLabel.DIVERGED).text.startswith("adamw in 1 of 2 runs")
+
+
+def test_a_p_value_never_hides_its_side_of_the_level():
+    assert p_text(0.0496) == "p = 0.0496"
+    assert p_text(0.0504) == "p = 0.0504"
+    assert p_text(0.05) == "p = 0.050"
