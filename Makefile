@@ -165,7 +165,9 @@ gputop: $(CORE)
 	$(KMATRIX)
 
 # Results
-.PHONY: summary update-graphs compare
+.PHONY: report summary update-graphs compare
+report: $(CORE)
+	$(KMATRIX)
 summary: $(CORE)
 	$(KMATRIX)
 update-graphs: $(CORE)

@@ -303,6 +303,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= GPUS= SIMULATE="),
     },
     "Results (TARGET=, the newest by default)": {
+        "report": Command(RESULTS + "page", "write report.html, the page of all results", MATRIX),
         "summary": Command(RESULTS + "summary", "write and print the summary", MATRIX),
         "update-graphs": Command(RESULTS + "graphs", "draw the graphs", MATRIX),
         "compare": Command(

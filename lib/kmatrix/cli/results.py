@@ -1,4 +1,4 @@
-"""The commands that report results: summary, graphs and compare. They read only the run directories."""
+"""The commands that report results: report, summary, graphs and compare. They read only the run directories."""
 
 from __future__ import annotations
 
@@ -18,22 +18,36 @@ from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_
 from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.formats.results_json import clean
 from kmatrix.report.numbers import MatrixNumbers
-from kmatrix.report.write import draw_graphs, write_summary
+from kmatrix.report.write import draw_graphs, write_page, write_summary
 from kmatrix.runner.cluster import is_own_engine
 from kmatrix.text import shown
 
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 
+def page(arguments: Arguments) -> int:
+    """Write report.html, and the files whose numbers it shows: summary_report.txt, results.json, all_results.json."""
+    numbers = analyse(_current(arguments))
+    path = write_page(numbers)
+    write_summary(numbers)
+    print(f"wrote {shown(path)}")
+    return 0
+
+
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
+    report(_current(arguments), draw=False)
+    return 0
+
+
+def _current(arguments: Arguments) -> MatrixDir:
+    """Return the matrix of TARGET=, with what its engine knows by now about its runs."""
     matrix = find_target(arguments)
     ask(matrix)  # which runs are running
     if why := refresh_usage(matrix, trusts=is_own_engine):
         print(f"note: no answer about allocated hours: {why}", file=sys.stderr)
     warn_missing(matrix)
-    report(matrix, draw=False)
-    return 0
+    return matrix
 
 
 def graphs(arguments: Arguments) -> int:
@@ -57,8 +71,9 @@ def report_in_short(matrix: MatrixDir, *, draw: bool) -> None:
     """Write the report of a matrix and print its short form with the names of the files. draw: draw the graphs, too."""
     numbers = analyse(matrix)
     count = len(draw_graphs(numbers)[0]) if draw else 0
+    path = write_page(numbers)
     write_summary(numbers)
-    files = [f"Report: {shown(matrix.summary)}"]
+    files = [f"Report: {shown(path)}", f"Summary: {shown(matrix.summary)}"]
     files += [f"Graphs: {shown(matrix.graphs)} ({count} files)"] if count else []
     print(render_ending(numbers, files))
 

@@ -257,6 +257,10 @@ class MatrixDir:
         return self.path / "results.json"
 
     @property
+    def page(self) -> Path:
+        return self.path / "report.html"
+
+    @property
     def graphs(self) -> Path:
         return self.path / "graphs"
 

@@ -1,4 +1,4 @@
-"""Read run directories, compute the numbers of a matrix, and write summary, results and graphs."""
+"""Read run directories, compute the numbers of a matrix, and write page, summary, results and graphs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kmatrix.report.analysis import analyse
-    from kmatrix.report.write import draw_graphs, write_summary
+    from kmatrix.report.write import draw_graphs, write_page, write_summary
 
-__all__ = ["analyse", "draw_graphs", "write_summary"]
+__all__ = ["analyse", "draw_graphs", "write_page", "write_summary"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +16,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from kmatrix.report.analysis import analyse
-    from kmatrix.report.write import draw_graphs, write_summary
+    from kmatrix.report.write import draw_graphs, write_page, write_summary
 
-    return {"analyse": analyse, "draw_graphs": draw_graphs, "write_summary": write_summary}[name]
+    found = {"analyse": analyse, "draw_graphs": draw_graphs, "write_page": write_page, "write_summary": write_summary}
+    return found[name]

@@ -1,4 +1,4 @@
-"""Write the reports of a matrix into its directory: summary, results and graphs."""
+"""Write the reports of a matrix into its directory: page, summary, results and graphs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kmatrix.report.folders import with_timelines
 from kmatrix.report.formats.results_json import write_all_results, write_results
 from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
+from kmatrix.report.page import assemble
 from kmatrix.report.summary import render_summary, tracker_lines
 
 T = TypeVar("T")
@@ -25,17 +26,23 @@ T = TypeVar("T")
 def write_summary(numbers: MatrixNumbers) -> str:
     """Write summary_report.txt, results.json and all_results.json; return the text of the summary.
 
-    The summary lists the graphs that exist: draw them first.
+    The summary lists the page and the graphs that exist: make them first.
     """
     matrix = MatrixDir(numbers.path)
     drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
-    files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *drawn]
+    page = [matrix.page.name] if matrix.page.exists() else []
+    files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *page, *drawn]
     text = render_summary(numbers, tracker_lines(matrix), files)
     # The summary last: it refers to the other files.
     _write(matrix, lambda: write_results(matrix, numbers))
     _write(matrix, lambda: write_all_results(matrix, numbers))
     _write(matrix, lambda: write_text(matrix.summary, text))
     return text
+
+
+def write_page(numbers: MatrixNumbers) -> Path:
+    """Write report.html, and return its path."""
+    return _write(MatrixDir(numbers.path), lambda: assemble.write_page(numbers))
 
 
 def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:

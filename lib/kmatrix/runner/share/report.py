@@ -53,13 +53,14 @@ def write_report(matrix: MatrixDir, folder: SubmissionDir) -> int:
     try:
         # Here, not at the top: 70 ms that each of the other jobs would wait, too.
         from kmatrix.report.analysis import analyse
-        from kmatrix.report.write import draw_graphs, write_summary
+        from kmatrix.report.write import draw_graphs, write_page, write_summary
 
         numbers = analyse(matrix)
         if values.get("AUTO_GENERATE_GRAPHS") == "y":
             draw_graphs(numbers)
+        page = write_page(numbers)
         write_summary(numbers)
-        say(f"wrote {matrix.summary}")
+        say(f"wrote {page} and {matrix.summary.name}")
     except KmatrixError as error:
         say(f"error: {error}")
         code = EXIT_NO_REPORT

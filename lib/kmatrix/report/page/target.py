@@ -1,0 +1,20 @@
+"""The section of the page on: target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kmatrix.report.numbers import MatrixNumbers
+from kmatrix.report.page.parts.groups import PageGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSection:
+    """What the section shows."""
+
+
+def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection | None:
+    """Return the section, or None if there is nothing to show."""
+    del numbers, groups
+    return None
