@@ -57,6 +57,8 @@ def dry_run(arguments: Arguments) -> int:
     """Print the axes, one line per run, and one line per reason for which cells are excluded."""
     made = _plan(arguments)
     print(_axes_line(made))
+    if made.verdict.seeds_auto:
+        print(_seeds_line(made))
     needs = {kind: _needs(kind, made.data_dir) for kind in made.kinds}
     for planned in made.runs:
         print(_run_line(planned.run, needs[planned.kind]))
@@ -101,6 +103,15 @@ def _axes_line(plan: Plan) -> str:
     excluded = sum(cells.count for cells in plan.matrix.excluded)
     cells, runs = plural(plan.matrix.cells, "cell"), plural(len(plan.matrix.runs), "run")
     return f"axes {axes} = {cells}: {runs} ({plural(plan.matrix.duplicates, 'duplicate')}, {excluded} excluded)"
+
+
+def _seeds_line(plan: Plan) -> str:
+    """Return `2 configurations x 3 to 10 seeds: 6 to 20 runs`."""
+    least, most = plan.verdict.seeds_min, len(plan.verdict.seeds)
+    configurations = len(plan.matrix.runs) // most
+    span = f"{least} to {most}" if least < most else str(most)
+    runs = f"{configurations * least} to {len(plan.matrix.runs)}" if least < most else str(len(plan.matrix.runs))
+    return f"{plural(configurations, 'configuration')} x {span} seeds: {runs} runs"
 
 
 def _run_line(run: Run, needs: str) -> str:

@@ -15,8 +15,10 @@ from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Assignment, Tree, member_text, open_tree
 from kmatrix.matrix.axes import overrides, parse_override, resolve_name
+from kmatrix.matrix.expand import Run
+from kmatrix.records.decode import as_json, replaced
 from kmatrix.records.paths import ROOT, MatrixDir
-from kmatrix.records.runs import MatrixFile, RunFile, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.runs import MatrixFile, RunFile, VerdictRules, read_matrix_file_or_empty, read_run_file
 from kmatrix.text import first_names
 
 RESULTS_DIR = "RESULTS_DIR"
@@ -57,6 +59,7 @@ def plan_more(
         user=None if own else user,
     )
     known = {run.run_id: run.name or "" for run in record.runs if run.run_id}
+    rules = _rules_with(matrix, record.verdict, plan.verdict, [run for run in plan.matrix.runs if run.run_id in known])
     if gone := known.keys() - {run.run_id for run in plan.matrix.runs}:
         raise ConfigError(
             f"{matrix.name} cannot be extended: its configuration now gives other runs",
@@ -73,7 +76,38 @@ def plan_more(
     given = tuple(word for word in plan.overrides if not word.startswith(f"{RESULTS_DIR}="))
     cells = dataclasses.replace(plan.matrix, runs=added)
     left_out = (*left_out, *plan.left_out)
-    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=given, left_out=left_out)
+    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=given, left_out=left_out, verdict=rules)
+
+
+def _rules_with(matrix: MatrixDir, former: VerdictRules, now: VerdictRules, runs: Sequence[Run]) -> VerdictRules:
+    """Return the rules of a matrix after an addition: its own, perhaps with more seeds.
+
+    runs: those that the matrix has, on its new axes.
+
+    Raises ConfigError for other rules: a rule that is chosen after the first losses decides nothing.
+    """
+    raised = now.seeds != former.seeds and now.seeds[: len(former.seeds)] == former.seeds and former.seeds_auto
+    kept = replaced(now, seeds=former.seeds, raised=former.raised) if raised else replaced(now, raised=former.raised)
+    # A new axis adds its label to the baseline, which stays the configuration of the same runs.
+    baseline = kept.baseline.items()
+    if former.baseline.items() <= baseline and any(baseline <= dict(run.axes).items() for run in runs):
+        kept = replaced(kept, baseline=former.baseline)
+    if kept != former:
+        names = [name for name in former.__struct_fields__ if getattr(kept, name) != getattr(former, name)]
+        raise ConfigError(
+            f"{matrix.name} compares its losses by other rules: {_described(former, names)}",
+            why=f"with these values: {_described(now, names)}; rules are fixed before the first run",
+            hint="only MATRIX_SEEDS_MAX can be raised; start a new matrix, whose finished runs are reused",
+        )
+    if not raised:
+        return replaced(now, raised=former.raised)
+    return replaced(now, raised=(*former.raised, len(former.seeds)))
+
+
+def _described(rules: VerdictRules, names: Sequence[str]) -> str:
+    """Return `seeds_auto True, confidence 0.95` of these fields."""
+    values = as_json(rules)
+    return ", ".join(f"{name} {'none' if values[name] in (None, {}, []) else values[name]}" for name in names)
 
 
 def add_runs(

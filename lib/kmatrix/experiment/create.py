@@ -31,7 +31,7 @@ from kmatrix.records.jobs.files import LOCAL, write_engine
 from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
-from kmatrix.records.runs import Provenance, Tracking
+from kmatrix.records.runs import Provenance, Tracking, VerdictRules
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.redaction import redact
 from kmatrix.runner.cluster import new_engine
@@ -73,6 +73,7 @@ class Creation:
     command: str
     overrides: tuple[str, ...]
     equal: str = ""  # the budget that all runs share, as text
+    verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
     tracking: Tracking = field(default_factory=Tracking)
     on_finish: str = ""  # the user's command at the end
     engine: str = LOCAL
@@ -164,7 +165,9 @@ def add_to(
         runs, short = made_from.plan.runs, _of_runs(origin)
         write_plan(matrix, (_planned(record["name"], run, folder, made_from, short) for run in runs), append=True)
         more = _matrix_json(record["name"], folder, made_from, origin)
-        changed = {name: more[name] for name in ("axes", "overrides", *(("signature",) if is_own(matrix) else ()))}
+        changed = {
+            name: more[name] for name in ("axes", "overrides", "verdict", *(("signature",) if is_own(matrix) else ()))
+        }
         write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *more["runs"]]})
         make_runs(matrix, {run.name for run in runs})
         if then:
@@ -256,6 +259,7 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
         "axes": [{"label": label, "symbol": symbol, "values": values} for label, symbol, values in axes],
         "overrides": list(made_from.overrides),
         "equal": made_from.equal,
+        "verdict": as_json(made_from.verdict),
         "checkpoints": str(folder) if folder else None,
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],

@@ -121,6 +121,7 @@ def prepared(
         plan=plan.matrix,
         configs=configs,
         equal=equal_budget(plan.equal_by, configs),  # again: the vocabulary of the data can change a length in tokens
+        verdict=plan.verdict,
         texts=_texts(plan),
         data=data,
         data_dir=plan.data_dir,

@@ -32,13 +32,23 @@ from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
+from kmatrix.matrix.rules import (
+    AUTO,
+    Configuration,
+    families_of,
+    read_settings,
+    resolve_rules,
+    rules_warnings,
+    with_seeds,
+)
 from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import Risk, risks
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import below_root
-from kmatrix.records.train_config import budget_s
+from kmatrix.records.runs import VerdictRules
+from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
 from kmatrix.text import first_names, plural
@@ -146,6 +156,7 @@ class Plan:
     config_text: str  # the .config that the matrix is made from
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
     cpu_runs: CpuRuns  # earlier runs on the CPU of this machine
+    verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
     left_out: tuple[Assignment, ...] = ()  # lines of a foreign .config that are never taken from it
 
     @property
@@ -238,8 +249,11 @@ def _plan(
     axes = plan_axes(tree, base, asked)
     if foreign:
         check_axes(tree, axes, foreign.own)
+    settings = read_settings(tree, base)
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
+        settings = dataclasses.replace(settings, seeds=(), baseline=None)  # a single run has nothing to compare
+    axes = with_seeds(tree, axes, settings)
     # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
     there = resolve(tree, base, axes, gpus)
     base, axes, found, nodes = there.base, there.axes, there.gpus, there.nodes
@@ -263,6 +277,13 @@ def _plan(
     # Equal in all runs.
     warned = [*([nodes.warning] if nodes and nodes.warning else []), *environment_warnings(values.texts)]
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
+    families: list[Mapping[Configuration, Run]] = []
+    if settings.seeds or settings.baseline:  # 100,000 runs take a while
+        families = families_of(tree, {planned.run: _measured_on(planned.kind.config.train) for planned in runs})
+    rules = resolve_rules(tree, matrix, settings, families)
+    if rules.seeds_auto:
+        _refuse_submission(control.engine, by_hand=by_hand)
+        warned += rules_warnings(rules, max(map(len, families)))
     if foreign:
         for planned in runs:
             check_values(tree, planned.values.texts, foreign.own)
@@ -292,7 +313,23 @@ def _plan(
         initial=initial,
         left_out=foreign.left_out if foreign else (),
         cpu_runs=cpu_runs,
+        verdict=rules,
     )
+
+
+def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
+    """Return what the losses of a run are measured on: those of runs with the same are comparable."""
+    return train.dataset, train.data_path, train.data_mix, train.tokenizer, train.block_size, train.eval_samples
+
+
+def _refuse_submission(engine: str, *, by_hand: bool) -> None:
+    """Raise ConfigError for adaptive seeds of jobs, which are made before the first loss is known."""
+    if engine != LOCAL or by_hand:
+        raise ConfigError(
+            f"{AUTO}=y needs ENGINE=local",
+            why="jobs are submitted before the losses that decide about further seeds are known",
+            hint="pass ENGINE=local, or the seeds and no MATRIX_SEEDS_AUTO: SEED=1,2,3",
+        )
 
 
 def _planned_runs(
@@ -413,7 +450,11 @@ def gpu_fix(plan: Plan, kind: RunKind) -> str:
 
 
 def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
-    several = [values[0].where.removeprefix("command line: ") for values in asked.values() if len(values) > 1]
+    several = [
+        values[0].where.removeprefix("command line: ")
+        for name, values in asked.items()
+        if len(values) > 1 or (name == AUTO and values[0].value == "y")
+    ]
     if several:
         raise ConfigError(
             f"train runs one configuration: {', '.join(several)}", hint="use make test-matrix for a matrix"

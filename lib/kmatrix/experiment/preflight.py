@@ -20,7 +20,7 @@ from kmatrix.experiment.create import Creation, create
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Run
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status, Tracking
+from kmatrix.records.runs import Status, Tracking, VerdictRules
 from kmatrix.runner.execute import execute
 from kmatrix.runner.loop import EXIT_STOPPED
 from kmatrix.runner.resume import reopen
@@ -137,6 +137,7 @@ def try_runs(
             checkpoint_dir=None,
             skipped={},
             tracking=Tracking(),
+            verdict=VerdictRules(),  # a trial answers no question about losses
         )
         matrix = create(trial)
         if run_jobs is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.errors import ConfigError
@@ -139,7 +139,7 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
             swept[name] = Axis(name, label(tree, name), points, from_command_line=True)
     couplings, notes = _couplings(tree, declared, swept, overrides) if _is_on(base) else ((), ())
     return Axes(
-        axes=tuple(sorted(swept.values(), key=lambda axis: _order(tree, axis.name))),
+        axes=in_order(tree, swept.values()),
         couplings=couplings,
         exclusions=_exclusions(tree, declared) if _is_on(base) else (),
         notes=notes,
@@ -174,6 +174,11 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
     return {axis: Axis(axis, label(tree, axis), tuple(found)) for axis, found in points.items()}
 
 
+def in_order(tree: Tree, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Return axes in the order of a matrix: that of the Kconfig files, not of the command line."""
+    return tuple(sorted(axes, key=lambda axis: _order(tree, axis.name)))
+
+
 def _order(tree: Tree, axis: str) -> int:
     """Return the sort key of an axis: axes with MATRIX_ symbols first, then the others, in the order of the files."""
     names = [symbol.name for symbol in tree.symbols]
@@ -195,7 +200,7 @@ def _couplings(
         where = f"{item.where}: CONFIG_{COUPLED}: {text!r}"
         if not arrow:
             raise ConfigError(where, why="expected NAME=value [NAME=value ...] => NAME=value[,value...]")
-        condition, groups = _condition(tree, left, where), []
+        condition, groups = parse_condition(tree, left, where), []
         pairs = _pairs(tree, right, where)
         if not pairs:
             raise ConfigError(where, why="the right side is empty")
@@ -230,7 +235,7 @@ def _exclusions(tree: Tree, declared: Mapping[str, Assignment]) -> tuple[Exclusi
         where = f"{item.where}: CONFIG_{EXCLUDE}: {text!r}"
         if not colon or not reason.strip():
             raise ConfigError(where, why="expected NAME=value [NAME=value ...]: reason")
-        rules.append(Exclusion(_condition(tree, left, where), f"{EXCLUDE}: {reason.strip()}"))
+        rules.append(Exclusion(parse_condition(tree, left, where), f"{EXCLUDE}: {reason.strip()}"))
     return tuple(rules)
 
 
@@ -238,7 +243,8 @@ def _rules(text: str) -> list[str]:
     return [rule.strip() for rule in text.split(";") if rule.strip()]
 
 
-def _condition(tree: Tree, text: str, where: str) -> Condition:
+def parse_condition(tree: Tree, text: str, where: str) -> Condition:
+    """Return the condition NAME=value [NAME=value ...]. where: of the text, for errors."""
     terms = []
     for name, value in _pairs(tree, text, where):
         item = point(tree, name, value, where)

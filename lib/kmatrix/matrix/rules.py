@@ -1,0 +1,203 @@
+"""How the losses of a matrix are compared: the rules for matrix.json, and the seed axis of MATRIX_SEEDS_AUTO."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kmatrix.errors import ConfigError
+from kmatrix.kconfig.assignments import cause
+from kmatrix.kconfig.tree import Assignment, Tree
+from kmatrix.matrix.axes import Axes, Axis, AxisValue, in_order, label, parse_condition
+from kmatrix.matrix.expand import SEED, Matrix, Run
+from kmatrix.records.runs import VerdictRules
+from kmatrix.text import plural
+
+AUTO, LEAST, MOST = "MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX"
+BASELINE, CONFIDENCE, MIN_DIFFERENCE = "MATRIX_BASELINE", "MATRIX_CONFIDENCE", "MATRIX_MIN_DIFFERENCE"
+TARGET = "TARGET_LOSS"
+LARGEST_SEED = 2**31 - 1
+SHOWN = 8  # configurations in an error
+# All pairs of more configurations are too many comparisons for the usual 10 seeds: 9 have 36.
+MOST_WITHOUT_BASELINE = 8
+
+Configuration = tuple[tuple[str, str], ...]  # label -> value of each axis, without the seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictSettings:
+    """The symbols of a verdict, as they hold in every run."""
+
+    seeds: tuple[int, ...] = ()  # of MATRIX_SEEDS_AUTO, in the order in which they run; empty without it
+    seeds_min: int = 3
+    confidence: float = 0.95
+    min_difference: float | None = None
+    target_loss: float | None = None
+    baseline: Assignment | None = None
+
+
+DEFAULTS = VerdictSettings()
+
+
+def read_settings(tree: Tree, base: Sequence[Assignment]) -> VerdictSettings:
+    """Return the settings of a verdict in the lines that hold in every run.
+
+    Raises ConfigError for a line without effect, and for seeds that contradict each other.
+    """
+    tree.reset()
+    own = [item for item in base if item.name in (AUTO, LEAST, MOST, BASELINE, CONFIDENCE, MIN_DIFFERENCE, TARGET)]
+    for item in own:
+        tree.kconf.syms[item.name].set_value(item.value)
+    for item in own:
+        if why := cause(tree, item):
+            raise ConfigError(f"{item.where}: {item.name}={item.value}", why=why.text, hint="change or remove it")
+    texts = {
+        name: text for name in (AUTO, LEAST, MOST, CONFIDENCE, MIN_DIFFERENCE, TARGET) if (text := tree.value(name))
+    }
+    tree.reset()
+    settings = VerdictSettings(
+        confidence=float(texts.get(CONFIDENCE) or DEFAULTS.confidence),
+        min_difference=_number(texts.get(MIN_DIFFERENCE)),
+        target_loss=_number(texts.get(TARGET)),
+        baseline=next((item for item in own if item.name == BASELINE and item.value.strip()), None),
+    )
+    if texts.get(AUTO) != "y":
+        return settings
+    return replace(settings, seeds=_seeds(tree, base, texts), seeds_min=int(texts[LEAST]))
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+def _seeds(tree: Tree, base: Sequence[Assignment], texts: Mapping[str, str]) -> tuple[int, ...]:
+    least, most = int(texts[LEAST]), int(texts[MOST])
+    if least > most:
+        raise ConfigError(
+            f"{LEAST}={least} is more than {MOST}={most}", hint=f"pass a larger {MOST}, or a smaller {LEAST}"
+        )
+    given = next((item.value for item in base if item.name == SEED), None)
+    first = int(tree.value(SEED) or 0) if given is None else int(given)
+    if first + most - 1 > LARGEST_SEED:
+        raise ConfigError(
+            f"SEED={first} leaves no room for {most} seeds",
+            why=f"the largest is {LARGEST_SEED}",
+            hint="pass a smaller one",
+        )
+    return tuple(range(first, first + most))
+
+
+def with_seeds(tree: Tree, axes: Axes, settings: VerdictSettings) -> Axes:
+    """Return the axes with that of the seeds of MATRIX_SEEDS_AUTO. Raises ConfigError if there are other seeds."""
+    if not settings.seeds:
+        return axes
+    taken = [axis.points[0].assignment.where for axis in axes.axes if axis.name == SEED]
+    taken += [point.assignment.where for rule in axes.couplings for (point, *_) in rule.points if point.axis == SEED]
+    if taken:
+        raise ConfigError(
+            f"{AUTO}=y chooses the seeds, and there is a list of them",
+            why=taken[0],
+            hint=f"remove one of the two; SEED=<first seed> and {MOST}=<number> set the range",
+        )
+    where = f"{AUTO}=y"
+    points = (AxisValue(SEED, str(seed), Assignment(SEED, str(seed), where)) for seed in settings.seeds)
+    return replace(axes, axes=in_order(tree, (*axes.axes, Axis(SEED, label(tree, SEED), tuple(points)))))
+
+
+def families_of(tree: Tree, runs: Mapping[Run, Hashable]) -> list[Mapping[Configuration, Run]]:
+    """Return the configurations of each family, with their first runs. runs: with what their losses are measured on."""
+    seed = label(tree, SEED)
+    found: dict[Hashable, dict[Configuration, Run]] = {}
+    for run, measured_on in runs.items():
+        found.setdefault(measured_on, {}).setdefault(_configuration_of(run, seed), run)
+    return list(found.values())
+
+
+def resolve_rules(
+    tree: Tree, matrix: Matrix, settings: VerdictSettings, families: Sequence[Mapping[Configuration, Run]]
+) -> VerdictRules:
+    """Return the rules of a matrix, with its baseline as the values of one configuration.
+
+    families: as returned by `families_of`; not needed without a baseline and adaptive seeds.
+    Raises ConfigError for a baseline that is not one configuration of each family, and for adaptive seeds without two
+    configurations to compare.
+    """
+    if settings.seeds and all(len(family) < 2 for family in families):
+        raise ConfigError(
+            f"{AUTO}=y has nothing to compare",
+            why=f"{plural(sum(map(len, families)), 'configuration')} "
+            "with losses that no other one can be compared with",
+            hint="pass a second configuration, such as OPTIMIZER=adamw,muon; or the seeds: SEED=1,2,3",
+        )
+    return VerdictRules(
+        seeds_auto=bool(settings.seeds),
+        seeds=settings.seeds,
+        seeds_min=settings.seeds_min,
+        confidence=settings.confidence,
+        min_difference=settings.min_difference,
+        baseline=_baseline(tree, matrix, settings.baseline, families) if settings.baseline else {},
+        target_loss=settings.target_loss,
+    )
+
+
+def _configuration_of(run: Run, seed: str) -> Configuration:
+    """Return the axes of a run without its seed. seed: the label of that axis."""
+    return tuple(item for item in run.axes if item[0] != seed)
+
+
+def _baseline(
+    tree: Tree, matrix: Matrix, given: Assignment, families: Sequence[Mapping[Configuration, Run]]
+) -> dict[str, str]:
+    """Return the axes, label -> value, that name the baseline in every family."""
+    where = given.where if "=" in given.where else f"{given.where}: {BASELINE}={given.value}"
+    condition = parse_condition(tree, given.value, where)
+    if any(name == SEED for name, _ in condition.terms):
+        raise ConfigError(where, why="a seed is not a configuration", hint="name the values of the other axes")
+    places = {name: place for place, name in enumerate(matrix.varying)}
+    common = matrix.common.texts if matrix.common else {}
+
+    def holds(run: Run) -> bool:
+        values = {name: run.texts[places[name]] if name in places else common.get(name) for name, _ in condition.terms}
+        return condition.holds(values)
+
+    found: list[Configuration] = []
+    for family in families:
+        named = [configuration for configuration, run in family.items() if holds(run)]
+        if len(named) > 1 or (not named and len(family) > 1):
+            what = f"names {len(named)} configurations" if named else "names no configuration"
+            raise ConfigError(
+                f"{where}: {what}",
+                why=f"{'these' if named else 'there are'}: {_listed(named or list(family))}",
+                hint="name exactly one: NAME=value of each axis that it needs, with spaces between them",
+            )
+        found += named
+    shared = dict(found[0]) if found else {}
+    for other in found[1:]:
+        shared = {name: value for name, value in shared.items() if dict(other).get(name) == value}
+    for family in families:
+        if len([one for one in family if shared.items() <= dict(one).items()]) > 1:
+            raise ConfigError(
+                f"{where}: it is another configuration for other data",
+                why=_listed(found),
+                hint="name the values of axes, which are the same for all data",
+            )
+    return shared
+
+
+def _listed(configurations: Sequence[Configuration]) -> str:
+    """Return configurations as text, by the axes in which they differ."""
+    differing = {item for one in configurations for item in one if not all(item in other for other in configurations)}
+    texts = [" ".join(f"{name}={value}" for name, value in one if (name, value) in differing) for one in configurations]
+    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return "; ".join([*(text or "the only one" for text in texts[:SHOWN]), *more])
+
+
+def rules_warnings(rules: VerdictRules, configurations: int) -> list[str]:
+    """Return warnings about rules that decide little. configurations: most with comparable losses."""
+    if not rules.seeds_auto or rules.baseline or configurations <= MOST_WITHOUT_BASELINE:
+        return []
+    pairs = configurations * (configurations - 1) // 2
+    return [
+        f"{configurations} configurations make {pairs} comparisons, too many for {len(rules.seeds)} seeds: "
+        f"name one that the others are compared with, such as {BASELINE}=OPTIMIZER=adamw"
+    ]

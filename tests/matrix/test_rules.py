@@ -1,0 +1,145 @@
+"""The rules of a verdict, from the configuration to matrix.json, and the seeds of MATRIX_SEEDS_AUTO."""
+
+from __future__ import annotations
+
+import pytest
+
+from factories import make_data
+from instant import instant_program
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty
+from programs import give_gpus
+from programs import run as program
+
+TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
+
+
+@pytest.fixture
+def kmatrix(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    config = f"O={tmp_path}"
+    assert program("defconfig-gpt2-cpu-quick", config).status == 0
+    return lambda *words: program(*words, config)
+
+
+def refused(result):
+    assert result.status == 2
+    assert "Traceback" not in result.err
+    return result.err
+
+
+def test_the_seeds_are_an_axis_from_the_seed_of_the_configuration(kmatrix):
+    result = kmatrix("test-matrix-dry-run", *TWO, "MATRIX_SEEDS_AUTO=y", "SEED=5", "MATRIX_SEEDS_MAX=4")
+    assert "2 configurations x 3 to 4 seeds: 6 to 8 runs" in result.out
+    assert [name for name in result.names if "adamw" in name] == [f"gpt2_adamw_seed{n}_1cpu" for n in (5, 6, 7, 8)]
+    # As a list of seeds would name them, so that runs are reused in both directions.
+    listed = kmatrix("test-matrix-dry-run", *TWO, "SEED=5,6,7,8")
+    assert (listed.names, listed.ids) == (result.names, result.ids)
+    assert "configurations x" not in listed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*TWO, "MATRIX_SEEDS_AUTO=y", "SEED=1,2"], "chooses the seeds, and there is a list of them"),
+        ([*TWO, "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MIN=5", "MATRIX_SEEDS_MAX=4"], "is more than MATRIX_SEEDS_MAX=4"),
+        ([*TWO, "MATRIX_SEEDS_MIN=5"], "depends on MATRIX_SEEDS_AUTO=n"),
+        ([*TWO, "MATRIX_SEEDS_AUTO=y", "SEED=2147483646"], "leaves no room for 10 seeds"),
+        (["OPTIMIZER=adamw", "NUM_GPUS=1", "MATRIX_SEEDS_AUTO=y"], "has nothing to compare"),
+        ([*TWO, "MATRIX_SEEDS_AUTO=y", "ENGINE=slurm"], "needs ENGINE=local"),
+        ([*TWO, "MATRIX_BASELINE=OPTIMIZER=sgd"], "there are: optimizer=adamw; optimizer=muon"),
+        (["OPTIMIZER=adamw,muon", "NUM_GPUS=1,2", "MATRIX_BASELINE=OPTIMIZER=adamw"], "names 2 configurations"),
+        ([*TWO, "MATRIX_BASELINE=SEED=1"], "a seed is not a configuration"),
+        ([*TWO, "MATRIX_BASELINE=OPTIMISER=adamw"], "unknown symbol OPTIMISER"),
+        ([*TWO, "MATRIX_CONFIDENCE=2"], "out of range"),
+    ],
+)
+def test_rules_that_cannot_hold_are_one_error(kmatrix, words, message):
+    assert message in refused(kmatrix("test-matrix-dry-run", *words))
+
+
+def test_the_lines_of_a_configuration_count_as_those_of_the_command_line(kmatrix, tmp_path):
+    config = tmp_path / ".config"
+    text = config.read_text().replace("# CONFIG_MATRIX_SEEDS_AUTO is not set", "CONFIG_MATRIX_SEEDS_AUTO=y")
+    config.write_text(text)
+    assert "2 configurations x 3 to 10 seeds" in kmatrix("test-matrix-dry-run", *TWO).out
+    config.write_text(text.replace('CONFIG_MATRIX_GPT2_SEED=""', 'CONFIG_MATRIX_GPT2_SEED="1 2"'))
+    assert "there is a list of them" in refused(kmatrix("test-matrix-dry-run", *TWO))
+    # A single run has no matrix: its rules do not matter.
+    assert kmatrix("test-matrix-dry-run", "OPTIMIZER=adamw", "NUM_GPUS=1", "MATRIX_SEEDS_AUTO=n", "SEED=1").status == 0
+
+
+def test_a_single_run_takes_no_adaptive_seeds(kmatrix):
+    assert "use make test-matrix" in refused(kmatrix("train", "MATRIX_SEEDS_AUTO=y"))
+
+
+def test_many_configurations_without_a_baseline_are_warned_about(kmatrix):
+    rates = f"LR={','.join(f'{n}e-3' for n in range(1, 10))}"
+    words = ("test-matrix-dry-run", "OPTIMIZER=adamw", "NUM_GPUS=1", rates)
+    warning = "9 configurations make 36 comparisons"
+    assert warning in kmatrix(*words, "MATRIX_SEEDS_AUTO=y").out
+    assert warning not in kmatrix(*words).out
+    assert warning not in kmatrix(*words, "MATRIX_SEEDS_AUTO=y", "MATRIX_BASELINE=LR=1e-3").out
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Make a matrix whose runs finish at once, and return the program and a reader of its rules."""
+    make_data(tmp_path / "data")
+    kmatrix = instant_program(tmp_path, monkeypatch)
+    settings = (
+        *("NUM_GPUS=1", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n", "MAX_ITERS=30", "EVAL_SAMPLES=10"),
+        *("DATASET=shards", f"DATA_PATH={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path / 'results'}"),
+    )
+
+    def make(*words):
+        kmatrix.check("test-matrix", *settings, *words)
+        *_, path = sorted((tmp_path / "results").glob("test_matrix_results_*"))
+        return path
+
+    return kmatrix, make
+
+
+def rules_of(path):
+    return read_matrix_file_or_empty(MatrixDir(path)).verdict
+
+
+def test_matrix_json_has_the_rules_with_the_baseline_as_axes_of_every_family(made):
+    _, make = made
+    path = make(
+        *("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32,64", "MATRIX_BASELINE=OPTIMIZER=muon NUM_GPUS=1"),
+        *("MATRIX_CONFIDENCE=0.9", "MATRIX_MIN_DIFFERENCE=0.01", "TARGET_LOSS=3.28"),
+    )
+    # The runs on both lengths are not comparable: the baseline is one configuration of each.
+    assert rules_of(path) == VerdictRules(
+        confidence=0.9, min_difference=0.01, target_loss=3.28, baseline={"optimizer": "muon", "gpus": "1"}
+    )
+
+
+def test_an_addition_keeps_the_rules(made):
+    kmatrix, make = made
+    path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "SEED=1,2", "MATRIX_BASELINE=OPTIMIZER=adamw")
+    former = rules_of(path)
+    kmatrix.check("add", "SEED=3", f"TARGET={path}")
+    assert rules_of(path) == former
+    for words in (["MATRIX_CONFIDENCE=0.9"], ["TARGET_LOSS=3"], ["MATRIX_BASELINE=OPTIMIZER=muon"]):
+        assert "compares its losses by other rules" in kmatrix.refused("add", "SEED=4", *words, f"TARGET={path}")
+    # On a new axis, the baseline stays the configuration that its runs are.
+    other = "MATRIX_BASELINE=OPTIMIZER=adamw GRAD_CLIP=0.5"
+    assert "names 2 configurations" in kmatrix.refused("add", "GRAD_CLIP=0.5", f"TARGET={path}")
+    assert "by other rules" in kmatrix.refused("add", "GRAD_CLIP=0.5", other, f"TARGET={path}")
+    assert rules_of(path) == former
+    kmatrix.check("add", "GRAD_CLIP=0.5", "MATRIX_BASELINE=OPTIMIZER=adamw GRAD_CLIP=1.0", f"TARGET={path}")
+    assert rules_of(path).baseline == {**former.baseline, "clip": "1.0"}
+
+
+def test_a_matrix_of_an_earlier_version_has_the_usual_rules_and_can_be_extended(made):
+    kmatrix, make = made
+    path = make("OPTIMIZER=adamw", "BLOCK_SIZE=32", "SEED=1,2")
+    record = read_json(path / "matrix.json")
+    del record["verdict"]
+    write_json(path / "matrix.json", record)
+    assert rules_of(path) == VerdictRules()
+    kmatrix.check("add", "SEED=3", f"TARGET={path}")
+    assert rules_of(path) == VerdictRules()
