@@ -57,6 +57,8 @@ class NoMoreSeeds(StrEnum):
     MAXIMUM = "maximum"  # it has all seeds
     FUTILE = "futile"  # the seeds that are left would decide it neither way
     DIVERGED = "diverged"  # the better one diverged more often, which seeds do not cure
+    NO_LOSS = "no loss"  # one of the two has no loss after its first seeds: all diverged, failed or were skipped
+    BEATEN = "beaten"  # one of the two is worse than a third one: it is out, whatever this pair would say
     BUDGET = "budget"  # of the matrix, which is spent
 
 
@@ -83,7 +85,8 @@ class PairVerdict:
     margin: float | None = None  # the smallest margin within which the two are equivalent
     more_seeds: int | None = None  # about so many would decide it; None: it is decided, or too many
     diverged: tuple[int, int] = (0, 0)  # diverged seeds of a and of b
-    no_more: NoMoreSeeds | None = None  # why an open pair gets no further seed; None: it gets one, or it is decided
+    # Why an open pair gets no further seed. None: it is decided, gets one, or the reference is not part of it.
+    no_more: NoMoreSeeds | None = None
     looks: tuple[int, ...] = ()  # numbers of seeds after which it was looked at
     reason: str = ""  # why there was no test: one sentence
 
