@@ -168,6 +168,8 @@ def test_an_open_comparison_says_what_could_be_found_and_what_would_decide_it():
         (NoMoreSeeds.FUTILE, "the seeds that are left would not decide it"),
         (NoMoreSeeds.BUDGET, "the budget is spent"),
         (NoMoreSeeds.DIVERGED, "diverged more often"),
+        (NoMoreSeeds.NO_LOSS, "has no loss in any of its seeds"),
+        (NoMoreSeeds.BEATEN, "is worse than a third configuration"),
     ],
 )
 def test_an_open_comparison_says_why_it_gets_no_more_seeds(why, words):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmatrix.verdict.adaptive import error_spent
-from kmatrix.verdict.sequential import boundary, calibration, crossing, level, weight
+from kmatrix.verdict.sequential import boundary, crossing, crossing_table, level, weight
 from kmatrix.verdict.student import critical, detectable_shift, lower_tail, power
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ def test_a_boundary_is_crossed_with_the_probability_of_the_vectors(vector):
 
 def test_a_sequential_p_is_that_of_the_vectors():
     for look in VECTORS["sequential"]["looks"]:
-        found = calibration(3, 10).p(look["min_p_over_w"])
+        found = crossing_table(3, 10).p(look["min_p_over_w"])
         assert found == pytest.approx(look["sequential_p_low"], rel=1e-12)
         assert weight(look["n"], 10) == pytest.approx(look["weight"], rel=1e-15)
 
@@ -55,13 +55,13 @@ def test_one_look_is_an_ordinary_t_test():
 
 def test_level_is_the_inverse_of_p():
     for p in (1e-12, 1e-6, 0.001, 0.025, 0.2, 0.45):
-        assert calibration(3, 6).p(level(p, 3, 6)) == pytest.approx(p, rel=1e-9)
-    assert calibration(3, 6).p(0.5) == 1.0
+        assert crossing_table(3, 6).p(level(p, 3, 6)) == pytest.approx(p, rel=1e-9)
+    assert crossing_table(3, 6).p(0.5) == 1.0
     assert level(0.9999, 3, 6) == 0.5
 
 
 def test_a_sequential_p_grows_with_the_evidence_against_it():
-    found = [calibration(3, 10).p(10 ** (-exponent / 10)) for exponent in range(400)]
+    found = [crossing_table(3, 10).p(10 ** (-exponent / 10)) for exponent in range(400)]
     assert all(0 < after < before for before, after in itertools.pairwise(found[4:]))
 
 

@@ -129,19 +129,20 @@ def method_text(pair: PairVerdict) -> str:
             return "no test"
 
 
+NO_MORE = {
+    NoMoreSeeds.FUTILE: "the seeds that are left would not decide it",
+    NoMoreSeeds.BUDGET: "the budget is spent",
+    NoMoreSeeds.DIVERGED: "the one with the lower loss diverged more often, which more seeds do not change",
+    NoMoreSeeds.NO_LOSS: "one of the two has no loss in any of its seeds",
+    NoMoreSeeds.BEATEN: "one of the two is worse than a third configuration",
+}
+
+
 def no_more_text(pair: PairVerdict) -> str:
     """Return why an open pair gets no further seed, "" if it gets one or is decided."""
-    match pair.no_more:
-        case NoMoreSeeds.MAXIMUM:
-            return f"all {plural(len(pair.seeds), 'seed')} ran"
-        case NoMoreSeeds.FUTILE:
-            return "the seeds that are left would not decide it"
-        case NoMoreSeeds.BUDGET:
-            return "the budget is spent"
-        case NoMoreSeeds.DIVERGED:
-            return "the one with the lower loss diverged more often, which more seeds do not change"
-        case None:
-            return ""
+    if pair.no_more is None:
+        return ""
+    return NO_MORE.get(pair.no_more) or f"all {plural(len(pair.seeds), 'seed')} ran"
 
 
 def outcome_word(outcome: PairOutcome, method: Method) -> str:
@@ -209,12 +210,12 @@ def corrected_p(pair: PairVerdict, family: FamilyVerdict) -> str:
     """Return `p = 0.003 (Holm, 6 comparisons)`."""
     if pair.p_holm is None:
         return "no test"
-    tests = comparisons_of(family)
-    return p_text(pair.p_holm, family.rules.alpha) + (f" (Holm, {tests} comparisons)" if tests > 1 else "")
+    family_size = len(family.pairs)  # known before the first run: a pair without a test counts, too
+    return p_text(pair.p_holm, family.rules.alpha) + (f" (Holm, {family_size} comparisons)" if family_size > 1 else "")
 
 
 def comparisons_of(family: FamilyVerdict) -> int:
-    """Return the number of comparisons that p values are corrected for."""
+    """Return the number of comparisons that could be tested."""
     return sum(pair.p_holm is not None for pair in family.pairs)
 
 

@@ -37,7 +37,7 @@ from kmatrix.verdict.pairs import (
     share_removed,
     sign_flip_p,
 )
-from kmatrix.verdict.sequential import boundary, calibration, crossing, level, weight
+from kmatrix.verdict.sequential import boundary, crossing, crossing_table, level, weight
 from kmatrix.verdict.student import critical, detectable_shift, lower_tail
 
 SHARED = 2  # most degrees of freedom that the variance of the family is worth
@@ -59,7 +59,7 @@ class Look:
 
 
 @dataclass(slots=True, kw_only=True)
-class Evidence:
+class PairEvidence:
     """The evidence of one pair at all looks so far."""
 
     seeds: tuple[int, ...]  # that count
@@ -90,7 +90,7 @@ class Decision:
     reference: str
     means: Mapping[str, float | None]
     diverged: Mapping[str, int]
-    evidence: Mapping[Pair, Evidence]
+    evidence: Mapping[Pair, PairEvidence]
     p_holm: Mapping[Pair, float]
     outcomes: Mapping[Pair, PairOutcome]
     no_more: Mapping[Pair, NoMoreSeeds | None]
@@ -210,14 +210,14 @@ def _leading(known: Mapping[int, float | None], seeds: Sequence[int]) -> list[fl
     return result
 
 
-def _evidence(a: Sequence[float | None], b: Sequence[float | None], rules: Rules) -> Evidence:
+def _evidence(a: Sequence[float | None], b: Sequence[float | None], rules: Rules) -> PairEvidence:
     """Return the differences of a pair, seed by seed, without a look."""
     both = [
         (seed, x, y)
         for seed, x, y in zip(rules.seeds, a, b, strict=False)
         if x is not None and y is not None and is_finite(x) and is_finite(y)
     ]
-    found = Evidence(
+    found = PairEvidence(
         seeds=tuple(seed for seed, _, _ in both),
         a=[x for _, x, _ in both],
         b=[y for _, _, y in both],
@@ -249,7 +249,7 @@ def _variances(differences: Sequence[float], largest: float, resolution: float) 
     return result
 
 
-def _look(family: Sequence[Evidence], rules: Rules, configurations: int) -> None:
+def _look(family: Sequence[PairEvidence], rules: Rules, configurations: int) -> None:
     """Fill in the looks of each pair and its sequential p values."""
     first, most = max(rules.seeds_min, FEWEST_LOOK), len(rules.seeds)
     longest = max((len(found.seeds) for found in family), default=0)
@@ -257,7 +257,7 @@ def _look(family: Sequence[Evidence], rules: Rules, configurations: int) -> None
         return
     worth = max(0, min(SHARED, configurations - 2))
     shared = {n: _shared_variance(n, family) for n in range(first, longest + 1)} if worth else {}
-    plan = calibration(first, most)
+    plan = crossing_table(first, most)
     margin = rules.min_difference
     for found in family:
         smallest = [math.inf] * 4
@@ -282,7 +282,7 @@ def _look(family: Sequence[Evidence], rules: Rules, configurations: int) -> None
                 found.equal = plan.p(max(smallest[2], smallest[3]))
 
 
-def _shared_variance(n: int, family: Sequence[Evidence]) -> float:
+def _shared_variance(n: int, family: Sequence[PairEvidence]) -> float:
     """Return the mean variance of a difference over the family, each pair with its first n seeds or all it has.
 
     Pairs that are decided stay in: what is still open has, by selection, a small variance.
@@ -378,7 +378,7 @@ def _with_evidence(result: PairVerdict, decision: Decision, key: Pair, asked: fl
     )
 
 
-def _why_no_look(found: Evidence, rules: Rules) -> str:
+def _why_no_look(found: PairEvidence, rules: Rules) -> str:
     """Return one sentence on why a pair was not tested."""
     seeds, first = len(found.seeds), max(rules.seeds_min, FEWEST_LOOK)
     if not seeds:

@@ -62,7 +62,7 @@ def crossing(limits: Sequence[float], first: int) -> list[float]:
     return found
 
 
-class Calibration:
+class CrossingTable:
     """G of one plan of looks, as a table of log(G(a) / a) over log a, interpolated by cubic polynomials."""
 
     __slots__ = ("_coefficients", "_knots")
@@ -108,15 +108,15 @@ class Calibration:
 
 
 @lru_cache(maxsize=64)
-def calibration(first: int, most: int) -> Calibration:
+def crossing_table(first: int, most: int) -> CrossingTable:
     """Return G for looks after `first` to `most` seeds. The first call for a plan takes about 0.1 s per look."""
-    return Calibration(first, most)
+    return CrossingTable(first, most)
 
 
 @lru_cache(maxsize=65536)
 def level(p: float, first: int, most: int) -> float:
     """Return the one-sided level of a look with weight 1, if the probability to cross the boundary ever is p."""
-    return calibration(first, most).level(p)
+    return crossing_table(first, most).level(p)
 
 
 def _panels(top: float, n: int) -> list[tuple[float, float]]:
