@@ -52,7 +52,6 @@ DIFFERENCES = (
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
 SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
 SHORT_HASH = 8  # characters of a hash in texts
-DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol
 TUNED = ("learning_rate", "weight_decay", "beta1", "beta2")  # settings that papers tune per optimizer
 
 
@@ -446,9 +445,9 @@ def _setting(name: str, group: Sequence[RunNumbers]) -> OptimizerSetting:
 
 def _origin(name: str, values: Sequence[Scalar], group: Sequence[RunNumbers]) -> SettingOrigin | None:
     """Return how a setting got its values; None if the runs do not record it."""
-    recorded = [run.explicit for run in group if run.explicit is not None and name in run.settings]
+    recorded = [known for run in group if name in run.settings and (known := run.is_explicit(name)) is not None]
     if not recorded:
         return None
-    if not any(name in names or DERIVED_FROM.get(name) in names for names in recorded):
+    if not any(recorded):
         return SettingOrigin.DEFAULT
     return SettingOrigin.SWEPT if len(values) > 1 else SettingOrigin.EXPLICIT

@@ -20,6 +20,7 @@ from kmatrix.verdict.family import FamilyVerdict, Replay, Rules
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
+DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol
 LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
 NO_VERDICT = FamilyVerdict(rules=Rules(seeds=()), reference="", means={}, pairs=())
 
@@ -137,6 +138,12 @@ class RunNumbers:
     @property
     def best_bits_per_byte(self) -> float | None:
         return bits_per_byte(self.best_val_loss, self.bytes_per_token)
+
+    def is_explicit(self, setting: str) -> bool | None:
+        """Return whether the user set this value; None if the run does not record it."""
+        if self.explicit is None:
+            return None
+        return setting in self.explicit or DERIVED_FROM.get(setting) in self.explicit
 
     @property
     def counts(self) -> bool:
