@@ -1,20 +1,342 @@
-"""The section of the page on: ranking."""
+"""The section of the page with the rankings: each configuration with its seeds, its mean and its difference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmatrix.report.numbers import MatrixNumbers
+from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking
+from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
 from kmatrix.report.page.parts.groups import PageGroup
+from kmatrix.report.page.parts.text import fixed
+from kmatrix.report.pair_text import comparisons_of, digits_for, no_more_text, other_side, outcome_word, p_text
+from kmatrix.report.verdict_text import unit_of, verdict_texts
+from kmatrix.stats import Interval
+from kmatrix.text import plural
+from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict
+
+ROWS_SHOWN = 15  # of a ranking, before "show all"
+MOST_IN_GRID = 30  # configurations in the grid of all pairs
+MOST_PAIRS = 120  # rows of the list of all pairs
+MOST_DIGITS = 7  # decimals of a loss: more of them are noise of the arithmetic
+TICKS = 3  # of a strip
+# How the loss of the row compares with that of the column.
+SIGNS = {PairOutcome.BETTER: "<", PairOutcome.WORSE: ">", PairOutcome.EQUIVALENT: "≈", PairOutcome.OPEN: "?"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """Marks in percent of the width of a strip."""
+
+    seeds: tuple[float, ...]  # one per seed; none of those beyond the strip
+    mean: float | None
+    interval: Span | None
+    is_off: bool = False  # the mean lies beyond the strip: an arrow stands for all marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """A configuration compared with the reference of its ranking. Losses in the unit of the ranking."""
+
+    difference: float | None  # this one - the reference: above 0 it is worse
+    half: float | None  # half the width of the interval of the difference
+    outcome: PairOutcome  # about this configuration
+    word: str
+    p: str  # "" without a test
+    details: tuple[str, ...]  # what else is known: margin, detectable difference, further seeds
+    strip: Strip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """A configuration in a ranking."""
+
+    group: PageGroup
+    rank: int | None  # None: all of its runs diverged
+    seeds: int  # that count
+    diverged: int
+    ended: int  # runs that ended with a loss or diverged
+    mean: float | None
+    half: float | None  # half the width of the interval of the mean; None for one seed
+    deviation: float | None
+    strip: Strip
+    against: Against | None  # None: it is the reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRow:
+    """A comparison of two configurations."""
+
+    a: str
+    b: str
+    sentence: str  # the outcome
+    difference: float | None  # a - b
+    interval: Interval | None
+    p: str
+    seeds: int
+    details: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridCell:
+    """The outcome of the row's configuration, compared with that of the column."""
+
+    sign: str  # "" on the diagonal, and for a pair that is not compared
+    word: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsTable:
+    """All comparisons of a family."""
+
+    names: tuple[str, ...]
+    grid: tuple[tuple[GridCell, ...], ...]  # a row per name; empty if there are too many
+    rows: tuple[PairRow, ...]
+    hidden: int  # comparisons that the list leaves out
+    count: int
+    decided: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingTable:
+    """One ranking."""
+
+    about: str  # what tells it from the others of the matrix; "" if it is the only one
+    measure: str
+    unit: str
+    level: float  # of all intervals
+    digits: int  # decimals of its losses
+    reference: str  # "leader" or "baseline"
+    tests: int  # that p values are corrected for
+    is_paired: bool
+    is_sequential: bool
+    rows: tuple[RankRow, ...]
+    loss_ticks: tuple[Tick, ...]
+    gap_ticks: tuple[Tick, ...]
+    zero: float  # place of a difference of 0
+    off: int  # configurations beyond the axis
+    notes: tuple[str, ...]
+    pairs: PairsTable | None  # None: the rows above have all comparisons
+
+    @property
+    def has_open(self) -> bool:
+        return any(row.against is not None and row.against.outcome is PairOutcome.OPEN for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingSection:
-    """What the section shows."""
+    """All rankings of a matrix."""
+
+    tables: tuple[RankingTable, ...]
+    rows_shown: int = ROWS_SHOWN
 
 
 def ranking(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RankingSection | None:
-    """Return the section, or None if there is nothing to show."""
-    del numbers, groups
-    return None
+    """Return the section, or None if there is nothing to rank."""
+    pages = {group.numbers.name: group for group in groups}
+    if not numbers.rankings:
+        return None
+    texts = verdict_texts(numbers)
+    tables = [_table(one, text.about, pages) for one, text in zip(numbers.rankings, texts, strict=True)]
+    return RankingSection(tables=tuple(tables))
+
+
+def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingTable:
+    family = one.verdict
+    against = {pair.b: pair for pair in family.against_reference}
+    limit = far_off([group.mean or 0.0 for group in one.groups], list(_half_widths(one.groups)))
+    near = [group for group in one.groups if group.mean is not None and group.mean <= limit]
+    losses = Scale(*padded(_loss_marks(near)))
+    gaps = Scale(*padded(_gap_marks([against[group.name] for group in near if group.name in against]), zero=True))
+    reference = next((group for group in one.groups if group.name == family.reference), one.groups[0])
+    digits = min(MOST_DIGITS, max(digits_for(group.interval) for group in one.groups))
+    rows = [
+        RankRow(
+            group=pages[group.name],
+            rank=rank,
+            seeds=len(group.losses),
+            diverged=len(group.diverged),
+            ended=one.ended_runs[group.name],
+            mean=group.mean,
+            half=_half(group.interval),
+            deviation=group.deviation,
+            strip=_loss_strip(group, losses, is_off=group not in near),
+            against=_against(against[group.name], family, reference, group, gaps, is_off=group not in near)
+            if group.name in against
+            else None,
+        )
+        for rank, group in enumerate(one.groups, 1)
+    ]
+    rows += [_diverged_row(pages[group.name], one, against.get(group.name)) for group in one.diverged_only]
+    return RankingTable(
+        about=about,
+        measure="bits per byte" if one.metric == BITS else "final validation loss",
+        unit=unit_of(one),
+        level=family.rules.confidence,
+        digits=digits,
+        reference="leader" if family.rules.baseline is None else "baseline",
+        tests=comparisons_of(family),
+        is_paired=any(pair.method in (Method.PAIRED, Method.SEQUENTIAL) for pair in family.pairs),
+        is_sequential=any(pair.method is Method.SEQUENTIAL for pair in family.pairs),
+        rows=tuple(rows),
+        loss_ticks=losses.ticks(TICKS),
+        gap_ticks=gaps.ticks(TICKS),
+        zero=gaps.at(0.0),
+        off=len(one.groups) - len(near),
+        notes=one.notes,
+        pairs=_pairs(family, [row.group for row in rows]) if len(family.pairs) > len(against) else None,
+    )
+
+
+def _half(interval: Interval | None) -> float | None:
+    return None if interval is None else (interval.high - interval.low) / 2
+
+
+def _half_widths(groups: Sequence[GroupNumbers]) -> Iterator[float]:
+    for group in groups:
+        if (half := _half(group.interval)) is not None:
+            yield half
+
+
+def _loss_marks(groups: Sequence[GroupNumbers]) -> Iterator[float]:
+    """Yield the losses that a strip must hold. An interval of two seeds may be enormous: it is cut at the edge."""
+    for group in groups:
+        yield from group.losses.values()
+        if group.interval is not None and len(group.losses) > 2:
+            yield from (group.interval.low, group.interval.high)
+
+
+def _gap_marks(pairs: Sequence[PairVerdict]) -> Iterator[float]:
+    for pair in pairs:
+        yield -(pair.difference or 0.0)
+        if pair.interval is not None and len(pair.seeds) != 2:
+            yield from (-pair.interval.low, -pair.interval.high)
+
+
+def _loss_strip(group: GroupNumbers, scale: Scale, *, is_off: bool) -> Strip:
+    interval = group.interval
+    return Strip(
+        seeds=tuple(scale.at(loss) for loss in group.losses.values() if not scale.beyond(loss)),
+        mean=None if group.mean is None else scale.at(group.mean),
+        interval=None if interval is None else scale.span(interval.low, interval.high),
+        is_off=is_off,
+    )
+
+
+def _against(
+    pair: PairVerdict,
+    family: FamilyVerdict,
+    reference: GroupNumbers,
+    group: GroupNumbers,
+    scale: Scale,
+    *,
+    is_off: bool,
+) -> Against:
+    interval, difference = pair.interval, None if pair.difference is None else -pair.difference
+    mine, theirs = group.losses, reference.losses
+    paired = pair.method in (Method.PAIRED, Method.SEQUENTIAL)
+    gaps = [mine[seed] - theirs[seed] for seed in pair.seeds if seed in mine and seed in theirs] if paired else []
+    strip = Strip(
+        seeds=tuple(scale.at(gap) for gap in gaps if not scale.beyond(gap)),
+        mean=None if difference is None else scale.at(difference),
+        interval=None if interval is None else scale.span(-interval.high, -interval.low),
+        is_off=is_off,
+    )
+    outcome = other_side(pair.outcome)
+    return Against(
+        difference=difference,
+        half=_half(interval),
+        outcome=outcome,
+        word=outcome_word(outcome, pair.method),
+        p=_p(pair, family),
+        details=tuple(_details(pair, family)),
+        strip=strip,
+    )
+
+
+def _p(pair: PairVerdict, family: FamilyVerdict) -> str:
+    return "" if pair.p_holm is None else p_text(pair.p_holm, family.rules.alpha)
+
+
+def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
+    """Yield what is known about a pair besides its difference and p."""
+    if pair.method is Method.NONE or pair.p_holm is None:
+        if pair.reason:
+            yield pair.reason
+        return
+    digits = digits_for(pair.interval)
+    if pair.outcome is PairOutcome.EQUIVALENT and family.rules.min_difference is not None:
+        yield f"within {family.rules.min_difference:g}"
+    if pair.outcome is PairOutcome.OPEN:
+        if why := no_more_text(pair):
+            yield why
+        if pair.margin is not None:
+            yield f"equal within {fixed(pair.margin, digits)}"
+        if pair.detectable is not None:
+            yield f"detectable {fixed(pair.detectable, digits)}"
+        if pair.more_seeds is not None and pair.no_more in (None, NoMoreSeeds.BUDGET, NoMoreSeeds.MAXIMUM):
+            yield f"about {plural(pair.more_seeds, 'more seed')}"
+
+
+def _diverged_row(group: PageGroup, one: Ranking, pair: PairVerdict | None) -> RankRow:
+    """Return the row of a configuration of which every run diverged."""
+    nothing = Strip(seeds=(), mean=None, interval=None)
+    outcome = PairOutcome.OPEN if pair is None else other_side(pair.outcome)
+    return RankRow(
+        group=group,
+        rank=None,
+        seeds=0,
+        diverged=len(group.numbers.diverged),
+        ended=one.ended_runs[group.numbers.name],
+        mean=None,
+        half=None,
+        deviation=None,
+        strip=nothing,
+        against=Against(
+            difference=None,
+            half=None,
+            outcome=outcome,
+            word="no loss",
+            p="",
+            details=("every run diverged",),
+            strip=nothing,
+        ),
+    )
+
+
+def _pairs(family: FamilyVerdict, groups: Sequence[PageGroup]) -> PairsTable:
+    names = {group.numbers.name: group.short for group in groups}
+    found: dict[tuple[str, str], PairVerdict] = {(pair.a, pair.b): pair for pair in family.pairs}
+    grid = [[_grid_cell(found, a, b) for b in names] for a in names] if len(names) <= MOST_IN_GRID else []
+    rows = [
+        PairRow(
+            a=names.get(pair.a, pair.a),
+            b=names.get(pair.b, pair.b),
+            sentence=outcome_word(pair.outcome, pair.method),
+            difference=pair.difference,
+            interval=pair.interval,
+            p=_p(pair, family),
+            seeds=len(pair.seeds),
+            details=tuple(_details(pair, family)),
+        )
+        for pair in family.pairs
+        if pair.a != family.reference
+    ]
+    return PairsTable(
+        names=tuple(names.values()),
+        grid=tuple(map(tuple, grid)),
+        rows=tuple(rows[:MOST_PAIRS]),
+        hidden=len(rows[MOST_PAIRS:]),
+        count=len(family.pairs),
+        decided=sum(pair.outcome is not PairOutcome.OPEN for pair in family.pairs),
+    )
+
+
+def _grid_cell(pairs: Mapping[tuple[str, str], PairVerdict], a: str, b: str) -> GridCell:
+    if (pair := pairs.get((a, b))) is not None:
+        outcome = pair.outcome
+    elif (pair := pairs.get((b, a))) is not None:
+        outcome = other_side(pair.outcome)
+    else:
+        return GridCell(sign="", word="")
+    return GridCell(sign=SIGNS[outcome], word=outcome_word(outcome, pair.method))
