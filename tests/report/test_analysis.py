@@ -36,7 +36,7 @@ def test_a_finished_run_gives_the_numbers_of_its_result(tmp_path):
     assert run.tokens == 100 * 2 * 8 * 128
     assert run.tokens_per_second == 4000.0
     assert run.evidence == "gpt2_muon_2cpu/result.json"
-    assert (run.val[0].step, run.val[-1].step, len(run.train)) == (0, 100, 20)
+    assert (run.val[0].step, run.val[-1].step, len(run.curves.train)) == (0, 100, 20)
 
 
 def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kmatrix.curves.values import CurvePoint
 from kmatrix.report.analysis import analyse
 from kmatrix.report.figure import COLOURS, group_styles, mixed
 from kmatrix.report.graphs import (
@@ -22,7 +23,6 @@ from kmatrix.report.graphs import (
     throughput,
     top_of_view,
 )
-from kmatrix.report.numbers import CurvePoint
 from kmatrix.report.write import draw_graphs
 from kmatrix.text import shortened
 from records_factory import FakeRun, make_matrix, runs_with_seeds

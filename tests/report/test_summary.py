@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kmatrix.cli.results import report
+from kmatrix.curves.metrics import MetricColumns, read_metrics
 from kmatrix.errors import RecordError
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import MetricLine, merged_metrics
 from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_summary
 from kmatrix.text import WIDTH
@@ -165,15 +165,16 @@ def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
 
 
 def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, capsys):
-    """Summary, results and graphs share one analysis."""
+    """Summary, results and graphs share one analysis, and the next report needs only the curves that it wrote."""
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     read: list[Path] = []
 
-    def counted_reads(path: Path) -> list[MetricLine]:
+    def counted_reads(path: Path, size: int) -> MetricColumns:
         read.append(path)
-        return merged_metrics(path)
+        return read_metrics(path, size)
 
-    monkeypatch.setattr("kmatrix.report.read_run.merged_metrics", counted_reads)
+    monkeypatch.setattr("kmatrix.curves.make.read_metrics", counted_reads)
+    report(matrix, draw=True)
     report(matrix, draw=True)
 
     assert read == [run.metrics for run in matrix.runs()]

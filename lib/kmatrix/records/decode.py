@@ -22,7 +22,7 @@ from kmatrix.errors import RecordError, SchemaError, note_damage, note_lines
 from kmatrix.own_file import may_exist, open_to_read, read_file
 
 SCHEMA = 1  # of the files that this version writes
-field, replaced = msgspec.field, msgspec.structs.replace
+field, replaced, as_tuple = msgspec.field, msgspec.structs.replace, msgspec.structs.astuple
 
 EXACT = 2**53  # integers up to here are exact in every JSON reader
 Int = Annotated[int, Meta(ge=-EXACT, le=EXACT)]
@@ -43,6 +43,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 R = TypeVar("R")
+BLOCK_BYTES = 1 << 20  # of a log that is read in blocks
+MOST_LINE_BYTES = 1 << 24  # of a line in it
 MOST_UNPACKED = 1 << 34  # bytes of a gzip file: a small hostile one could unpack for hours
 SCHEMA_FIRST = re.compile(rb'\{\s*"schema": ?%d,' % SCHEMA)  # the beginning of a file of this version
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders raise
@@ -138,12 +140,44 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
         note_damage(path, error.strerror or str(error))
         return []
     data = data[: data.rfind(b"\n") + 1]
+    found, damaged = _decoded_lines(data, kind)
+    if damaged:
+        note_lines(path, damaged, len(found) + damaged)
+    return found
+
+
+def decode_blocks(path: Path, kind: type[R], size: int) -> Iterator[tuple[list[R], int]]:
+    """Yield the complete lines in the first `size` bytes of a log as records, with the number of damaged ones.
+
+    In blocks of a fixed size: a log may have any. Raises OSError if the file is missing or cannot be read.
+    """
+    with open_to_read(path) as file:
+        rest, is_long = b"", False  # the beginning of the next line; whether what precedes it was dropped
+        while data := file.read(min(BLOCK_BYTES, size)):
+            size -= len(data)
+            data = rest + data
+            end = data.rfind(b"\n") + 1
+            data, rest = data[:end], data[end:]
+            if is_long and data:  # the end of a line that is too long: one damaged line
+                data = data[data.index(b"\n") + 1 :]
+                is_long = False
+                yield [], 1
+            if len(rest) > MOST_LINE_BYTES or (is_long and not data):
+                rest, is_long = b"", True
+            if data:
+                yield _decoded_lines(data, kind)
+
+
+def _decoded_lines(data: bytes, kind: type[R]) -> tuple[list[R], int]:
+    """Return the lines of a text as records, and the number of damaged ones."""
     try:
         # All lines in one call, which is several times faster than one by one.
         found: list[R] = _decoder(kind).decode_lines(data)
     except DAMAGE:
-        found = list(_sound_lines(path, data, kind))
-    return found
+        lines = [line for line in data.split(b"\n") if line.strip()]
+        found = [value for line in lines if (value := decode_line(line, kind)) is not None]
+        return found, len(lines) - len(found)
+    return found, 0
 
 
 def decode_gzip_lines(path: Path, kind: type[R], most_bytes: int) -> Iterator[R]:
@@ -181,6 +215,11 @@ def as_json(value: object) -> Any:
     return msgspec.to_builtins(value)
 
 
+def compact(value: object) -> bytes:
+    """Return a record as JSON text on one line."""
+    return msgspec.json.encode(value) + b"\n"
+
+
 def indented_text(value: object) -> str:
     """Return a JSON value as `json.dumps(value, indent=2)` does, several times faster: that encodes in Python."""
     text = json.dumps(value)
@@ -198,19 +237,6 @@ def indented(value: object) -> bytes:
         text = json.dumps(as_json(value), ensure_ascii=False).encode("utf-8", "replace")
         data = msgspec.json.encode(json.loads(text, parse_constant=lambda _: None))
     return msgspec.json.format(data, indent=2) + b"\n"
-
-
-def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
-    lines = [line for line in data.split(b"\n") if line.strip()]
-    skipped = 0
-    for line in lines:
-        value = decode_line(line, kind)
-        if value is None:
-            skipped += 1
-        else:
-            yield value
-    if skipped:
-        note_lines(path, skipped, len(lines))
 
 
 def _decoded(data: bytes | str, kind: type[R]) -> R:

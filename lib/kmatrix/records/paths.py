@@ -67,6 +67,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def curves(self) -> Path:
+        """Return the file of the thinned curves: kmatrix.curves.file."""
+        return self.path / "curves.json"
+
+    @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 

@@ -376,16 +376,6 @@ def read_result(run_dir: RunDir) -> RunResult | None:
     return decode_optional(run_dir.result, RunResult)
 
 
-def attempt_starts(path: Path) -> dict[int, int]:
-    """Return attempt -> step of its first line in metrics.jsonl: 0 if it started from scratch."""
-    starts: dict[int, int] = {}
-    for values in decode_lines(path, MetricValues):
-        line = metric_line_of(values)
-        if line is not None:
-            starts.setdefault(line.attempt, line.step)
-    return starts
-
-
 def merged_metrics(path: Path) -> list[MetricLine]:
     """Return one line per step, merged from its lines in the file; the last attempt at a step counts.
 

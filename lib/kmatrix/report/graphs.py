@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kmatrix.curves.values import CurvePoint
 from kmatrix.records.runs import Status
 from kmatrix.report.figure import (
     ALARM,
@@ -31,7 +32,7 @@ from kmatrix.report.figure import (
     time_unit,
     truncation_note,
 )
-from kmatrix.report.numbers import CurvePoint, GroupNumbers, MatrixNumbers, RunNumbers
+from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, RunNumbers
 from kmatrix.report.summary import utilization
 from kmatrix.stats import mean
 from kmatrix.text import count, shortened, shortened_names
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 
 MAX_LABEL = 48  # characters of a name in a legend
-MAX_TRAIN_POINTS = 500  # of a training loss curve
 INITIAL_DROP = 0.08  # share of the x axis in which the loss drops steeply, from about ln(vocabulary size)
 MAX_RISE = 1.1  # a diverging loss is drawn up to this multiple of the highest initial loss
 PointToX = Callable[[CurvePoint], float | None]
@@ -90,7 +90,7 @@ def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
 
 def loss_graphs(numbers: MatrixNumbers) -> tuple[LossGraph, ...]:
     """Return the graphs of the loss over steps, tokens and time. The unit of time fits the longest run."""
-    longest = max((p.seconds for run in numbers.runs for p in (*run.val, *run.train) if p.seconds), default=0.0)
+    longest = max((run.curves.seconds.value[-1] for run in numbers.runs if run.curves.seconds), default=0.0)
     unit, size = time_unit(longest)
     return (
         LossGraph("loss_vs_steps.png", "Loss over steps", "steps (optimizer updates)", lambda p: p.step),
@@ -115,7 +115,7 @@ def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
     drawn = [curve for group in groups for curve in _draw_group(axes[0], group, graph.to_x, styles[group.name])]
     if not drawn:
         return "the seeds of a configuration have no validation step in common"
-    _limit_axes(axes[0], drawn, [point.loss for group in groups for run in group.runs for point in run.train])
+    _limit_axes(axes[0], drawn, [loss for group in groups for run in group.runs for loss in run.curves.train.minimum])
     axes[0].set_ylabel("loss (nats/token)")
     axes[0].ticklabel_format(axis="y", style="plain", useOffset=False)
     if len(finished) > 1:
@@ -250,9 +250,7 @@ def _draw_group(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[st
     """Draw the finished seeds of a group as one curve, and every other run as its own; return the curves."""
     colour, line = style
     for run in group.runs:
-        # More points than pixels only make the line thicker and the drawing slower.
-        stride = -(-len(run.train) // MAX_TRAIN_POINTS) or 1
-        faint = _curve(run.train[::stride], to_x)
+        faint = _curve(run.curves.training_points(), to_x)
         axes.plot(faint.x, faint.y, color=colour, alpha=0.22, linewidth=0.9, zorder=2)
     drawn = [_draw_mean(axes, group, to_x, style)]
     for run in group.runs:

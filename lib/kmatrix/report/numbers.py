@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from kmatrix.curves.values import Evaluations, RunCurves
 from kmatrix.records.decode import Scalar
 from kmatrix.records.jobs.usage import MatrixUsage
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
@@ -31,16 +32,6 @@ def perplexity(loss: float | None) -> float | None:
         return None if loss is None else math.exp(loss)
     except OverflowError:
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """One measured loss."""
-
-    step: int
-    tokens: float | None  # tokens trained on so far
-    seconds: float | None  # since the start of the run
-    loss: float  # nats/token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +114,12 @@ class RunNumbers:
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)  # tracker -> URL or directory of the run there
-    val: tuple[CurvePoint, ...] = field(default=(), repr=False)
-    train: tuple[CurvePoint, ...] = field(default=(), repr=False)
+    curves: RunCurves = field(default_factory=RunCurves, repr=False)
+
+    @property
+    def val(self) -> Evaluations:
+        """The validation losses: all of up to MOST_EVALUATIONS."""
+        return self.curves.val
 
     @property
     def perplexity(self) -> float | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+from kmatrix.curves.make import read_curves
+from kmatrix.curves.values import RunCurves
 from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
@@ -15,21 +16,16 @@ from kmatrix.records.jobs.paths import nodes_of
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
     AxisEntry,
-    MetricLine,
     RunFile,
-    RunRecord,
     RunResult,
     Status,
-    attempt_starts,
-    merged_metrics,
-    read_result,
     read_run_file_or_empty,
     read_train_values_or_empty,
     read_used_file_or_empty,
 )
 from kmatrix.records.states import RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track
-from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RankDevice, RunNumbers
+from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, RankDevice, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.cost import spent_of
 from kmatrix.status.state import RunState
@@ -72,17 +68,20 @@ def read_numbers(
 
     planned: its entry in matrix.json, used until the run has a run.json.  has_runner: as of `recover_status`.
     """
-    record, state = _record(run_dir, planned, has_runner=has_runner)
+    # A report may be made while the matrix runs.
+    state = recover_status(run_dir, has_runner=has_runner)
+    run = read_run_file_or_empty(run_dir)
+    run = planned if run == RunFile() else run  # missing or damaged
+    curves = _curves(run_dir, state)
     # A planned run has no attempt: its files are those of a result that is being archived.
     status = None if state.status is Status.PLANNED else read_run_status(run_dir)
     status = status or RunStatusFile()
-    run, train, axes = record.run, record.run.train, all_axes(record.run, axes_of_matrix)
+    train, axes = run.train, all_axes(run, axes_of_matrix)
     configuration = read_train_values_or_empty(run_dir)
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
     result = current_result(run_dir, state)
-    val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
-    known = (result or RunResult()).or_else(_measured(record.metrics, val, curve))
+    known = (result or RunResult()).or_else(curves.measured)
     spent = spent_of(state, train, time.time())
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     return RunNumbers(
@@ -114,7 +113,7 @@ def read_numbers(
         warmup_share=_share(train.warmup_steps, train.max_iters),
         initial_val_loss=known.initial_val_loss,
         final_val_loss=final.final_val_loss if final else None,
-        last_val_step=val[-1].step if val else None,
+        last_val_step=curves.val.step[-1] if curves.val else None,
         best_val_loss=known.best_val_loss,
         best_val_step=known.best_val_step,
         bytes_per_token=known.bytes_per_token,
@@ -133,7 +132,7 @@ def read_numbers(
         params=known.params,
         ended=known.ended,
         ended_by=known.ended_by or None,
-        evidence=_evidence(record, result),
+        evidence=_evidence(run_dir, result, curves),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
         log_tail=_log_tail(run_dir, status.log_tail) if state.status is Status.FAILED else (),
         adjusted=_adjusted(run_dir),
@@ -144,12 +143,11 @@ def read_numbers(
         configuration=configuration,
         explicit=_explicit(run),
         attempts=status.attempts or (),
-        starts=attempt_starts(run_dir.metrics) if len(status.attempts or ()) > 1 else {},
+        starts=curves.first_steps if len(status.attempts or ()) > 1 else {},
         reused_from=run.reused_from or "",
         alerts=alerts_of(status.alerts),
         links={sent.tracker: sent.link for sent in read_track(run_dir) if sent.link},
-        val=val,
-        train=curve,
+        curves=curves,
     )
 
 
@@ -210,84 +208,17 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def _record(run_dir: RunDir, planned: RunFile, *, has_runner: bool) -> tuple[RunRecord, RunState]:
-    """Return record and state of a run. If run.json is missing or damaged, its entry in matrix.json is used."""
-    # A report may be made while the matrix runs.
-    state = recover_status(run_dir, has_runner=has_runner)
-    run = read_run_file_or_empty(run_dir)
-    metrics = () if state.status is Status.PLANNED else tuple(merged_metrics(run_dir.metrics))
-    record = RunRecord(
-        dir=run_dir, run=planned if run == RunFile() else run, result=read_result(run_dir), metrics=metrics
-    )
-    return record, state
+def _curves(run_dir: RunDir, state: RunState) -> RunCurves:
+    """Return the curves of a run. curves.json is written if it is outdated and the run has ended."""
+    if state.status is Status.PLANNED:
+        return RunCurves()
+    return read_curves(run_dir, state.number or None, keep=state.status is not Status.RUNNING)
 
 
-def _evidence(record: RunRecord, result: RunResult | None) -> str:
+def _evidence(run_dir: RunDir, result: RunResult | None, curves: RunCurves) -> str:
     if result is not None:
-        return f"{record.dir.name}/{record.dir.result.name}"
-    return f"{record.dir.name}/{record.dir.metrics.name}" if record.metrics else ""
-
-
-def _measured(lines: Sequence[MetricLine], val: Sequence[CurvePoint], train: Sequence[CurvePoint]) -> RunResult:
-    """Return the numbers in metrics.jsonl, which are used until the run has a result."""
-    if not lines:
-        return RunResult()
-    best = min(val, key=lambda point: point.loss, default=None)
-    points = sorted((*val, *train), key=lambda point: point.step)
-    return RunResult(
-        attempt=_int(lines[-1].values.get("attempt")),
-        step=lines[-1].step,
-        tokens=_int(lines[-1].values.get("tokens")),
-        seconds=points[-1].seconds if points else None,
-        initial_val_loss=val[0].loss if val and val[0].step == 0 else None,
-        final_val_loss=val[-1].loss if val else None,
-        best_val_loss=best.loss if best else None,
-        best_val_step=best.step if best else None,
-        bytes_per_token=_bytes_per_token(lines),
-        hellaswag_accuracy=_newest(lines, "hellaswag/accuracy"),
-        hellaswag_accuracy_norm=_newest(lines, "hellaswag/accuracy_norm"),
-        final_train_loss=train[-1].loss if train else None,
-        sparsity=_newest(lines, "sparsity"),
-        tokens_per_second=_median(lines, "throughput/tokens_per_s"),
-        mfu=_median(lines, "throughput/mfu"),
-        step_ms=_median(lines, "throughput/step_ms"),
-    )
-
-
-def _points(lines: Sequence[MetricLine], key: str) -> tuple[CurvePoint, ...]:
-    """Return the finite losses of a metric. Time accumulates over attempts, each of which starts its clock at 0."""
-    points = []
-    offset = last = 0.0
-    for line in lines:
-        elapsed = line.values.get("elapsed_s")
-        if elapsed is not None:
-            # The clock went back: a later attempt began.
-            offset += last if elapsed < last else 0.0
-            last = elapsed
-        loss = line.values.get(key)
-        if loss is not None:
-            seconds = None if elapsed is None else offset + elapsed
-            points.append(CurvePoint(line.step, line.values.get("tokens"), seconds, loss))
-    return tuple(points)
-
-
-def _median(lines: Sequence[MetricLine], key: str) -> float | None:
-    """Return the median of a metric. The first value is excluded if there are more: it includes warm-up."""
-    values = [value for line in lines if (value := line.values.get(key)) is not None]
-    return statistics.median(values[1:] or values) if values else None
-
-
-def _newest(lines: Sequence[MetricLine], key: str) -> float | None:
-    return next((value for line in reversed(lines) if (value := line.values.get(key)) is not None), None)
-
-
-def _bytes_per_token(lines: Sequence[MetricLine]) -> float | None:
-    """Return bytes per token, from the loss and the bits per byte of one evaluation."""
-    for line in lines:
-        loss, bits = line.values.get("val/loss"), line.values.get("val/bits_per_byte")
-        if loss and bits:
-            return loss / math.log(2) / bits
-    return None
+        return f"{run_dir.name}/{run_dir.result.name}"
+    return f"{run_dir.name}/{run_dir.metrics.name}" if curves.measured.step is not None else ""
 
 
 def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
@@ -328,10 +259,6 @@ def _text(run: RunFile) -> str:
         return ""
     parts = (f"{name}={run.symbols[name]}" for name in TEXT_SYMBOLS if run.symbols.get(name))
     return " ".join([run.train.dataset, *parts])
-
-
-def _int(number: float | None) -> int | None:
-    return None if number is None else int(number)
 
 
 def _parse_int(text: str | None) -> int | None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
+from kmatrix.curves.queue import CurvesQueue
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
@@ -161,6 +162,7 @@ class _Driver:
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
+        self._curves = CurvesQueue(self._writer.log)
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self.open = set(self._plans)  # runs of this execution that have not ended
@@ -249,6 +251,8 @@ class _Driver:
             if self._pool is not None:
                 self._report_gpus(self._pool)
             self._write_later()
+            if not killed:
+                self._curves.write_next()
             if self._budget is not None and not stopping and (spent := self._budget.spent(self.states)):
                 self._engine.cancel(self.jobs)
                 self._writer.log("budget spent", reason=spent)
@@ -329,6 +333,8 @@ class _Driver:
 
     def end(self, request: StopRequest, poll_s: float) -> Outcome:
         """Write the final status of the matrix, and return the outcome."""
+        while not request.kill and self._curves.write_next():
+            pass
         counts = self._writer.counts()
         status = overall([Status(status) for status in counts])
         self._write_later(now=True)
@@ -427,6 +433,8 @@ class _Driver:
         self._display(plan.name, update, job=job, reason=_with_retry(end.reason, again, plan.micro_batch))
         if again is not None:
             self._submit_retry(again)
+        else:
+            self._curves.add(plan.dir, plan.attempt)
         if end.kind == DISK:
             self._hold_back()
 

@@ -153,10 +153,11 @@ class SampleFile:
         os.close(self._file)
 
 
-def read_samples(path: Path, first: int = 0) -> Recording:
+def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recording:
     """Read gpu_samples.bin, also while it is being written. Raises RecordError.
 
     `first`: number of records to skip. An incomplete last record is omitted; its size is in `lost_bytes`.
+    `mapped`: without a copy in memory; the process is killed if a disk then fails to read a part of it.
     """
     try:
         file = read_descriptor(path)
@@ -169,7 +170,10 @@ def read_samples(path: Path, first: int = 0) -> Recording:
         size = os.fstat(file).st_size
         # Mapped, not read: a live screen reads a file of hundreds of MB twice per second.
         # Private: some network file systems, such as FUSE with direct I/O, refuse shared mappings.
-        data: Any = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) if size else b""
+        data: Any = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) if size and mapped else b""
+        if not mapped:
+            data = _read_all(path, file, size)
+            size = len(data)
     finally:
         os.close(file)  # the mapping stays valid
     layout = _layout_of(path, header)
@@ -194,6 +198,16 @@ def read_samples(path: Path, first: int = 0) -> Recording:
     return Recording(
         header, column("d", 0), columns, first=first, lost_bytes=lost, monotonic=monotonic, host_joules=joules
     )
+
+
+def _read_all(path: Path, file: int, size: int) -> bytes:
+    """Return the first `size` bytes of a file, fewer if it became shorter. Raises RecordError."""
+    try:
+        with os.fdopen(os.dup(file), "rb") as copy:
+            copy.seek(0)
+            return copy.read(size)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

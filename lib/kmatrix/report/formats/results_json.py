@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kmatrix.curves.values import CurvePoint
 from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, indented
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
@@ -15,7 +16,6 @@ from kmatrix.records.runs import Status
 from kmatrix.report.allocation import allocation_object
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
-    CurvePoint,
     GroupNumbers,
     MatrixNumbers,
     OptimizerSettings,
@@ -168,7 +168,7 @@ def _run(run: RunNumbers) -> dict[str, Any]:
     }
 
 
-def _columns(points: tuple[CurvePoint, ...]) -> dict[str, list[float | None]]:
+def _columns(points: Sequence[CurvePoint]) -> dict[str, list[float | None]]:
     """Return a curve as columns of equal length."""
     return {
         "step": [point.step for point in points],
