@@ -16,7 +16,7 @@ from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
-from kmatrix.verdict.family import FamilyVerdict, Replay, Rules
+from kmatrix.verdict.family import FamilyVerdict, PairVerdict, Replay, Rules
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
@@ -239,6 +239,10 @@ class Ranking:
     replay: Replay | None = None  # of adaptive seeds
     costs: tuple[CostDifference, ...] = ()  # of the two configurations that the verdict names first
     diverged_only: tuple[GroupNumbers, ...] = ()  # groups of the family without a loss, because all their runs diverged
+
+    def pair_with(self, name: str) -> PairVerdict | None:
+        """Return the comparison of the reference with this group; None for the reference itself."""
+        return next((pair for pair in self.verdict.against_reference if pair.b == name), None)
 
     @property
     def ended_runs(self) -> dict[str, int]:

@@ -27,6 +27,7 @@ class PartKind(StrEnum):
     TEXT = "text"
     NAME = "name"  # of a configuration
     NUMBER = "number"
+    QUOTE = "quote"  # text of a program, such as the reason of a failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kmatrix.report.numbers import BITS, CostDifference, GroupNumbers, MatrixNum
 from kmatrix.report.pair_text import (
     DIGITS,
     Part,
+    PartKind,
     Parts,
     amount,
     bounds,
@@ -243,8 +244,10 @@ def no_ranking_text(
         headline = "No verdict: no run finished"
     lines = [VerdictLine(label=LineLabel.RUNS, parts=sentence(runs or "none"))]
     if kinds:
-        why = ", ".join(f"{number_of:,} x {kind}" for kind, number_of in kinds)
-        lines.append(VerdictLine(label=LineLabel.WHY, parts=sentence(why)))
+        why: list[Part] = []
+        for place, (kind, number_of) in enumerate(kinds):
+            why += sentence(", " if place else "", f"{number_of:,} x ", Part(kind, PartKind.QUOTE))
+        lines.append(VerdictLine(label=LineLabel.WHY, parts=tuple(why)))
     return VerdictText(
         state=VerdictState.NO_RUN, headline=sentence(headline), lines=tuple(lines), is_preliminary=goes_on
     )

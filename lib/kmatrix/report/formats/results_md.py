@@ -1,0 +1,211 @@
+"""Write the verdict of a matrix as report.md, to be pasted into a pull request.
+
+Tables are GitHub's extension of CommonMark. Text of users stands in code spans and blocks: it shows as it is, and
+makes no link, no mention, no formula and no HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from kmatrix.paste import make_command
+from kmatrix.records.files import write_text
+from kmatrix.records.runs import Status
+from kmatrix.report.formats import facts
+from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.pair_text import Part, PartKind, digits_for, number_text, outcome_word, p_text
+from kmatrix.report.verdict_text import VerdictText, unit_of, verdict_texts
+from kmatrix.stats import mean
+from kmatrix.status.cost import total_dollars
+from kmatrix.text import UNKNOWN, count, duration, money, plural, printable, shortened, time_of_day
+
+MOST_NAME = 200  # characters
+MOST_TEXT = 1_000  # characters of a reason
+MOST_RUNS = 20  # failures listed
+TAIL_LINES = 6  # of a failed run's log
+MOST_LINE = 200  # characters of a line of a log
+SPECIAL = re.compile(r"[\\`*_\[\]<>#|~$&]")  # characters that mean something inside a line of Markdown
+BACKTICKS = re.compile("`+")
+UNSUCCESSFUL = (Status.FAILED, Status.STOPPED, Status.SKIPPED)
+
+
+def write_markdown(path: Path, numbers: MatrixNumbers) -> None:
+    """Write report.md."""
+    write_text(path, markdown(numbers))
+
+
+def markdown(numbers: MatrixNumbers) -> str:
+    """Return the content of report.md."""
+    blocks = [f"# {quoted(numbers.name)}"]
+    texts = verdict_texts(numbers)
+    for place, text in enumerate(texts):
+        blocks += _verdict(text)
+        if numbers.rankings:
+            blocks += _ranking(numbers.rankings[place])
+    return "\n\n".join([*blocks, *_cost(numbers), *_failures(numbers), *_provenance(numbers)]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Return a text of ours as Markdown that shows it on one line.
+
+    >>> escaped("a|b * c")
+    'a\\\\|b \\\\* c'
+    """
+    return SPECIAL.sub(lambda found: f"\\{found[0]}", text)
+
+
+def quoted(text: str, most: int = MOST_NAME, *, in_table: bool = False) -> str:
+    """Return a text of a user as a code span that shows it on one line, without control characters.
+
+    >>> quoted("a|b <b>@you</b>", in_table=True), quoted("`rm`")
+    ('`a\\\\|b <b>@you</b>`', '`` `rm` ``')
+    """
+    line = shortened(" ".join(printable(text).split()), most) or UNKNOWN
+    if in_table:
+        line = line.replace("|", "\\|")  # a table takes the backslash away, also inside code
+    fence = "`" * (1 + max((len(found) for found in BACKTICKS.findall(line)), default=0))
+    gap = " " if line[0] == "`" or line[-1] == "`" else ""
+    return f"{fence}{gap}{line}{gap}{fence}"
+
+
+def code_block(lines: Iterable[str]) -> str:
+    """Return lines as a block of code, whatever they contain."""
+    text = "\n".join(lines)
+    fence = "`" * max([3, *(len(found) + 1 for found in BACKTICKS.findall(text))])
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[int] = (0,)) -> str:
+    """Return a table of escaped cells. words: the columns that are aligned to the left."""
+    left = set(words)
+    rule = ["---" if place in left else "--:" for place in range(len(titles))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, rule, *rows))
+
+
+def _verdict(text: VerdictText) -> Iterator[str]:
+    about = f" ({escaped(text.about)})" if text.about else ""
+    yield f"## {text.mark}{about}"
+    yield f"**{_parts(text.headline)}**"
+    items = []
+    for line in text.lines:
+        items.append(f"- {line.label}: {_parts(line.parts)}")
+        if line.command:
+            items += ["", *(f"  {row}" for row in code_block([_one_line(line.command)]).splitlines())]
+    if items:
+        yield "\n".join(items)
+
+
+def _parts(parts: Iterable[Part]) -> str:
+    return "".join(
+        escaped(part.text) if part.kind in (PartKind.TEXT, PartKind.NUMBER) else quoted(part.text, MOST_TEXT)
+        for part in parts
+    )
+
+
+def _ranking(ranking: Ranking) -> Iterator[str]:
+    titles = ["", "configuration", f"mean loss, {unit_of(ranking)}", "95 % interval", "sd", "seeds", "difference"]
+    rows = [_ranking_row(place, group, ranking) for place, group in enumerate(ranking.groups, start=1)]
+    yield _table([*titles, "p", "it is"], rows, words=(0, 1, 8))
+    tests = sum(pair.p_holm is not None for pair in ranking.verdict.pairs)
+    if tests:
+        correction = f"; p is corrected for {tests} comparisons (Holm)" if tests > 1 else ""
+        yield f"Differences are to {quoted(ranking.verdict.reference)}{correction}."
+
+
+def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]:
+    interval, digits = group.interval, digits_for(group.interval)
+    row = [
+        str(place),
+        quoted(group.name, in_table=True),
+        UNKNOWN if group.mean is None else number_text(group.mean, digits),
+        UNKNOWN if interval is None else f"± {(interval.high - interval.low) / 2:.{digits}f}",
+        UNKNOWN if group.deviation is None else f"{group.deviation:.{digits}f}",
+        str(len(group.losses)),
+    ]
+    row_pair = ranking.pair_with(group.name)
+    if row_pair is None:
+        return [*row, UNKNOWN, UNKNOWN, "the reference"]
+    pair = row_pair.mirrored()
+    if pair.difference is None:
+        return [*row, UNKNOWN, UNKNOWN, escaped(pair.reason)]
+    digits = digits_for(pair.interval)
+    half = "" if pair.interval is None else f" ± {(pair.interval.high - pair.interval.low) / 2:.{digits}f}"
+    return [
+        *row,
+        f"{number_text(pair.difference, digits)}{half}",
+        UNKNOWN if pair.p_holm is None else p_text(pair.p_holm, ranking.verdict.rules.alpha).removeprefix("p = "),
+        outcome_word(pair.outcome, pair.method),
+    ]
+
+
+def _cost(numbers: MatrixNumbers) -> Iterator[str]:
+    """Yield what each configuration takes, as means over its finished runs."""
+    groups = [group for group in numbers.groups if group.counted]
+    if not groups:
+        return
+    yield "## Cost"
+    titles = ["configuration", "time per step", "tokens/s", "time", "peak memory", "energy per token", "dollars, all"]
+    yield _table(titles, [_cost_row(group) for group in groups])
+
+
+def _cost_row(group: GroupNumbers) -> list[str]:
+    def shown(of: Callable[[RunNumbers], float | None], text: Callable[[float], str]) -> str:
+        values = [value for run in group.counted if (value := of(run)) is not None]
+        return text(mean(values)) if values else UNKNOWN
+
+    return [
+        quoted(group.name, in_table=True),
+        shown(lambda run: run.step_ms, lambda value: f"{value:,.1f} ms"),
+        shown(lambda run: run.tokens_per_second, count),
+        shown(lambda run: run.seconds, duration),
+        shown(lambda run: run.peak_memory_mib, lambda value: f"{value:,.0f} MiB"),
+        shown(_joules_per_token, lambda value: f"{1000 * value:.4g} mJ"),
+        escaped(money(total_dollars(run.dollars for run in group.runs))),
+    ]
+
+
+def _joules_per_token(run: RunNumbers) -> float | None:
+    return None if run.gpu is None or run.gpu.simulated else run.gpu.main.joules_per_token
+
+
+def _failures(numbers: MatrixNumbers) -> Iterator[str]:
+    failed = [run for run in numbers.runs if run.status in UNSUCCESSFUL]
+    if not failed:
+        return
+    yield "## Failed, stopped and skipped"
+    for run in failed[:MOST_RUNS]:
+        kind = f" ({quoted(run.kind)})" if run.kind else ""
+        yield f"- {quoted(run.name)} {run.status}{kind}: {quoted(run.reason or 'no reason recorded', MOST_TEXT)}"
+        if run.log_tail:
+            lines = [shortened(printable(line), MOST_LINE) for line in run.log_tail[-TAIL_LINES:]]
+            yield "\n".join(f"  {row}" for row in code_block(lines).splitlines())
+    if len(failed) > MOST_RUNS:
+        yield f"and {plural(len(failed) - MOST_RUNS, 'more run')}"
+
+
+def _provenance(numbers: MatrixNumbers) -> Iterator[str]:
+    yield "## Provenance"
+    runs = ", ".join(f"{numbers.count(status)} {status}" for status in Status if numbers.count(status))
+    created = "" if numbers.created is None else time_of_day(numbers.created, utc=True)
+    known = {
+        "Runs": runs,
+        "Created": created,
+        "Machine": facts.machines(numbers),
+        "Devices": facts.devices(numbers),
+        "Software": facts.software(numbers),
+        "Code": facts.code(numbers),
+        "Model": facts.models(numbers),
+        "Command": numbers.command,
+    }
+    yield "\n".join(f"- {name}: {quoted(text, MOST_TEXT)}" for name, text in known.items() if text)
+    best = next((run for ranking in numbers.rankings for run in ranking.groups[0].counted), None)
+    if best is not None:
+        yield "The first run of the best configuration is repeated by"
+        yield code_block([_one_line(make_command("reproduce", None, RUN=f"{numbers.path.name}/{best.name}"))])
+
+
+def _one_line(command: str) -> str:
+    """Return a command as one line: nothing in it can begin a second one when it is pasted."""
+    return " ".join(printable(command).split())
