@@ -106,6 +106,8 @@ def test_a_report_changes_no_file_of_a_run(tmp_path):
         "summary_report.txt",
         "results.json",
         "all_results.json",
+        "results.csv",
+        "junit.xml",
     }
 
 

@@ -262,6 +262,18 @@ class MatrixDir:
         return self.path / "results.json"
 
     @property
+    def results_csv(self) -> Path:
+        return self.path / "results.csv"
+
+    @property
+    def junit(self) -> Path:
+        return self.path / "junit.xml"
+
+    @property
+    def report_md(self) -> Path:
+        return self.path / "report.md"
+
+    @property
     def page(self) -> Path:
         return self.path / "report.html"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmatrix.stats import Interval
@@ -156,6 +156,20 @@ def outcome_word(outcome: PairOutcome, method: Method) -> str:
 def other_side(outcome: PairOutcome) -> PairOutcome:
     """Return what an outcome about a says about b."""
     return {PairOutcome.BETTER: PairOutcome.WORSE, PairOutcome.WORSE: PairOutcome.BETTER}.get(outcome, outcome)
+
+
+def mirrored_pair(pair: PairVerdict) -> PairVerdict:
+    """Return the same verdict as one about b, compared with a."""
+    interval = pair.interval
+    return replace(
+        pair,
+        a=pair.b,
+        b=pair.a,
+        outcome=other_side(pair.outcome),
+        difference=None if pair.difference is None else -pair.difference,
+        interval=None if interval is None else replace(interval, low=-interval.high, high=-interval.low),
+        diverged=pair.diverged[::-1],
+    )
 
 
 def pair_sentence(pair: PairVerdict, family: FamilyVerdict, unit: str) -> Parts:

@@ -58,6 +58,7 @@ SETTING_FIELDS = (
     *("pruning", "target_sparsity", "pruning_warmup", "pruning_ramp_end", "pruning_frequency", "pruning_global"),
 )
 PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
+NAN = "nan"  # kind of the failure of a run whose loss was not finite
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
@@ -90,6 +91,8 @@ def read_numbers(
         axes=axes,
         status=state.status,
         reason=state.reason,
+        kind=_kind(state),
+        diverged=_has_diverged(state, final, known.initial_val_loss),
         optimizer=train.optimizer or axes.get("optimizer") or "",
         model=train.model or axes.get("model") or "",
         # The device may have an index, as in cuda:0.
@@ -149,6 +152,20 @@ def read_numbers(
         links={sent.tracker: sent.link for sent in read_track(run_dir) if sent.link},
         curves=curves,
     )
+
+
+def _kind(state: RunState) -> str:
+    """Return how a run failed or stopped, in a word; "" if it finished or has not ended."""
+    unfinished = state.status in (Status.FAILED, Status.STOPPED)
+    return (state.last.kind or "") if unfinished and state.last else ""
+
+
+def _has_diverged(state: RunState, final: RunResult | None, initial: float | None) -> bool:
+    """Return True if a run ended with a loss that is not finite, or not below the initial one."""
+    if _kind(state) == NAN:
+        return True
+    loss = final.final_val_loss if final and state.status is Status.FINISHED else None
+    return loss is not None and initial is not None and loss >= initial
 
 
 def times_on_hosts(run_dir: RunDir, run: RunNumbers) -> dict[str, list[tuple[float, float]]]:

@@ -14,6 +14,8 @@ from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report import graphs
 from kmatrix.report.folders import with_timelines
+from kmatrix.report.formats.junit import write_junit
+from kmatrix.report.formats.results_csv import write_csv
 from kmatrix.report.formats.results_json import write_all_results, write_results
 from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
@@ -24,19 +26,24 @@ T = TypeVar("T")
 
 
 def write_summary(numbers: MatrixNumbers) -> str:
-    """Write summary_report.txt, results.json and all_results.json; return the text of the summary.
+    """Write the summary and the files for other programs; return the text of the summary.
 
     The summary lists the page and the graphs that exist: make them first.
     """
     matrix = MatrixDir(numbers.path)
     drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
     page = [matrix.page.name] if matrix.page.exists() else []
-    files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *page, *drawn]
+    writers: dict[Path, Callable[[], None]] = {
+        matrix.results: lambda: write_results(matrix, numbers),
+        matrix.all_results: lambda: write_all_results(matrix, numbers),
+        matrix.results_csv: lambda: write_csv(matrix.results_csv, numbers),
+        matrix.junit: lambda: write_junit(matrix.junit, numbers),
+    }
+    files = [matrix.summary.name, *(path.name for path in writers), *page, *drawn]
     text = render_summary(numbers, tracker_lines(matrix), files)
     # The summary last: it refers to the other files.
-    _write(matrix, lambda: write_results(matrix, numbers))
-    _write(matrix, lambda: write_all_results(matrix, numbers))
-    _write(matrix, lambda: write_text(matrix.summary, text))
+    for write in (*writers.values(), lambda: write_text(matrix.summary, text)):
+        _write(matrix, write)
     return text
 
 

@@ -155,6 +155,9 @@ def _run(run: RunNumbers) -> dict[str, Any]:
     return {
         **facts,
         "reason": run.reason or None,
+        "kind": run.kind or None,
+        "diverged": run.diverged,
+        "log_tail": list(run.log_tail),
         "axes": dict(run.axes),
         "ended_by": run.ended_by,
         "adjusted": list(run.adjusted),

@@ -15,7 +15,7 @@ from kmatrix.records.files import write_text
 from kmatrix.records.runs import Status
 from kmatrix.report.formats import facts
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, Ranking, RunNumbers
-from kmatrix.report.pair_text import Part, PartKind, digits_for, number_text, outcome_word, p_text
+from kmatrix.report.pair_text import Part, PartKind, digits_for, mirrored_pair, number_text, outcome_word, p_text
 from kmatrix.report.verdict_text import VerdictText, unit_of, verdict_texts
 from kmatrix.stats import mean
 from kmatrix.status.cost import total_dollars
@@ -127,7 +127,7 @@ def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]
     row_pair = ranking.pair_with(group.name)
     if row_pair is None:
         return [*row, UNKNOWN, UNKNOWN, "the reference"]
-    pair = row_pair.mirrored()
+    pair = mirrored_pair(row_pair)
     if pair.difference is None:
         return [*row, UNKNOWN, UNKNOWN, escaped(pair.reason)]
     digits = digits_for(pair.interval)

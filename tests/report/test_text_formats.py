@@ -1,0 +1,163 @@
+"""junit.xml, results.csv and report.md: what programs and people read in them, also with hostile text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from xml.etree import ElementTree
+
+import pytest
+from markdown_it import MarkdownIt
+
+from kmatrix.records.runs import Status
+from kmatrix.report.analysis import analyse
+from kmatrix.report.formats.junit import junit
+from kmatrix.report.formats.results_csv import results_csv
+from kmatrix.report.formats.results_md import code_block, escaped, markdown, quoted
+from kmatrix.report.write import write_summary
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+
+ANSI = "\x1b[31mred\x1b[0m \x1b]0;title\x07"
+SCRIPT = "<script>alert(1)</script>"
+HOSTILE = f"=1+2 {SCRIPT} {ANSI}\x00\ufffe | ``` `x` @you #1 $x$ **bold** [a](http://b)\r\n# title " + "x" * 10_000
+
+
+TAGS = {"html", "h1", "h2", "p", "strong", "code", "pre", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def every_status():
+    return [
+        *runs_with_seeds(2, [3.28, 3.29]),
+        FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan", stop_at=47, log_tail=("a", "b")),
+        FakeRun(optimizer="adam", status="stopped", reason="stopped by make stop", stop_at=62),
+        FakeRun(optimizer="muon", gpus=4, status="skipped", reason="needs 4 GPUs, 2 are there"),
+        FakeRun(optimizer="lion", status="planned"),
+    ]
+
+
+def hostile_runs():
+    bad = {"status": "failed", "kind": HOSTILE[:50], "reason": HOSTILE, "stop_at": 40}
+    return [
+        FakeRun(final_loss=3.3, axes={"note": HOSTILE[:60].replace("/", "_").replace("\x00", "")}),
+        FakeRun(optimizer="muon", axes={"note": "=cmd"}),
+        FakeRun(optimizer="sgd", log_tail=(HOSTILE, "```", "<b>"), axes={"note": "plain"}, **bad),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- junit.xml
+
+
+def cases(matrix):
+    root = ElementTree.fromstring(junit(analyse(matrix)))
+    (suite,) = root.findall("testsuite")
+    return suite, {case.get("name"): case for case in suite.findall("testcase")}
+
+
+def test_runs_are_test_cases(tmp_path):
+    suite, found = cases(make_matrix(tmp_path, every_status()))
+    counts = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": 6, "failures": 1, "errors": 0, "skipped": 3}
+    assert {len(case) for name, case in found.items() if "adamw" in name} == {0}
+    (failure,) = found["gpt2_sgd_1cpu"]
+    assert (failure.tag, failure.get("message"), failure.text) == ("failure", "loss is nan", "a\nb")
+    for optimizer, words in (("adam_1", "stopped: stopped by"), ("muon", "needs 4 GPUs"), ("lion", "planned")):
+        (skipped,) = next(case for name, case in found.items() if optimizer in name)
+        assert skipped.tag == "skipped"
+        assert words in skipped.get("message")
+
+
+def test_the_times_of_the_suite_are_those_of_its_runs(tmp_path):
+    suite, found = cases(make_matrix(tmp_path, every_status()))
+    assert float(suite.get("time")) == pytest.approx(sum(float(case.get("time")) for case in found.values()))
+    assert suite.get("timestamp") == "2026-11-20T05:23:00"
+
+
+def test_hostile_text_in_junit_is_text(tmp_path):
+    matrix = make_matrix(tmp_path, hostile_runs())
+    content = junit(analyse(matrix))
+    assert b"<script" not in content
+    assert b"\x1b" not in content
+    _, found = cases(matrix)
+    (failure,) = next(case for name, case in found.items() if "sgd" in name)
+    assert SCRIPT in failure.get("message")
+    assert len(failure.get("message")) <= 1_000
+    assert failure.text.splitlines()[-2:] == ["```", "<b>"]
+
+
+# ----------------------------------------------------------------------------------------------------- results.csv
+
+
+def rows(matrix):
+    return list(csv.DictReader(io.StringIO(results_csv(analyse(matrix)), newline="")))
+
+
+def test_a_row_per_run_with_the_numbers_of_results_json(tmp_path):
+    found = rows(make_matrix(tmp_path, every_status()))
+    assert [row["status"] for row in found] == ["finished", "finished", "failed", "stopped", "skipped", "planned"]
+    assert {row["configuration"] for row in found[:2]} == {"adamw, 1 rank"}
+    assert [float(row["final_val_loss"]) for row in found[:2]] == [3.28, 3.29]
+    assert (found[0]["axis optimizer"], found[0]["axis seed"], found[0]["seed"]) == ("adamw", "1", "1")
+    assert (found[-1]["final_val_loss"], found[-1]["diverged"]) == ("", "false")
+
+
+def test_no_cell_is_a_formula_and_negative_numbers_stay_numbers(tmp_path):
+    runs = [*hostile_runs(), FakeRun(optimizer="adam", final_loss=-0.5, axes={"note": "@x"})]
+    found = rows(make_matrix(tmp_path, runs))
+    for row in found:
+        for cell in row.values():
+            assert not cell.startswith(("=", "+", "@", "\t", "\r")), cell
+    by_optimizer = {row["optimizer"]: row for row in found}
+    assert (by_optimizer["muon"]["axis note"], by_optimizer["adam"]["axis note"]) == ("'=cmd", "'@x")
+    assert float(by_optimizer["adam"]["final_val_loss"]) == -0.5
+    assert by_optimizer["sgd"]["reason"].startswith("'=1+2 <script>")
+    assert "\x1b" not in "".join(by_optimizer["sgd"].values())
+
+
+# ------------------------------------------------------------------------------------------------------- report.md
+
+
+def rendered(text):
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+
+
+def text_of(html):
+    return "".join(ElementTree.fromstring(f"<html>{html}</html>").itertext())
+
+
+@pytest.mark.parametrize(
+    "text", ["a|b", "`x`", "``", "` ", "<b>", "*a*", "_a_", "a\\b", "&amp;", SCRIPT, "[a](b)", "@you", "~~x~~", "|"]
+)
+def test_a_quoted_text_renders_as_itself(text):
+    shown = " ".join(text.split())
+    assert text_of(rendered(f"before {quoted(text)} after")).strip() == f"before {shown} after"
+    table = f"| a |\n| --- |\n| {quoted(text, in_table=True)} |"
+    assert ElementTree.fromstring(f"<html>{rendered(table)}</html>").find(".//td/code").text == shown
+
+
+@pytest.mark.parametrize("text", ["a|b * c_d_e `x` <b> [a](b) & # ~~x~~ $y$ \\"])
+def test_an_escaped_text_renders_as_itself(text):
+    assert text_of(rendered(f"before {escaped(text)} after")).strip() == f"before {text} after"
+
+
+def test_a_block_of_code_ends_only_at_its_end():
+    lines = ["```", "````text", "<script>"]
+    assert ElementTree.fromstring(rendered(code_block(lines))).find("code").text == "\n".join(lines) + "\n"
+
+
+def test_hostile_text_in_the_markdown_is_text(tmp_path):
+    html = rendered(markdown(analyse(make_matrix(tmp_path, hostile_runs())))).replace("\ufffe", "")
+    tree = ElementTree.fromstring(f"<html>{html}</html>")
+    used = {element.tag for element in tree.iter()}
+    assert used <= TAGS
+    assert "\x1b" not in html
+    assert SCRIPT in "".join(tree.itertext())
+    assert max(map(len, "".join(tree.itertext()).splitlines())) < 3_000
+
+
+def test_the_files_are_written_with_the_summary(tmp_path):
+    matrix = make_matrix(tmp_path, every_status())
+    text = write_summary(analyse(matrix))
+    for path in (matrix.junit, matrix.results_csv):
+        assert path.stat().st_size > 0
+        assert path.name in text
+    assert {status for status in Status if status in matrix.results_csv.read_text()} >= {"finished", "failed"}
