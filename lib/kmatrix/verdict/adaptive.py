@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from kmatrix.stats import Interval
 from kmatrix.verdict.family import FamilyVerdict, Losses, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.pairs import (
-    OPPOSITE,
+    FEWEST_LOOK,
+    MOST_MORE,
     Pair,
     has_diverged,
     holm,
@@ -34,6 +35,8 @@ from kmatrix.verdict.pairs import (
     pairs_of,
     reference_of,
     reported_pairs,
+    reversed_pair,
+    running_variances,
     share_removed,
     sign_flip_p,
 )
@@ -42,10 +45,8 @@ from kmatrix.verdict.student import critical, detectable_shift, lower_tail
 
 SHARED = 2  # most degrees of freedom that the variance of the family is worth
 FEWEST_FUTILE = 4  # seeds of a pair before it may be called futile
+HELPED_BY_SEEDS = (None, NoMoreSeeds.MAXIMUM, NoMoreSeeds.FUTILE)  # an open pair that further seeds may decide
 FORECAST = 0.05  # one-sided: beyond the forecast of the difference at the last look
-MOST_MORE = 99  # more seeds than that are not a plan
-FEWEST_LOOK = 2  # differences that have a variance
-ROUNDING = 4  # units in the last place of a loss: differences that vary by less are equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,6 @@ def decided(losses: Losses, rules: Rules) -> Decision:
 def described(decision: Decision) -> FamilyVerdict:
     """Return the outcomes of a family with all numbers that a report prints."""
     family = list(decision.evidence)
-    # Of the two-sided p values; Holm's procedure does not depend on the order of the pairs.
     asked = holm_levels([decision.evidence[pair].p for pair in family], decision.rules.alpha)
     levels = dict(zip(family, asked, strict=True))
     return FamilyVerdict(
@@ -168,8 +168,10 @@ def described(decision: Decision) -> FamilyVerdict:
         reference=decision.reference,
         means=decision.means,
         pairs=tuple(
-            _pair_verdict(decision, pair, levels)
-            for pair in reported_pairs(decision.reference, decision.means, decision.evidence.keys())
+            _pair_verdict(decision, pair, levels[pair])
+            if pair in levels
+            else reversed_pair(_pair_verdict(decision, pair[::-1], levels[pair[::-1]]))
+            for pair in reported_pairs(decision.reference, decision.means, levels.keys())
         ),
         diverged=decision.diverged,
     )
@@ -225,28 +227,10 @@ def _evidence(a: Sequence[float | None], b: Sequence[float | None], rules: Rules
         variances=[],
         looks=[],
     )
-    found.variances = _variances(found.differences, max(map(abs, [*found.a, *found.b]), default=0.0), rules.resolution)
+    found.variances = running_variances(
+        found.differences, max(map(abs, [*found.a, *found.b]), default=0.0), rules.resolution
+    )
     return found
-
-
-def _variances(differences: Sequence[float], largest: float, resolution: float) -> list[float]:
-    """Return the variance of the first n differences, n from 2 on. largest: the largest loss.
-
-    The squares are updated as in Welford, Technometrics 4 (1962), which keeps the digits of small differences.
-    """
-    floor = resolution**2 / 6  # the variance of the difference of two rounded numbers
-    rounding = ROUNDING * math.ulp(largest)
-    result: list[float] = []
-    mean = squares = 0.0
-    low, high = math.inf, -math.inf
-    for n, difference in enumerate(differences, start=1):
-        step = difference - mean
-        mean += step / n
-        squares += step * (difference - mean)
-        low, high = min(low, difference), max(high, difference)
-        if n >= FEWEST_LOOK:
-            result.append(max(squares / (n - 1) if high - low > rounding else 0.0, floor))
-    return result
 
 
 def _look(family: Sequence[PairEvidence], rules: Rules, configurations: int) -> None:
@@ -328,53 +312,46 @@ def _more_seeds(look: Look, rules: Rules, configurations: int, standing: int) ->
     return None
 
 
-def _pair_verdict(decision: Decision, pair: Pair, levels: Mapping[Pair, float]) -> PairVerdict:
-    """Return all numbers of a pair, which may be the reverse of its key."""
-    swapped = pair not in decision.evidence
-    key = pair[::-1] if swapped else pair
-    found, outcome = decision.evidence[key], decision.outcomes[key]
-    rules, sign = decision.rules, -1 if swapped else 1
+def _pair_verdict(decision: Decision, pair: Pair, asked: float) -> PairVerdict:
+    """Return all numbers of a pair. asked: the two-sided level that Holm's procedure asks of it."""
+    found = decision.evidence[pair]
     result = PairVerdict(
         a=pair[0],
         b=pair[1],
-        outcome=OPPOSITE[outcome] if swapped else outcome,
+        outcome=decision.outcomes[pair],
         method=Method.SEQUENTIAL if found.looks else Method.NONE,
         seeds=found.seeds,
-        difference=sign * math.fsum(found.differences) / len(found.seeds) if found.seeds else None,
+        difference=math.fsum(found.differences) / len(found.seeds) if found.seeds else None,
         deviation=math.sqrt(found.variances[-1]) if found.variances else None,
         sign_flip_p=sign_flip_p(found.differences),
         share_removed=share_removed(found.a, found.b),
         diverged=(decision.diverged[pair[0]], decision.diverged[pair[1]]),
-        no_more=decision.no_more[key],
+        no_more=decision.no_more[pair],
         looks=tuple(look.seeds for look in found.looks),
-        reason="" if found.looks else _why_no_look(found, rules),
+        reason="" if found.looks else _why_no_look(found, decision.rules),
     )
-    return _with_evidence(result, decision, key, levels[key]) if found.looks else result
+    return _with_evidence(result, decision, asked) if found.looks else result
 
 
-def _with_evidence(result: PairVerdict, decision: Decision, key: Pair, asked: float) -> PairVerdict:
-    """Return a pair with the numbers of its last look. asked: the level that Holm's procedure asks of it."""
-    rules, found, configurations = decision.rules, decision.evidence[key], len(decision.means)
+def _with_evidence(result: PairVerdict, decision: Decision, asked: float) -> PairVerdict:
+    """Return a pair with the numbers of its last look."""
+    rules, configurations = decision.rules, len(decision.means)
     first, most = max(rules.seeds_min, FEWEST_LOOK), len(rules.seeds)
-    look = found.looks[-1]
+    pair = result.a, result.b
+    look = decision.evidence[pair].looks[-1]
     share, error = weight(look.seeds, most), math.sqrt(look.variance / look.seeds)
     half = critical(level(rules.alpha / 2, first, most) * share, look.freedom) * error
     one_sided = critical(level(rules.alpha / (configurations - 1), first, most) * share, look.freedom) * error
-    mean = look.mean if result.a == key[0] else -look.mean
-    is_open = result.outcome is PairOutcome.OPEN and result.no_more in (
-        None,
-        NoMoreSeeds.MAXIMUM,
-        NoMoreSeeds.FUTILE,
-    )
+    seeds_help = result.outcome is PairOutcome.OPEN and result.no_more in HELPED_BY_SEEDS
     return replace(
         result,
-        interval=Interval(low=mean - half, high=mean + half, level=rules.confidence),
-        p=found.p,
-        p_holm=decision.p_holm[key],
+        interval=Interval(low=look.mean - half, high=look.mean + half, level=rules.confidence),
+        p=decision.evidence[pair].p,
+        p_holm=decision.p_holm[pair],
         level=asked,
         detectable=error * detectable_shift(look.freedom, level(asked / 2, first, most) * share),
-        margin=abs(mean) + one_sided,
-        more_seeds=_more_seeds(look, rules, configurations, decision.standing) if is_open else None,
+        margin=abs(look.mean) + one_sided,
+        more_seeds=_more_seeds(look, rules, configurations, decision.standing) if seeds_help else None,
     )
 
 

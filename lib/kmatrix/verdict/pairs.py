@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from kmatrix.verdict.family import Losses, PairOutcome
+from kmatrix.stats import Interval
+from kmatrix.verdict.family import Losses, PairOutcome, PairVerdict
 
-LARGEST = 1e100  # nats/token: a larger loss diverged, and its square would not fit a float
+LARGEST = 1e50  # nats/token: a larger loss diverged, and powers of it would not fit a float
 FEWEST_FLIPS = 6  # differences: below, no p of the sign-flip test is under 0.05
 MOST_FLIPS = 40  # above, the test takes more than a second; Student's t decides in any case
+FEWEST_LOOK = 2  # differences that have a variance
+ROUNDING = 4  # units in the last place of a loss: differences that vary by less are equal
+MOST_MORE = 99  # more seeds than that are not a plan
 
 Pair = tuple[str, str]
 OPPOSITE = {
@@ -119,10 +124,46 @@ def outcome_of(difference: float, p_holm: float, alpha: float, diverged: tuple[i
     return (PairOutcome.BETTER if difference < 0 else PairOutcome.WORSE), False
 
 
+def reversed_pair(pair: PairVerdict) -> PairVerdict:
+    """Return the same verdict about b, compared with a."""
+    interval = pair.interval
+    if interval is not None:
+        interval = Interval(low=0.0 - interval.high, high=0.0 - interval.low, level=interval.level)
+    return replace(
+        pair,
+        a=pair.b,
+        b=pair.a,
+        outcome=OPPOSITE[pair.outcome],
+        difference=None if pair.difference is None else 0.0 - pair.difference,  # 0.0, never -0.0
+        interval=interval,
+        diverged=(pair.diverged[1], pair.diverged[0]),
+    )
+
+
 def sample_variance(values: Sequence[float]) -> float:
     """Return the sample variance (n - 1) of at least two values."""
     centre = math.fsum(values) / len(values)
     return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+
+
+def running_variances(differences: Sequence[float], largest: float, resolution: float) -> list[float]:
+    """Return the variance of the first n differences, n from 2 on. largest: the largest loss.
+
+    The squares are updated as in Welford, Technometrics 4 (1962), which keeps the digits of small differences.
+    """
+    floor = resolution**2 / 6  # the variance of the difference of two rounded numbers
+    rounding = ROUNDING * math.ulp(largest)
+    result: list[float] = []
+    mean = squares = 0.0
+    low, high = math.inf, -math.inf
+    for n, difference in enumerate(differences, start=1):
+        step = difference - mean
+        mean += step / n
+        squares += step * (difference - mean)
+        low, high = min(low, difference), max(high, difference)
+        if n >= FEWEST_LOOK:
+            result.append(max(squares / (n - 1) if high - low > rounding else 0.0, floor))
+    return result
 
 
 def share_removed(a: Sequence[float], b: Sequence[float]) -> float | None:
