@@ -27,6 +27,7 @@ class RunColumn:
     number: Number
     text: Callable[[float | None], str]
     exact: bool = False  # the cell also holds the number itself: its text is rounded, or does not sort
+    export: str = ""  # title of the column in a CSV file, if that needs a unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class RunsSection:
     """The table of all runs, the best configuration first."""
 
     axes: tuple[str, ...]  # labels of the axes that vary
-    columns: tuple[str, ...]  # titles
+    columns: tuple[RunColumn, ...]  # those that any run has a number for
     rows: tuple[RunRow, ...]
     unknown: tuple[str, ...]  # titles of the columns that are left out, because no run has a number
     script: Mapping[str, object] = field(repr=False)
@@ -93,8 +94,8 @@ COLUMNS = (
     RunColumn(title="best loss", number=lambda run: run.best_val_loss, text=fixed),
     RunColumn(title="steps", number=lambda run: run.steps, text=whole),
     RunColumn(title="tokens/s", number=lambda run: run.tokens_per_second, text=whole),
-    RunColumn(title="MFU", number=lambda run: run.mfu, text=lambda value: percent(value, 1)),
-    RunColumn(title="time", number=lambda run: run.seconds, text=duration, exact=True),
+    RunColumn(title="MFU", number=lambda run: run.mfu, text=lambda value: percent(value, 1), export="MFU (%)"),
+    RunColumn(title="time", number=lambda run: run.seconds, text=duration, exact=True, export="time (s)"),
     RunColumn(title="peak MiB", number=lambda run: run.peak_memory_mib, text=whole),
     RunColumn(title="mJ/token", number=_millijoules, text=significant),
     RunColumn(title="cost", number=lambda run: run.dollars, text=dollars),
@@ -107,7 +108,7 @@ def runs(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RunsSection | N
     axes = [label for label, values in numbers.axes.items() if len(values) > 1]
     return RunsSection(
         axes=tuple(axes),
-        columns=tuple(column.title for column in known),
+        columns=tuple(known),
         rows=tuple(_row(place, numbers.runs[place], axes, known) for place in _order(numbers, groups)),
         unknown=tuple(column.title for column in COLUMNS if column not in known),
         script=_script(numbers, run_diffs(numbers, groups)),
