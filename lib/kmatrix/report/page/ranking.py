@@ -9,7 +9,15 @@ from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking
 from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed
-from kmatrix.report.pair_text import comparisons_of, digits_for, no_more_text, other_side, outcome_word, p_text
+from kmatrix.report.pair_text import (
+    comparisons_of,
+    digits_for,
+    margin_text,
+    no_more_text,
+    other_side,
+    outcome_word,
+    p_text,
+)
 from kmatrix.report.verdict_text import unit_of, verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.text import plural
@@ -69,7 +77,7 @@ class PairRow:
 
     a: str
     b: str
-    sentence: str  # the outcome
+    word: str  # about a
     difference: float | None  # a - b
     interval: Interval | None
     p: str
@@ -119,8 +127,9 @@ class RankingTable:
     pairs: PairsTable | None  # None: the rows above have all comparisons
 
     @property
-    def has_open(self) -> bool:
-        return any(row.against is not None and row.against.outcome is PairOutcome.OPEN for row in self.rows)
+    def has_detectable(self) -> bool:
+        """True if a row, or a pair, has a detectable difference, which a note explains."""
+        return any("detectable" in detail for row in self.rows if row.against for detail in row.against.details)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,15 +256,26 @@ def _against(
         difference=difference,
         half=_half(interval),
         outcome=outcome,
-        word=outcome_word(outcome, pair.method),
+        word=_word(outcome, pair, family),
         p=_p(pair, family),
         details=tuple(_details(pair, family)),
         strip=strip,
     )
 
 
+def _word(outcome: PairOutcome, pair: PairVerdict, family: FamilyVerdict) -> str:
+    if pair.p_holm is None:
+        return "not tested"
+    if outcome is PairOutcome.EQUIVALENT:
+        return f"equivalent within {margin_text(family.rules.min_difference or 0.0)}"
+    return outcome_word(outcome, pair.method)
+
+
 def _p(pair: PairVerdict, family: FamilyVerdict) -> str:
-    return "" if pair.p_holm is None else p_text(pair.p_holm, family.rules.alpha)
+    """Return the p value of a difference; "" for a pair that is equivalent, whatever the p of its difference."""
+    if pair.p_holm is None or pair.outcome is PairOutcome.EQUIVALENT:
+        return ""
+    return p_text(pair.p_holm, family.rules.alpha)
 
 
 def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
@@ -265,8 +285,8 @@ def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
             yield pair.reason
         return
     digits = digits_for(pair.interval)
-    if pair.outcome is PairOutcome.EQUIVALENT and family.rules.min_difference is not None:
-        yield f"within {family.rules.min_difference:g}"
+    if pair.outcome is PairOutcome.EQUIVALENT and pair.p_holm <= family.rules.alpha:
+        yield f"the difference is real: {p_text(pair.p_holm, family.rules.alpha)}"
     if pair.outcome is PairOutcome.OPEN:
         if why := no_more_text(pair):
             yield why
@@ -312,7 +332,7 @@ def _pairs(family: FamilyVerdict, groups: Sequence[PageGroup]) -> PairsTable:
         PairRow(
             a=names.get(pair.a, pair.a),
             b=names.get(pair.b, pair.b),
-            sentence=outcome_word(pair.outcome, pair.method),
+            word=_word(pair.outcome, pair, family),
             difference=pair.difference,
             interval=pair.interval,
             p=_p(pair, family),
