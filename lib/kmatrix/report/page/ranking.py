@@ -10,6 +10,7 @@ from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed
 from kmatrix.report.pair_text import (
+    DIGITS,
     comparisons_of,
     digits_for,
     margin_text,
@@ -114,6 +115,7 @@ class RankingTable:
     unit: str
     level: float  # of all intervals
     digits: int  # decimals of its losses
+    gap_digits: int  # decimals of its differences
     reference: str  # "leader" or "baseline"
     tests: int  # that p values are corrected for
     is_paired: bool
@@ -158,7 +160,6 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
     losses = Scale(*padded(_loss_marks(near)))
     gaps = Scale(*padded(_gap_marks([against[group.name] for group in near if group.name in against]), zero=True))
     reference = next((group for group in one.groups if group.name == family.reference), one.groups[0])
-    digits = min(MOST_DIGITS, max(digits_for(group.interval) for group in one.groups))
     rows = [
         RankRow(
             group=pages[group.name],
@@ -182,7 +183,8 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         measure="bits per byte" if one.metric == BITS else "final validation loss",
         unit=unit_of(one),
         level=family.rules.confidence,
-        digits=digits,
+        digits=_digits([group.interval for group in one.groups]),
+        gap_digits=_digits([pair.interval for pair in family.against_reference]),
         reference="leader" if family.rules.baseline is None else "baseline",
         tests=comparisons_of(family),
         is_paired=any(pair.method in (Method.PAIRED, Method.SEQUENTIAL) for pair in family.pairs),
@@ -195,6 +197,11 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         notes=one.notes,
         pairs=_pairs(family, [row.group for row in rows]) if len(family.pairs) > len(against) else None,
     )
+
+
+def _digits(intervals: Sequence[Interval | None]) -> int:
+    """Return the decimals of a column, so that every interval in it has two significant digits."""
+    return min(MOST_DIGITS, max(map(digits_for, intervals), default=DIGITS))
 
 
 def _half(interval: Interval | None) -> float | None:
