@@ -60,6 +60,19 @@ def balance_text(balance: Balance | None, unknown: str = "n/a") -> str:
     return unknown if balance is None else f"CV = {cv_text(balance.cv)} ({balance.quality})"
 
 
+def problems(gpu: GpuNumbers, device: DeviceNumbers) -> Iterator[str]:
+    """Yield what impaired one device: loss, throttling, memory errors, other processes."""
+    label = gpu.label(device)
+    if device.lost_at is not None:
+        yield f"{label} was lost at {time_of_day(device.lost_at, utc=True)}: its numbers, including energy, end there"
+    if device.throttled_s:
+        yield f"{label} was throttled: {', '.join(f'{why} {duration(s)}' for why, s in device.throttled_s)}"
+    if device.ecc_uncorrected:
+        yield f"{label} had {device.ecc_uncorrected} uncorrected memory errors: do not trust its results"
+    if device.foreign:
+        yield f"{label} was shared with {', '.join(device.foreign)}"
+
+
 def joules_text(joules: float | None) -> str:
     """Return an energy with its unit."""
     if joules is None:
@@ -233,21 +246,8 @@ def _facts(gpu: GpuNumbers) -> Iterator[str]:
         yield from cost_lines(gpu)
         yield from busy_lines(gpu)
     for device in gpu.devices:
-        yield from _problems(gpu, device)
+        yield from (f"! {problem}" for problem in problems(gpu, device))
     yield from rank_lines(gpu)
-
-
-def _problems(gpu: GpuNumbers, device: DeviceNumbers) -> Iterator[str]:
-    """Yield what impaired one device: loss, throttling, memory errors, other processes."""
-    label = gpu.label(device)
-    if device.lost_at is not None:
-        yield f"! {label} was lost at {time_of_day(device.lost_at, utc=True)}: its numbers, including energy, end there"
-    if device.throttled_s:
-        yield f"! {label} was throttled: {', '.join(f'{why} {duration(s)}' for why, s in device.throttled_s)}"
-    if device.ecc_uncorrected:
-        yield f"! {label} had {device.ecc_uncorrected} uncorrected memory errors: do not trust its results"
-    if device.foreign:
-        yield f"! {label} was shared with {', '.join(device.foreign)}"
 
 
 def _breakdown(run: RunGpus, gpu: GpuNumbers) -> list[str]:
@@ -268,8 +268,8 @@ def _breakdown(run: RunGpus, gpu: GpuNumbers) -> list[str]:
         lines.append(f"    Balance of {name}: {balance_text(gpu.balance(quantity))}")
     lines.append(f"    Energy: {energy_line(gpu)}")
     lines += [part for line in [*cost_lines(gpu), *busy_lines(gpu)] for part in _indented(line)]
-    problems = [text for device in gpu.devices for text in _problems(gpu, device)]
-    for line in [*rank_lines(gpu), *problems, *(f"! {note}" for note in gpu.notes)]:
+    impaired = [f"! {problem}" for device in gpu.devices for problem in problems(gpu, device)]
+    for line in [*rank_lines(gpu), *impaired, *(f"! {note}" for note in gpu.notes)]:
         lines += _indented(line)
     lines.append(f"    Source: {gpu.evidence}")
     return lines

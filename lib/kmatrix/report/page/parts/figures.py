@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 416, 300  # of a panel, in 1/16 rem
 LEFT, RIGHT, TOP, BOTTOM = 56, 18, 14, 44  # margins of a panel
 LETTER, LINE = 7.0, 13  # size of a letter of a label, and of its line
 POINT = 5.0  # radius of a point with its edge
+SHORTEST_RANGE = 9.0  # of a horizontal line that is drawn: shorter ones hide below the point
 OVERSHOOT = 0.02  # share of a strip by which a value beyond its edge is drawn outside
 
 Tick = tuple[float, str]  # place, text
@@ -204,13 +205,16 @@ def pareto_front(places: Sequence[Place]) -> list[int]:
 def with_labels(panel: Panel, points: Sequence[Point], most: int) -> list[Point]:
     """Return points with labels: those of the front, and others while there is room; no two labels overlap."""
     areas = [_area_of(point) for point in points]
+    whiskers = [area for point in points for area in _whiskers(point)]
     taken = list(areas)
     order = sorted(range(len(points)), key=lambda at: not points[at].front)
     found = list(points)
     for at in order[: most if len(points) > most else None]:
-        for label, area in _spots(points[at]):
-            fits = area[0] >= panel.left and area[2] <= panel.right + 12 and area[1] >= 0 and area[3] <= panel.bottom
-            if fits and not any(_overlap(area, other) for other in taken if other != areas[at]):
+        # A name across the interval of a point is better than none.
+        spots = [spot for spot in _spots(points[at]) if _is_inside(spot[1], panel)]
+        clear = [spot for spot in spots if not any(_overlap(spot[1], one) for one in whiskers)]
+        for label, area in (*clear, *spots):
+            if not any(_overlap(area, other) for other in taken if other != areas[at]):
                 taken.append(area)
                 found[at] = replace(points[at], label=label)
                 break
@@ -275,6 +279,15 @@ def _area_of(point: Point) -> Area:
     return (point.x - POINT, point.y - POINT, point.x + POINT, point.y + POINT)
 
 
+def _whiskers(point: Point) -> Iterable[Area]:
+    """Yield the places of the lines of a point's interval and range."""
+    if point.low is not None and point.high is not None:
+        low, high = sorted((point.low, point.high))  # the vertical axis points down
+        yield (point.x - 1, low, point.x + 1, high)
+    if point.left is not None and point.right is not None and point.right - point.left > SHORTEST_RANGE:
+        yield (point.left, point.y - 1, point.right, point.y + 1)
+
+
 def _spots(point: Point) -> Iterable[tuple[Label, Area]]:
     """Yield the places where the name of a point may stand, best first, each with its area."""
     wide = LETTER * len(point.name)
@@ -285,6 +298,10 @@ def _spots(point: Point) -> Iterable[tuple[Label, Area]]:
         left = point.x + dx - shift[anchor]
         area = (left, point.y + dy - LINE + 3, left + wide, point.y + dy + 3)
         yield Label(x=round(point.x + dx, 2), y=round(point.y + dy, 2), anchor=anchor), area
+
+
+def _is_inside(area: Area, panel: Panel) -> bool:
+    return area[0] >= panel.left and area[2] <= panel.right + 12 and area[1] >= 0 and area[3] <= panel.bottom
 
 
 def _overlap(a: Area, b: Area) -> bool:

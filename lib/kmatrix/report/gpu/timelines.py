@@ -1,0 +1,192 @@
+"""Thin the recording of a run to columns of time: mean, minimum and maximum of each device, for figures over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.clock import RecordingClock
+from kmatrix.gpu.recorder.summary import GAP_S
+from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.nodes import SET_UP
+from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase
+from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE
+
+QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
+COLUMNS = 180  # about one per 4 pixels of a figure
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One quantity of one device per column of time, in its own unit. None: no sample, or unknown."""
+
+    mean: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimeline:
+    """The lanes of one device."""
+
+    name: str  # "GPU 2 on n1", "rank 0"
+    memory_total: float | None  # MiB
+    lanes: Mapping[str, Lane]  # by quantity; one that was never known is missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingTimeline:
+    """The recordings of all nodes of a run, on the time of the first one."""
+
+    seconds: float  # length
+    columns: int  # of equal width
+    samples: int  # of the first node
+    devices: tuple[DeviceTimeline, ...]
+    phases: tuple[RecordedPhase, ...]
+
+
+def read_timeline(run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS) -> RecordingTimeline | None:
+    """Return the last recording of a run, thinned; None without a readable gpu_samples.bin.
+
+    gpu: the numbers of the run, with their phases. The nodes of a run have clocks of their own. The end of their
+    set-up, which all share, places them on the time of the first node; a node that did not get that far is left out.
+    """
+    parts = gpu.nodes or {0: gpu}
+    found: list[tuple[GpuNumbers, Recording, RecordingClock]] = []
+    for number, part in parts.items():
+        # The folder of node 0 is that of the run.
+        recording = _recording(NodeDir(run_dir, number).recording if number else run_dir)
+        if recording is not None and len(recording) > 1:
+            found.append((part, recording, RecordingClock(recording)))
+    if not found:
+        return None
+    first, recording, clock = found[0]
+    length = clock.length
+    if not 0 < length < math.inf:
+        return None
+    count = min(columns, len(recording))
+    began = _training_began(first)
+    devices: list[DeviceTimeline] = []
+    for part, its_recording, its_clock in found:
+        there = _training_began(part)
+        if part is first:
+            shift = 0.0
+        elif began is None or there is None:
+            continue
+        else:
+            shift = began - there
+        devices += _devices(part, its_recording, its_clock, _Columns(length, count, shift))
+    return RecordingTimeline(
+        seconds=length, columns=count, samples=len(recording), devices=tuple(devices), phases=first.phases
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns of equal width over `length` s. shift: added to the times of a recording, s."""
+
+    length: float
+    count: int
+    shift: float
+
+    @property
+    def width(self) -> float:
+        return self.length / self.count
+
+
+def _recording(folder: RunDir) -> Recording | None:
+    """Return a recording; None if it is missing, damaged or of a newer version: a figure less, not a page less."""
+    try:
+        return read_samples(folder.gpu_samples)
+    except RecordError:
+        return None
+
+
+def _training_began(part: GpuNumbers) -> float | None:
+    """Return the recording time (s) at which the set-up of a node ended."""
+    return next((phase.end for phase in part.phases if phase.name == SET_UP), None)
+
+
+def _devices(part: GpuNumbers, recording: Recording, clock: RecordingClock, columns: _Columns) -> list[DeviceTimeline]:
+    """Return the lanes of all devices of one node."""
+    cells, nearest = _cells(clock, columns)
+    longest = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0), columns.width)
+    repeated = _repeated(nearest, columns, longest)
+    known = {(device.gpu_index, device.uuid): device for device in part.devices}
+    found = []
+    for header, values in zip(recording.header["gpus"], recording.columns, strict=True):
+        device = known.get((int(header["gpu_index"]), str(header.get("uuid") or "")))
+        name = part.label(device) if device else f"{part.unit} {header['gpu_index']}"
+        lanes = {
+            quantity: lane
+            for quantity in QUANTITIES
+            if quantity in values and (lane := _lane(values[quantity], quantity, cells, repeated, part)) is not None
+        }
+        total = header.get("memory_total")
+        found.append(DeviceTimeline(name=name, memory_total=total, lanes=lanes))
+    return found
+
+
+def _cells(clock: RecordingClock, columns: _Columns) -> tuple[Any, Any]:
+    """Return the column of each sample (-1: outside of all), and the time of the last sample of each column (s)."""
+    import numpy as np
+
+    cells = np.empty(len(clock), dtype=np.int16)
+    last = np.full(columns.count, np.nan)
+    for begin in range(0, len(clock), BLOCK_ROWS):
+        times = np.array(clock.between(begin, begin + BLOCK_ROWS)) + columns.shift
+        inside = (times >= 0) & (times <= columns.length)
+        cell = np.minimum(np.where(inside, times, 0.0) / columns.width, columns.count - 1).astype(np.int16)
+        cells[begin : begin + len(times)] = np.where(inside, cell, -1)
+        last[cell[inside]] = times[inside]  # ascending: the last assignment to a column stays
+    return cells, last
+
+
+def _repeated(last: Any, columns: _Columns, longest: float) -> list[int]:
+    """Return the column whose values each column shows: its own, or those before it if it just missed a sample.
+
+    A column without a sample for longer than `longest` (s) shows nothing (-1): that is a gap of the recording.
+    """
+    found, newest = [], -1
+    for column in range(columns.count):
+        if not math.isnan(last[column]):
+            newest = column
+        near = newest >= 0 and columns.width * (column + 0.5) - last[newest] <= longest
+        found.append(newest if near else -1)
+    return found
+
+
+def _lane(values: Sequence[float], quantity: str, cells: Any, repeated: Sequence[int], part: GpuNumbers) -> Lane | None:
+    """Return one quantity of one device; None if it was never known. Impossible values are unknown."""
+    import numpy as np
+
+    count = len(repeated)
+    total, number = np.zeros(count), np.zeros(count)
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    # The utilization of a rank is 100 per busy core.
+    most = math.inf if quantity == "utilization" and part.unit == "rank" else HIGHEST[quantity]
+    for begin in range(0, len(cells), BLOCK_ROWS):
+        # A copy of one block: the file may be larger than the memory.
+        block = np.array(values[begin : begin + BLOCK_ROWS], dtype=float)
+        cell = cells[begin : begin + BLOCK_ROWS]
+        with np.errstate(invalid="ignore"):
+            good = (cell >= 0) & np.isfinite(block) & (block <= most)
+            if quantity in NOT_NEGATIVE:
+                good &= block >= 0
+        block, cell = block[good], cell[good]
+        total += np.bincount(cell, weights=block, minlength=count)
+        number += np.bincount(cell, minlength=count)
+        np.minimum.at(low, cell, block)
+        np.maximum.at(high, cell, block)
+    if not number.any():
+        return None
+
+    def column(of: Any) -> tuple[float | None, ...]:
+        return tuple(float(of[at]) if at >= 0 and number[at] else None for at in repeated)
+
+    return Lane(column(total / np.maximum(number, 1)), column(low), column(high))

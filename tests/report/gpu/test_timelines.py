@@ -1,0 +1,173 @@
+"""Recordings are thinned to columns that keep every extreme, whatever was lost, restarted or cut short."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gpu_factory import FakeGpus, record, write_phases, write_samples
+from kmatrix.records.files import write_json
+from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
+from kmatrix.report.gpu.timelines import read_timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikyGpus(FakeGpus):
+    """A recording in which every value differs from the one before."""
+
+    def _sample(self, number, index, wave):
+        sample = super()._sample(number, index, wave)
+        if sample.power is None:
+            return sample
+        power = 150 + 40 * math.sin(number * 7.7 + index) + (500 if number == 777 else 0)
+        return replace(sample, utilization=float(number * 37 % 101), power=power)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path / "gpt2_adamw_4gpu")
+
+
+def timeline_of(run_dir, columns=180):
+    gpu = read_gpu(run_dir, TrainingTotals(device="gpu"))
+    assert gpu is not None
+    return read_timeline(run_dir, gpu, columns)
+
+
+def test_each_column_has_mean_minimum_and_maximum_of_its_samples(run_dir):
+    gpus = SpikyGpus(samples=1000)
+    record(run_dir, gpus)
+
+    found = timeline_of(run_dir)
+
+    assert (found.columns, found.samples, found.seconds) == (180, 1000, 999.0)
+    by_column: dict[int, list[float]] = {}
+    for number, snapshot in enumerate(gpus.snapshots()):
+        by_column.setdefault(min(179, int(number / (999 / 180))), []).append(snapshot.samples[2].power)
+    lane = found.devices[2].lanes["power"]
+    for column, values in by_column.items():
+        assert lane.mean[column] == pytest.approx(statistics.fmean(values), rel=1e-6)
+        assert lane.low[column] == pytest.approx(min(values), rel=1e-6)
+        assert lane.high[column] == pytest.approx(max(values), rel=1e-6)
+    assert max(value for value in lane.high if value is not None) > 600  # one sample in 1,000
+    assert [device.name for device in found.devices] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+
+
+def test_a_short_recording_has_a_column_per_sample(run_dir):
+    record(run_dir, SpikyGpus(samples=24))
+
+    found = timeline_of(run_dir)
+
+    assert found.columns == 24
+    power = found.devices[0].lanes["power"]
+    assert power.low == power.mean == power.high
+    assert None not in found.devices[0].lanes["utilization"].mean
+
+
+def test_a_lost_device_ends_where_it_was_lost(run_dir):
+    record(run_dir, FakeGpus(samples=600, lost={2: 300}))
+
+    found = timeline_of(run_dir)
+
+    assert [value is None for value in found.devices[2].lanes["power"].mean] == [False] * 90 + [True] * 90
+    assert None not in found.devices[1].lanes["power"].mean
+
+
+def test_a_pause_between_two_attempts_is_a_gap(run_dir):
+    gpus = FakeGpus(samples=100)
+    snapshots = [
+        replace(one, time=one.time + pause, monotonic=one.monotonic + pause)
+        for one in gpus.snapshots()
+        for pause in [900.0 if one.monotonic >= 50 else 0.0]
+    ]
+    run_dir.path.mkdir()
+    write_samples(run_dir.gpu_samples, gpus, snapshots)
+
+    found = timeline_of(run_dir, 50)
+
+    unknown = [at for at, value in enumerate(found.devices[0].lanes["power"].mean) if value is None]
+    assert unknown == list(range(unknown[0], unknown[-1] + 1))
+    assert len(unknown) * found.seconds / found.columns == pytest.approx(900, abs=45)
+
+
+def test_columns_without_a_sample_repeat_the_one_before_at_a_low_rate(run_dir):
+    gpus = FakeGpus(samples=40)
+    # The clock of a busy machine: every third sample is late by most of a period.
+    snapshots = [
+        replace(one, monotonic=one.monotonic + (0.8 if number % 3 == 1 else 0.0))
+        for number, one in enumerate(gpus.snapshots())
+    ]
+    run_dir.path.mkdir()
+    write_samples(run_dir.gpu_samples, gpus, snapshots)
+
+    assert None not in timeline_of(run_dir).devices[0].lanes["power"].mean
+
+
+def test_impossible_values_are_unknown(run_dir):
+    record(run_dir, FakeGpus(samples=20, utilization=(400.0, 95.0, 95.0, 95.0), power=(-5.0, 150.0, 150.0, 150.0)))
+
+    found = timeline_of(run_dir)
+
+    assert set(found.devices[0].lanes) == {"memory_used"}
+    assert set(found.devices[1].lanes) == {"utilization", "power", "memory_used"}
+
+
+def test_a_rank_on_the_cpu_may_use_many_cores(run_dir):
+    record(run_dir, FakeGpus(samples=20, memory=(800.0,), power=(None,), utilization=(780.0,), device_type="cpu"))
+
+    found = timeline_of(run_dir)
+
+    assert found.devices[0].name == "rank 0"
+    assert set(found.devices[0].lanes["utilization"].mean) == {780.0}
+    assert "power" not in found.devices[0].lanes
+
+
+def test_nodes_are_placed_by_the_end_of_their_set_up(run_dir):
+    for node, (samples, set_up) in enumerate([(100, 20), (120, 40)]):
+        folder = NodeDir(run_dir, node)
+        write_json_node(folder, node)
+        record(folder.recording, FakeGpus(samples=samples, utilization=tuple([100.0 * node] * 4)))
+        write_phases(folder.recording, ("set-up", 0, set_up))
+
+    found = timeline_of(run_dir, 50)
+
+    assert [device.name for device in found.devices][3:5] == ["GPU 3 on n1", "GPU 0 on n2"]
+    assert found.seconds == 99.0  # of the first node
+    # Node 2 began 20 s before node 1, and has a value at every time of it.
+    assert None not in found.devices[4].lanes["utilization"].mean
+    assert [phase.name for phase in found.phases][:1] == ["set-up"]
+
+
+def write_json_node(folder, node):
+    folder.node_json.parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder.node_json, {"node": node, "host": f"n{node + 1}", "attempt": 1})
+
+
+@pytest.mark.parametrize("content", [b"", b"KMXGPU2\n", b"KMXGPU2\n" + bytes(300), bytes(5000)])
+def test_a_damaged_recording_has_no_timeline(run_dir, content):
+    record(run_dir, FakeGpus(samples=20))
+    run_dir.gpu_samples.write_bytes(content)
+
+    assert timeline_of(run_dir) is None
+
+
+def test_a_recording_that_was_cut_short_is_shown_up_to_there(run_dir):
+    record(run_dir, FakeGpus(samples=600))
+    whole = run_dir.gpu_samples.read_bytes()
+    run_dir.gpu_samples.write_bytes(whole[: len(whole) // 2])
+
+    found = timeline_of(run_dir)
+
+    assert 200 < found.samples < 300
+    assert None not in found.devices[0].lanes["power"].mean
+
+
+def test_a_single_sample_has_no_timeline(run_dir):
+    record(run_dir, FakeGpus(samples=1))
+
+    assert timeline_of(run_dir) is None

@@ -1,0 +1,177 @@
+"""The section on devices: one run per configuration, what went wrong anywhere, and recordings thinned for the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_factory import FakeGpus, record, write_phases, write_samples, write_timings
+from kmatrix.report.analysis import analyse
+from kmatrix.report.page.devices import MOST_TIMELINES, MOST_VALUES, device_colour, devices
+from kmatrix.report.page.parts.groups import page_groups
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+
+
+def section_of(matrix):
+    numbers = analyse(matrix)
+    return devices(numbers, page_groups(numbers))
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    runs = [
+        *runs_with_seeds(3, (3.28, 3.29, 3.30), optimizer="muon", gpus=4, device="cuda"),
+        *runs_with_seeds(3, (3.31, 3.32, 3.33), optimizer="adamw", gpus=4, device="cuda"),
+    ]
+    return make_matrix(tmp_path, runs)
+
+
+def test_a_run_of_each_configuration_is_shown_with_its_numbers(matrix):
+    for folder in matrix.runs():
+        record(folder, FakeGpus(counter=True))
+        write_phases(folder, ("set-up", 0, 10), ("evaluation", 30, 33))
+
+    section = section_of(matrix)
+
+    assert [row.run for row in section.rows] == ["gpt2_muon_seed1_4gpu", "gpt2_adamw_seed1_4gpu"]
+    row = section.rows[0]
+    assert row.peak == 12_825.0 + 45
+    assert row.share == pytest.approx((12_825.0 + 45) / 24_576)
+    assert row.utilization == (95.0, 95.0)
+    assert row.power == pytest.approx(600.0)
+    assert row.quality == "excellent"
+    assert [bar.tip.partition(":")[0] for bar in row.bars] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+    assert [(span.phase, span.seconds) for span in row.phases] == [
+        ("training", 28.0),
+        ("set-up", 10.0),
+        ("evaluation", 3.0),
+        ("ending", 19.0),
+    ]
+    assert row.training_share == pytest.approx(28 / 60, abs=1e-3)
+    assert not section.simulated
+
+
+def test_a_lost_gpu_is_shown_whatever_run_it_was_in(matrix):
+    for folder in matrix.runs():
+        record(folder, FakeGpus(lost={1: 20} if "muon_seed3" in folder.name else None))
+
+    section = section_of(matrix)
+
+    assert [row.run for row in section.rows][2:] == ["gpt2_muon_seed3_4gpu"]
+    assert section.rows[2].problems[0].startswith("GPU 1 was lost at 2026-")
+    assert section.script["runs"][2]["d"][1]["u"][0][-1] is None
+    assert section.script["runs"][2]["d"][0]["u"][0][-1] == 95
+
+
+def test_throttling_and_memory_errors_are_named(matrix):
+    folder = matrix.runs()[0]
+    one = {"gpu_index": 0, "gpu_name": "NVIDIA A10G", "samples": 5, "throttled_s": {"thermal": 12.0}}
+    record(folder, FakeGpus(), summary={"gpus": [{**one, "ecc": {"uncorrected": 2}}]})
+
+    (row,) = section_of(matrix).rows
+
+    assert [problem.partition(":")[0] for problem in row.problems] == [
+        "GPU 0 was throttled",
+        "GPU 0 had 2 uncorrected memory errors",
+    ]
+
+
+def test_waiting_ranks_are_shown_for_the_run_that_has_them(matrix):
+    for folder in matrix.runs():
+        record(folder, FakeGpus())
+        write_timings(folder, (100.0, 100.0, 100.0, 140.0 if "adamw_seed2" in folder.name else 100.0))
+
+    section = section_of(matrix)
+
+    assert section.has_ranks
+    assert [row.run for row in section.rows][2:] == ["gpt2_adamw_seed2_4gpu"]
+    assert section.rows[2].ranks.slowest == 3
+
+
+def test_simulated_gpus_are_marked(matrix):
+    record(matrix.runs()[0], FakeGpus(name="NVIDIA A10G (simulated)"))
+
+    section = section_of(matrix)
+
+    assert section.simulated
+    assert section.script["runs"][0]["simulated"]
+
+
+def test_ranks_on_the_cpu_have_no_capacity(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
+    gpus = FakeGpus(memory=(800.0, 810.0), power=(None, None), utilization=(780.0, 770.0), device_type="cpu")
+    record(matrix.runs()[0], gpus)
+
+    section = section_of(matrix)
+
+    assert section.is_cpu
+    assert (section.capacity_at, section.unit, section.has_power) == (None, "MiB", False)
+    assert [device["l"] for device in section.script["runs"][0]["d"]] == ["rank 0", "rank 1"]
+
+
+def test_no_section_if_nothing_was_recorded(matrix):
+    assert section_of(matrix) is None
+
+
+def test_a_recording_that_cannot_be_read_leaves_the_table(matrix):
+    first, *_ = matrix.runs()
+    record(first, FakeGpus())
+    first.gpu_samples.write_bytes(b"KMXGPU2\n" + bytes(300))
+
+    section = section_of(matrix)
+
+    assert section.rows[0].peak is not None
+    assert section.unreadable == (first.name,)
+    assert section.script == {}
+    assert section.static == ()
+
+
+def test_as_many_recordings_as_the_page_has_room_for(tmp_path):
+    count = MOST_TIMELINES + 2
+    matrix = make_matrix(tmp_path, [FakeRun(axes={"lr": str(at)}, device="cuda") for at in range(count)])
+    for folder in matrix.runs():
+        record(folder, FakeGpus(samples=4, memory=(1000.0,), power=(100.0,), utilization=(90.0,)))
+
+    assert len(section_of(matrix).script["runs"]) == MOST_TIMELINES
+
+
+def test_recordings_of_many_gpus_are_fewer(matrix):
+    gpus = FakeGpus(samples=200, memory=(1000.0,) * 32, power=(100.0,) * 32, utilization=(90.0,) * 32)
+    for folder in matrix.runs():
+        write_samples(folder.gpu_samples, gpus, list(gpus.snapshots()))
+
+    section = section_of(matrix)
+
+    values = [part for run in section.script["runs"] for device in run["d"] for key in "upm" for part in device[key]]
+    assert len(section.script["runs"]) == 1
+    assert sum(map(len, values)) <= MOST_VALUES
+    assert section.static == ()  # 32 lines would hide each other
+
+
+def test_phases_that_no_figure_can_separate_are_one(matrix):
+    folder = matrix.runs()[0]
+    record(folder, FakeGpus(samples=600))
+    often = [("evaluation", at, at + 0.8) for at in range(100, 300)]
+    write_phases(folder, ("set-up", 0, 10), *often, ("evaluation", 500, 510))
+
+    (run,) = section_of(matrix).script["runs"]
+
+    evaluations = [phase[1:] for phase in run["ph"] if phase[0] == "evaluation"]
+    assert evaluations == [[100.0, 299.8], [500.0, 510.0]]
+
+
+def test_the_static_figure_breaks_at_a_gap(matrix):
+    folder = matrix.runs()[0]
+    record(folder, FakeGpus(samples=100, lost={1: 50}))
+
+    lane = section_of(matrix).static[0]
+
+    assert lane.title == "utilization"
+    ends = [float(points.split()[-1].partition(",")[0]) for _, points in lane.lines]
+    assert ends[0] > 790
+    assert ends[1] < 410
+
+
+def test_devices_of_a_run_have_different_colours():
+    assert len({device_colour(at, 4) for at in range(4)}) == 4
+    assert len({device_colour(at, 8) for at in range(7)}) == 7
+    assert device_colour(0, 1) == "r2"
