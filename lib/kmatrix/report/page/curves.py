@@ -1,20 +1,228 @@
-"""The section of the page on: curves."""
+"""The section on loss curves: what the script draws, and a static figure for print and for readers without scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from kmatrix.report.numbers import MatrixNumbers
+from kmatrix.curves.values import Evaluations, Knots, TrainingCurve
+from kmatrix.report.numbers import MatrixNumbers, RunNumbers
+from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_labels
 from kmatrix.report.page.parts.groups import PageGroup
+from kmatrix.report.page.parts.text import shown
+from kmatrix.stats import LEVEL, critical_t, mean
+
+TRAINING_BYTES = 1_300_000  # of all training curves in a page
+COLUMN_BYTES = 21  # of one column: mean, minimum, maximum
+MOST_COLUMNS, LEAST_COLUMNS = 300, 40  # per training curve
+LOSS_DIGITS = 4  # of training losses; validation losses have all their digits, so that they compare as in results.json
+CRITICAL = 30  # degrees of freedom for which the script knows Student's t; beyond, that of 30
+
+STATIC_LINES = 8  # configurations in the static figure
+STATIC_POINTS = 120  # per line
+STATIC_NAME = 24  # characters of a name
+STATIC_WIDTH, STATIC_HEIGHT, STATIC_NAMES = 800, 340, 170  # of the figure, and of the names in it
+FALL = 0.08  # share of a run after which its first steep fall is over
+LABEL_LINE = 14  # height of a name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticLine:
+    """The mean validation loss of a configuration over the steps that all of its finished runs have."""
+
+    name: str
+    colour: str
+    dash: int
+    points: str  # of a polyline
+    band: str  # of a polygon from the lowest to the highest seed; "": a single seed
+    label_y: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticCurves:
+    """The static figure."""
+
+    panel: Panel
+    lines: tuple[StaticLine, ...]
+    label_x: float
+    is_cut: bool  # curves begin above the figure
+    more: int  # configurations that it leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvesSection:
-    """What the section shows."""
+    """The curves of all runs."""
+
+    static: StaticCurves | None  # None: no configuration has two evaluations in all of its finished runs
+    is_simulated: bool  # energy is that of simulated GPUs
+    script: Mapping[str, object]
 
 
 def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection | None:
-    """Return the section, or None if there is nothing to show."""
-    del numbers, groups
-    return None
+    """Return the curves, or None if no run has a loss."""
+    if not any(len(run.curves.val) or len(run.curves.train) for run in numbers.runs):
+        return None
+    most_freedom = min(CRITICAL, max(len(group.runs) for group in groups) - 1)  # 0: no interval, and no need of SciPy
+    most = training_columns(sum(len(run.curves.train) > 0 for run in numbers.runs))
+    return CurvesSection(
+        static=static_curves(groups),
+        is_simulated=any(run.curves.simulated for run in numbers.runs),
+        script={
+            "runs": [curve_of(run, most) for run in numbers.runs],
+            "t": [round(critical_t(LEVEL, freedom), 4) for freedom in range(1, most_freedom + 1)],
+        },
+    )
+
+
+def training_columns(curves_: int) -> int:
+    """Return the number of columns of each of so many training curves: all of them together stay within their size."""
+    return max(LEAST_COLUMNS, min(MOST_COLUMNS, TRAINING_BYTES // (max(1, curves_) * COLUMN_BYTES)))
+
+
+def curve_of(run: RunNumbers, most: int) -> dict[str, object]:
+    """Return the curves of one run, with short keys.
+
+    v: evaluations, with x (steps), y (losses), s (seconds), j (joules).
+    t: the training loss in columns, with x (middles), m (means), lo, hi (extremes), w (width in steps).
+    k, s, j: knots of tokens, seconds and joules over steps; d: dollars per second. What is unknown is absent.
+    """
+    own = run.curves
+    found: dict[str, object] = {}
+    if len(own.val):
+        found["v"] = _evaluations(own.val)
+    if len(own.train):
+        found["t"] = _training(own.train.thinned(most))
+    lines = (("k", own.tokens, 0), ("s", own.seconds, 1), ("j", own.joules, 0))
+    found |= {key: _knots(line, digits) for key, line, digits in lines if len(line)}
+    if run.dollars and run.wall_s:
+        found["d"] = float(f"{run.dollars / run.wall_s:.6g}")
+    return found
+
+
+def series(steps: Sequence[float]) -> object:
+    """Return ascending steps as short as possible: a, d and n (first, distance, number) if they are evenly spaced.
+
+    >>> series([0, 10, 20, 30]), series([0, 10, 25])
+    ({'a': 0, 'd': 10, 'n': 4}, [0, 10, 25])
+    """
+    values = [int(step) if float(step).is_integer() else step for step in steps]
+    if len(values) > 3:
+        gap = values[1] - values[0]
+        if all(after - before == gap for before, after in pairwise(values)):
+            return {"a": values[0], "d": gap, "n": len(values)}
+    return values
+
+
+def static_curves(groups: Sequence[PageGroup]) -> StaticCurves | None:
+    """Return the static figure, or None if there is nothing to draw."""
+    means = [(group, found) for group in groups if len((found := _mean_curve(group)).steps) > 1]
+    if not means:
+        return None
+    drawn = means[:STATIC_LINES]
+    curves_ = [curve for _, curve in drawn]
+    panel = Panel(
+        x_label="steps",
+        width=STATIC_WIDTH,
+        height=STATIC_HEIGHT,
+        right=STATIC_WIDTH - STATIC_NAMES,
+        top=12,
+        bottom=STATIC_HEIGHT - 44,
+    )
+    top = max(curve.after_fall for curve in curves_)
+    bottom = min(min(curve.low) for curve in curves_)
+    room = 0.04 * (top - bottom) or 0.01 * abs(top) or 1.0
+    x = Scale(0, max(curve.steps[-1] for curve in curves_), panel.left, panel.right)
+    y = Scale(bottom - room, top + room, panel.bottom, panel.top)
+    ends = [y.at(curve.mean[-1]) for curve in curves_]
+    labels = spread_labels(ends, LABEL_LINE, panel.top + LABEL_LINE / 2, panel.bottom)
+    return StaticCurves(
+        panel=Panel(
+            x_label=panel.x_label,
+            width=panel.width,
+            height=panel.height,
+            right=panel.right,
+            top=panel.top,
+            bottom=panel.bottom,
+            x_ticks=x.ticks(6),
+            y_ticks=y.ticks(5),
+        ),
+        lines=tuple(
+            _static_line(group, curve, x, y, label) for (group, curve), label in zip(drawn, labels, strict=True)
+        ),
+        label_x=panel.right + 12,
+        is_cut=max(curve.mean[0] for curve in curves_) > y.high,
+        more=len(means) - len(drawn),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _MeanCurve:
+    """Mean, lowest and highest validation loss of the finished runs of a configuration, at the steps that all have."""
+
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    seeds: int
+
+    @property
+    def after_fall(self) -> float:
+        """The highest mean after the first steep fall."""
+        return max(loss for step, loss in zip(self.steps, self.mean, strict=True) if step >= FALL * self.steps[-1])
+
+
+def _mean_curve(group: PageGroup) -> _MeanCurve:
+    own = [dict(zip(run.curves.val.step, run.curves.val.loss, strict=True)) for run in group.counted]
+    common = sorted(set(own[0]).intersection(*own[1:])) if own else []
+    stride = max(1, -(-len(common) // STATIC_POINTS))
+    steps = [*common[:-1:stride], *common[-1:]]
+    losses = [[curve[step] for curve in own] for step in steps]
+    return _MeanCurve(
+        steps, [mean(at) for at in losses], [min(at) for at in losses], [max(at) for at in losses], len(own)
+    )
+
+
+def _static_line(group: PageGroup, curve: _MeanCurve, x: Scale, y: Scale, label: float) -> StaticLine:
+    places = [x.at(step) for step in curve.steps]
+    upper = list(zip(places, map(y.unbounded, curve.high), strict=True))
+    lower = list(zip(places, map(y.unbounded, curve.low), strict=True))
+    return StaticLine(
+        name=shown(group.short, STATIC_NAME),
+        colour=group.colour,
+        dash=group.dash,
+        points=polyline(zip(places, map(y.unbounded, curve.mean), strict=True)),
+        band=polyline([*upper, *reversed(lower)]) if curve.seeds > 1 else "",
+        label_y=round(label + 4, 1),
+    )
+
+
+def _evaluations(val: Evaluations) -> dict[str, object]:
+    columns: dict[str, object] = {"x": series(val.step), "y": val.loss.tolist()}
+    seconds, joules = _rounded(val.seconds, 1), _rounded(val.joules, 0)
+    if any(value is not None for value in seconds):
+        columns["s"] = seconds
+    if any(value is not None for value in joules):
+        columns["j"] = joules
+    return columns
+
+
+def _training(train: TrainingCurve) -> dict[str, object]:
+    columns: dict[str, object] = {
+        "x": series([train.middle(at) for at in range(len(train))]),
+        "m": _rounded(train.mean, LOSS_DIGITS),
+    }
+    if train.width > 1:
+        low, high = _rounded(train.minimum, LOSS_DIGITS), _rounded(train.maximum, LOSS_DIGITS)
+        columns |= {"lo": low, "hi": high, "w": train.width}
+    return columns
+
+
+def _knots(line: Knots, digits: int) -> list[object]:
+    return [line.step.tolist(), _rounded(line.value, digits)]
+
+
+def _rounded(values: Iterable[float], digits: int) -> list[float | None]:
+    """Return numbers as short as JSON writes them; null: unknown."""
+    return [round(value, digits or None) if math.isfinite(value) else None for value in values]

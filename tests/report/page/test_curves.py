@@ -1,0 +1,156 @@
+"""The curves of report.html: exact losses, thinned training, and a static figure without scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from dataclasses import replace
+
+import pytest
+from scipy import stats
+
+from kmatrix.curves.values import Evaluations, Knots, RunCurves, TrainingCurve
+from kmatrix.report.analysis import analyse
+from kmatrix.report.page.curves import curve_of, curves, series, training_columns
+from kmatrix.report.page.parts.groups import page_groups
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+
+
+def section_of(tmp_path, *runs, **fields):
+    numbers = analyse(make_matrix(tmp_path, runs, **fields))
+    return numbers, curves(numbers, page_groups(numbers))
+
+
+def two_optimizers(seeds: int) -> list[FakeRun]:
+    losses = {"muon": 3.27, "adamw": 3.30}
+    return [
+        run
+        for optimizer, loss in losses.items()
+        for run in runs_with_seeds(seeds, [loss + 0.01 * seed for seed in range(seeds)], optimizer=optimizer)
+    ]
+
+
+def expand(steps) -> list[float]:
+    return steps if isinstance(steps, list) else [steps["a"] + steps["d"] * at for at in range(steps["n"])]
+
+
+def test_validation_losses_keep_all_their_digits(tmp_path):
+    numbers, section = section_of(tmp_path, *two_optimizers(3))
+
+    for run, own in zip(numbers.runs, section.script["runs"], strict=True):
+        assert own["v"]["y"] == [point.loss for point in run.val]
+        assert expand(own["v"]["x"]) == [point.step for point in run.val]
+        assert own["v"]["s"] == pytest.approx([point.seconds for point in run.val], abs=0.05)
+    json.dumps(section.script, allow_nan=False)
+
+
+def test_critical_values_are_those_of_student(tmp_path):
+    _, section = section_of(tmp_path, *two_optimizers(5))
+
+    assert section.script["t"] == [round(stats.t.ppf(0.975, freedom), 4) for freedom in (1, 2, 3, 4)]
+
+
+def test_single_seeds_need_no_critical_values(tmp_path):
+    _, section = section_of(tmp_path, FakeRun(), FakeRun(optimizer="muon"))
+
+    assert section.script["t"] == []
+
+
+def test_without_any_loss_there_is_no_section(tmp_path):
+    _, section = section_of(tmp_path, FakeRun(status="planned", result=False))
+
+    assert section is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "short"),
+    [
+        ([], []),
+        ([5], [5]),
+        ([0, 10, 20], [0, 10, 20]),
+        ([0, 10, 20, 30], {"a": 0, "d": 10, "n": 4}),
+        ([2.5, 7.5, 12.5, 17.5], {"a": 2.5, "d": 5.0, "n": 4}),
+        ([0, 10, 20, 31], [0, 10, 20, 31]),
+    ],
+)
+def test_even_steps_are_three_numbers(steps, short):
+    assert series(steps) == short
+
+
+@pytest.mark.parametrize(("count", "columns"), [(0, 300), (1, 300), (200, 300), (1000, 61), (100_000, 40)])
+def test_training_curves_of_a_large_matrix_have_fewer_columns(count, columns):
+    assert training_columns(count) == columns
+
+
+def test_a_spike_of_one_step_stays_in_the_extremes(tmp_path):
+    numbers, _ = section_of(tmp_path, FakeRun())
+    steps = 20_000
+    losses = [3.0] * steps
+    losses[12_345] = 9.5
+    train = TrainingCurve(
+        step=array("q", range(steps)),
+        mean=array("d", losses),
+        minimum=array("d", losses),
+        maximum=array("d", losses),
+        count=array("q", [1] * steps),
+        total=steps,
+    )
+    own = curve_of(replace(numbers.runs[0], curves=RunCurves(train=train)), 60)
+
+    assert len(own["t"]["m"]) <= 60
+    assert max(own["t"]["hi"]) == 9.5
+    assert min(own["t"]["lo"]) == 3.0
+    assert max(own["t"]["m"]) < 3.1
+    assert own["t"]["w"] == math.ceil(steps / 60)
+    width = own["t"]["w"]
+    assert [middle // width for middle in expand(own["t"]["x"])] == list(range(len(own["t"]["m"])))
+
+
+def test_unknown_seconds_joules_and_dollars_are_absent(tmp_path):
+    numbers, _ = section_of(tmp_path, FakeRun())
+    nothing = array("d", [math.nan, math.nan])
+    val = Evaluations(step=array("q", [0, 10]), loss=array("d", [9.0, 3.0]), tokens=nothing, seconds=nothing)
+    own = curve_of(replace(numbers.runs[0], curves=RunCurves(val=val), dollars=None), 60)
+
+    assert own == {"v": {"x": [0, 10], "y": [9.0, 3.0]}}
+
+
+def test_dollars_are_those_of_the_run_per_second_of_its_attempts(tmp_path):
+    numbers, _ = section_of(tmp_path, FakeRun())
+    run = replace(numbers.runs[0], dollars=7.2, wall_s=3600.0, curves=RunCurves(seconds=Knots()))
+
+    assert curve_of(run, 60) == {"d": 0.002}
+    assert curve_of(replace(run, wall_s=0.0), 60) == {}  # a reused run was paid for elsewhere
+
+
+def test_the_static_figure_names_its_lines_and_draws_the_range_of_the_seeds(tmp_path):
+    _, section = section_of(tmp_path, *two_optimizers(3))
+    static = section.static
+
+    assert [line.name for line in static.lines] == ["muon", "adamw"]
+    assert all(line.band for line in static.lines)
+    for line in static.lines:
+        xs = [float(place.split(",")[0]) for place in line.points.split()]
+        assert xs == sorted(xs)
+        assert xs[-1] == pytest.approx(static.panel.right, abs=0.1)
+    assert abs(static.lines[0].label_y - static.lines[1].label_y) >= 14
+    assert static.more == 0
+
+
+def test_the_static_figure_leaves_out_failed_runs_and_says_how_many_it_omits(tmp_path):
+    runs = [FakeRun(optimizer=f"opt{at}", final_loss=3.2 + at / 100) for at in range(10)]
+    failed = FakeRun(optimizer="sgd", status="failed", reason="boom", stop_at=40, result=False)
+    _, section = section_of(tmp_path, *runs, failed)
+
+    assert len(section.static.lines) == 8
+    assert section.static.more == 2
+    assert all(line.band == "" for line in section.static.lines)  # a single seed has no range
+
+
+def test_failed_runs_alone_have_curves_but_no_static_figure(tmp_path):
+    failed = FakeRun(optimizer="sgd", status="failed", reason="boom", stop_at=40, result=False)
+    _, section = section_of(tmp_path, failed)
+
+    assert section.static is None
+    assert section.script["runs"][0]["v"]["y"]
