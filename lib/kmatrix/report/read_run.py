@@ -28,6 +28,7 @@ from kmatrix.records.tracking import read_track
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, RankDevice, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.cost import spent_of
+from kmatrix.status.outcomes import all_axes
 from kmatrix.status.state import RunState
 from kmatrix.status.status_file import current_result, recover_status
 
@@ -200,29 +201,6 @@ def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if found.get("pruning") in (None, "none"):
         found = {name: value for name, value in found.items() if not name.startswith(PRUNING_FIELDS)}
     return found
-
-
-def all_axes(run: RunFile, axes_of_matrix: Sequence[AxisEntry]) -> dict[str, str]:
-    """Return the axes of a run in the order of its matrix, label -> value.
-
-    The runs of a matrix that `make add` extended by an axis do not name it: theirs is the value of its symbol. Without
-    it they would not count as seeds of the configuration that they are.
-    """
-    known = {axis.label: run.axes.get(axis.label) or _on_axis(run, axis) for axis in axes_of_matrix}
-    return {label: value for label, value in known.items() if value} | dict(run.axes)
-
-
-def _on_axis(run: RunFile, axis: AxisEntry) -> str:
-    """Return the value of a run on an axis, as the axis writes it (2e-3 for 0.002); "" if it is unknown."""
-    own = run.symbols.get(axis.symbol) or ""
-    return next((value for value in axis.values if _is_same(value, own)), own)
-
-
-def _is_same(one: str, other: str) -> bool:
-    try:
-        return one == other or float(one) == float(other)
-    except ValueError:
-        return False
 
 
 def _curves(run_dir: RunDir, state: RunState) -> RunCurves:

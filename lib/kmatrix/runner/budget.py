@@ -27,9 +27,12 @@ class BudgetWatch:
         """Read the prices of the runs."""
         self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in runs}
 
-    def spent(self, states: Mapping[str, RunState]) -> str:
-        """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second."""
-        if time.monotonic() < self._due:
+    def spent(self, states: Mapping[str, RunState], *, now: bool = False) -> str:
+        """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second.
+
+        now: check it in any case.
+        """
+        if not now and time.monotonic() < self._due:
             return ""
         self._due = time.monotonic() + CHECK_EVERY_S
         runs = ((states[name], self._prices[name]) for name in self._prices)

@@ -66,7 +66,8 @@ def execute(
     """
     values = symbols(matrix)
     disk_s = disk_wait_s(values) if disk_wait is None else disk_wait
-    pool = gpu_pool(gpus, values) if any(run.cuda for run in plan.plans) else None
+    every = (*plan.plans, *plan.reserve)
+    pool = gpu_pool(gpus, values) if any(run.cuda for run in every) else None
     engine = LocalEngine(
         Path(sys.executable),
         ROOT,
@@ -77,11 +78,13 @@ def execute(
         recorders=recorders,
         trackers=trackers,
     )
-    check_plans(matrix, plan.plans, engine)
+    check_plans(matrix, every, engine)
     return drive(
         matrix,
         plan.plans,
         engine,
+        reserve=plan.reserve,
+        seeds=plan.seeds,
         skipped=plan.skipped,
         on_progress=on_progress,
         on_note=on_note,

@@ -27,6 +27,7 @@ from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.budget import BudgetWatch
 from kmatrix.runner.disk_hold import DiskHold
 from kmatrix.runner.requests import RequestWatch
+from kmatrix.runner.seeds import SeedRounds
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
@@ -47,6 +48,7 @@ from kmatrix.status.state import (
     Skipped,
     Started,
     after,
+    is_left_out,
     next_attempt,
     overall,
     retry,
@@ -85,6 +87,8 @@ def drive(
     cause: Callable[[], tuple[str, str]] | None = None,
     requests_s: float | None = None,
     left: Collection[str] = (),
+    reserve: Sequence[RunPlan] = (),
+    seeds: SeedRounds | None = None,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
@@ -97,6 +101,7 @@ def drive(
     on_stop: called with the name of the first signal.  cause: called after it, when a run has ended; returns the kind
     and the reason of the stop.  requests_s: time (s) between two reads of the user's requests.
     left: kinds of ends after which the caller starts a run again, and not this call.
+    reserve: plans of adaptive seeds, which the engine has checked, too; executed when `seeds` wants them.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -116,6 +121,8 @@ def drive(
             cause=cause,
             requests_s=requests_s,
             left=left,
+            reserve=reserve,
+            seeds=seeds,
             disk_s=disk_s,
         )
         released.callback(driver.requests.close)
@@ -151,24 +158,29 @@ class _Driver:
         cause: Callable[[], tuple[str, str]] | None,
         requests_s: float | None,
         left: Collection[str],
+        reserve: Sequence[RunPlan],
+        seeds: SeedRounds | None,
         disk_s: float,
     ) -> None:
         self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
         self._limits, self._pool, self._on_note = limits, pool, on_note
-        self._plans = {plan.name: plan for plan in plans}
-        self._train = {plan.name: read_run_file(plan.dir).train for plan in plans}
-        self._hold = DiskHold(matrix, [plan.dir for plan in plans], on_note, limit_s=disk_s)
-        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in plans) else None, self._hold.report)
+        self._plans = {plan.name: plan for plan in (*plans, *reserve)}
+        self._seeds, self._reserve = seeds, {plan.name for plan in reserve}
+        every = list(self._plans.values())
+        self._train = {plan.name: read_run_file(plan.dir).train for plan in every}
+        self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
+        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None, self._hold.report)
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
         self._curves = CurvesQueue(self._writer.log)
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
-        self.open = set(self._plans)  # runs of this execution that have not ended
+        self.open = self._plans.keys() - self._reserve  # runs of this execution that have not ended
         self._left = left
         self.requests = RequestWatch(matrix, self, self._writer, requests_s)
         self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None
+        self._is_spent = False  # the budget
         self._on_stop, self._find_cause = on_stop, cause
         self._is_signalled = False
         self.jobs: dict[str, str] = {}
@@ -193,14 +205,16 @@ class _Driver:
         self._writer.missing = len(self._matrix.missing())
         self._drop_outdated_plans()
         here = self._plans.keys() | self._skipped.keys()
+        reserve = self._unneeded()
         unfinished = (name for name, state in self.states.items() if state.status in MAY_BE_LEFT_OUT)
-        self._writer.unselected = tuple(name for name in unfinished if name not in here)
+        self._writer.unselected = tuple(name for name in unfinished if name not in here and name not in reserve)
         if self._budget is not None:
             self._budget.begin(self.states)
 
         # Write what is known before the first start.
         self._writer.open()
-        self._writer.log("matrix started", **asdict(this_process()), runs=len(self._plans))
+        known = {"reserve": len(self._reserve)} if self._seeds is not None else {}
+        self._writer.log("matrix started", **asdict(this_process()), runs=len(self.open), **known)
         for name, reason in self._skipped.items():
             self._writer.apply(name, Skipped(reason))
             self._writer.log("run skipped", run=name, status=self.states[name].status, reason=reason)
@@ -211,10 +225,11 @@ class _Driver:
             self._write_run(name, unless_current=True)
 
         # Watches first: they start at the current end of metrics.jsonl.
-        for plan in self._plans.values():
-            self._watch(plan)
+        for name in self.open:
+            self._watch(self._plans[name])
         self.requests.begin(self._plans)
         self.jobs = self._engine.submit([self._plans[name] for name in self._plans if name in self.open])
+        self._start_wanted()
 
     def _drop_outdated_plans(self) -> None:
         """Drop plans that another runner executed before this one got the lock: a finished run stays finished."""
@@ -253,13 +268,49 @@ class _Driver:
             self._write_later()
             if not killed:
                 self._curves.write_next()
-            if self._budget is not None and not stopping and (spent := self._budget.spent(self.states)):
-                self._engine.cancel(self.jobs)
-                self._writer.log("budget spent", reason=spent)
-                self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
+            if not stopping and self._has_spent():
                 stopping = True
             if self.open:
                 time.sleep(poll_s)
+
+    def _has_spent(self, *, now: bool = False) -> bool:
+        """Return whether the budget of the matrix is spent; if so, stop its runs. now: not throttled."""
+        if self._budget is None or self._is_spent:
+            return self._is_spent
+        if spent := self._budget.spent(self.states, now=now):
+            self._is_spent = True
+            self._engine.cancel(self.jobs)
+            self._writer.log("budget spent", reason=spent)
+            self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
+        return self._is_spent
+
+    def _start_wanted(self) -> None:
+        """Queue the runs of the reserve that the verdict wants now."""
+        if self._seeds is None:
+            return
+        wanted = self._seeds.wanted(self.states, self.open)
+        for text in self._seeds.decisions():
+            self._writer.log("verdict looked at", text=text)
+            self._on_note(text)
+        new = [name for name in self._plans if name in self._reserve and name in wanted]
+        # Nothing starts on a full disk, or without a budget: they stay wanted, and `continue` runs them.
+        if not new or self.disk_full or self._has_spent(now=True):
+            return
+        self._writer.log("seeds wanted", runs=new)
+        for name in new:
+            self._reserve.discard(name)
+            if not is_left_out(self.states[name]):  # else it waits for its release
+                self._submit(self._plans[name])
+
+    def _unneeded(self) -> frozenset[str]:
+        """Return the runs that are not needed so far: a matrix is finished without them."""
+        return frozenset() if self._seeds is None else self._seeds.reserve(self.states, self.open)
+
+    def _overall(self) -> Status:
+        """Return the status of the matrix."""
+        reserve = self._unneeded()
+        found = [state.status for name, state in self.states.items() if name not in reserve]
+        return overall([*found, *([Status.PLANNED] if self._writer.missing else [])])
 
     def cancel(self, name: str) -> None:
         """Ask an open run to save a checkpoint and exit; one that has not started is never started."""
@@ -271,9 +322,12 @@ class _Driver:
         self._write_run(name)
         if self.disk_full:  # no more runs are started
             return
+        if name in self._reserve:
+            self._start_wanted()
+            return
         if state.number >= plan.attempt:  # else the planned attempt has not started
-            batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
-            attempt = next_attempt(state, batch_size=batch_size, policy=policy, retry_killed=True)
+            batch_size, policy, again = train.batch_size or 1, train.oom_policy or HALVE, self._seeds is not None
+            attempt = next_attempt(state, batch_size=batch_size, policy=policy, retry_killed=True, again=again)
             if attempt is None:  # it finished, or failed, before it could be stopped
                 return
             plan = self._with_attempt(plan, attempt)
@@ -284,6 +338,7 @@ class _Driver:
         self._write_run(name)
         self._writer.write_matrix(Status.RUNNING)
         self._display(name, reason=self.states[name].reason)
+        self._start_wanted()  # a skipped seed is over
 
     def write(self, name: str) -> None:
         """Write the status of a run."""
@@ -325,7 +380,7 @@ class _Driver:
         if not self.states:  # not read yet: no status is known
             return
         with suppress(LaunchError):
-            self._writer.write_matrix(overall([Status(status) for status in self._writer.counts()]))
+            self._writer.write_matrix(self._overall())
 
     def close(self) -> None:
         """Write what a full disk has delayed, as far as possible: nothing is tried after this."""
@@ -336,7 +391,7 @@ class _Driver:
         while not request.kill and self._curves.write_next():
             pass
         counts = self._writer.counts()
-        status = overall([Status(status) for status in counts])
+        status, reserve = self._overall(), self._unneeded()
         self._write_later(now=True)
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
@@ -344,7 +399,7 @@ class _Driver:
             time.sleep(poll_s)
             self._write_later()
         self._write_later(now=True)  # that there is space again
-        now = {self.states[name].status for name in (*self._plans, *self._skipped)}
+        now = {self.states[name].status for name in (*self._plans, *self._skipped) if name not in reserve}
         # A stop that came after the last run had ended stopped nothing: the results decide.
         if request.since is not None and now & {Status.STOPPED, Status.PLANNED}:
             code = EXIT_STOPPED
@@ -370,6 +425,7 @@ class _Driver:
             self.open.discard(name)
             if job.reason and not job.cancelled:
                 self._give_up(name, job.reason)
+                self._start_wanted()
         elif job.phase is JobPhase.RUNNING:
             update = self._watches[name].poll()
             self._write_alerts(plan, job, update)
@@ -437,6 +493,8 @@ class _Driver:
             self._curves.add(plan.dir, plan.attempt)
         if end.kind == DISK:
             self._hold_back()
+        if not stopping:
+            self._start_wanted()
 
     def _hold_back(self) -> None:
         """Start no more runs on a full disk: the others stay planned, running ones continue as far as they can."""
@@ -461,7 +519,7 @@ class _Driver:
         train = self._train[plan.name]
         batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
         state = self.states[plan.name]
-        attempt = retry(state, batch_size=batch_size, policy=policy)
+        attempt = retry(state, batch_size=batch_size, policy=policy, again=self._seeds is not None)
         if attempt is None or (state.last is not None and state.last.kind in self._left):
             return None
         return self._with_attempt(plan, attempt)
@@ -519,7 +577,7 @@ class _Driver:
             RunProgress(
                 run=name,
                 index=self._index.get(name, 0),
-                total=len(self._plans),
+                total=len(self._plans) - len(self._reserve),
                 status=status,
                 reason=reason,
                 note=note,

@@ -15,10 +15,12 @@ from kmatrix.records.checkpoints import has_checkpoint
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
-from kmatrix.records.states import RunRequest, read_matrix_status, read_requests, read_run_status
+from kmatrix.records.states import Request, RunRequest, read_matrix_status, read_requests, read_run_status
 from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.runner.seeds import SeedRounds, as_requested, seed_rounds
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
+from kmatrix.status.outcomes import NOT_NEEDED
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
 from kmatrix.text import plural
@@ -30,7 +32,9 @@ TRAINER = ("-m", "gpt2.train")
 class ResumePlan:
     """The pending attempts of a matrix, and the runs without one."""
 
-    plans: tuple[RunPlan, ...]  # in the matrix's order
+    plans: tuple[RunPlan, ...]  # in the matrix's order; of adaptive seeds, seed by seed
+    reserve: tuple[RunPlan, ...] = ()  # of adaptive seeds: executed only if the verdict wants them later
+    seeds: SeedRounds | None = None  # None without adaptive seeds
     skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
     stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
     requests: Mapping[str, RunRequest] = field(default_factory=dict)  # runs of `plans` that wait for a release
@@ -46,6 +50,7 @@ def reopen(
     retry_failed: bool = False,
     command: tuple[str, ...] = TRAINER,
     limits: Limits | None = None,
+    unasked: bool = False,
 ) -> ResumePlan:
     """Return the pending attempts of a matrix.
 
@@ -53,17 +58,23 @@ def reopen(
     resume: start of an attempt after the first.
     retry_failed: retry failed runs, too; runs that were killed are always retried.
     limits: of a job on a cluster. Then times come from the plan: measured ones need all runs, in each of many jobs.
+    unasked: also execute seeds that no verdict wants now.
     """
     plans, skipped, stays = [], {}, {}
     damaged = []
     estimates = _Estimates(matrix, limits)
+    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()}
+    rounds, states = seed_rounds(matrix, records), {}
     for run in matrix.runs():
-        state, record = recover_status(run, has_runner=False), read_run_file_or_empty(run)
+        state, record = recover_status(run, has_runner=False), records[run.name]
         train = record.train
         # Without a readable run.json there is nothing to train: the run stays failed, with the damage as the reason.
         known = record != RunFile()
         damaged += [] if known else [run.name]
-        attempt = _attempt(state, train, resume, retry_failed=retry_failed) if known else None
+        attempt = None
+        if known:
+            attempt = _attempt(state, train, resume, retry_failed=retry_failed, again=rounds is not None)
+        states[run.name] = state
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
         elif why := _lack(train, gpus):
@@ -71,10 +82,28 @@ def reopen(
         else:
             # A job's time limit needs an estimate with a basis, not one that only orders runs.
             expected_s = estimates.known_s(record) if gpus is None else estimates.expected_s(record)
-            plan = run_plan(run, record, attempt, command, expected_s)
+            # Seed by seed, not the longest first: a verdict needs the first seeds of all configurations.
+            plan = run_plan(run, record, attempt, command, None if rounds else expected_s)
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
+    requests = read_requests(matrix)
+    reserve: list[RunPlan] = []
+    if rounds is not None:
+        plans.sort(key=lambda plan: rounds.place(plan.name))
+        now = {name: as_requested(state, requests.get(name)) for name, state in states.items()}
+        skipped_by_user = {name for name, request in requests.items() if request.request is Request.SKIP}
+        pending = {plan.name for plan in plans} - skipped_by_user  # also if they failed, or could not run, before
+        wanted = rounds.wanted(now, pending)
+        if not unasked:
+            reserve = [plan for plan in plans if plan.name not in wanted]
+            plans = [plan for plan in plans if plan.name in wanted]
     return ResumePlan(
-        plans=tuple(plans), skipped=skipped, stays=stays, requests=read_requests(matrix), damaged=tuple(damaged)
+        plans=tuple(plans),
+        reserve=tuple(reserve),
+        seeds=rounds,
+        skipped=skipped,
+        stays=stays,
+        requests=requests,
+        damaged=tuple(damaged),
     )
 
 
@@ -177,7 +206,7 @@ def run_plan(
     )
 
 
-def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: bool) -> Attempt | None:
+def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: bool, again: bool) -> Attempt | None:
     return next_attempt(
         state,
         batch_size=train.batch_size or 1,
@@ -185,6 +214,7 @@ def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: 
         resume=resume,
         retry_failed=retry_failed,
         retry_killed=True,
+        again=again,
     )
 
 
@@ -213,6 +243,8 @@ def describe_plan(plan: ResumePlan) -> list[str]:
         for one in plan.plans
     ]
     lines += [f"{name}: skipped, {why}" for name, why in plan.skipped.items()]
+    if plan.reserve:
+        lines.append(f"{plural(len(plan.reserve), 'run')} in reserve: {NOT_NEEDED}")
     for status in Status:
         count = sum(state.status is status for state in plan.stays.values())
         if count:

@@ -18,6 +18,7 @@ from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Clock, Request, RunR
 # Kinds of ends: failures and stops.
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
 KILLED = "killed"  # by a signal from outside: the kernel's out of memory killer, a person, another program
+NAN = "nan"  # the training diverged: another attempt with the same seed would, too
 DISK = "disk"  # full: steps after the last checkpoint are trained again when there is space
 GPU_LOST, NCCL = "gpu lost", "nccl"  # not caused by the run: another GPU, or another attempt, may succeed
 PREEMPTED = "preempted"  # stopped by another program than the runner, with a checkpoint; or by the scheduler
@@ -31,6 +32,8 @@ ELSEWHERE = frozenset({PREEMPTED, TIME_LIMIT, NODE_LOST})
 # killer would kill it again, and a person meant it (docs/decisions/0010-automatic-retries.md).
 MOST_RETRIES = {GPU_LOST: 2, NCCL: 2, PREEMPTED: 2}  # automatic retries in a row after such an end
 NOT_ITS_FAULT = frozenset({DISK, KILLED, GPU_LOST, NCCL})
+# Of a seed of adaptive seeds, which has one more attempt after any other failure: the same would happen again.
+NOT_AGAIN = frozenset({NAN, MISMATCH, DISK})
 HALVE = "halve"  # policy for out of memory: retry with a smaller micro-batch and the same global batch
 OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
 MAY_BE_LEFT_OUT = (Status.PLANNED, Status.STOPPED, Status.SKIPPED)
@@ -193,13 +196,14 @@ def next_attempt(
     resume: str = "auto",
     retry_failed: bool = False,
     retry_killed: bool = False,
+    again: bool = False,
 ) -> Attempt | None:
     """Return the next attempt of a run, None if it needs none.
 
     batch_size: the micro-batch of run.json.  policy: what follows out of memory.  resume: start of an attempt after the
     first.  A failed run has a next attempt if it is retried automatically (`retry`), if all failed runs are retried
     (retry_failed), or if it did not fail by itself: it was killed, lost its GPU, lost the NCCL connection or found the
-    disk full (retry_killed).
+    disk full (retry_killed).  again: as for `retry`.
     """
     if state.status in (Status.FINISHED, Status.RUNNING):
         return None
@@ -210,18 +214,19 @@ def next_attempt(
         return None if failed else Attempt(number=state.number + 1)
     micro_batch = last.micro_batch
     if state.status is Status.FAILED:
-        again = retry(state, batch_size=batch_size, policy=policy)
-        if again is None and not retry_failed and not (retry_killed and last.kind in NOT_ITS_FAULT):
+        automatic = retry(state, batch_size=batch_size, policy=policy, again=again)
+        if automatic is None and not retry_failed and not (retry_killed and last.kind in NOT_ITS_FAULT):
             return None
-        micro_batch = again.micro_batch if again else micro_batch
+        micro_batch = automatic.micro_batch if automatic else micro_batch
     return Attempt(number=state.number + 1, resume=resume, micro_batch=micro_batch)
 
 
-def retry(state: RunState, *, batch_size: int, policy: str = HALVE) -> Attempt | None:
+def retry(state: RunState, *, batch_size: int, policy: str = HALVE, again: bool = False) -> Attempt | None:
     """Return the automatic retry after an end, from the last good checkpoint; None if there is none.
 
     Out of memory is retried with smaller micro-batches, down to one sequence. Failures that the run did not cause are
     retried a number of times in a row (MOST_RETRIES); an end of another kind resets the count.
+    again: the run is a seed of adaptive seeds, and its first failure is retried once (NOT_AGAIN has the exceptions).
     """
     last = state.last
     if last is None or state.status not in (Status.FAILED, Status.STOPPED):
@@ -233,6 +238,9 @@ def retry(state: RunState, *, batch_size: int, policy: str = HALVE) -> Attempt |
     # Counted back to the last end of another kind: the run made progress then, or failed by itself.
     row = itertools.takewhile(lambda attempt: attempt.kind in MOST_RETRIES, reversed(state.attempts))
     if 0 < sum(attempt.kind == last.kind for attempt in row) <= MOST_RETRIES.get(last.kind or "", 0):
+        return Attempt(number=number, resume="auto", micro_batch=last.micro_batch)
+    failures = sum(attempt.status is Status.FAILED for attempt in state.attempts)
+    if again and state.status is Status.FAILED and failures == 1 and last.kind not in NOT_AGAIN:
         return Attempt(number=number, resume="auto", micro_batch=last.micro_batch)
     return None
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kmatrix.stats import Interval, two_sided_p
+from kmatrix.stats import Interval
 from kmatrix.verdict.family import FamilyVerdict, Losses, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.pairs import (
     MOST_MORE,
@@ -179,7 +179,7 @@ def _with_test(test: FixedTest, method: Method, rules: Rules) -> FixedTest:
         test.pair,
         method=method,
         interval=Interval(low=difference - half, high=difference + half, level=rules.confidence),
-        p=two_sided_p(difference / test.error, test.freedom),
+        p=min(1.0, 2 * lower_tail(-abs(difference) / test.error, test.freedom)),
     )
     return replace(test, pair=pair)
 

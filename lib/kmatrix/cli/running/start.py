@@ -108,7 +108,9 @@ def add(arguments: Arguments) -> int:
         from kmatrix.cli.running.cluster import submit_runs
 
         return submit_runs(matrix, arguments, names)
-    return run_and_report(matrix, reopen(matrix, plan.gpus, names=set(names)), gpus=plan.gpus, recorders=recorders)
+    # A new configuration, or a higher maximum, may need further seeds of those that were there.
+    chosen = None if plan.verdict.seeds_auto else set(names)
+    return run_and_report(matrix, reopen(matrix, plan.gpus, names=chosen), gpus=plan.gpus, recorders=recorders)
 
 
 def _run_matrix(arguments: Arguments, plan: Plan) -> int:
@@ -123,7 +125,8 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     matrix, recorders = make_dirs(arguments, plan, reuse=arguments.target != "quickstart")
     pending = reopen(matrix, plan.gpus)  # as `continue` does: there is only one path from a matrix to its attempts
     number, skipped = len(pending.plans), len(pending.skipped)
-    print(f"{plural(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
+    more = f", {len(pending.reserve)} in reserve" if pending.reserve else ""
+    print(f"{plural(number, 'run')} in {shown(matrix.path)}{more}" + (f", {skipped} skipped" if skipped else ""))
     if background:
         return run_detached(matrix, arguments, "GPUS", "SIMULATE")
     return run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders, own=True)
