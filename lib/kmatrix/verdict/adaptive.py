@@ -31,6 +31,7 @@ from kmatrix.verdict.pairs import (
     holm,
     holm_levels,
     is_finite,
+    leading,
     outcome_of,
     pairs_of,
     reference_of,
@@ -115,7 +116,7 @@ def adaptive_verdict(losses: Losses, rules: Rules) -> FamilyVerdict:
 def decided(losses: Losses, rules: Rules) -> Decision:
     """Return the outcomes of a family without the numbers that only a report needs. Raises ValueError as above."""
     family = pairs_of(losses, rules.baseline)
-    over = {name: _leading(losses[name], rules.seeds) for name in losses}
+    over = {name: leading(losses[name], rules.seeds) for name in losses}
     finite = {name: [loss for loss in known if loss is not None and is_finite(loss)] for name, known in over.items()}
     means = {name: math.fsum(known) / len(known) if known else None for name, known in finite.items()}
     diverged = {name: sum(map(has_diverged, known)) for name, known in over.items()}
@@ -197,19 +198,6 @@ def error_spent(maxima: Sequence[int], seeds_min: int = 3, confidence: float = 0
 def _first(rules: Rules) -> int:
     """Return the seeds of the first look, or all seeds if there are fewer."""
     return min(max(rules.seeds_min, FEWEST_LOOK), len(rules.seeds))
-
-
-def _leading(known: Mapping[int, float | None], seeds: Sequence[int]) -> list[float | None]:
-    """Return the outcomes of the leading seeds that are over.
-
-    A later seed that ended earlier waits, so that the looks do not depend on the speed of the runs.
-    """
-    result: list[float | None] = []
-    for seed in seeds:
-        if seed not in known:
-            break
-        result.append(known[seed])
-    return result
 
 
 def _evidence(a: Sequence[float | None], b: Sequence[float | None], rules: Rules) -> PairEvidence:

@@ -36,6 +36,19 @@ def has_diverged(loss: float | None) -> bool:
     return loss is not None and not is_finite(loss)
 
 
+def leading(known: Mapping[int, float | None], seeds: Sequence[int]) -> list[float | None]:
+    """Return the outcomes of the leading seeds that are over.
+
+    A later seed that ended earlier waits, so that the looks do not depend on the speed of the runs.
+    """
+    result: list[float | None] = []
+    for seed in seeds:
+        if seed not in known:
+            break
+        result.append(known[seed])
+    return result
+
+
 def pairs_of(losses: Losses, baseline: str | None) -> list[Pair]:
     """Return the comparisons of a family: the baseline with each other configuration, or all pairs.
 
