@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from cluster_factory import answer, claim, make_engine, make_submission
+from gpu_factory import FakeGpus, summary_of, write_samples
+from kmatrix.curves.make import make_curves, write_curves
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs.files import JobView, SchedulerPhase, ShareEntry, SubmissionFile, share_job
-from kmatrix.records.paths import MatrixDir
-from records_factory import CREATED, FakeRun, make_matrix
+from kmatrix.records.paths import MatrixDir, RunDir
+from records_factory import CREATED, FakeRun, make_matrix, make_run
 
 OPTIMIZERS = ("adamw", "muon", "sgd", "adam")
 AT_A_TIME = 4  # runs
@@ -25,6 +30,56 @@ def make_large_matrix(root: Path, count: int) -> MatrixDir:
         attempt = {"attempt": 1, "status": "finished", "started": begin, "ended": begin + RUN_S}
         write_json(path, read_json(path) | {"attempts": [attempt]}, durable=False)
     return matrix
+
+
+def make_logged_matrix(root: Path, count: int, *, lines: int, gpus: int) -> MatrixDir:
+    """Write a matrix of `count` finished runs with logs of about `lines` lines and recordings of their GPUs, 1 Hz.
+
+    The seeds of a configuration share these files, as hard links; each run has its own curves.json and result.json.
+    """
+    runs = [
+        replace(_run(number), steps=lines - 100, eval_interval=max(1, lines // 100), log_interval=1, gpus=gpus,
+                device="cuda", tokens_per_s=40_960.0)
+        for number in range(count)
+    ]  # fmt: skip
+    shared = {}
+    for run in runs[: 10 * len(OPTIMIZERS)]:
+        folder = make_run(MatrixDir(root / "shared"), run)
+        seconds = read_json(folder.result)["seconds"]
+        _record(folder, gpus, seconds)
+        write_curves(folder, make_curves(folder, 1))
+        shared[run.optimizer, run.axes["lr"]] = folder
+    matrix = make_matrix(root, [replace(run, stop_at=1) for run in runs])  # the logs are linked
+    for number, run in enumerate(runs):
+        folder, source = matrix.run(run.name), shared[run.optimizer, run.axes["lr"]]
+        result = read_json(source.result) | {"run_id": run.run_id, "final_val_loss": run.final_loss}
+        result["ended"] = CREATED + result["seconds"]
+        write_json(folder.result, result, durable=False)
+        folder.metrics.unlink()
+        for path in (source.metrics, source.phases, source.gpu_samples, source.gpu_summary):
+            os.link(path, folder.path / path.name)
+        shutil.copy(source.curves, folder.curves)
+        begin = CREATED + RUN_S * (number // AT_A_TIME)
+        attempt = {"attempt": 1, "status": "finished", "started": begin, "ended": begin + result["seconds"]}
+        write_json(folder.status, read_json(folder.status) | {"attempts": [attempt]}, durable=False)
+    return matrix
+
+
+def _record(folder: RunDir, gpus: int, seconds: float) -> None:
+    """Record the GPUs of a run from its start to its end, and log its set-up and evaluations as phases."""
+    values = [100.0] * gpus
+    fake = FakeGpus(memory=[9_000.0] * gpus, power=values, utilization=values, samples=int(seconds) + 20, counter=True)
+    snapshots = [replace(one, time=CREATED - 10 + number) for number, one in enumerate(fake.snapshots())]
+    write_samples(folder.gpu_samples, fake, snapshots)
+    write_json(folder.gpu_summary, summary_of(fake, snapshots) | {"final": True})
+    ends = [line["time"] for line in map(json.loads, folder.metrics.open()) if "val/loss" in line]
+    spans = [("set-up", CREATED - 10, CREATED), *(("evaluation", end - 0.5, end) for end in ends)]
+    lines = [
+        {"phase": name, "begin": begin, "end": end, "begin_monotonic": begin - CREATED + 10,
+         "end_monotonic": end - CREATED + 10, "attempt": 1, "step": number}
+        for number, (name, begin, end) in enumerate(spans)
+    ]  # fmt: skip
+    folder.phases.write_text("".join(json.dumps({"schema": 1, **line}) + "\n" for line in lines), encoding="utf-8")
 
 
 def _run(number: int) -> FakeRun:

@@ -6,7 +6,7 @@ it is made again.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from operator import lt
 
 from kmatrix.errors import SchemaError
 from kmatrix.records.decode import SCHEMA, Amount, Count, Number, Record, UnixTime, as_json, compact, decode_optional
@@ -103,5 +103,5 @@ def _check(steps: tuple[int, ...], *columns: tuple[object, ...]) -> None:
     """Raise ValueError if columns differ in length, or the steps do not ascend."""
     if any(len(column) != len(steps) for column in columns):
         raise ValueError("columns differ in length")
-    if any(before >= after for before, after in pairwise(steps)):
+    if not all(map(lt, steps, steps[1:])):
         raise ValueError("steps do not ascend")

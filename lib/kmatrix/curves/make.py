@@ -22,7 +22,7 @@ from kmatrix.curves.file import (
 )
 from kmatrix.curves.metrics import MetricColumns, read_metrics
 from kmatrix.curves.thin import columns, knots, lowest
-from kmatrix.curves.values import RunCurves, curves_of_file
+from kmatrix.curves.values import RunCurves, curves_of_file, number
 from kmatrix.errors import RecordError, note_damage, note_lines
 from kmatrix.records.decode import decode_bytes
 from kmatrix.records.files import write_bytes
@@ -95,7 +95,7 @@ def make_curves(run_dir: RunDir, attempt: int | None) -> CurvesFile:
         val=EvaluationColumns(
             step=tuple(rows.step[at] for at in kept),
             loss=tuple(rows["val_loss"][at] for at in kept),
-            tokens=tuple(_count(rows["tokens"][at]) for at in kept),
+            tokens=tuple(number(rows["tokens"][at]) for at in kept),
             seconds=tuple(_known(seconds[at]) for at in kept),
             joules=tuple(joules[at] for at in kept) if joules else (),
             total=len(evaluated),
@@ -244,11 +244,6 @@ def _rounded(value: float) -> float:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _count(value: float) -> float | None:
-    """Return a count without a decimal point."""
-    return int(value) if value.is_integer() else _known(value)
 
 
 def _int(value: float) -> int | None:

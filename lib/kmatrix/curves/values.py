@@ -57,7 +57,7 @@ class Evaluations(Sequence[CurvePoint]):
             return tuple(self[at] for at in range(*index.indices(len(self))))
         return CurvePoint(
             step=self.step[index],
-            tokens=_number(self.tokens[index]),
+            tokens=number(self.tokens[index]),
             seconds=_known(self.seconds[index]),
             loss=self.loss[index],
             joules=_known(self.joules[index]) if self.joules else None,
@@ -203,6 +203,6 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _number(value: float) -> float | None:
-    """Return a count without a decimal point."""
+def number(value: float) -> float | None:
+    """Return a count without a decimal point; None for NaN."""
     return int(value) if value.is_integer() else _known(value)

@@ -20,6 +20,7 @@ ROOT = kmatrix.ROOT
 RUN_JSON = "run.json"
 MATRIX_PREFIX = "test_matrix_results_"
 STAGED = ".new"  # suffix of a matrix or a run that is being made
+EARLIER_SAMPLES = re.compile(r"gpu_samples\.([1-9][0-9]{0,8})\.bin", re.ASCII)
 STAMP_FORMAT = "%Y%m%d_%H%M%S"  # of the name of a matrix, in local time
 STAMP = re.compile(re.escape(MATRIX_PREFIX) + r"(?P<at>\d{8}_\d{6})(?:_(?P<number>\d{1,9}))?(?P<more>\D.*)?", re.ASCII)
 
@@ -135,8 +136,9 @@ class RunDir:
 
     def earlier_gpu_samples(self) -> list[Path]:
         """Return the recordings of earlier attempts on other devices, oldest first."""
-        found = [path for path in self.path.glob("gpu_samples.*.bin") if path.suffixes[0][1:].isdigit()]
-        return sorted(found, key=lambda path: int(path.suffixes[0][1:]))
+        # Listed: a glob takes ten times as long, and a matrix has thousands of runs.
+        numbers = [int(found[1]) for name in _names_in(self.path) if (found := EARLIER_SAMPLES.fullmatch(name))]
+        return [self.path / f"gpu_samples.{number}.bin" for number in sorted(numbers)]
 
     @property
     def gpu_events(self) -> Path:

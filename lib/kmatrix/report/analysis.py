@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -409,10 +410,10 @@ def _early(run: RunNumbers) -> str:
 
 def _never_fell(run: RunNumbers) -> bool:
     """Return True if no validation loss after step 0 is below the initial one."""
-    later = [point.loss for point in run.val if point.step > 0]
+    later = run.val.loss[1 if run.val and run.val.step[0] == 0 else 0 :]
     # A run without evaluations after the first has only the loss in its result.
     if not later and run.counts and run.final_val_loss is not None:
-        later = [run.final_val_loss]
+        later = array("d", [run.final_val_loss])
     return bool(later) and run.initial_val_loss is not None and min(later) >= run.initial_val_loss
 
 

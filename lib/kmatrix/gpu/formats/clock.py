@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import le, sub
 
@@ -42,6 +43,11 @@ class RecordingClock:
         else:
             shifted = (raw[at] + piece.shift for piece in self._pieces for at in range(piece.first, piece.last + 1))
             self._raw, self._zero = array("d", shifted), 0.0
+
+    @cached_property
+    def _wall_pieces(self) -> list[_Piece]:
+        """The ranges of samples in which the wall clock ascends: a pass over all of them."""
+        return self._pieces if self._monotonic is None else list(_pieces(self._times, self._times))
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -91,7 +97,7 @@ class RecordingClock:
 
     def _at_wall(self, wall: float) -> float | None:
         """Return the recording time of the nearest sample that the wall clock passed, the latest if several did."""
-        runs = list(_pieces(self._times, self._times))
+        runs = self._wall_pieces
         for run in reversed(runs):
             if run.begin <= wall and (run is runs[-1] or wall <= self._times[run.last]):
                 index = bisect_right(self._times, wall, lo=run.first, hi=run.last + 1) - 1
@@ -105,9 +111,10 @@ def _pieces(raw: Sequence[float], times: Sequence[float]) -> Iterator[_Piece]:
     if not len(raw):
         return
     breaks = [0]
-    # In C: a recording of a day has two million samples.
-    ascends = all(map(le, raw, islice(raw, 1, None)))
-    if not ascends or any(map(SLACK_S.__lt__, map(sub, islice(raw, 1, None), raw))):
+    # In C, and copied first: a recording of a day has two million samples, and views are slow to read.
+    values = list(raw)
+    ascends = all(map(le, values, islice(values, 1, None)))
+    if not ascends or any(map(SLACK_S.__lt__, map(sub, islice(values, 1, None), values))):
         breaks += [at for at in range(1, len(raw)) if raw[at] < raw[at - 1] or _is_replaced(raw, times, at)]
     time = 0.0
     for first, end in zip(breaks, [*breaks[1:], len(raw)], strict=True):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kmatrix.curves.values import CurvePoint
+from kmatrix.curves.values import Evaluations, number
 from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, indented
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
@@ -171,13 +171,13 @@ def _run(run: RunNumbers) -> dict[str, Any]:
     }
 
 
-def _columns(points: Sequence[CurvePoint]) -> dict[str, list[float | None]]:
-    """Return a curve as columns of equal length."""
+def _columns(val: Evaluations) -> dict[str, list[float | None]]:
+    """Return the evaluations as columns of equal length."""
     return {
-        "step": [point.step for point in points],
-        "tokens": [point.tokens for point in points],
-        "seconds": [point.seconds for point in points],
-        "loss": [point.loss for point in points],
+        "step": list(val.step),
+        "tokens": list(map(number, val.tokens)),
+        "seconds": [None if math.isnan(seconds) else seconds for seconds in val.seconds],
+        "loss": list(val.loss),
     }
 
 

@@ -13,7 +13,6 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricValues, RunResult, metric_line_of, read_result
 from kmatrix.records.states import EventLine, PhaseLine
 from kmatrix.report.gpu.numbers import RecordedPhase
-from kmatrix.stats import complete_sum
 
 TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
 ENDING = "ending"  # the rest of the recording after the trainer's result
@@ -143,18 +142,23 @@ def joules_between(recording: Recording, clock: RecordingClock, begin: float, en
     The last sample at or before each time counts.
     """
     # The counters only have the values at samples.
-    first, last = (max(0, clock.index_after(time) - 1) for time in (begin, end))
-    by_device = [_increase(columns.get("energy_j"), first, last) for columns in recording.columns]
-    if all(joules is None for joules in by_device):
+    first, last = max(0, clock.index_after(begin) - 1), max(0, clock.index_after(end) - 1)
+    total, known = 0.0, 0
+    for columns in recording.columns:
+        joules = _increase(columns.get("energy_j"), first, last)
+        if joules is not None:
+            total, known = total + joules, known + 1
+    if known == 0:
         return _increase(recording.host_joules, first, last)
-    return complete_sum(by_device)
+    return total if known == len(recording.columns) else None
 
 
 def _increase(energy: Sequence[float] | None, first: int, last: int) -> float | None:
     """Return the increase of an energy counter between two samples, None if one of them is unknown."""
-    if energy is None or math.isnan(energy[first]) or math.isnan(energy[last]):
+    if energy is None:
         return None
-    return max(0.0, energy[last] - energy[first])
+    increase = energy[last] - energy[first]
+    return None if math.isnan(increase) else max(0.0, increase)
 
 
 def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:

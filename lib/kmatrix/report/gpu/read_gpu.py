@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 from kmatrix.errors import RecordError, SchemaError
@@ -326,7 +327,7 @@ def _training(
     The samples of the phases, a small part of a recording, are subtracted from the statistics of all its samples.
     """
     spans = merged_spans(phases)
-    ranges = [(clock.index_from(begin), clock.index_from(end)) for begin, end in spans]
+    inside = [at for begin, end in spans for at in range(clock.index_from(begin), clock.index_from(end))]
     columns = {
         (int(gpu["gpu_index"]), str(gpu.get("uuid") or "")): values
         for gpu, values in zip(recording.header["gpus"], recording.columns, strict=True)
@@ -336,10 +337,11 @@ def _training(
         values = columns.get((device.gpu_index, device.uuid))
         if values is None:
             return None  # the recording is of other devices than the numbers
-        devices.append(_without(device, values, ranges))
+        devices.append(_without(device, values, inside))
     if not any(device.memory_used or device.utilization for device in devices):
         return None
-    outside = [joules_between(recording, clock, begin, end) for begin, end in spans]
+    known = {(phase.begin, phase.end): phase.joules for phase in phases}  # most phases are spans of their own
+    outside = [known[span] if span in known else joules_between(recording, clock, *span) for span in spans]
     energy = complete_sum(outside)
     seconds = None if numbers.seconds is None else numbers.seconds - math.fsum(end - begin for begin, end in spans)
     return PeriodNumbers(
@@ -351,16 +353,14 @@ def _training(
     )
 
 
-def _without(
-    device: DeviceNumbers, columns: Mapping[str, Sequence[float]], ranges: Sequence[tuple[int, int]]
-) -> DeviceNumbers:
-    """Return the numbers of a device without the samples of these ranges."""
+def _without(device: DeviceNumbers, columns: Mapping[str, Sequence[float]], samples: Sequence[int]) -> DeviceNumbers:
+    """Return the numbers of a device without these samples."""
+    values_of = itemgetter(*samples, 0) if samples else None  # in C, and with the first sample always a tuple
     rest: dict[str, Statistics | None] = {}
     for name in QUANTITIES:
         whole, part = getattr(device, name), RunningStats()
-        for begin, end in ranges:
-            if name in columns:
-                part.add(list(columns[name][begin:end]))
+        if name in columns and values_of is not None:
+            part.add(values_of(columns[name])[:-1])
         rest[name] = None if whole is None or whole.count <= part.count else _rest(whole, part)
     return replace(device, **rest, joules=None)  # type: ignore[arg-type]
 
