@@ -152,7 +152,9 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     if not values:
         raise ValueError("no values: pass at least one GPU's memory")
     centre = statistics.fmean(values)
-    return 100.0 * statistics.pstdev(values) / centre if centre else 0.0
+    # Not statistics.pstdev, which computes with fractions: a report needs thousands of these.
+    deviation = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / len(values))
+    return 100.0 * deviation / centre if centre else 0.0
 
 
 def balance_of(values: Sequence[float]) -> Balance | None:

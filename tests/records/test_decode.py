@@ -17,6 +17,7 @@ from kmatrix.records.decode import (
     field,
     indented,
     indented_text,
+    packed,
 )
 from kmatrix.records.files import write_json
 
@@ -149,6 +150,12 @@ def test_a_name_that_is_not_utf_8_is_read_back_as_python_wrote_it(tmp_path):
     with pytest.raises(RecordError) as caught:
         decode(path, Example)
     assert caught.value.why.startswith("seconds: expected float")
+
+
+@pytest.mark.parametrize("text", ["plain", "not UTF-8: \udcff"])
+def test_packed_values_are_a_part_of_indented_ones(text):
+    runs = [{"name": "a", "loss": math.nan}, {"name": text}]
+    assert indented({"head": text, "runs": list(map(packed, runs))}) == indented({"head": text, "runs": runs})
 
 
 def test_indented_json_has_null_for_nan_and_no_bytes_that_are_not_utf_8():

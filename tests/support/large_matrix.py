@@ -59,8 +59,8 @@ def make_logged_matrix(root: Path, count: int, *, lines: int, gpus: int) -> Matr
         for path in (source.metrics, source.phases, source.gpu_samples, source.gpu_summary):
             os.link(path, folder.path / path.name)
         shutil.copy(source.curves, folder.curves)
-        begin = CREATED + RUN_S * (number // AT_A_TIME)
-        attempt = {"attempt": 1, "status": "finished", "started": begin, "ended": begin + result["seconds"]}
+        begin = CREATED + (result["seconds"] + 30) * (number // AT_A_TIME)
+        attempt = {"attempt": 1, "status": "finished", "started": begin, "ended": begin + result["seconds"] + 20}
         write_json(folder.status, read_json(folder.status) | {"attempts": [attempt]}, durable=False)
     return matrix
 

@@ -83,11 +83,13 @@ class RecordingClock:
             return None
         if self._monotonic is None or monotonic is None:
             return self._at_wall(wall)
+        if len(self._pieces) == 1:  # a single boot: there is no choice to make
+            return monotonic + self._pieces[0].shift
         # The difference of both clocks identifies the boot: the monotonic time starts near 0 at each.
         offset = wall - monotonic
         piece = min(self._pieces, key=lambda one: abs(self._offset(one) - offset))
-        # After a change of the wall clock no piece may fit. With a single boot there is no choice to make.
-        if len(self._pieces) > 1 and abs(self._offset(piece) - offset) > SLACK_S:
+        # After a change of the wall clock no piece may fit.
+        if abs(self._offset(piece) - offset) > SLACK_S:
             return None
         return monotonic + piece.shift
 

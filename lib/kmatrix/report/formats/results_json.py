@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kmatrix.curves.values import Evaluations, number
-from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, indented
+from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, indented, packed
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
@@ -42,8 +42,8 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
 
 def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write results.json: all numbers of the report, with the runs they come from."""
-    # A matrix may have thousands of runs with curves of thousands of points.
-    write_bytes(matrix.results, indented({"schema": SCHEMA, **results(numbers)}))
+    # A matrix may have thousands of runs with curves of hundreds of points: not all of them are objects at a time.
+    write_bytes(matrix.results, indented({"schema": SCHEMA, **results(numbers, lambda run: packed(_run(run)))}))
 
 
 def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
@@ -51,8 +51,8 @@ def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     write_bytes(matrix.all_results, indented([original(matrix, run) for run in numbers.runs]))
 
 
-def results(numbers: MatrixNumbers) -> dict[str, Any]:
-    """Return the content of results.json."""
+def results(numbers: MatrixNumbers, run_value: Callable[[RunNumbers], object] | None = None) -> dict[str, Any]:
+    """Return the content of results.json. run_value: makes the value of a run, instead of an object."""
     return {
         "name": numbers.name,
         "status": numbers.status,
@@ -65,7 +65,7 @@ def results(numbers: MatrixNumbers) -> dict[str, Any]:
         "axes": {label: list(values) for label, values in numbers.axes.items()},
         "cuts": [as_json(cells) for cells in numbers.excluded],
         "counts": {str(status): numbers.count(status) for status in Status},
-        "runs": [_run(run) for run in numbers.runs],
+        "runs": [(run_value or _run)(run) for run in numbers.runs],
         "groups": [_group(group) for group in numbers.groups],
         "rankings": [_ranking(ranking) for ranking in numbers.rankings],
         "settings": [_settings(one) for one in numbers.settings],

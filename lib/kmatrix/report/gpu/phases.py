@@ -147,7 +147,8 @@ def joules_between(recording: Recording, clock: RecordingClock, begin: float, en
     for columns in recording.columns:
         joules = _increase(columns.get("energy_j"), first, last)
         if joules is not None:
-            total, known = total + joules, known + 1
+            known += 1
+            total += joules
     if known == 0:
         return _increase(recording.host_joules, first, last)
     return total if known == len(recording.columns) else None
@@ -158,7 +159,9 @@ def _increase(energy: Sequence[float] | None, first: int, last: int) -> float | 
     if energy is None:
         return None
     increase = energy[last] - energy[first]
-    return None if math.isnan(increase) else max(0.0, increase)
+    if math.isnan(increase):
+        return None
+    return increase if increase > 0 else 0.0
 
 
 def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:
