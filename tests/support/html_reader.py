@@ -17,7 +17,7 @@ class Element:
 
     tag: str
     attributes: dict[str, str] = field(default_factory=dict)
-    children: list[Element | str] = field(default_factory=list)
+    children: list[Element | str] = field(default_factory=list, repr=False)
 
     @property
     def classes(self) -> set[str]:

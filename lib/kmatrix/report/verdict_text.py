@@ -99,6 +99,8 @@ class VerdictText:
     @property
     def mark(self) -> str:
         """The state as a page shows it: `Partly open, preliminary`."""
+        if self.state is VerdictState.NO_RUN and self.is_preliminary:
+            return "Running"
         return str(self.state).capitalize() + (", preliminary" if self.is_preliminary else "")
 
     @property

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from html_reader import Element, read_html
 from kmatrix.records.files import write_json
-from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
+from page_sections import page, page_of, rows, script_data, section
 from records_factory import CREATED, FakeRun, make_matrix, runs_with_seeds
 
 EVIL = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>'
@@ -26,24 +24,6 @@ def two_optimizers(**fields: object) -> list[FakeRun]:
         for optimizer, losses in LOSSES.items()
         for run in runs_with_seeds(len(losses), losses, optimizer=optimizer, **fields)
     ]
-
-
-def page_of(matrix: MatrixDir) -> Element:
-    return read_html(render_page(analyse(matrix)))
-
-
-def page(tmp_path: Path, runs: Sequence[FakeRun], **fields: object) -> Element:
-    return page_of(make_matrix(tmp_path, runs, **fields))
-
-
-def section(found: Element, name: str) -> Element:
-    element = found.by_id(name)
-    assert element is not None, f"no section {name}"
-    return element
-
-
-def rows(table: Element) -> list[list[str]]:
-    return [[cell.text for cell in row.children if isinstance(cell, Element)] for row in table.one("tbody").all("tr")]
 
 
 def test_the_table_has_every_run_in_the_order_of_the_ranking(tmp_path):
@@ -69,7 +49,7 @@ def test_the_table_has_every_run_in_the_order_of_the_ranking(tmp_path):
 
 def test_a_row_finds_its_run_in_the_data_of_the_script(tmp_path):
     found = page(tmp_path, two_optimizers())
-    data = json.loads("".join(map(str, section(found, "data").children)))
+    data = script_data(found)
     for row in section(found, "runs-table").one("tbody").all("tr"):
         run = data["run"][int(row.attributes["data-i"])]
         assert run["n"] == row.one("th").text
@@ -133,7 +113,7 @@ def test_many_configurations_are_listed_with_their_changes(tmp_path):
 def test_each_run_has_its_own_difference_to_the_leader_in_the_data(tmp_path):
     odd = replace(two_optimizers()[0], train={"grad_clip": 0.5})
     found = page(tmp_path, [odd, *two_optimizers()[1:]])
-    data = json.loads("".join(map(str, section(found, "data").children)))
+    data = script_data(found)
     runs = data["runs"]
     assert runs["reference"] == "gpt2_lion_seed1_1cpu"
     place = next(at for at, run in enumerate(data["run"]) if run["n"] == odd.name)
