@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
-from kmatrix.report.page.parts.figures import Panel, Point, pareto
+from kmatrix.report.page.parts.figures import SAME_COST, Panel, Point, pareto
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed, percent
 from kmatrix.report.page.parts.units import ENERGY, MEMORY, TIME, Unit, unit_of
@@ -188,8 +188,9 @@ def front_shares(samples: Sequence[Sequence[tuple[int, float, float]]]) -> list[
     """Return the share of RESAMPLES bootstrap resamples in which each configuration is on the front.
 
     samples: seed, loss and cost of each run, by configuration. If all configurations have the same seeds, one draw of
-    seeds serves all of them, so that what a seed does to all of them cancels out. A front: no other configuration has
-    a lower loss at the same cost or less. Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 6.
+    seeds serves all of them, so that what a seed does to all of them cancels out. On the front: no other configuration
+    has a lower loss at the same cost (up to SAME_COST) or less.
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 6.
     """
     import numpy as np
 
@@ -203,12 +204,12 @@ def front_shares(samples: Sequence[Sequence[tuple[int, float, float]]]) -> list[
         losses.append(np.array([loss for _, loss, _ in sample])[draws].mean(axis=1))
         costs.append(np.array([cost for _, _, cost in sample])[draws].mean(axis=1))
     loss, paid = np.array(losses).T, np.array(costs).T  # (resample, configuration)
-    order = np.lexsort((loss, paid), axis=1)
-    by_cost = np.take_along_axis(loss, order, axis=1)
-    best = np.minimum.accumulate(by_cost, axis=1)
-    first = np.full((RESAMPLES, 1), np.inf)
-    is_front = by_cost < np.concatenate([first, best[:, :-1]], axis=1)
-    counts = np.bincount(order[is_front], minlength=len(samples))
+    counts = np.zeros(len(samples))
+    for one_loss, one_cost in zip(loss, paid, strict=True):
+        order = np.argsort(one_cost)
+        best = np.minimum.accumulate(one_loss[order])  # lowest loss up to each cost
+        affordable = np.searchsorted(one_cost[order], one_cost * SAME_COST, side="right")
+        counts += one_loss <= best[affordable - 1]
     return [float(count) / RESAMPLES for count in counts]
 
 
@@ -304,7 +305,7 @@ def _panel(
     return pareto(
         f"Loss and {column.title}",
         f"{column.title} ({column.unit})",
-        f"final validation loss ({unit})",
+        unit,
         points,
     )
 

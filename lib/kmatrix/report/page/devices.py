@@ -131,6 +131,7 @@ class DevicesSection:
     unreadable: tuple[str, ...] = ()  # runs in the table without a timeline, although one was recorded
     static: tuple[StaticLane, ...] = field(default=(), repr=False)
     static_run: str = ""
+    static_seconds: float | None = None  # length of its recording
     script: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what static/devices.js draws
 
     @property
@@ -176,6 +177,7 @@ def devices(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> DevicesSecti
         unreadable=tuple(unreadable),
         static=_static(timelines[0][1]) if timelines else (),
         static_run=name(timelines[0][0].name) if timelines else "",
+        static_seconds=timelines[0][1].seconds if timelines else None,
         script=_script(timelines, places) if timelines else {},
     )
 

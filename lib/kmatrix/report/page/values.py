@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
+from kmatrix.report.page.axes import AxesSection, axes
 from kmatrix.report.page.cost import CostSection, cost
 from kmatrix.report.page.curves import CurvesSection, curves
 from kmatrix.report.page.devices import DevicesSection, devices
@@ -40,6 +41,7 @@ class PageValues:
     curves: CurvesSection | None
     target: TargetSection | None
     cost: CostSection | None
+    axes: AxesSection | None
     scaling: ScalingSection | None
     devices: DevicesSection | None
     settings: SettingsSection | None
@@ -61,6 +63,7 @@ def page_of(numbers: MatrixNumbers) -> PageValues:
         curves=curves(numbers, groups),
         target=target(numbers, groups),
         cost=cost(numbers, groups),
+        axes=axes(numbers, groups),
         scaling=scaling(numbers, groups),
         devices=devices(numbers, groups),
         settings=settings(numbers, groups),

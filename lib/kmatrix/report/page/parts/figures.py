@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kmatrix.report.page.parts.text import MINUS
 
@@ -12,6 +14,8 @@ WIDTH, HEIGHT = 416, 300  # of a panel, in 1/16 rem
 LEFT, RIGHT, TOP, BOTTOM = 56, 18, 14, 44  # margins of a panel
 LETTER, LINE = 7.0, 13  # size of a letter of a label, and of its line
 POINT = 5.0  # radius of a point with its edge
+CROWD = 12  # points
+SAME_COST = 1.005  # ratio of two costs up to which they count as the same
 SHORTEST_RANGE = 9.0  # of a horizontal line that is drawn: shorter ones hide below the point
 OVERSHOOT = 0.02  # share of a strip by which a value beyond its edge is drawn outside
 
@@ -188,16 +192,24 @@ def pareto(title: str, x_label: str, y_label: str, points: Sequence[Point], name
     placed = [_placed(point, x, y, front=at in best) for at, point in enumerate(inside)]
     corners = [(x.at(inside[at].x), y.at(inside[at].y)) for at in best]
     panel = replace(empty, x_ticks=x.ticks(4), y_ticks=y.ticks(5), front=polyline(_stairs(corners)))
-    return replace(panel, points=tuple(with_labels(panel, placed, names)))
+    # In a crowd only the front has names: other names would be next to points of others.
+    most = names if len(placed) <= CROWD else len(best)
+    return replace(panel, points=tuple(with_labels(panel, placed, most)))
 
 
 def pareto_front(places: Sequence[Place]) -> list[int]:
-    """Return the indices of the places that no other one beats in both coordinates (lower is better), by x."""
+    """Return the indices of the places that no other one beats (cost and loss, the lower the better), by cost.
+
+    A lower loss beats a place also if it costs up to SAME_COST times as much: no one would pay for such a difference.
+    """
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    costs = [places[at][0] for at in order]
+    best = list(accumulate((places[at][1] for at in order), min))  # lowest loss up to each cost
     found: list[int] = []
-    best = math.inf
-    for at in sorted(range(len(places)), key=lambda index: places[index]):
-        if places[at][1] < best:
-            best = places[at][1]
+    for at in order:
+        cost, loss = places[at]
+        affordable = bisect_right(costs, cost * SAME_COST)
+        if loss <= best[affordable - 1] and (not found or loss < places[found[-1]][1]):
             found.append(at)
     return found
 
