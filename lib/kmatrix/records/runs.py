@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict
 
+from kmatrix.own_file import read_file
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -273,6 +274,7 @@ class RunResult(Record, frozen=True, kw_only=True):
         return replaced(self, **{name: getattr(other, name) for name in missing})
 
 
+VALIDATION_LOSS = "val/loss"  # nats/token, in a line of metrics.jsonl
 NOT_METRICS = ("schema", "step", "time", "resumed")  # keys of a line of metrics.jsonl
 MetricValues = dict[str, Number | Int | bool | None]  # a line of metrics.jsonl
 
@@ -381,9 +383,25 @@ def merged_metrics(path: Path) -> list[MetricLine]:
 
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
+    return _merged(metric_line_of(values) for values in decode_lines(path, MetricValues))
+
+
+def validation_metrics(path: Path) -> list[MetricLine]:
+    """Return one line per step with a validation loss, merged as in `merged_metrics`; none if the file is unreadable.
+
+    Only these lines are decoded, which is ten times faster than all of them.
+    """
+    try:
+        lines = read_file(path).split(b"\n")[:-1]  # the last one is empty, or incomplete
+    except OSError:
+        return []
+    wanted = [line for line in lines if VALIDATION_LOSS.encode() in line or b'"resumed"' in line]
+    return [line for line in _merged(map(metric_line, wanted)) if VALIDATION_LOSS in line.values]
+
+
+def _merged(lines: Iterable[MetricLine | None]) -> list[MetricLine]:
     steps: dict[int, MetricLine] = {}
-    for values in decode_lines(path, MetricValues):
-        line = metric_line_of(values)
+    for line in lines:
         if line is None:
             continue
         known = steps.get(line.step)

@@ -78,7 +78,11 @@ class TrainFields:
     batch_size: Size | None = None
     global_batch: Size | None = None
     max_iters: Size | None = None
+    learning_rate: Amount | None = None
+    schedule: str | None = None
+    min_lr: Amount | None = None
     warmup_steps: Size | None = None
+    wsd_decay_fraction: Amount | None = None
     eval_interval: Size | None = None
     eval_samples: Size | None = None
     checkpoint_interval: Size | None = None
@@ -95,6 +99,7 @@ class TrainFields:
     max_cost: Amount | None = None
     gpu_hour_price: Amount | None = None
     machine_hour_price: Amount | None = None
+    early_stopping_patience: Size | None = None
     oom_policy: str | None = None
 
     @property

@@ -1,0 +1,170 @@
+"""Forecasts of the final validation loss of running runs, from their metrics and from the finished runs around them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kmatrix.errors import RecordError
+from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.runs import VALIDATION_LOSS, Status, read_result, read_run_file_or_empty, validation_metrics
+from kmatrix.records.train_config import CHOICES, TrainFields, budget_s
+from kmatrix.text import plural
+from kmatrix.verdict.forecast import Course, Forecaster, LossCurve, LossForecast, NoForecast
+from kmatrix.verdict.recorded import recorded_curves
+
+MOST_RUNS = 64  # finished ones that a forecast is checked with: their errors are compared with each other
+MOST_READ = 1000  # runs that are looked at to find them: thousands of them would delay the answer
+MOST_POINTS = 256  # of a curve
+# What losses must share to be compared. Pruning changes the course of a loss.
+SETTING = (
+    *("dataset", "data_path", "data_sha256", "tokenizer", "vocab_size", "n_layer", "n_head", "n_embd", "block_size"),
+    *("global_batch", "eval_samples", "pruning"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A finished run, before its curve is read."""
+
+    run: RunDir
+    run_id: str | None
+    train: TrainFields
+
+
+def forecasts(matrix: MatrixDir, running: Collection[str]) -> dict[str, LossForecast | NoForecast]:
+    """Return the forecast of each running run of a matrix, or why there is none.
+
+    Finished runs of this matrix and of newer ones in its results directory count if they have the same setting.
+    """
+    trains = {name: read_run_file_or_empty(matrix.run(name)).train for name in running}
+    found: dict[str, LossForecast | NoForecast] = {}
+    forecasters: dict[str, Forecaster] = {}
+    for name, train in trains.items():
+        course = course_of(train)
+        if course is None:
+            found[name] = NoForecast("its schedule is not recorded")
+        elif reason := _open_end(train):
+            found[name] = NoForecast(reason)
+        else:
+            setting = _setting(train)
+            if setting not in forecasters:
+                courses = {course_of(other) for other in trains.values() if _setting(other) == setting}
+                finished = _finished(matrix, setting, courses, besides=running)
+                forecasters[setting] = Forecaster(finished, recorded_curves())
+            found[name] = forecasters[setting].forecast(_curve(matrix.run(name), train, course))
+    return found
+
+
+def forecast_text(forecast: LossForecast | NoForecast) -> str:
+    """Return "3.31 +- 0.02 (90 %, backtested on 12 runs, held 11)", or "unknown" with the reason."""
+    if isinstance(forecast, NoForecast):
+        return f"unknown ({forecast.reason})"
+    checked = forecast.backtest
+    runs = f"{checked.runs} recorded runs of a tiny model" if forecast.recorded else plural(checked.runs, "run")
+    return f"{_with_error(forecast.loss, forecast.half)} (90 %, backtested on {runs}, held {checked.held})"
+
+
+def forecast_json(forecast: LossForecast | NoForecast) -> Mapping[str, object]:
+    """Return a forecast for programs; losses in nats/token."""
+    if isinstance(forecast, NoForecast):
+        return {"loss": None, "reason": forecast.reason}
+    checked = forecast.backtest
+    return {
+        "loss": forecast.loss,
+        "low": forecast.loss - forecast.half,
+        "high": forecast.loss + forecast.half,
+        "basis": forecast.basis,
+        "step": forecast.step,
+        "backtest": {"runs": checked.runs, "held": checked.held, "recorded": forecast.recorded},
+    }
+
+
+def course_of(train: TrainFields) -> Course | None:
+    """Return the length and the schedule of a run, None if they are not recorded."""
+    if not train.max_iters or train.schedule not in CHOICES["schedule"] or not train.learning_rate:
+        return None
+    least = 1.0 if train.schedule == "constant" else (train.min_lr or 0.0) / train.learning_rate
+    return Course(
+        steps=train.max_iters,
+        schedule=train.schedule,
+        least=round(least, 6),  # 0.0002 / 0.002 and 0.002 / 0.02 are the same
+        warmup=min(train.warmup_steps or 0, train.max_iters),
+        decay=min(1.0, train.wsd_decay_fraction or 0.0) if train.schedule == "wsd" else 0.0,
+    )
+
+
+def _open_end(train: TrainFields) -> str:
+    """Return why a run may end before its last step, "" if it does not."""
+    if budget_s(train) is not None:
+        return "its time or cost budget may end it before its last step"
+    if train.early_stopping_patience:
+        return "early stopping may end it before its last step"
+    return "pruning changes its loss" if train.pruning not in (None, "none") else ""
+
+
+def _setting(train: TrainFields) -> str:
+    return repr([getattr(train, name) for name in SETTING])
+
+
+def _finished(
+    matrix: MatrixDir, setting: str, courses: Collection[Course | None], besides: Collection[str]
+) -> list[LossCurve]:
+    """Return the curves of finished runs of a setting, those with one of these courses first.
+
+    besides: runs of the matrix that are not meant.
+    """
+    found: dict[str | None, _Candidate] = {}  # by id: copies of a run would look like runs that agree
+    for one in itertools.islice(_all_runs(matrix, besides), MOST_READ):
+        if one.run_id not in found and _is_finished(one, setting):
+            found[one.run_id] = one
+    nearest = sorted(found.values(), key=lambda one: course_of(one.train) not in courses)  # stable: newest first
+    with_course = ((one, course_of(one.train)) for one in nearest[:MOST_RUNS])
+    return [_curve(one.run, one.train, course) for one, course in with_course if course is not None]
+
+
+def _all_runs(matrix: MatrixDir, besides: Collection[str]) -> Iterator[_Candidate]:
+    """Yield the runs of a matrix, then those of the other ones in its results directory, the newest first."""
+    others: list[MatrixDir] = []
+    with suppress(OSError):
+        others = [other for other in reversed(matrix_dirs(matrix.path.parent)) if other.name != matrix.name]
+    here = [run for run in matrix.runs() if run.name not in besides]
+    for run in itertools.chain(here, (run for other in others for run in other.runs())):
+        with suppress(RecordError):  # of a newer version
+            record = read_run_file_or_empty(run)
+            yield _Candidate(run, record.run_id, record.train)
+
+
+def _is_finished(one: _Candidate, setting: str) -> bool:
+    if _setting(one.train) != setting:
+        return False
+    with suppress(RecordError):
+        result = read_result(one.run)
+        return result is not None and result.status == Status.FINISHED
+    return False
+
+
+def _curve(run: RunDir, train: TrainFields, course: Course) -> LossCurve:
+    """Return the validation losses of a run so far. A loss that is not finite is NaN."""
+    lines = validation_metrics(run.metrics)
+    thin = math.ceil(len(lines) / MOST_POINTS) or 1
+    lines = [line for index, line in enumerate(lines) if index % thin == 0 or index == len(lines) - 1]
+    losses = [line.values[VALIDATION_LOSS] for line in lines]
+    return LossCurve(
+        name=run.name,
+        steps=tuple(line.step for line in lines),
+        losses=tuple(math.nan if loss is None else float(loss) for loss in losses),
+        course=course,
+        setting=_setting(train),
+        vocabulary=train.vocab_size,
+    )
+
+
+def _with_error(value: float, half: float) -> str:
+    """Return 3.31 +- 0.02: the error with one digit, with two if it begins with 1, rounded up."""
+    exponent = math.floor(math.log10(half)) if half > 0 else -4
+    digits = min(6, max(0, -exponent + (half < 2 * 10.0**exponent)))
+    return f"{value:.{digits}f} +- {math.ceil(half * 10**digits - 1e-9) / 10**digits:.{digits}f}"
