@@ -118,18 +118,21 @@ def test_columns_of_columns_are_columns_of_the_points(tmp_path):
         assert (curve.minimum[at], curve.maximum[at]) == pytest.approx((min(own), max(own)), rel=1e-6)
 
 
-def test_all_evaluations_stay_up_to_the_limit_and_then_the_lowest_of_each_group(tmp_path):
+def test_all_evaluations_stay_up_to_the_limit_and_then_every_nth_with_the_lowest_and_the_last(tmp_path):
     losses = [3 + (step * 7919 % 1000) / 1000 for step in range(1000)]
     losses[617] = 2.0001234567890123
     exact = curves_of(write_lines(tmp_path / "few", [evaluation(s, losses[s]) for s in range(MOST_EVALUATIONS)]))
     assert [point.loss for point in exact.val] == losses[:MOST_EVALUATIONS]
     curves = curves_of(write_lines(tmp_path / "many", [evaluation(step, loss) for step, loss in enumerate(losses)]))
     points = {point.step: point for point in curves.val}
-    assert len(points) <= MOST_EVALUATIONS
+    assert list(points) == sorted({*range(0, 1000, 3), 617, 999})
     assert curves.val.total == 1000
-    assert {0, 617, 999} <= set(points)
     assert points[617].loss == 2.0001234567890123
     assert (points[617].tokens, points[617].seconds) == (617 * 1024, 617.0)
+    fewer = curves.val.thinned(12)
+    assert len(fewer) == 12
+    assert {617, 999} <= {point.step for point in fewer}
+    assert all(points[point.step] == point for point in fewer)
 
 
 def test_a_loss_that_is_not_finite_is_left_out(tmp_path):

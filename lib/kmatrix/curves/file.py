@@ -24,7 +24,7 @@ class AttemptSpan(Record, frozen=True, kw_only=True):
 
 
 class EvaluationColumns(Record, frozen=True, kw_only=True):
-    """The evaluations, as columns of equal length. Beyond MOST_EVALUATIONS, the lowest of each group of them."""
+    """The evaluations, as columns. Of more than MOST_EVALUATIONS, every n-th, the last and the lowest."""
 
     step: tuple[Count, ...] = ()  # ascending
     loss: tuple[Number, ...] = ()  # nats/token

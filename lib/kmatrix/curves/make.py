@@ -21,7 +21,7 @@ from kmatrix.curves.file import (
     read_curves_file,
 )
 from kmatrix.curves.metrics import MetricColumns, read_metrics
-from kmatrix.curves.thin import columns, knots, lowest
+from kmatrix.curves.thin import columns, evenly, knots
 from kmatrix.curves.values import RunCurves, curves_of_file, number
 from kmatrix.errors import RecordError, note_damage, note_lines
 from kmatrix.records.decode import decode_bytes
@@ -79,7 +79,7 @@ def make_curves(run_dir: RunDir, attempt: int | None) -> CurvesFile:
     seconds = _seconds(rows)
     evaluated = [at for at, loss in enumerate(rows["val_loss"]) if not math.isnan(loss)]
     trained = [at for at, loss in enumerate(rows["train_loss"]) if not math.isnan(loss)]
-    kept = [evaluated[at] for at in lowest([rows["val_loss"][at] for at in evaluated], MOST_EVALUATIONS)]
+    kept = [evaluated[at] for at in evenly([rows["val_loss"][at] for at in evaluated], MOST_EVALUATIONS)]
     joules, simulated = _joules(run_dir, rows, kept) if samples_bytes else ({}, False)
     return CurvesFile(
         metrics_bytes=metrics_bytes,

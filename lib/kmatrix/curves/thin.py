@@ -26,16 +26,15 @@ def _cells(steps: Sequence[int], width: int) -> Iterator[range]:
         begin = end
 
 
-def lowest(values: Sequence[float], most: int) -> list[int]:
-    """Return the indices of at most `most` values (3 or more): the first, the last, and the lowest of each group.
+def evenly(values: Sequence[float], most: int) -> list[int]:
+    """Return the indices of at most `most` values (3 or more): every n-th, the last one, and the lowest.
 
-    The groups are of equal size. Up to `most` values are all kept.
+    Evenly, so that the curves of several seeds keep the same steps: their mean and differences need common ones.
     """
     if len(values) <= most:
         return list(range(len(values)))
-    size = -(-(len(values) - 2) // (most - 2))
-    groups = (range(begin, min(begin + size, len(values) - 1)) for begin in range(1, len(values) - 1, size))
-    return [0, *(min(group, key=values.__getitem__) for group in groups), len(values) - 1]
+    stride = -(-len(values) // (most - 2))
+    return sorted({*range(0, len(values), stride), len(values) - 1, min(range(len(values)), key=values.__getitem__)})
 
 
 def knots(xs: Sequence[float], ys: Sequence[float], most: int) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from kmatrix.curves.file import CurvesFile, EvaluationColumns, KnotColumns, TrainingColumns
+from kmatrix.curves.thin import evenly
 from kmatrix.records.runs import RunResult
 
 
@@ -61,6 +62,20 @@ class Evaluations(Sequence[CurvePoint]):
             seconds=_known(self.seconds[index]),
             loss=self.loss[index],
             joules=_known(self.joules[index]) if self.joules else None,
+        )
+
+    def thinned(self, most: int) -> Evaluations:
+        """Return at most `most` evaluations: every n-th, the last and the lowest."""
+        if len(self) <= most:
+            return self
+        kept = evenly(self.loss, most)
+        return Evaluations(
+            step=array("q", (self.step[at] for at in kept)),
+            loss=array("d", (self.loss[at] for at in kept)),
+            tokens=array("d", (self.tokens[at] for at in kept)),
+            seconds=array("d", (self.seconds[at] for at in kept)),
+            joules=array("d", (self.joules[at] for at in kept if self.joules)),
+            total=self.total,
         )
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from kmatrix.curves.values import Evaluations, Knots, RunCurves, TrainingCurve
 from kmatrix.report.analysis import analyse
-from kmatrix.report.page.curves import curve_of, curves, series, training_columns
+from kmatrix.report.page.curves import curve_of, curves, evaluations_of, series, training_columns
 from kmatrix.report.page.parts.groups import page_groups
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
@@ -43,6 +43,20 @@ def test_validation_losses_keep_all_their_digits(tmp_path):
         assert expand(own["v"]["x"]) == [point.step for point in run.val]
         assert own["v"]["s"] == pytest.approx([point.seconds for point in run.val], abs=0.05)
     json.dumps(section.script, allow_nan=False)
+
+
+def test_validation_losses_of_a_large_matrix_are_shorter_and_fewer(tmp_path):
+    numbers, _ = section_of(tmp_path, FakeRun(steps=1000))
+    (run,) = numbers.runs
+    assert evaluations_of(20_000, 1000) is None
+    assert evaluations_of(101_000, 1000) == 111
+    own = curve_of(run, 60, 111)["v"]
+    assert set(own) == {"x", "y"}
+    assert own["y"] == pytest.approx([point.loss for point in run.val], rel=5e-7)
+    assert evaluations_of(400_000, 10_000) == 40
+    fewer = curve_of(run, 60, 40)["v"]
+    assert len(fewer["y"]) <= 40
+    assert min(fewer["y"]) == min(own["y"])
 
 
 def test_critical_values_are_those_of_student(tmp_path):
@@ -78,7 +92,7 @@ def test_even_steps_are_three_numbers(steps, short):
     assert series(steps) == short
 
 
-@pytest.mark.parametrize(("count", "columns"), [(0, 300), (1, 300), (200, 300), (1000, 61), (100_000, 40)])
+@pytest.mark.parametrize(("count", "columns"), [(0, 300), (1, 300), (100, 300), (800, 50), (100_000, 40)])
 def test_training_curves_of_a_large_matrix_have_fewer_columns(count, columns):
     assert training_columns(count) == columns
 

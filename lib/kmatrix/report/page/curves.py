@@ -14,10 +14,14 @@ from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import shown
 from kmatrix.stats import LEVEL, critical_t, mean
 
-TRAINING_BYTES = 1_300_000  # of all training curves in a page
-COLUMN_BYTES = 21  # of one column: mean, minimum, maximum
+TRAINING_BYTES = 1_000_000  # of all training curves in a page
+COLUMN_BYTES = 25  # of one column: mean, minimum, maximum
 MOST_COLUMNS, LEAST_COLUMNS = 300, 40  # per training curve
-LOSS_DIGITS = 4  # of training losses; validation losses have all their digits, so that they compare as in results.json
+LOSS_DIGITS = 4  # of training losses
+EVALUATION_BYTES = 1_000_000  # of all validation losses in a page
+EXACT_BYTES, SHORT_BYTES = 34, 9  # of one evaluation: with all digits, seconds and joules, or the loss alone
+SHORT_DIGITS = 7  # significant digits of a validation loss, if all of them would be too long
+LEAST_EVALUATIONS = 40  # per run
 CRITICAL = 30  # degrees of freedom for which the script knows Student's t; beyond, that of 30
 
 STATIC_LINES = 8  # configurations in the static figure
@@ -66,11 +70,12 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
         return None
     most_freedom = min(CRITICAL, max(len(group.runs) for group in groups) - 1)  # 0: no interval, and no need of SciPy
     most = training_columns(sum(len(run.curves.train) > 0 for run in numbers.runs))
+    evaluations = evaluations_of(sum(len(run.curves.val) for run in numbers.runs), len(numbers.runs))
     return CurvesSection(
         static=static_curves(groups),
         is_simulated=any(run.curves.simulated for run in numbers.runs),
         script={
-            "runs": [curve_of(run, most) for run in numbers.runs],
+            "runs": [curve_of(run, most, evaluations) for run in numbers.runs],
             "t": [round(critical_t(LEVEL, freedom), 4) for freedom in range(1, most_freedom + 1)],
         },
     )
@@ -81,9 +86,20 @@ def training_columns(curves_: int) -> int:
     return max(LEAST_COLUMNS, min(MOST_COLUMNS, TRAINING_BYTES // (max(1, curves_) * COLUMN_BYTES)))
 
 
-def curve_of(run: RunNumbers, most: int) -> dict[str, object]:
-    """Return the curves of one run, with short keys.
+def evaluations_of(total: int, runs: int) -> int | None:
+    """Return the most evaluations per run in a page, None for all of them with all digits.
 
+    total: evaluations of all runs.
+    """
+    if total * EXACT_BYTES <= EVALUATION_BYTES:
+        return None
+    return max(LEAST_EVALUATIONS, EVALUATION_BYTES // (runs * SHORT_BYTES))
+
+
+def curve_of(run: RunNumbers, most: int, evaluations: int | None = None) -> dict[str, object]:
+    """Return the curves of one run, with short keys. most: columns of its training loss.
+
+    evaluations: at most so many, of SHORT_DIGITS, None for all of them with all digits, seconds and joules.
     v: evaluations, with x (steps), y (losses), s (seconds), j (joules).
     t: the training loss in columns, with x (middles), m (means), lo, hi (extremes), w (width in steps).
     k, s, j: knots of tokens, seconds and joules over steps; d: dollars per second. What is unknown is absent.
@@ -91,7 +107,7 @@ def curve_of(run: RunNumbers, most: int) -> dict[str, object]:
     own = run.curves
     found: dict[str, object] = {}
     if len(own.val):
-        found["v"] = _evaluations(own.val)
+        found["v"] = _evaluations(own.val) if evaluations is None else _short_evaluations(own.val.thinned(evaluations))
     if len(own.train):
         found["t"] = _training(own.train.thinned(most))
     lines = (("k", own.tokens, 0), ("s", own.seconds, 1), ("j", own.joules, 0))
@@ -206,6 +222,11 @@ def _evaluations(val: Evaluations) -> dict[str, object]:
     if any(value is not None for value in joules):
         columns["j"] = joules
     return columns
+
+
+def _short_evaluations(val: Evaluations) -> dict[str, object]:
+    """Return losses alone: the script finds seconds and joules between the knots."""
+    return {"x": series(val.step), "y": [float(f"{loss:.{SHORT_DIGITS}g}") for loss in val.loss]}
 
 
 def _training(train: TrainingCurve) -> dict[str, object]:
