@@ -25,8 +25,8 @@ from kmatrix.stats import Interval
 from kmatrix.verdict.family import FamilyVerdict, Losses, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.pairs import (
     FEWEST_LOOK,
-    MOST_MORE,
     Pair,
+    fewest,
     has_diverged,
     holm,
     holm_levels,
@@ -289,15 +289,16 @@ def _more_seeds(look: Look, rules: Rules, configurations: int, standing: int) ->
     first, most = max(rules.seeds_min, FEWEST_LOOK), len(rules.seeds)
     different = level(rules.alpha / 2 / standing, first, most)
     equal = level(rules.alpha / (configurations - 1), first, most)
-    for more in range(1, MOST_MORE + 1):
-        seeds = look.seeds + more
-        share, freedom, error = weight(seeds, most), look.freedom + more, math.sqrt(look.variance / seeds)
+    margin = rules.min_difference
+
+    def decides(more: int) -> bool:
+        seeds, freedom = look.seeds + more, look.freedom + more
+        share, error = weight(seeds, most), math.sqrt(look.variance / seeds)
         if abs(look.mean) >= critical(different * share, freedom) * error:
-            return more
-        margin = rules.min_difference
-        if margin is not None and abs(look.mean) + critical(equal * share, freedom) * error <= margin:
-            return more
-    return None
+            return True
+        return margin is not None and abs(look.mean) + critical(equal * share, freedom) * error <= margin
+
+    return fewest(decides)
 
 
 def _pair_verdict(decision: Decision, pair: Pair, asked: float) -> PairVerdict:

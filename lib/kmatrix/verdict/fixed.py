@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kmatrix.stats import Interval
 from kmatrix.verdict.family import FamilyVerdict, Losses, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.pairs import (
-    MOST_MORE,
+    fewest,
     has_diverged,
     holm,
     holm_levels,
@@ -216,12 +216,12 @@ def _is_equivalent(test: FixedTest, rules: Rules, others: int) -> bool:
 
 def _more_seeds(test: FixedTest, rules: Rules, others: int, level: float) -> int | None:
     """Return how many more seeds would decide a pair if mean and variance stay as they are; None: too many."""
-    difference = abs(test.pair.difference or 0.0)
-    for seeds in range(test.fewer + 1, test.fewer + MOST_MORE + 1):
-        error, freedom = test.error_of(seeds), test.freedom_of(seeds)
+    difference, margin = abs(test.pair.difference or 0.0), rules.min_difference
+
+    def decides(more: int) -> bool:
+        error, freedom = test.error_of(test.fewer + more), test.freedom_of(test.fewer + more)
         if difference >= critical(level / 2, freedom) * error:
-            return seeds - test.fewer
-        margin = rules.min_difference
-        if margin is not None and difference + critical(rules.alpha / others, freedom) * error <= margin:
-            return seeds - test.fewer
-    return None
+            return True
+        return margin is not None and difference + critical(rules.alpha / others, freedom) * error <= margin
+
+    return fewest(decides)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from kmatrix.stats import Interval
@@ -151,6 +152,14 @@ def reversed_pair(pair: PairVerdict) -> PairVerdict:
         interval=interval,
         diverged=(pair.diverged[1], pair.diverged[0]),
     )
+
+
+def fewest(decides: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of further seeds that decides a pair; None if MOST_MORE do not.
+
+    decides: whether so many do; if it does for a number, then for each larger one.
+    """
+    return 1 + bisect_left(range(1, MOST_MORE), True, key=decides) if decides(MOST_MORE) else None
 
 
 def sample_variance(values: Sequence[float]) -> float:

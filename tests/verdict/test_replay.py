@@ -1,0 +1,167 @@
+"""The rounds of adaptive seeds: what a process wants next depends on the losses alone."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmatrix.verdict.adaptive import adaptive_verdict
+from kmatrix.verdict.family import NoMoreSeeds, PairOutcome, Rules
+from kmatrix.verdict.replay import replay
+
+TEN = Rules(seeds=tuple(range(1, 11)))
+
+
+def matrix(dice, k, seeds=10, spread=2.0):
+    """Return the losses that the runs of a matrix would have, a few of them diverged, failed or missing."""
+    found = {}
+    for name in "abcd"[:k]:
+        mean = dice.gauss(0, spread)
+        found[name] = {
+            seed: dice.choices([dice.gauss(mean, 1), math.nan, None], [94, 3, 3])[0] for seed in range(1, seeds + 1)
+        }
+    return found
+
+
+def run_to_the_end(losses, rules, dice, known=None):
+    """Return what a runner knows at the end that ends some of the wanted runs at a time, in any order."""
+    known = {name: dict((known or {}).get(name, {})) for name in losses}
+    while wanted := replay(known, rules).wanted:
+        for name, seed in dice.sample(sorted(wanted), dice.randint(1, len(wanted))):
+            known[name][seed] = losses[name][seed]
+    return known
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([None, 2.0]), st.booleans())
+def test_kills_order_and_reuse_do_not_change_a_verdict(number, k, margin, against_baseline):
+    dice = random.Random(number)
+    losses = matrix(dice, k)
+    rules = Rules(seeds=TEN.seeds, min_difference=margin, baseline="a" if against_baseline else None)
+    undisturbed = replay(losses, rules)  # as if all losses had been there from the start
+    assert not undisturbed.wanted
+
+    known = run_to_the_end(losses, rules, dice)
+    found = replay(known, rules)
+    assert found.unused == 0
+    assert repr(found.verdict) == repr(undisturbed.verdict)
+    assert found.rounds == undisturbed.rounds
+
+    # Losses of another matrix are there before: some are needed, some are not.
+    reused = {name: {seed: row[seed] for seed in dice.sample(sorted(row), 4)} for name, row in losses.items()}
+    again = replay(run_to_the_end(losses, rules, dice, reused), rules)
+    assert repr(again.verdict) == repr(undisturbed.verdict)
+    ended = sum(loss is not None for row in losses.values() for loss in row.values())
+    assert undisturbed.unused == ended - sum(loss is not None for row in known.values() for loss in row.values())
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([None, 2.0]))
+def test_a_runner_that_only_asks_for_verdicts_spends_the_same_seeds(number, k, margin):
+    """An independent loop: after each round, each open pair with the reference gives a seed to the side with fewer."""
+    losses = matrix(random.Random(number), k)
+    rules = Rules(seeds=TEN.seeds, min_difference=margin)
+    seeds = dict.fromkeys(losses, 3)
+    while True:
+        table = {name: {seed: losses[name][seed] for seed in range(1, seeds[name] + 1)} for name in losses}
+        verdict = adaptive_verdict(table, rules)
+        more = set()
+        for pair in verdict.pairs[: k - 1]:
+            if pair.outcome is PairOutcome.OPEN and pair.no_more is None:
+                more |= {pair.b} if seeds[pair.b] <= seeds[pair.a] else set()
+                more |= {pair.a} if seeds[pair.a] <= seeds[pair.b] else set()
+        if not more:
+            break
+        for name in more:
+            seeds[name] += 1
+    found = replay(losses, rules)
+    assert repr(found.verdict) == repr(verdict)
+    assert found.unused == sum(
+        row[seed] is not None for name, row in losses.items() for seed in range(seeds[name] + 1, 11)
+    )
+
+
+def test_the_first_round_is_the_least_seeds_of_all():
+    found = replay({"a": {}, "b": {2: 3.1}}, Rules(seeds=(5, 2, 9, 4), seeds_min=3))
+    assert found.wanted == {("a", 5), ("a", 2), ("a", 9), ("b", 5), ("b", 9)}
+    assert (found.rounds, found.unused) == ((), 0)
+
+
+def test_one_configuration_has_its_first_seeds_and_no_pair():
+    assert replay({"a": {}}, TEN).wanted == {("a", 1), ("a", 2), ("a", 3)}
+    found = replay({"a": {1: 3.0, 2: 3.1, 3: 3.2, 4: 3.3}}, TEN)
+    assert (found.wanted, found.rounds, found.unused, found.verdict.pairs) == (frozenset(), (3,), 1, ())
+    assert found.verdict.means == {"a": pytest.approx(3.1)}
+
+
+def test_a_clear_difference_ends_after_the_first_look():
+    losses = {"a": {n: 3.0 + 0.001 * n * n for n in range(1, 11)}, "b": {n: 3.5 - 0.002 * n for n in range(1, 11)}}
+    found = replay(losses, TEN)
+    assert (found.rounds, found.unused, found.wanted) == ((3,), 14, frozenset())
+    assert found.verdict.pairs[0].outcome is PairOutcome.BETTER
+
+
+def test_only_open_comparisons_get_another_seed():
+    """c is far off; a and b are close: the fourth seed is theirs alone."""
+    rows = {"a": (3.10, 3.12, 3.11), "b": (3.12, 3.11, 3.14), "c": (5.10, 5.13, 5.11)}
+    found = replay({name: dict(enumerate(row, start=1)) for name, row in rows.items()}, TEN)
+    assert (found.wanted, found.rounds) == ({("a", 4), ("b", 4)}, (3,))
+
+
+def test_a_round_that_has_not_ended_is_not_looked_at():
+    rows = {"a": (3.10, 3.12, 3.11, 3.10), "b": (3.12, 3.11, 3.14)}
+    found = replay({name: dict(enumerate(row, start=1)) for name, row in rows.items()}, TEN)
+    assert (found.wanted, found.rounds) == ({("b", 4)}, (3,))
+    assert found.verdict.pairs[0].looks == (3,)
+
+
+def test_a_maximum_that_was_lowered_ignores_what_ran_before():
+    dice = random.Random(3)
+    losses = {name: {seed: dice.gauss(3.28, 0.01) for seed in range(1, 11)} for name in "ab"}
+    found = replay(losses, Rules(seeds=(1, 2, 3, 4)))
+    assert (found.rounds, found.unused) == ((3, 4), 12)
+    assert found.verdict.pairs[0].no_more is NoMoreSeeds.MAXIMUM
+
+
+def test_fewer_seeds_than_the_first_look_are_all_run_and_never_looked_at():
+    rules = Rules(seeds=(1, 2), seeds_min=3)
+    assert len(replay({"a": {}, "b": {}}, rules).wanted) == 4
+    found = replay({"a": {1: 1.0, 2: 1.1}, "b": {1: 9.0, 2: 9.2}}, rules)
+    assert (found.wanted, found.rounds) == (frozenset(), (2,))
+    assert found.verdict.pairs[0].no_more is NoMoreSeeds.MAXIMUM
+
+
+def test_a_configuration_that_always_diverges_costs_no_more_than_its_first_seeds():
+    losses = {"a": {n: 3.0 + 0.01 * n * n for n in range(1, 11)}, "b": dict.fromkeys(range(1, 11), math.nan)}
+    found = replay(losses, TEN)
+    assert (found.rounds, found.wanted) == ((3,), frozenset())
+    assert found.verdict.pairs[0].no_more is NoMoreSeeds.NO_LOSS
+    assert found.verdict.diverged == {"a": 0, "b": 3}
+
+
+def tie(last):
+    """Return ten seeds of two configurations that differ by +0.01 and -0.01 in turn, and by `last` at the last seed."""
+    differences = [0.01 if seed % 2 else -0.01 for seed in range(9)] + [last]
+    return {
+        "a": {seed: 3.28 + 0.001 * seed for seed in range(10)},
+        "b": {seed: 3.28 + 0.001 * seed + x for seed, x in enumerate(differences)},
+    }
+
+
+def test_a_tie_is_equivalent_only_once_it_fits_into_the_margin():
+    """A margin between those that nine and ten seeds reach: "equivalent" at the last seed, or open if it never fits."""
+    seeds = tuple(range(10))
+    parts = [{name: {seed: row[seed] for seed in range(n)} for name, row in tie(0.0).items()} for n in (9, 10)]
+    nine, ten = (adaptive_verdict(part, Rules(seeds=seeds)).pairs[0].margin for part in parts)
+    assert ten < nine
+    rules = Rules(seeds=seeds, min_difference=(nine + ten) / 2)
+    found = replay(tie(0.0), rules)
+    assert (found.rounds[-1], found.verdict.pairs[0].outcome) == (10, PairOutcome.EQUIVALENT)
+    found = replay(tie(0.04), rules)
+    pair = found.verdict.pairs[0]
+    assert (found.rounds[-1], pair.outcome, pair.no_more) == (10, PairOutcome.OPEN, NoMoreSeeds.MAXIMUM)
+    assert pair.margin > rules.min_difference
