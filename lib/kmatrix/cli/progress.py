@@ -279,8 +279,9 @@ def _matrix_counts(progress: RunProgress, hidden: int) -> str:
     """Return `3 finished, 1 failed, 2 pending`, "" for a matrix of one run."""
     done = {name: count for name, count in progress.counts.items() if name not in ("planned", "running")}
     parts = [f"{count} {name}" for name, count in done.items()]
-    to_come = progress.counts.get("planned", 0)
-    parts += [f"{to_come} pending"] if to_come else []
+    to_come = progress.counts.get("planned", 0) - progress.reserve
+    parts += [f"{to_come} pending"] if to_come > 0 else []
+    parts += [f"{progress.reserve} in reserve"] if progress.reserve else []
     parts += [f"{hidden} more running"] if hidden > 0 else []
     return ", ".join(parts)
 

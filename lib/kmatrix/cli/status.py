@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,8 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.activity import Activity
 from kmatrix.status.disk_space import FullDisk
-from kmatrix.status.view.matrix_view import TO_COME, DeviceMemory, GpuView, MatrixView, RunView
+from kmatrix.status.outcomes import NOT_NEEDED
+from kmatrix.status.view.matrix_view import DeviceMemory, FurtherSeeds, GpuView, MatrixView, RunView
 from kmatrix.status.view.overview import Overview
 from kmatrix.text import (
     UNKNOWN,
@@ -204,7 +206,7 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
 
     If that is too long, name and status have a line of their own.
     """
-    parts = [f"{number} {name}" for name, number in view.counts.items()]
+    parts = _counts(view)
     is_queued = view.jobs is not None and view.jobs.activity is Activity.QUEUED
     status = "queued" if is_queued else str(view.status)
     parts += [text] if view.jobs is not None and (text := job_counts(view.jobs)) else []
@@ -215,6 +217,14 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
     if width is None or len(whole) <= width:
         return [whole]
     return [f"{view.name}: {status}", *wrap(", ".join(parts), "  ", width)]
+
+
+def _counts(view: MatrixView) -> list[str]:
+    """Return `12 finished`, `3 planned` and `5 in reserve`."""
+    reserve = Counter(run.status.value for run in view.runs if run.reserve)
+    shown_counts = {name: number - reserve[name] for name, number in view.counts.items()}
+    parts = [f"{number} {name}" for name, number in shown_counts.items() if number]
+    return parts + ([f"{reserve.total()} in reserve"] if reserve else [])
 
 
 def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> list[Line]:
@@ -249,7 +259,9 @@ def gpu_lines(view: MatrixView, width: int | None) -> list[Line]:
 
 def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
     """Return the most relevant runs that fit, in their order: running ones are kept first, finished ones last."""
-    kept = sorted(runs, key=lambda run: URGENCY.index(run.status))[:room]  # stable: equal ones stay in order
+    kept = sorted(runs, key=lambda run: (run.reserve, URGENCY.index(run.status)))[
+        :room
+    ]  # stable: equal ones stay in order
     names = {run.name for run in kept}
     return [run for run in runs if run.name in names]
 
@@ -293,6 +305,8 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
             f"no run.json: {first_names(missing)}; `{make_command('continue', view.path)}` makes them again",
         )
     yield from ((Status.STOPPED, text) for text in (*next_steps(view), *waits(view)))
+    if number := sum(run.reserve for run in view.runs):
+        yield None, f"{plural(number, 'run')} in reserve: {NOT_NEEDED}"
     for run in view.runs:
         yield from _history(run)
     for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.path):
@@ -330,6 +344,8 @@ def _cost(view: MatrixView) -> str:
 
 
 def _status(run: RunView) -> str:
+    if run.reserve:
+        return "reserve"
     return "missing" if run.missing else "reused" if run.reused_from else run_status(run)
 
 
@@ -414,7 +430,7 @@ def estimate_json(view: MatrixView, now: float, forecasts: Mapping[str, object])
 
 def lines(view: MatrixView, now: float, forecasts: Mapping[str, str]) -> list[str]:
     """Return the estimate as text: a table, final losses, the memory of the devices, and the matrix as a whole."""
-    head = f"{view.name}: {', '.join(f'{number} {name}' for name, number in view.counts.items())}"
+    head = f"{view.name}: {', '.join(_counts(view))}"
     rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
     jobs = [text for text in (silence(view), *next_steps(view), *waits(view)) if text]
     ends = [f"validation loss of {name} at the end: {text}" for name, text in forecasts.items()]
@@ -423,7 +439,7 @@ def lines(view: MatrixView, now: float, forecasts: Mapping[str, str]) -> list[st
 
 def _cells(run: RunView, now: float) -> tuple[str, ...]:
     """Return one run as the cells of its row."""
-    open_ = run.status in TO_COME
+    open_ = run.to_come
     read = [_epochs(number) for number in (run.epochs, run.all_epochs) if number is not None]
     return (
         run.name,
@@ -452,23 +468,37 @@ def _on_host(device: DeviceMemory) -> str:
 
 def _totals(view: MatrixView, now: float) -> Iterator[str]:
     """Yield the totals of the matrix."""
-    if not any(run.status in TO_COME for run in view.runs):
+    if not any(run.to_come for run in view.runs):
         yield "nothing is left to run"
     elif view.left_s is None and (text := queue_of(view)):
         yield f"time left: unknown ({text})"
     elif view.left_s is None:
-        unknown = [run.name for run in view.runs if run.status in TO_COME and run.left_s is None]
+        unknown = [run.name for run in view.runs if run.to_come and run.left_s is None]
         yield f"time left: unknown (no measurement for {', '.join(unknown)} yet)"
     elif view.is_active:
         yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
     else:
         yield f"left: {duration(view.left_s)}; not running: {make_command('continue', view.path)}"
+    if view.seeds is not None:
+        yield _further(view.seeds, is_open=any(run.to_come for run in view.runs))
     if view.dollars is not None:
         yield f"cost: {money(view.dollars)} so far, {money(view.all_dollars)} in total"
     if view.full_disk is not None:
         yield _full_disk(view.full_disk)
     if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
         yield f"{failed} failed or skipped: not counted"
+
+
+def _further(seeds: FurtherSeeds, *, is_open: bool) -> str:
+    """Return how long the matrix takes with further seeds: as expected, and at most."""
+    reserve = f"{plural(seeds.runs, 'run')} in reserve"
+    if not is_open:
+        return f"{reserve}: {NOT_NEEDED}"
+    most = "at most " + ("an unknown time" if seeds.most_s is None else duration(seeds.most_s))
+    if seeds.likely_runs is None:
+        return f"with further seeds: {most} ({reserve}); nothing is expected before the first look at the losses"
+    likely = "an unknown time" if seeds.likely_s is None else duration(seeds.likely_s)
+    return f"with further seeds: about {likely} ({plural(seeds.likely_runs, 'run')}), {most} ({reserve})"
 
 
 def _epochs(number: float) -> str:

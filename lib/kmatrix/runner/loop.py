@@ -590,6 +590,7 @@ class _Driver:
                 elapsed_s=_elapsed_s(job) if job else None,
                 left_s=update.left_s if update and status is Status.RUNNING else None,
                 counts=self._writer.counts(),
+                reserve=len(self._reserve),
                 alerts=update.alerts.active if update else (),
             )
         )

@@ -227,6 +227,21 @@ class AdaptiveSeeds:
         waiting = (Status.PLANNED, Status.STOPPED)
         return frozenset(run for run in names if statuses.get(run) in waiting and run not in wanted)
 
+    def likely(self, reserve: Collection[str]) -> frozenset[str] | None:
+        """Return the runs of the reserve that are needed if each open comparison needs as many seeds as expected.
+
+        None before the first look at a family, when nothing is expected.
+        """
+        found: set[str] = set()
+        for place, family in enumerate(self.families):
+            last = self._rounds.get(place)
+            if last is None or (not last.replay.rounds and last.replay.wanted):
+                return None
+            for name, number in _likely_seeds(last.replay).items():
+                runs = [family.runs[name, seed] for seed in family.rules.seeds if (name, seed) in family.runs]
+                found.update([run for run in runs if run in reserve][:number])
+        return frozenset(found)
+
     @property
     def replays(self) -> tuple[Replay, ...]:
         """The replay of each family at the last call of `wanted`, in their order."""
@@ -239,6 +254,19 @@ class AdaptiveSeeds:
             if len(rounds) > self._logged.get(place, 0) and len(self.families[place].configurations) > 1:
                 yield f"looked after {plural(rounds[-1], 'seed')}: {_described(last.replay.verdict.against_reference)}"
             self._logged[place] = len(rounds)
+
+
+def _likely_seeds(now: Replay) -> dict[str, int]:
+    """Return how many seeds of each configuration open comparisons need, besides those that are wanted now."""
+    found: dict[str, int] = {}
+    for pair in now.verdict.against_reference:
+        if pair.outcome is PairOutcome.OPEN and pair.no_more is None:
+            # Too many: all that there are.
+            number = len(now.verdict.rules.seeds) if pair.more_seeds is None else pair.more_seeds
+            for name in (pair.a, pair.b):
+                found[name] = max(found.get(name, 0), number)
+    coming = {name for name, _ in now.wanted}
+    return {name: number - (name in coming) for name, number in found.items()}
 
 
 def _is_between_rounds(last: _Round, losses: Mapping[str, Mapping[int, float | None]]) -> bool:

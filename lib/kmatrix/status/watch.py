@@ -71,6 +71,7 @@ class RunProgress:
     elapsed_s: float | None = None
     left_s: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # status -> runs of the matrix
+    reserve: int = 0  # planned runs that are not needed so far
     alerts: tuple[Alert, ...] = ()  # active ones
 
 

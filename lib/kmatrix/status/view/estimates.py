@@ -13,7 +13,7 @@ from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import spent_in
 from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, measured_before
-from kmatrix.status.view.matrix_view import TO_COME, RunView
+from kmatrix.status.view.matrix_view import RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Estimates:
     def with_estimates(self, views: Sequence[RunView], *, on_cluster: bool) -> list[RunView]:
         """Return the views, those of open runs with the time left, the cost, and their start and end."""
         here = MeasuredRuns(self._measured(views))
-        left = [(view, *self._left(view, here)) for view in views if view.status in TO_COME]
+        left = [(view, *self._left(view, here)) for view in views if view.to_come]
         open_runs = [(view, left_s) for view, left_s, _ in left]
         # Jobs of a cluster run at the same time; here, runs wait for each other.
         spans = {view.name: _span_of_job(view, s) for view, s in open_runs} if on_cluster else self._spans(open_runs)
@@ -107,7 +107,7 @@ def completed(view: RunView, train: TrainFields, known: Estimate = ENDED) -> Run
     # One call: a view has so many fields that several copies of each would be most of the time of a poll.
     return replace(
         view,
-        left_s=known.left_s if view.status in TO_COME else None,
+        left_s=known.left_s if view.to_come else None,
         left_from=known.left_from,
         starts_s=known.starts_s,
         ends_s=known.ends_s,

@@ -84,10 +84,26 @@ class RunView:
     alerts: tuple[str, ...] = ()  # active ones
     reused_from: str = ""
     missing: bool = False  # it has no run.json: `continue` makes it again
+    reserve: bool = False  # a seed that is not needed so far
     trackers: tuple[SyncStatus, ...] = ()
     job: RunJob | None = None  # on a cluster; None on one machine, and without a job
     ends: tuple[str, ...] = ()  # how the attempts before the last one ended: kinds, or statuses without a kind
     last_end: str = ""  # the reason of the newest one of them
+
+    @property
+    def to_come(self) -> bool:
+        """True if it has not ended for good, and the matrix needs it."""
+        return self.status in TO_COME and not self.reserve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherSeeds:
+    """The runs in reserve of a matrix with adaptive seeds."""
+
+    runs: int
+    likely_runs: int | None  # of them, if open comparisons need as many seeds as expected; None: not known yet
+    likely_s: float | None  # seconds until the end of the matrix with those; None: unknown
+    most_s: float | None  # with all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +124,7 @@ class MatrixView:
     gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order
     full_disk: FullDisk | None = None  # that its running runs wait for
     jobs: MatrixJobs | None = None  # on a cluster; None on one machine
+    seeds: FurtherSeeds | None = None  # with adaptive seeds, while there are runs in reserve
 
     @property
     def is_active(self) -> bool:

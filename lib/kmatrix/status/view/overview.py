@@ -34,6 +34,7 @@ from kmatrix.status.view.changes import KnownRun, RunList, Signature, changed
 from kmatrix.status.view.devices import gpus_now, memory_of
 from kmatrix.status.view.estimates import Estimates, completed
 from kmatrix.status.view.matrix_view import TO_COME, GpuView, MatrixView, RunView
+from kmatrix.status.view.seeds import SeedsOfView
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
 
@@ -57,6 +58,7 @@ class Overview:
         self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._runs = RunList()
         self._estimates = Estimates(matrix, self._records)
+        self._seeds = SeedsOfView(matrix, self._records)
 
     def poll(self, now: float | None = None) -> MatrixView:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
@@ -65,6 +67,9 @@ class Overview:
             self._activity = MatrixActivity(self._matrix, self._ask())
         else:
             self._activity.refresh(self._ask())
+        if self._seeds.read_plan():
+            self._runs = RunList()  # reads all runs again, with the values on the axes
+            self._records.clear()
         running = self._activity.is_running
         rerun = runs_to_archive(self._matrix)
         found = [
@@ -73,9 +78,12 @@ class Overview:
         ]
         if self._activity.activity is Activity.NONE and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
-        views = self._estimates.with_estimates(found, on_cluster=self._activity.engine is not None)
+        found = self._seeds.marked(found)
+        on_cluster = self._activity.engine is not None
+        views = self._estimates.with_estimates(found, on_cluster=on_cluster)
+        further = self._seeds.further(found, lambda some: self._estimates.with_estimates(some, on_cluster=on_cluster))
         record = read_matrix_status(self._matrix)
-        left = [view.ends_s for view in views if view.status in TO_COME]
+        left = [view.ends_s for view in views if view.to_come]
         # One run without an estimate makes the end of the matrix unknown.
         left_s = max(s for s in left if s is not None) if left and None not in left else None
         return MatrixView(
@@ -93,6 +101,7 @@ class Overview:
             gpus=tuple(self._gpus_now(record.gpus, views, now)),
             full_disk=self._full_disk(views) if running else None,
             jobs=jobs_of(self._activity, ((view.name, view.status) for view in views), self._requests()),
+            seeds=further,
         )
 
     def _requests(self) -> Mapping[str, RunRequest]:
@@ -106,7 +115,9 @@ class Overview:
         activity = Activity.NONE if self._activity is None else self._activity.activity
         if activity is Activity.QUEUED:
             return Status.PLANNED
-        return overall([view.status for view in views]) if activity is Activity.NONE else Status.RUNNING
+        if activity is not Activity.NONE:
+            return Status.RUNNING
+        return overall([view.status for view in views if not view.reserve])
 
     def _full_disk(self, views: Sequence[RunView]) -> FullDisk | None:
         with suppress(RecordError):  # a damaged matrix.json: the folder of checkpoints is unknown
@@ -155,7 +166,7 @@ class Overview:
 
     def _run(self, run: RunDir, now: float, activity: MatrixActivity, *, rerun: bool) -> RunView:
         if run.name not in self._records:
-            self._records[run.name] = _needed(read_run_file_or_empty(run))
+            self._records[run.name] = _needed(read_run_file_or_empty(run), self._seeds.axes)
         known_record = self._records[run.name]
         state = recover_status(
             run,
@@ -167,6 +178,7 @@ class Overview:
 
         # The result of an attempt that ended, else the newest metrics.
         result = current_result(run, state)
+        self._seeds.note(run.name, state, train, result)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
         live = state.status is Status.RUNNING
@@ -252,9 +264,12 @@ def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, 
     return read_track(run) if live else sync_status(run)
 
 
-def _needed(record: RunFile) -> RunFile:
-    """Return run.json without what the overview does not read: thousands of runs have hundreds of symbols each."""
-    symbols = {name: record.symbols[name] for name in LIMITS if name in record.symbols}
+def _needed(record: RunFile, axes: Collection[str]) -> RunFile:
+    """Return run.json without what the overview does not read: thousands of runs have hundreds of symbols each.
+
+    axes: symbols that are needed, too.
+    """
+    symbols = {name: record.symbols[name] for name in (*LIMITS, *axes) if name in record.symbols}
     about: Provenance = {}
     if "gpus" in record.provenance:
         about["gpus"] = record.provenance["gpus"]
