@@ -180,8 +180,8 @@ def test_kills_change_neither_the_seeds_nor_the_verdict(story):
 
 
 def test_a_budget_is_respected_and_the_verdict_stays_open(story):
-    story.script(NEVER, seconds=0.5)
-    words = story.words("BUDGET_DOLLARS=1", "MACHINE_HOUR_PRICE=1000")  # 3.6 s: the first round takes at least 3
+    story.script(NEVER, seconds=0.3)
+    words = story.words("BUDGET_DOLLARS=1", "MACHINE_HOUR_PRICE=2000")  # 1.8 s: the first round takes at least that
     story.make("test-matrix", *words, status=FAILED)
     matrix = MatrixDir(matrices(story.results)[-1])
     assert any(line["event"] == "budget spent" for line in complete_lines(matrix.journal))
