@@ -178,7 +178,7 @@ class Overview:
 
         # The result of an attempt that ended, else the newest metrics.
         result = current_result(run, state)
-        self._seeds.note(run.name, state, train, result)
+        self._seeds.keep(run.name, state, train, result)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
         live = state.status is Status.RUNNING

@@ -42,8 +42,8 @@ class SeedsOfView:
         before, self._plan, self._seeds = self.axes, read_matrix_file_or_empty(self._matrix), None
         return self.axes != before
 
-    def note(self, run: str, state: RunState, train: TrainFields, result: RunResult | None) -> None:
-        """Note the state of a run that was read."""
+    def keep(self, run: str, state: RunState, train: TrainFields, result: RunResult | None) -> None:
+        """Keep how a run ended, if it is over."""
         if self._plan.verdict.seeds_auto:
             self._ends[run] = end_of(state, train, lambda: result)
 
