@@ -1,0 +1,246 @@
+"""Read report.html in a real browser: it answers, follows the pointer and the filter, loads nothing, and shows text.
+
+Screenshots are in test-artifacts/.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from axe import serious_violations
+from browsing import Browser, browser
+from kmatrix.records.paths import MatrixDir
+from kmatrix.report.analysis import analyse
+from kmatrix.report.write import write_page
+from large_matrix import make_large_matrix
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+from story import load_json, matrices
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+TINY = ("MODEL=tiny", "MAX_ITERS=12", "EVAL_INTERVAL=3", "EVAL_SAMPLES=8", "BATCH_SIZE=2", "GLOBAL_BATCH=2")
+MATRIX = ("OPTIMIZER=adamw,muon", "SEED=1,2,3,4,5", "NUM_GPUS=1", "PARALLEL_JOBS=2", "LOG_INTERVAL=1")
+MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+SIZES = {100: 1.5, 1_000: 4.0}  # runs -> MB (10**6 bytes) of the page
+FILTER = """const [text, done] = arguments, input = document.getElementById("filter"), began = performance.now();
+input.value = text;
+input.dispatchEvent(new Event("input", {bubbles: true}));
+requestAnimationFrame(() => requestAnimationFrame(() => {
+  const channel = new MessageChannel();
+  channel.port1.onmessage = () => done(performance.now() - began);
+  channel.port2.postMessage(0);
+}));"""
+WORDS = ("muon", "seed=1", "-seed=1", "loss<3.205", "", "finished", "")
+LEGEND = "return [...document.querySelectorAll('#legend tr')].map((row) => row.innerText)"
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+MARKED = """return [...document.querySelectorAll('.overlay')].map((canvas) => {
+  const blank = document.createElement('canvas');
+  blank.width = canvas.width;
+  blank.height = canvas.height;
+  return canvas.toDataURL() !== blank.toDataURL();
+});"""
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[Browser]:
+    with browser(tmp_path / "downloads") as opened:
+        opened.resize(1280, 900)
+        yield opened
+
+
+def page_of(matrix: MatrixDir) -> Path:
+    return write_page(analyse(matrix))
+
+
+def open_page(window: Browser, path: Path) -> None:
+    """Open a page; whatever was in the log of the browser belongs to an earlier one."""
+    window.requests(), window.console()
+    window.open(path.as_uri())
+
+
+def check_quiet(window: Browser, page: Path) -> None:
+    """Check that the page has asked for nothing, and that the browser has refused nothing and reported no error."""
+    assert set(window.requests()) == {page.as_uri()}
+    assert window.console() == []
+
+
+def test_a_matrix_ends_with_a_page_that_answers(clone, window, tmp_path):
+    results = tmp_path / "results"
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    completed = clone.make("test-matrix", f"RESULTS_DIR={results}", *TINY, *MATRIX)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    (matrix,) = matrices(results)
+    page = matrix / "report.html"
+    assert f"Report: {page}" in completed.stdout
+    again = clone.make("report", f"RESULTS_DIR={results}")
+    assert again.stdout.endswith(f"wrote {page}\n"), again.stdout + again.stderr
+
+    open_page(window, page)
+    check_verdict(window, matrix)
+    check_ranking(window, matrix)
+    check_cursor(window)
+    check_controls(window)
+    check_filter(window)
+    for theme in ("light", "dark"):
+        window.prefer(prefers_color_scheme=theme)
+        window.run("window.scrollTo(0, 0)")
+        window.save_screenshot(f"report-{theme}")
+        assert serious_violations(window) == [], theme
+    check_widths(window)
+    check_quiet(window, page)
+
+
+def check_verdict(window: Browser, matrix: Path) -> None:
+    """Check that the sentence names the two optimizers as results.json ranks them."""
+    headline = window.run("return document.querySelector('#verdict h1').innerText")
+    (ranking,) = load_json(matrix / "results.json")["rankings"]
+    leader = ranking["order"][0].split(",")[0]
+    assert leader in headline
+    assert re.search(r"\d\.\d{4}|not distinguishable|no winner", headline, re.IGNORECASE), headline
+    assert window.run("return document.title").endswith(matrix.name)
+
+
+def check_ranking(window: Browser, matrix: Path) -> None:
+    rows = window.run("return [...document.querySelectorAll('.rank tbody tr[data-g]')].map((row) => row.innerText)")
+    results = load_json(matrix / "results.json")
+    means = {group["name"]: group["mean_final_val_loss"] for group in results["groups"]}
+    assert len(rows) == 2
+    for row, name in zip(rows, results["rankings"][0]["order"], strict=True):
+        assert name.split(",")[0] in row
+        assert f"{means[name]:.4f}" in row
+
+
+def check_cursor(window: Browser) -> None:
+    """Check that pointing at one figure marks the same step of each configuration in both, and changes the readout."""
+    at_rest = window.run(LEGEND)
+    assert len(at_rest) == 2
+    assert all("5 of 5" in row for row in at_rest)
+    assert window.run(MARKED) == [False, False]
+    window.run("document.querySelector('input[name=part][value=start]').click()")  # marks above the view are not drawn
+    seen = [at_rest]
+    for figure, share in (("#plot1", 0.3), ("#plot1", 0.6), ("#plot0", 0.5)):
+        window.point_at(f"{figure} .u-over", share)
+        seen.append(
+            window.wait_until(lambda: (rows := window.run(LEGEND)) != seen[-1] and rows, f"{figure} at {share}")
+        )
+        window.wait_until(lambda: window.run(MARKED) == [True, True], "marks in both figures")
+    window.run("document.getElementById('plot0').focus()")
+    window.type("\ue011")  # Home
+    window.wait_until(lambda: "step 0" in window.run("return document.getElementById('spoken').textContent"), "a key")
+
+
+def check_controls(window: Browser) -> None:
+    """Check that each control of the figures changes what is painted."""
+
+    def painted() -> list[str]:
+        return window.run("return ['plot0', 'plot1'].map((id) => document.querySelector(`#${id} canvas`).toDataURL())")
+
+    pictures = [painted()]
+    for selector in ("#logy", "#logx", "#seeds", "input[name=mode][value=gap]", "input[name=metric][value=train]"):
+        window.run("document.querySelector(arguments[0]).click()", selector)
+        pictures.append(window.wait_until(lambda: (now := painted()) != pictures[-1] and now, f"{selector} is drawn"))
+    assert window.run("return !document.getElementById('smooth-label').hidden")
+    window.open(window.run("return location.href"))
+
+
+def check_filter(window: Browser) -> None:
+    """Check that the filter changes lists and figures, and no number of the verdict and the ranking."""
+    judged = "return [...document.querySelectorAll('#verdict, .rank')].map((one) => one.innerText)"
+    before = window.run(judged)
+    window.type("/")
+    window.type("muon seed=1,2")
+    window.wait_until(lambda: "2 of 10 runs" in window.text, "two runs are left")
+    window.wait_until(lambda: [row.count("2 of 5") for row in window.run(LEGEND)] == [1], "one line is left")
+    visible = "return [...document.querySelectorAll('#runs-table tbody tr')].filter((row) => !row.hidden).length"
+    assert window.run(visible) == 2
+    assert window.run("return document.querySelectorAll('.rank tr.dim').length") == 1
+    assert window.run(judged) == before
+    window.type("\ue00c")  # Escape
+    window.wait_until(lambda: window.run(visible) == 10, "all runs are back")
+
+
+def check_widths(window: Browser) -> None:
+    """Check that a telephone and a large screen show the page without scrolling sideways."""
+    window.prefer(prefers_color_scheme="light")
+    for width, height in ((400, 800), (3840, 2160)):
+        window.resize(width, height)
+        window.wait_until(lambda: window.run(OVERFLOW) == 0, f"{width} px hold the page")
+        window.save_screenshot(f"report-{width}")
+        assert serious_violations(window) == [], width
+    window.resize(1280, 900)
+
+
+def two_optimizers(seeds: int) -> list[FakeRun]:
+    means = {"muon": 3.280, "adamw": 3.292}
+    return [
+        run
+        for optimizer, mean in means.items()
+        for run in runs_with_seeds(seeds, [mean + 0.001 * (seed % 3) for seed in range(seeds)], optimizer=optimizer)
+    ]
+
+
+def test_the_verdict_needs_no_scripts_and_no_screen(window, tmp_path):
+    page = page_of(make_matrix(tmp_path, two_optimizers(5)))
+    open_page(window, page)
+    headline = window.run("return document.querySelector('#verdict h1').innerText")
+    window.prefer("print")
+    static = "return getComputedStyle(document.querySelector('#curves figure.nojs')).display"
+    assert window.run(static) == "block"
+    window.prefer()
+    window.allow_scripts(False)
+    open_page(window, page)
+    assert headline in window.text
+    assert "Ranking by mean final validation loss" in window.text
+    assert "Mean validation loss by step" in window.text
+    assert "gpt2_muon_seed5_1cpu" in window.text
+    window.save_screenshot("report-without-scripts")
+    check_quiet(window, page)
+
+
+def test_hostile_text_is_text_in_a_browser(window, tmp_path):
+    hidden = f"\x1b[31m\u202e{MARKUP}"
+    runs = [
+        *runs_with_seeds(3, [3.1, 3.2, 3.3], axes={"note": MARKUP.replace("/", "|")}),
+        FakeRun(
+            optimizer="sgd",
+            axes={"note": "b"},
+            status="failed",
+            reason=hidden,
+            stop_at=20,
+            result=False,
+            log_tail=(hidden, "x" * 10_000),
+        ),
+    ]
+    page = page_of(make_matrix(tmp_path, runs, cuts=[(3, hidden)]))
+    open_page(window, page)
+    window.run("for (const one of document.querySelectorAll('details')) one.open = true;")
+    window.run("for (const one of document.querySelectorAll('#runs .open')) one.click();")
+    assert window.run("return document.title") != "owned"
+    assert window.run("return document.querySelectorAll('img, iframe, object, embed').length") == 0
+    assert "<script>document.title='owned'" in window.text
+    assert "␛[31m" in window.text
+    assert window.run(OVERFLOW) == 0
+    window.resize(400, 800)
+    window.wait_until(lambda: window.run(OVERFLOW) == 0, "400 px hold the page")
+    assert serious_violations(window) == []
+    check_quiet(window, page)
+    refused = "try { document.body.insertAdjacentHTML('beforeend', '<b>x</b>'); return false; } catch { return true; }"
+    assert window.run(refused), "a script can turn text into markup"
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_pages_of_large_matrices_are_small_and_quick(window, tmp_path, count):
+    page = page_of(make_large_matrix(tmp_path, count))
+    size = page.stat().st_size / 1e6
+    open_page(window, page)
+    window.wait_until(lambda: window.run("return document.querySelectorAll('.uplot').length") >= 2, "figures are drawn")
+    times = [window.run_until_called(FILTER, word) for word in WORDS]
+    print(f"{count:,} runs: {size:.2f} MB, filter: median {statistics.median(times):.0f} ms, worst {max(times):.0f} ms")
+    assert size <= SIZES[count]
+    assert window.run("return document.getElementById('runs-count').textContent") == f"{count:,} runs"
+    check_quiet(window, page)
