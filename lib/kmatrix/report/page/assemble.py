@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 FIRST = "first.js"  # runs before the page is drawn
 # One function, in this order.
-SCRIPTS = ("core.js", "filter.js", "curves.js", "panels.js", "legend.js", "devices.js", "runs.js", "start.js")
+SCRIPTS = (
+    "core.js",
+    "filter.js",
+    "curves.js",
+    "panels.js",
+    "legend.js",
+    "address.js",
+    "devices.js",
+    "runs.js",
+    "start.js",
+)
 UPLOT = HERE / "vendor" / "uplot"
 # What JSON may not hold inside of a <script> element, and the line ends that JavaScript does not take for spaces.
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}

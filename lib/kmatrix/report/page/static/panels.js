@@ -58,7 +58,7 @@ class LossFigure {
     this.number = number;
     this.host = $(`#plot${number}`);
     this.lines = [];
-    this.overlay = make("canvas", null, { class: "overlay", "aria-hidden": "true" });
+    this.overlay = make("canvas", null, { class: "marks", "aria-hidden": "true" });
     new ResizeObserver(() => this.u && this.host.clientWidth && this.render()).observe(this.host);
     this.host.addEventListener("keydown", (event) => this.key(event));
     this.host.addEventListener("blur", () => hover(null));

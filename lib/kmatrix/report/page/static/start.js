@@ -74,5 +74,6 @@ const scrollers = new ResizeObserver((entries) => {
 });
 for (const box of $$(".scroll")) scrollers.observe(box);
 
+readAddress();
 showTheme();
 applyFilter();
