@@ -395,7 +395,8 @@ def validation_metrics(path: Path) -> list[MetricLine]:
         lines = read_file(path).split(b"\n")[:-1]  # the last one is empty, or incomplete
     except OSError:
         return []
-    wanted = [line for line in lines if VALIDATION_LOSS.encode() in line or b'"resumed"' in line]
+    name = VALIDATION_LOSS.encode()
+    wanted = [line for line in lines if name in line or b'"resumed"' in line]
     return [line for line in _merged(map(metric_line, wanted)) if VALIDATION_LOSS in line.values]
 
 

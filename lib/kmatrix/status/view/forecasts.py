@@ -17,7 +17,7 @@ from kmatrix.verdict.forecast import Course, Forecaster, LossCurve, LossForecast
 from kmatrix.verdict.recorded import recorded_curves
 
 MOST_RUNS = 64  # finished ones that a forecast is checked with: their errors are compared with each other
-MOST_READ = 1000  # runs that are looked at to find them: thousands of them would delay the answer
+MOST_READ = 1000  # finished runs that are looked at to find them: thousands of them would delay the answer
 MOST_POINTS = 256  # of a curve
 # What losses must share to be compared. Pruning changes the course of a loss.
 SETTING = (
@@ -41,21 +41,20 @@ def forecasts(matrix: MatrixDir, running: Collection[str]) -> dict[str, LossFore
     Finished runs of this matrix and of newer ones in its results directory count if they have the same setting.
     """
     trains = {name: read_run_file_or_empty(matrix.run(name)).train for name in running}
+    courses = {name: course_of(train) for name, train in trains.items()}
+    forecasters: dict[str, Forecaster] = {}  # by setting
+    if any(courses.values()):
+        finished = _finished(matrix, running, {_setting(train) for train in trains.values()}, {*courses.values()})
+        forecasters = {setting: Forecaster(curves, recorded_curves()) for setting, curves in finished.items()}
     found: dict[str, LossForecast | NoForecast] = {}
-    forecasters: dict[str, Forecaster] = {}
     for name, train in trains.items():
-        course = course_of(train)
+        course = courses[name]
         if course is None:
             found[name] = NoForecast("its schedule is not recorded")
         elif reason := _open_end(train):
             found[name] = NoForecast(reason)
         else:
-            setting = _setting(train)
-            if setting not in forecasters:
-                courses = {course_of(other) for other in trains.values() if _setting(other) == setting}
-                finished = _finished(matrix, setting, courses, besides=running)
-                forecasters[setting] = Forecaster(finished, recorded_curves())
-            found[name] = forecasters[setting].forecast(_curve(matrix.run(name), train, course))
+            found[name] = forecasters[_setting(train)].forecast(_curve(matrix.run(name), train, course))
     return found
 
 
@@ -111,40 +110,39 @@ def _setting(train: TrainFields) -> str:
 
 
 def _finished(
-    matrix: MatrixDir, setting: str, courses: Collection[Course | None], besides: Collection[str]
-) -> list[LossCurve]:
-    """Return the curves of finished runs of a setting, those with one of these courses first.
+    matrix: MatrixDir, besides: Collection[str], settings: Collection[str], courses: Collection[Course | None]
+) -> dict[str, list[LossCurve]]:
+    """Return setting -> the curves of its finished runs, those with one of these courses first.
 
     besides: runs of the matrix that are not meant.
     """
-    found: dict[str | None, _Candidate] = {}  # by id: copies of a run would look like runs that agree
-    for one in itertools.islice(_all_runs(matrix, besides), MOST_READ):
-        if one.run_id not in found and _is_finished(one, setting):
-            found[one.run_id] = one
-    nearest = sorted(found.values(), key=lambda one: course_of(one.train) not in courses)  # stable: newest first
-    with_course = ((one, course_of(one.train)) for one in nearest[:MOST_RUNS])
-    return [_curve(one.run, one.train, course) for one, course in with_course if course is not None]
+    found: dict[str, dict[str | None, _Candidate]] = {setting: {} for setting in settings}
+    for one in itertools.islice(_ended_runs(matrix, besides), MOST_READ):
+        known = found.get(_setting(one.train))
+        # By id: copies of a run would look like runs that agree.
+        if known is not None and one.run_id not in known:
+            known[one.run_id] = one
+    curves: dict[str, list[LossCurve]] = {}
+    for setting, known in found.items():
+        nearest = sorted(known.values(), key=lambda one: course_of(one.train) not in courses)  # stable: newest first
+        with_course = ((one, course_of(one.train)) for one in nearest[:MOST_RUNS])
+        curves[setting] = [_curve(one.run, one.train, course) for one, course in with_course if course is not None]
+    return curves
 
 
-def _all_runs(matrix: MatrixDir, besides: Collection[str]) -> Iterator[_Candidate]:
-    """Yield the runs of a matrix, then those of the other ones in its results directory, the newest first."""
+def _ended_runs(matrix: MatrixDir, besides: Collection[str]) -> Iterator[_Candidate]:
+    """Yield the finished runs of a matrix, then of the others in its results directory, the newest first."""
     others: list[MatrixDir] = []
     with suppress(OSError):
         others = [other for other in reversed(matrix_dirs(matrix.path.parent)) if other.name != matrix.name]
-    here = [run for run in matrix.runs() if run.name not in besides]
+    here = (run for run in matrix.runs() if run.name not in besides)
     for run in itertools.chain(here, (run for other in others for run in other.runs())):
+        if not run.result.exists():  # of most runs of a large matrix that has just begun
+            continue
         with suppress(RecordError):  # of a newer version
-            record = read_run_file_or_empty(run)
-            yield _Candidate(run, record.run_id, record.train)
-
-
-def _is_finished(one: _Candidate, setting: str) -> bool:
-    if _setting(one.train) != setting:
-        return False
-    with suppress(RecordError):
-        result = read_result(one.run)
-        return result is not None and result.status == Status.FINISHED
-    return False
+            record, result = read_run_file_or_empty(run), read_result(run)
+            if result is not None and result.status == Status.FINISHED:
+                yield _Candidate(run, record.run_id, record.train)
 
 
 def _curve(run: RunDir, train: TrainFields, course: Course) -> LossCurve:
