@@ -1,25 +1,16 @@
-"""Means, confidence intervals and significance tests for a few losses; the CV that measures load balance."""
+"""Means and confidence intervals; the CV that measures load balance."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 BALANCE = ((5.0, "Excellent"), (10.0, "Good"), (20.0, "Fair"))  # upper bound in percent, exclusive
 LEVEL = 0.95  # default level of confidence intervals
 PLACES = 6  # decimals of running statistics in files
-
-
-class Conclusion(StrEnum):
-    """The result of comparing one configuration with another; a lower loss is better."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    NOT_DISTINGUISHABLE = "not distinguishable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +20,6 @@ class Interval:
     low: float
     high: float
     level: float = LEVEL  # 0 to 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The comparison of the losses of a with those of b."""
-
-    conclusion: Conclusion  # about a
-    method: str  # "paired by seed", "Welch", or "" without a test
-    seeds: tuple[int, ...]  # seeds that a and b have in common
-    difference: float | None  # mean of a - mean of b, over the seeds used; None if either has no loss
-    interval: Interval | None  # of the difference; None without a test
-    p: float | None  # two-sided; None without a test
-    reason: str  # one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,39 +171,6 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | N
     return Interval(low=centre - half, high=centre + half, level=level)
 
 
-def compare(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL) -> Verdict:
-    """Compare the losses of a with those of b. Both map a seed to a loss; losses that are not finite are ignored.
-
-    With at least two common seeds: paired t test on the differences by seed. A seed fixes the data order of
-    both configurations, so its effect cancels out. Otherwise, with at least two seeds each: Welch's test.
-    Otherwise no test: the difference is not significant.
-    Sources: NIST/SEMATECH e-Handbook 1.3.5.3 (paired and unequal variances); B. L. Welch,
-    Biometrika 34 (1947), for the degrees of freedom.
-    """
-    a = {seed: loss for seed, loss in a.items() if math.isfinite(loss)}
-    b = {seed: loss for seed, loss in b.items() if math.isfinite(loss)}
-    seeds = tuple(sorted(a.keys() & b.keys()))
-    if len(seeds) > 1:
-        return _paired([a[seed] for seed in seeds], [b[seed] for seed in seeds], seeds, level)
-    if len(a) > 1 and len(b) > 1:
-        return _welch(list(a.values()), list(b.values()), seeds, level)
-    return _too_few_seeds(a, b, seeds)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm-corrected p values, in the order given.
-
-    The i-th smallest of m is multiplied by m - i + 1; each is at least as large as the one before it.
-    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
-    """
-    corrected = [0.0] * len(p_values)
-    floor = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        floor = max(floor, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = floor
-    return corrected
-
-
 def two_sided_p(t: float, freedom: float) -> float:
     """Return P(|T| >= |t|), T following Student's t with `freedom` degrees of freedom."""
     from scipy.special import stdtr
@@ -247,78 +192,3 @@ def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | 
     if loss is None or bytes_per_token is None:
         return None
     return loss / math.log(2) / bytes_per_token
-
-
-def _paired(a: list[float], b: list[float], seeds: tuple[int, ...], level: float) -> Verdict:
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    if len(set(a)) == len(set(b)) == 1:
-        return _seeds_without_effect(mean(differences), "paired by seed", seeds)
-    return _verdict(mean(differences), error, len(differences) - 1, method="paired by seed", seeds=seeds, level=level)
-
-
-def _welch(a: list[float], b: list[float], seeds: tuple[int, ...], level: float) -> Verdict:
-    difference = mean(a) - mean(b)
-    if len(set(a)) == len(set(b)) == 1:
-        return _seeds_without_effect(difference, "Welch", seeds)
-    shares = [statistics.variance(values) / len(values) for values in (a, b)]
-    # The Welch-Satterthwaite equation for the degrees of freedom.
-    below = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (a, b), strict=True))
-    freedom = sum(shares) ** 2 / below if below else float(min(len(a), len(b)) - 1)
-    return _verdict(difference, math.sqrt(sum(shares)), freedom, method="Welch", seeds=seeds, level=level)
-
-
-def _verdict(
-    difference: float, error: float, freedom: float, *, method: str, seeds: tuple[int, ...], level: float
-) -> Verdict:
-    """Return the verdict on a difference with this standard error: significant if its interval excludes 0."""
-    half = critical_t(level, freedom) * error
-    interval = Interval(low=difference - half, high=difference + half, level=level)
-    # Without an error, equal differences at all seeds: certain, unless they are 0.
-    ratio = abs(difference) / error if error else (math.inf if difference else 0.0)
-    p = two_sided_p(ratio, freedom)
-    if interval.high < 0:
-        conclusion, reason = Conclusion.BETTER, "the interval of the difference is below 0"
-    elif interval.low > 0:
-        conclusion, reason = Conclusion.WORSE, "the interval of the difference is above 0"
-    else:
-        conclusion, reason = Conclusion.NOT_DISTINGUISHABLE, "the interval of the difference contains 0"
-    return Verdict(
-        conclusion=conclusion,
-        method=method,
-        seeds=seeds,
-        difference=difference,
-        interval=interval,
-        p=p,
-        reason=reason,
-    )
-
-
-def _seeds_without_effect(difference: float, method: str, seeds: tuple[int, ...]) -> Verdict:
-    """Return the verdict if every seed of a, and every seed of b, has the same loss.
-
-    The seeds are then copies of one measurement, and their variance of 0 says nothing about its error.
-    """
-    return Verdict(
-        conclusion=Conclusion.NOT_DISTINGUISHABLE,
-        method=method,
-        seeds=seeds,
-        difference=difference,
-        interval=None,
-        p=None,
-        reason="all seeds have the same loss: they count as one seed",
-    )
-
-
-def _too_few_seeds(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ...]) -> Verdict:
-    difference = mean(list(a.values())) - mean(list(b.values())) if a and b else None
-    counted = "one seed" if len(a) == len(b) == 1 else f"{len(a)} and {len(b)} seeds, {len(seeds)} in common"
-    return Verdict(
-        conclusion=Conclusion.NOT_DISTINGUISHABLE,
-        method="",
-        seeds=seeds,
-        difference=difference,
-        interval=None,
-        p=None,
-        reason=f"{counted}: not significant",
-    )

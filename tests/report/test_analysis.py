@@ -14,7 +14,7 @@ from kmatrix.records.paths import MatrixDir, find_matrix
 from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.report.summary import render_summary
-from kmatrix.stats import Conclusion
+from kmatrix.verdict.family import PairOutcome
 from records_factory import CREATED, DATA, FakeRun, make_matrix, make_run, runs_with_seeds
 
 ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
@@ -234,11 +234,11 @@ def test_an_unknown_status_is_reported_as_damage(tmp_path):
 def test_three_seeds_with_a_consistent_difference_give_a_leader(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
     (ranking,) = numbers.rankings
-    (comparison,) = ranking.comparisons
-    assert (comparison.leader, comparison.other, comparison.conclusion) == (
+    (pair,) = ranking.verdict.pairs
+    assert (pair.a, pair.b, pair.outcome) == (
         "muon, 1 rank",
         "adamw, 1 rank",
-        Conclusion.BETTER,
+        PairOutcome.BETTER,
     )
     assert ranking.evidence == "The leader, muon, 1 rank, is better than every other configuration"
 
@@ -250,7 +250,7 @@ def test_three_seeds_that_disagree_give_no_leader(tmp_path):
         )
     )
     (ranking,) = numbers.rankings
-    assert ranking.comparisons[0].conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert ranking.verdict.pairs[0].outcome is PairOutcome.OPEN
     assert "not distinguishable from any other" in ranking.evidence
 
 
@@ -258,17 +258,18 @@ def test_one_seed_is_ranked_without_significance(tmp_path):
     (ranking,) = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=2.0)])).rankings
     assert [group.name for group in ranking.groups] == ["muon, 1 rank", "adamw, 1 rank"]
     assert ranking.evidence == "One seed per configuration: the ranking is not significant"
-    assert ranking.comparisons[0].conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert ranking.verdict.pairs[0].outcome is PairOutcome.OPEN
 
 
 def test_a_verdict_needs_significance_after_the_correction_for_many_comparisons(tmp_path):
-    """p is 0.04 for each of four: alone each would be significant, together none is."""
+    """p is 0.023 for each of four with the leader: alone each would be significant, together none is."""
     leader, other = [3.0, 3.0, 3.0], [3.1, 3.175, 3.15]
     runs = runs_with_seeds(3, leader, optimizer="muon")
     runs += [run for lr in "abcd" for run in runs_with_seeds(3, other, axes={"lr": lr})]
     (ranking,) = analyse(make_matrix(tmp_path, runs)).rankings
-    assert {comparison.verdict.conclusion for comparison in ranking.comparisons} == {Conclusion.BETTER}
-    assert {comparison.conclusion for comparison in ranking.comparisons} == {Conclusion.NOT_DISTINGUISHABLE}
+    pairs = ranking.verdict.against_reference
+    assert [round(pair.p, 3) for pair in pairs] == [0.023] * 4
+    assert {pair.outcome for pair in pairs} == {PairOutcome.OPEN}
 
 
 def test_runs_on_different_data_are_never_ranked_together(tmp_path):

@@ -10,7 +10,7 @@ from kmatrix.cli.commands import main
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
-from kmatrix.stats import Conclusion
+from kmatrix.verdict.family import PairOutcome
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 BASE, NEW = "test_matrix_results_20261120_052300", "test_matrix_results_20261120_062300"
@@ -53,7 +53,7 @@ def single(matrix):
 def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(compare_runs_of):
     found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     loss = row(found, "final loss")
-    assert (loss.base, loss.new, loss.conclusion) == (pytest.approx(3.31), pytest.approx(3.21), Conclusion.BETTER)
+    assert (loss.base, loss.new, loss.outcome) == (pytest.approx(3.31), pytest.approx(3.21), PairOutcome.BETTER)
     assert loss.verdict.difference == pytest.approx(-0.1)
     assert loss.verdict.interval.high < 0
     assert "final loss, nats/token  3.3100  3.2100     -0.1000" in render(found)
@@ -62,27 +62,27 @@ def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(compare_run
 
 def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(compare_runs_of):
     found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, [3.32, 3.28, 3.31]))
-    assert row(found, "final loss").conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert row(found, "final loss").outcome is PairOutcome.OPEN
     assert "not distinguishable, p = " in render(found)
 
 
 def test_one_seed_gives_a_difference_without_significance(compare_runs_of):
     found = compare_runs_of([FakeRun(final_loss=3.30)], [FakeRun(final_loss=3.10)])
-    assert (row(found, "final loss").conclusion, row(found, "final loss").p) == (Conclusion.NOT_DISTINGUISHABLE, None)
+    assert (row(found, "final loss").outcome, row(found, "final loss").p) == (PairOutcome.OPEN, None)
     text = render(found)
     assert "not significant (one seed)" in text
     assert "better" not in text
 
 
 @pytest.mark.parametrize(
-    ("base", "new", "verdict"), [(4000.0, 5000.0, Conclusion.BETTER), (5000.0, 4000.0, Conclusion.WORSE)]
+    ("base", "new", "verdict"), [(4000.0, 5000.0, PairOutcome.BETTER), (5000.0, 4000.0, PairOutcome.WORSE)]
 )
 def test_a_higher_speed_is_better_and_a_longer_time_is_worse(compare_runs_of, base, new, verdict):
     def runs(speed):
-        return [FakeRun(seed=n, axes={"seed": str(n)}, tokens_per_s=speed + n * n) for n in (1, 2, 3)]
+        return [FakeRun(seed=n, axes={"seed": str(n)}, tokens_per_s=speed * (1 + n * n / 1000)) for n in (1, 2, 3)]
 
     found = compare_runs_of(runs(base), runs(new))
-    assert (row(found, "speed").conclusion, row(found, "time").conclusion) == (verdict, verdict)
+    assert (row(found, "speed").outcome, row(found, "time").outcome) == (verdict, verdict)
 
 
 def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(make):
@@ -100,8 +100,8 @@ def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(ma
 def test_losses_on_different_data_are_not_compared_but_times_are(compare_runs_of):
     found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
     loss = row(found, "final loss")
-    assert (loss.measured_differently, loss.conclusion, row(found, "time").measured_differently) == (
-        *("data", Conclusion.NOT_DISTINGUISHABLE),
+    assert (loss.measured_differently, loss.outcome, row(found, "time").measured_differently) == (
+        *("data", PairOutcome.OPEN),
         "",
     )
     assert "not comparable (different data)" in render(found)

@@ -48,7 +48,7 @@ def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_l
     ranking = numbers.rankings[-1]
     assert [group.runs[0].tokenizer for group in ranking.groups] == ["bpe", "byte"]
     assert ranking.groups[0].mean == pytest.approx(3.602 / math.log(2) / 4)
-    assert ranking.comparisons[0].conclusion == "better"
+    assert ranking.verdict.pairs[0].outcome == "better"
     assert any("other parts of it" in note for note in ranking.notes)
 
 

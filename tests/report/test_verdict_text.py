@@ -55,7 +55,6 @@ def ranking(*pairs, groups=("muon", "adamw"), reference="muon", rules=RULES, **f
     return Ranking(
         data_sha256="1a2b",
         groups=tuple(group(name, 3.2719, 3.2720) for name in groups),
-        comparisons=(),
         evidence="",
         notes=(),
         verdict=verdict,

@@ -20,7 +20,6 @@ from kmatrix.report.numbers import (
     BITS,
     GPUS_AXIS,
     SEED_AXIS,
-    Comparison,
     GroupNumbers,
     MatrixNumbers,
     OptimizerSetting,
@@ -33,9 +32,11 @@ from kmatrix.report.numbers import (
     gpu_runs,
 )
 from kmatrix.report.read_run import read_numbers, times_on_hosts
-from kmatrix.stats import LEVEL, Conclusion, compare, holm, mean
+from kmatrix.stats import mean
 from kmatrix.status.activity import MatrixActivity
 from kmatrix.text import first_names, plural
+from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Rules
+from kmatrix.verdict.fixed import fixed_verdict
 
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
 
@@ -287,45 +288,30 @@ def _rankings_by_text(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
 def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:
     # By name, too: equal means must not change places between two reports.
     ordered = tuple(sorted(groups, key=lambda group: (group.mean, group.name)))
-    comparisons = _comparisons(ordered)
+    verdict = fixed_verdict({group.name: group.losses for group in ordered}, Rules(seeds=()))
     return Ranking(
         data_sha256=sha256,
         groups=ordered,
-        comparisons=comparisons,
-        evidence=_evidence(ordered, comparisons),
+        evidence=_evidence(ordered, verdict),
         notes=tuple(differences([run for group in ordered for run in group.counted])),
+        verdict=verdict,
     )
 
 
-def _comparisons(ordered: Sequence[GroupNumbers]) -> tuple[Comparison, ...]:
-    """Compare the leader with every other group, Holm-corrected for the number of tests."""
-    leader, *others = ordered
-    verdicts = [compare(leader.losses, other.losses) for other in others]
-    # Only tests that were made count: a comparison of single seeds has no p value.
-    corrected = iter(holm([verdict.p for verdict in verdicts if verdict.p is not None]))
-    found = []
-    for other, verdict in zip(others, verdicts, strict=True):
-        p = None if verdict.p is None else next(corrected)
-        significant = p is not None and p < 1 - LEVEL
-        conclusion = verdict.conclusion if significant else Conclusion.NOT_DISTINGUISHABLE
-        found.append(Comparison(leader=leader.name, other=other.name, verdict=verdict, p_holm=p, conclusion=conclusion))
-    return tuple(found)
-
-
-def _evidence(ordered: Sequence[GroupNumbers], comparisons: Sequence[Comparison]) -> str:
+def _evidence(ordered: Sequence[GroupNumbers], verdict: FamilyVerdict) -> str:
     """Return one sentence on the significance of a ranking."""
     if len(ordered) == 1:
         return "Only one configuration finished on this data: nothing to compare it with"
-    leader = ordered[0]
-    beaten = sum(comparison.conclusion is Conclusion.BETTER for comparison in comparisons)
+    pairs = verdict.against_reference
+    beaten = sum(pair.outcome is PairOutcome.BETTER for pair in pairs)
     if all(len(group.losses) == 1 for group in ordered):
         return "One seed per configuration: the ranking is not significant"
-    if beaten == len(comparisons):
-        return f"The leader, {leader.name}, is better than every other configuration"
+    if beaten == len(pairs):
+        return f"The leader, {verdict.reference}, is better than every other configuration"
     if beaten:
         rest = "the others are not distinguishable from it"
-        return f"The leader, {leader.name}, is better than {beaten} of {len(comparisons)} configurations; {rest}"
-    return f"The leader, {leader.name}, is not distinguishable from any other configuration"
+        return f"The leader, {verdict.reference}, is better than {beaten} of {len(pairs)} configurations; {rest}"
+    return f"The leader, {verdict.reference}, is not distinguishable from any other configuration"
 
 
 def _scalings(groups: Sequence[GroupNumbers]) -> tuple[Scaling, ...]:

@@ -14,10 +14,14 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_run_file_or_empty
 from kmatrix.report.analysis import analyse, differences, measured_differently, ranks
 from kmatrix.report.numbers import SEED_AXIS, RunNumbers
+from kmatrix.report.pair_text import other_side, outcome_word, p_text
 from kmatrix.report.reproduction import changes
-from kmatrix.stats import LEVEL, Conclusion, Verdict, holm, mean
-from kmatrix.stats import compare as compare_losses
+from kmatrix.stats import mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
+from kmatrix.verdict.family import Method, PairOutcome, PairVerdict, Rules
+from kmatrix.verdict.fixed import FixedTest, corrected, tested
+
+RULES = Rules(seeds=())  # of all seeds that both sides have
 
 AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
 
@@ -51,10 +55,25 @@ class ComparedRow:
     metric: ComparedMetric
     base: float | None  # mean over seeds
     new: float | None  # mean over seeds
-    verdict: Verdict | None = None  # new - base; None if either is unknown
-    p: float | None = None  # Holm-corrected for the number of configurations
-    conclusion: Conclusion = Conclusion.NOT_DISTINGUISHABLE  # about new, after the correction
+    test: FixedTest | None = None  # new - base; None if either is unknown
+    corrected: PairVerdict | None = None  # Holm-corrected for the number of configurations; None without a test
     measured_differently: str = ""  # property that makes the two losses incomparable, e.g. "data"
+
+    @property
+    def verdict(self) -> PairVerdict | None:
+        """Return the difference new - base. Its outcome assumes that lower is better."""
+        return self.corrected or (self.test.pair if self.test else None)
+
+    @property
+    def p(self) -> float | None:
+        """Return the two-sided, Holm-corrected p, or None without a test."""
+        return self.corrected.p_holm if self.corrected else None
+
+    @property
+    def outcome(self) -> PairOutcome:
+        """Return the outcome about new."""
+        outcome = self.corrected.outcome if self.corrected else PairOutcome.OPEN
+        return outcome if self.metric.lower_is_better else other_side(outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +215,7 @@ def _row(
         metric=metric,
         base=mean(list(before.values())) if before else None,
         new=mean(list(after.values())) if after else None,
-        verdict=compare_losses(after, before) if before and after else None,
+        test=tested(("new", "base"), after, before, RULES) if before and after else None,
         measured_differently=differently if before and after else "",
     )
 
@@ -211,36 +230,22 @@ def _by_seed(metric: ComparedMetric, runs: Sequence[RunNumbers]) -> dict[int, fl
 
 
 def _with_corrected_p(pairs: Sequence[ConfigurationPair]) -> tuple[ConfigurationPair, ...]:
-    """Set p and conclusion of each row; p is Holm-corrected per metric for the number of configurations."""
+    """Return the pairs with verdicts, Holm-corrected per metric for the number of configurations."""
     # Per metric: a question about the loss is not weakened by tests of the speed.
-    corrected: dict[tuple[int, str], float] = {}
+    found: dict[tuple[int, str], PairVerdict] = {}
     for metric in METRICS:
-        tested = {
-            place: row.verdict.p
+        tests = {
+            place: row.test
             for place, pair in enumerate(pairs)
             for row in pair.rows
-            if row.metric is metric and row.verdict and row.verdict.p is not None and not row.measured_differently
+            if row.metric is metric and row.test and row.test.pair.p is not None and not row.measured_differently
         }
-        values = holm(list(tested.values()))
-        corrected |= {(place, metric.name): p for place, p in zip(tested, values, strict=True)}
+        verdicts = corrected(list(tests.values()), RULES, len(tests))
+        found |= {(place, metric.name): verdict for place, verdict in zip(tests, verdicts, strict=True)}
     return tuple(
-        replace(pair, rows=tuple(_concluded(row, corrected.get((place, row.metric.name))) for row in pair.rows))
+        replace(pair, rows=tuple(replace(row, corrected=found.get((place, row.metric.name))) for row in pair.rows))
         for place, pair in enumerate(pairs)
     )
-
-
-def _concluded(row: ComparedRow, p: float | None) -> ComparedRow:
-    if p is None or row.verdict is None:
-        return row
-    conclusion = _conclusion(row.verdict, row.metric) if p < 1 - LEVEL else Conclusion.NOT_DISTINGUISHABLE
-    return replace(row, p=p, conclusion=conclusion)
-
-
-def _conclusion(verdict: Verdict, metric: ComparedMetric) -> Conclusion:
-    """Return the conclusion for a metric; the verdict assumes that lower is better."""
-    if metric.lower_is_better or verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE:
-        return verdict.conclusion
-    return Conclusion.WORSE if verdict.conclusion is Conclusion.BETTER else Conclusion.BETTER
 
 
 def _symbol_changes(
@@ -310,17 +315,17 @@ def to_json(found: ComparedRuns) -> dict[str, Any]:
 
 def _row_json(row: ComparedRow) -> dict[str, Any]:
     verdict = row.verdict
-    tested = verdict if not row.measured_differently else None
+    comparable = verdict if not row.measured_differently else None
     reason = f"different {row.measured_differently}" if row.measured_differently else ""
     return {
         "unit": row.metric.unit,
         "base": row.base,
         "new": row.new,
         "difference": verdict.difference if verdict else None,
-        "interval": asdict(tested.interval) if tested and tested.interval else None,
+        "interval": asdict(comparable.interval) if comparable and comparable.interval else None,
         "p": row.p,
-        "word": str(row.conclusion),
-        "method": (tested.method or None) if tested else None,
+        "word": outcome_word(row.outcome, row.verdict.method if row.verdict else Method.NONE),
+        "method": (str(comparable.method) or None) if comparable else None,
         "seeds": list(verdict.seeds) if verdict else [],
         "reason": reason or (verdict.reason if verdict else "only one side has it"),
     }
@@ -392,17 +397,16 @@ def _row_cells(row: ComparedRow) -> list[str]:
     percent = f"{signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
     interval = verdict.interval if not row.measured_differently else None
     bounds = f"[{interval.low:+,.{digits}f}, {interval.high:+,.{digits}f}]" if interval else ""
-    return [name, *means, signed(verdict.difference, digits), percent, bounds, _conclusion_text(row, verdict)]
+    return [name, *means, signed(verdict.difference, digits), percent, bounds, _outcome_text(row, verdict)]
 
 
-def _conclusion_text(row: ComparedRow, verdict: Verdict) -> str:
-    """Return the conclusion about new with its p value, or the reason why there is none."""
+def _outcome_text(row: ComparedRow, verdict: PairVerdict) -> str:
+    """Return the outcome about new with its p value, or the reason why there is none."""
     if row.measured_differently:
         return f"not comparable (different {row.measured_differently})"
     if row.p is None:
         return "equal" if verdict.difference == 0 else f"not significant ({verdict.reason.partition(':')[0]})"
-    p = "p < 0.001" if row.p < 0.001 else f"p = {row.p:.3f}"
-    return f"{row.conclusion}, {p}"
+    return f"{outcome_word(row.outcome, verdict.method)}, {p_text(row.p)}"
 
 
 def _method(found: ComparedRuns) -> str:

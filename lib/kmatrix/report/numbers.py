@@ -14,7 +14,7 @@ from kmatrix.records.jobs.usage import MatrixUsage
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
-from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
+from kmatrix.stats import Interval, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
 from kmatrix.verdict.family import FamilyVerdict, PairVerdict, Replay, Rules
 
@@ -189,17 +189,6 @@ class GroupNumbers:
         return mean_interval(losses) if len(set(losses)) > 1 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The leader of a ranking compared with another group."""
-
-    leader: str
-    other: str
-    verdict: Verdict  # of these two groups alone
-    p_holm: float | None  # p value, Holm-corrected for the number of comparisons
-    conclusion: Conclusion  # about the leader, after the correction
-
-
 class CostQuantity(StrEnum):
     """A quantity in which configurations are compared, apart from their loss. results.json holds these values."""
 
@@ -231,7 +220,6 @@ class Ranking:
 
     data_sha256: str  # "" for BITS: the same text has a different hash per tokenizer
     groups: tuple[GroupNumbers, ...]
-    comparisons: tuple[Comparison, ...]  # of groups[0] with each other group, in their order
     evidence: str  # one sentence: is the order significant?
     notes: tuple[str, ...]  # other differences between the groups
     metric: str = LOSS  # LOSS or BITS

@@ -17,7 +17,6 @@ from kmatrix.report.formats.facts import MAX_HOSTS, code, devices, machines, mod
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
     BITS,
-    Comparison,
     GroupNumbers,
     MatrixNumbers,
     OptimizerSetting,
@@ -28,7 +27,7 @@ from kmatrix.report.numbers import (
     SettingOrigin,
     gpu_runs,
 )
-from kmatrix.stats import Conclusion, Verdict
+from kmatrix.report.pair_text import other_side, outcome_word, p_text
 from kmatrix.status.alerts import Alert, Severity, by_subject, worst
 from kmatrix.text import (
     UNKNOWN,
@@ -45,6 +44,7 @@ from kmatrix.text import (
     time_of_day,
     wrap,
 )
+from kmatrix.verdict.family import PairVerdict
 
 Section = tuple[str, Sequence[str]]  # title, lines
 Span = tuple[float, float]  # begin, end: Unix seconds
@@ -216,9 +216,10 @@ def _rankings(numbers: MatrixNumbers) -> Iterator[Section]:
 
 
 def _ranking(ranking: Ranking) -> Iterator[str]:
-    rows = [_ranking_row(1, ranking.groups[0], "leader")]
-    for place, (group, comparison) in enumerate(zip(ranking.groups[1:], ranking.comparisons, strict=True), start=2):
-        rows.append(_ranking_row(place, group, _difference(comparison)))
+    rows = []
+    for place, group in enumerate(ranking.groups, start=1):
+        leads = group.name == ranking.verdict.reference
+        rows.append(_ranking_row(place, group, "leader" if leads else _difference(ranking.pair_with(group.name))))
     yield from wrap(f"{ranking.evidence}.")
     yield ""
     metric = "bits/byte" if ranking.metric == BITS else "val loss"
@@ -242,28 +243,27 @@ def _ranking_row(place: int, group: GroupNumbers, difference: str) -> list[str]:
     ]
 
 
-def _difference(comparison: Comparison) -> str:
-    """Return the difference of a group to the leader, with its confidence interval, p value and conclusion."""
-    verdict = comparison.verdict
-    if verdict.difference is None:
+def _difference(pair: PairVerdict | None) -> str:
+    """Return the difference of a group to the reference, with its confidence interval, p value and outcome."""
+    if pair is None or pair.difference is None:
         return UNKNOWN
-    # The verdict is about the leader (leader - group); the table shows group - leader.
-    difference = signed(-verdict.difference, LOSS_DIGITS)
-    if verdict.interval is None or comparison.p_holm is None:
-        return f"{difference} ({verdict.reason.partition(':')[0]}, not significant)"
-    interval = f"[{signed(-verdict.interval.high, LOSS_DIGITS)}, {signed(-verdict.interval.low, LOSS_DIGITS)}]"
-    p = "p < 0.001" if comparison.p_holm < 0.001 else f"p = {comparison.p_holm:.3f}"
-    opposite = {Conclusion.BETTER: Conclusion.WORSE, Conclusion.WORSE: Conclusion.BETTER}
-    return f"{difference} {interval}, {p}: {opposite.get(comparison.conclusion, comparison.conclusion)}"
+    # The verdict is about the reference (reference - group); the table shows group - reference.
+    difference = signed(-pair.difference, LOSS_DIGITS)
+    if pair.interval is None or pair.p_holm is None:
+        return f"{difference} ({pair.reason.partition(':')[0]}, not significant)"
+    interval = f"[{signed(-pair.interval.high, LOSS_DIGITS)}, {signed(-pair.interval.low, LOSS_DIGITS)}]"
+    word = outcome_word(other_side(pair.outcome), pair.method)
+    return f"{difference} {interval}, {p_text(pair.p_holm)}: {word}"
 
 
 def _method(ranking: Ranking) -> str:
     """Return the name of the significance test, or "" if there was none."""
-    tested: list[Verdict] = [c.verdict for c in ranking.comparisons if c.verdict.method and c.p_holm is not None]
+    tested = [pair for pair in ranking.verdict.pairs if pair.p_holm is not None]
     if not tested:
         return ""
-    methods = " and ".join(dict.fromkeys(verdict.method for verdict in tested))
-    correction = f", p Holm-corrected for {len(tested)} comparisons" if len(tested) > 1 else ""
+    methods = " and ".join(dict.fromkeys(pair.method for pair in tested))
+    pairs = len(ranking.verdict.pairs)
+    correction = f", p Holm-corrected for {pairs} comparisons" if pairs > 1 else ""
     return f"brackets: 95 % CI of the difference; Student's t test ({methods}){correction}; significant if p < 0.05"
 
 

@@ -23,6 +23,7 @@ from kmatrix.report.numbers import (
     RunNumbers,
     Scaling,
 )
+from kmatrix.report.pair_text import outcome_word
 from kmatrix.stats import Interval
 from kmatrix.status.stragglers import RankNumbers
 
@@ -198,18 +199,18 @@ def _group(group: GroupNumbers) -> dict[str, Any]:
 def _ranking(ranking: Ranking) -> dict[str, Any]:
     comparisons = [
         {
-            "leader": comparison.leader,
-            "other": comparison.other,
-            "word": str(comparison.conclusion),
-            "difference": comparison.verdict.difference,
-            "interval": _interval(comparison.verdict.interval),
-            "p": comparison.verdict.p,
-            "p_holm": comparison.p_holm,
-            "method": comparison.verdict.method or None,
-            "seeds": list(comparison.verdict.seeds),
-            "reason": comparison.verdict.reason,
+            "leader": pair.a,
+            "other": pair.b,
+            "word": outcome_word(pair.outcome, pair.method),
+            "difference": pair.difference,
+            "interval": _interval(pair.interval),
+            "p": pair.p,
+            "p_holm": pair.p_holm,
+            "method": str(pair.method) or None,
+            "seeds": list(pair.seeds),
+            "reason": pair.reason,
         }
-        for comparison in ranking.comparisons
+        for pair in ranking.verdict.against_reference
     ]
     return {
         "measure": ranking.metric,

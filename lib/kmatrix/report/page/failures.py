@@ -89,7 +89,7 @@ def _ended(runs: Sequence[RunNumbers]) -> tuple[EndedRuns, ...]:
     for status in ENDED_BADLY:
         for place, run in enumerate(runs):
             if run.status is status:
-                kinds.setdefault((status, _kind(run)), []).append(place)
+                kinds.setdefault((status, run.kind), []).append(place)
     found, logs = [], MOST_LOGS
     for (status, kind), places in kinds.items():
         chosen = places[: min(MOST_OF_A_KIND, logs)]
@@ -97,10 +97,6 @@ def _ended(runs: Sequence[RunNumbers]) -> tuple[EndedRuns, ...]:
         shown = tuple(_ended_run(place, runs[place]) for place in chosen)
         found.append(EndedRuns(status=status, kind=kind, count=len(places), runs=shown))
     return tuple(found)
-
-
-def _kind(run: RunNumbers) -> str:
-    return (run.attempts[-1].kind or "") if run.attempts else ""
 
 
 def _ended_run(place: int, run: RunNumbers) -> EndedRun:

@@ -9,7 +9,16 @@ from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking
 from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed
-from kmatrix.report.pair_text import comparisons_of, digits_for, no_more_text, other_side, outcome_word, p_text
+from kmatrix.report.pair_text import (
+    DIGITS,
+    comparisons_of,
+    digits_for,
+    margin_text,
+    no_more_text,
+    other_side,
+    outcome_word,
+    p_text,
+)
 from kmatrix.report.verdict_text import unit_of, verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.text import plural
@@ -69,7 +78,7 @@ class PairRow:
 
     a: str
     b: str
-    sentence: str  # the outcome
+    word: str  # about a
     difference: float | None  # a - b
     interval: Interval | None
     p: str
@@ -106,6 +115,7 @@ class RankingTable:
     unit: str
     level: float  # of all intervals
     digits: int  # decimals of its losses
+    gap_digits: int  # decimals of its differences
     reference: str  # "leader" or "baseline"
     tests: int  # that p values are corrected for
     is_paired: bool
@@ -119,8 +129,9 @@ class RankingTable:
     pairs: PairsTable | None  # None: the rows above have all comparisons
 
     @property
-    def has_open(self) -> bool:
-        return any(row.against is not None and row.against.outcome is PairOutcome.OPEN for row in self.rows)
+    def has_detectable(self) -> bool:
+        """True if a row, or a pair, has a detectable difference, which a note explains."""
+        return any("detectable" in detail for row in self.rows if row.against for detail in row.against.details)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +160,6 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
     losses = Scale(*padded(_loss_marks(near)))
     gaps = Scale(*padded(_gap_marks([against[group.name] for group in near if group.name in against]), zero=True))
     reference = next((group for group in one.groups if group.name == family.reference), one.groups[0])
-    digits = min(MOST_DIGITS, max(digits_for(group.interval) for group in one.groups))
     rows = [
         RankRow(
             group=pages[group.name],
@@ -173,7 +183,8 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         measure="bits per byte" if one.metric == BITS else "final validation loss",
         unit=unit_of(one),
         level=family.rules.confidence,
-        digits=digits,
+        digits=_digits([group.interval for group in one.groups]),
+        gap_digits=_digits([pair.interval for pair in family.against_reference]),
         reference="leader" if family.rules.baseline is None else "baseline",
         tests=comparisons_of(family),
         is_paired=any(pair.method in (Method.PAIRED, Method.SEQUENTIAL) for pair in family.pairs),
@@ -186,6 +197,11 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         notes=one.notes,
         pairs=_pairs(family, [row.group for row in rows]) if len(family.pairs) > len(against) else None,
     )
+
+
+def _digits(intervals: Sequence[Interval | None]) -> int:
+    """Return the decimals of a column, so that every interval in it has two significant digits."""
+    return min(MOST_DIGITS, max(map(digits_for, intervals), default=DIGITS))
 
 
 def _half(interval: Interval | None) -> float | None:
@@ -247,15 +263,26 @@ def _against(
         difference=difference,
         half=_half(interval),
         outcome=outcome,
-        word=outcome_word(outcome, pair.method),
+        word=_word(outcome, pair, family),
         p=_p(pair, family),
         details=tuple(_details(pair, family)),
         strip=strip,
     )
 
 
+def _word(outcome: PairOutcome, pair: PairVerdict, family: FamilyVerdict) -> str:
+    if pair.p_holm is None:
+        return "not tested"
+    if outcome is PairOutcome.EQUIVALENT:
+        return f"equivalent within {margin_text(family.rules.min_difference or 0.0)}"
+    return outcome_word(outcome, pair.method)
+
+
 def _p(pair: PairVerdict, family: FamilyVerdict) -> str:
-    return "" if pair.p_holm is None else p_text(pair.p_holm, family.rules.alpha)
+    """Return the p value of a difference; "" for a pair that is equivalent, whatever the p of its difference."""
+    if pair.p_holm is None or pair.outcome is PairOutcome.EQUIVALENT:
+        return ""
+    return p_text(pair.p_holm, family.rules.alpha)
 
 
 def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
@@ -265,8 +292,8 @@ def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
             yield pair.reason
         return
     digits = digits_for(pair.interval)
-    if pair.outcome is PairOutcome.EQUIVALENT and family.rules.min_difference is not None:
-        yield f"within {family.rules.min_difference:g}"
+    if pair.outcome is PairOutcome.EQUIVALENT and pair.p_holm <= family.rules.alpha:
+        yield f"the difference is real: {p_text(pair.p_holm, family.rules.alpha)}"
     if pair.outcome is PairOutcome.OPEN:
         if why := no_more_text(pair):
             yield why
@@ -312,7 +339,7 @@ def _pairs(family: FamilyVerdict, groups: Sequence[PageGroup]) -> PairsTable:
         PairRow(
             a=names.get(pair.a, pair.a),
             b=names.get(pair.b, pair.b),
-            sentence=outcome_word(pair.outcome, pair.method),
+            word=_word(pair.outcome, pair, family),
             difference=pair.difference,
             interval=pair.interval,
             p=_p(pair, family),

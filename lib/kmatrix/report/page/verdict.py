@@ -13,7 +13,7 @@ from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import MINUS, big, dollars, duration
 from kmatrix.report.page.provenance import Fact
 from kmatrix.report.pair_text import Part, PartKind, Parts
-from kmatrix.report.verdict_text import VerdictLine, VerdictState, VerdictText, verdict_texts
+from kmatrix.report.verdict_text import LineLabel, VerdictLine, VerdictState, VerdictText, verdict_texts
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import plural
 
@@ -71,7 +71,11 @@ def _shown(text: VerdictText, short: Mapping[str, str]) -> ShownVerdict:
 
 
 def _line(line: VerdictLine, short: Mapping[str, str]) -> VerdictLine:
-    return replace(line, parts=_parts(line.parts, short))
+    parts = _parts(line.parts, short)
+    # "Better" and what follows it are one sentence; after any other label a new one begins.
+    if line.label is not LineLabel.BETTER and parts[0].kind is PartKind.TEXT:
+        parts = (replace(parts[0], text=parts[0].text[:1].upper() + parts[0].text[1:]), *parts[1:])
+    return replace(line, parts=parts)
 
 
 def _parts(parts: Parts, short: Mapping[str, str]) -> Parts:
