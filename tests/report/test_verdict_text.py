@@ -55,8 +55,6 @@ def ranking(*pairs, groups=("muon", "adamw"), reference="muon", rules=RULES, **f
     return Ranking(
         data_sha256="1a2b",
         groups=tuple(group(name, 3.2719, 3.2720) for name in groups),
-        evidence="",
-        notes=(),
         verdict=verdict,
         **fields,
     )
@@ -246,21 +244,23 @@ def test_a_matrix_without_a_ranking(counts, goes_on, headline):
     ],
 )
 def test_a_cost_as_a_phrase(ratio, p, phrase):
-    cost = CostDifference(quantity=CostQuantity.STEP_TIME, a="muon", b="adamw", mean_a=ratio, mean_b=1.0, p=p)
+    cost = CostDifference(quantity=CostQuantity.STEP_TIME, a="muon", b="adamw", mean_a=ratio, mean_b=1.0, p=p, fewest=2)
     assert cost_phrase(cost) == phrase
 
 
 def test_the_situation_of_a_verdict_is_reported():
-    situation = Situation(unfinished=3, reserve=12, reused=2, spent_error=0.0687, raised=(6,))
-    text = verdict_text(ranking(pair("muon", "adamw", BETTER), diverged={"adamw": 1, "muon": 0}), situation)
+    situation = Situation(unfinished=3, reserve=12, reused=2, unused=1)
+    raised = {"raised": (6,), "spent_error": 0.0687}
+    text = verdict_text(ranking(pair("muon", "adamw", BETTER), diverged={"adamw": 1, "muon": 0}, **raised), situation)
     assert text.mark == "Decided, preliminary"
     assert text.line(LineLabel.RUNS).text == (
         "3 runs have not ended: the verdict may change; 12 runs in reserve, which the verdict does not need"
     )
     notes = [line.text for line in text.lines if line.label is LineLabel.NOTE]
     assert notes[0].startswith("includes 2 reused runs")
-    assert "raised from 6 to 5" in notes[1]
-    assert 'false "better" is 6.87 %, not 5 %' in notes[1]
+    assert notes[1] == "1 result is not in the verdict: no round of it asked for them"
+    assert "raised from 6 to 5" in notes[2]
+    assert 'false "better" is 6.87 %, not 5 %' in notes[2]
     assert text.line(LineLabel.DIVERGED).text.startswith("adamw in 1 of 2 runs")
 
 
@@ -268,3 +268,11 @@ def test_a_p_value_never_hides_its_side_of_the_level():
     assert p_text(0.0496) == "p = 0.0496"
     assert p_text(0.0504) == "p = 0.0504"
     assert p_text(0.05) == "p = 0.050"
+
+
+def test_what_is_worse_than_a_third_configuration_is_not_an_open_question():
+    chain = [pair("muon", "adamw", BETTER), pair("muon", "sgd", OPEN, -0.5, 0.6), pair("adamw", "sgd", BETTER, -0.4)]
+    text = verdict_text(ranking(*chain, groups=("muon", "adamw", "sgd")), Situation())
+    assert text.state is VerdictState.DECIDED
+    assert text.sentence.startswith("muon beats 1 of 2 other configurations, and the rest is worse than another one")
+    assert text.line(LineLabel.OPEN) is None

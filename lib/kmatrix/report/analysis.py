@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Scalar
@@ -17,43 +16,24 @@ from kmatrix.records.states import read_matrix_status
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
-    BITS,
     GPUS_AXIS,
-    SEED_AXIS,
     GroupNumbers,
     MatrixNumbers,
     OptimizerSetting,
     OptimizerSettings,
-    Ranking,
     RunNumbers,
     Scaling,
     ScalingRow,
     SettingOrigin,
     gpu_runs,
 )
+from kmatrix.report.ranking import configuration_name, groups_of, rankings_of, short, varying_axes
 from kmatrix.report.read_run import read_numbers, times_on_hosts
 from kmatrix.stats import mean
 from kmatrix.status.activity import MatrixActivity
-from kmatrix.text import first_names, plural
-from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Rules
-from kmatrix.verdict.fixed import fixed_verdict
-
-PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
-
-# Losses are comparable only if these attributes of RunNumbers are equal.
-MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
-
-# Attributes of RunNumbers in which ranked runs should not differ, their names, and what a difference means.
-DIFFERENCES = (
-    ("tokens", "tokens", "a lower loss may result from more training tokens"),
-    ("model", "model", "a larger model costs more per token"),
-    ("block_size", MEASURED_ON["block_size"], "the losses are not comparable"),
-    ("eval_samples", MEASURED_ON["eval_samples"], "the losses are not comparable"),
-)
+from kmatrix.text import first_names
 
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
-SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
-SHORT_HASH = 8  # characters of a hash in texts
 TUNED = ("learning_rate", "weight_decay", "beta1", "beta2")  # settings that papers tune per optimizer
 
 
@@ -82,7 +62,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     )
 
     # Everything else follows from the runs.
-    groups = _groups(runs)
+    groups = groups_of(runs)
+    ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries)
     settings = settings_by_optimizer(runs)
     return MatrixNumbers(
         name=plan.name or matrix.name,
@@ -98,10 +79,11 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         excluded=plan.excluded,
         runs=runs,
         groups=groups,
-        rankings=_rankings_by_data(groups) + _rankings_by_text(groups),
+        rankings=ranked.rankings,
+        reserve=ranked.reserve,
         scalings=_scalings(groups),
         settings=settings,
-        warnings=(*_run_warnings(runs), *_tuning_warnings(settings)),
+        warnings=(*_run_warnings(runs, ranked.reserve), *_tuning_warnings(settings)),
         engine=activity.engine.engine if activity.engine else "",
         usage=usage_of(matrix, activity.claim_ages()) if activity.engine else None,
     )
@@ -120,25 +102,6 @@ def _numbers_of(
     return _with_gpu(folder, numbers)
 
 
-def differences(runs: Sequence[RunNumbers]) -> Iterable[str]:
-    """Yield the properties in which compared runs differ, each with its consequence."""
-    for attribute, name, consequence in DIFFERENCES:
-        values = {getattr(run, attribute) for run in runs}
-        known: list[Any] = sorted(value for value in values if value is not None)
-        if len(known) > 1:
-            listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in known)
-            yield f"the runs differ in {name} ({listed}): {consequence}"
-
-
-def measured_differently(base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> str:
-    """Return the name of the first property that makes the losses of two sets of runs incomparable, or ""."""
-    for attribute, name in MEASURED_ON.items():
-        known = [{getattr(run, attribute) for run in runs} for runs in (base, new)]
-        if base and new and known[0] != known[1]:
-            return name
-    return ""
-
-
 def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings, ...]:
     """Return the settings of each optimizer over all of its runs, in the order of the runs."""
     members: dict[str, list[RunNumbers]] = {}
@@ -155,16 +118,6 @@ def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings
         )
         for optimizer, group in members.items()
     )
-
-
-def ranks(number: int, device: str) -> str:
-    """Return "4 GPUs", or "2 ranks" on the CPU."""
-    return plural(number, "rank" if device == "cpu" else "GPU")
-
-
-def short(sha256: str | None) -> str:
-    """Return the first characters of a hash."""
-    return sha256[:SHORT_HASH] if sha256 else "unknown"
 
 
 def _axes(runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
@@ -201,119 +154,6 @@ def _without_runner(run: RunNumbers) -> RunNumbers:
     return replace(run, status=Status.STOPPED, reason=LOST)
 
 
-def _groups(runs: Sequence[RunNumbers]) -> tuple[GroupNumbers, ...]:
-    """Return the groups of runs that differ only in their seed. Runs on different data are never in one group."""
-    known: dict[object, set[str]] = {}
-    for run in runs:
-        if run.data_sha256:
-            known.setdefault(_group_key(run), set()).add(run.data_sha256)
-    members: dict[tuple[object, str | None], list[RunNumbers]] = {}
-    for run in runs:
-        data = run.data_sha256
-        if data is None and not run.counts and len(hashes := known.get(_group_key(run), set())) == 1:
-            (data,) = hashes  # a pending run: it will use the data of the other seeds
-        members.setdefault((_group_key(run), data), []).append(run)
-    names = _group_names([group[0] for group in members.values()], [data for _, data in members], runs)
-    return tuple(
-        GroupNumbers(
-            name=name,
-            axes={label: value for label, value in group[0].axes.items() if label != SEED_AXIS},
-            data_sha256=data,
-            runs=tuple(group),
-        )
-        for name, ((_, data), group) in zip(names, members.items(), strict=True)
-    )
-
-
-def _group_key(run: RunNumbers) -> object:
-    """Return the settings shared by all runs in a group. A run without axes forms its own group."""
-    return tuple(item for item in run.axes.items() if item[0] != SEED_AXIS) or run.name
-
-
-def _group_names(firsts: Sequence[RunNumbers], data: Sequence[str | None], runs: Sequence[RunNumbers]) -> list[str]:
-    """Return a name for each group; groups that differ only in their data get its hash."""
-    devices = {run.device for run in runs if run.device}
-    device = devices.pop() if len(devices) == 1 else ""  # for pending runs, whose device is unknown
-    varying = _varying(runs)
-    names = [", ".join([_configuration(run, varying), *_ranks_of(run, device)]) for run in firsts]
-    return [
-        name if names.count(name) == 1 else f"{name}, data {short(sha256)}"
-        for name, sha256 in zip(names, data, strict=True)
-    ]
-
-
-def _varying(runs: Sequence[RunNumbers]) -> set[str]:
-    """Return the axes with several values."""
-    labels = {label for run in runs for label in run.axes}
-    return {label for label in labels if len({run.axes.get(label) for run in runs}) > 1}
-
-
-def _configuration(run: RunNumbers, varying: Iterable[str]) -> str:
-    """Return the display name of a configuration: optimizer and varying axes, without seed and number of GPUs."""
-    parts = [run.optimizer] if run.optimizer else []
-    for label, value in run.axes.items():
-        if label in varying and label not in ("optimizer", SEED_AXIS, GPUS_AXIS):
-            parts.append(value if label in PLAIN_AXES else f"{label} {value}")
-    return ", ".join(parts) or run.name
-
-
-def _ranks_of(run: RunNumbers, device: str) -> list[str]:
-    return [ranks(run.world_size, run.device or device)] if run.world_size else []
-
-
-def _rankings_by_data(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
-    """Return one ranking per dataset. Groups without a finished run or with an unknown dataset are omitted."""
-    by_data: dict[str, list[GroupNumbers]] = {}
-    for group in groups:
-        if group.losses and group.data_sha256:
-            by_data.setdefault(group.data_sha256, []).append(group)
-    return tuple(_ranking(sha256, members) for sha256, members in by_data.items())
-
-
-def _rankings_by_text(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
-    """Return one ranking by bits per byte for each text that runs read with several tokenizers."""
-    by_text: dict[str, list[GroupNumbers]] = {}
-    for group in groups:
-        # Losses per token are not comparable between tokenizers, bits per byte of the same text are.
-        in_bits = replace(group, metric=BITS)
-        if in_bits.losses and group.data_sha256 and group.runs[0].text:
-            by_text.setdefault(group.runs[0].text, []).append(in_bits)
-    return tuple(
-        replace(_ranking("", members), metric=BITS, notes=(SAMPLED,))
-        for members in by_text.values()
-        if len({group.runs[0].tokenizer for group in members}) > 1
-    )
-
-
-def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:
-    # By name, too: equal means must not change places between two reports.
-    ordered = tuple(sorted(groups, key=lambda group: (group.mean, group.name)))
-    verdict = fixed_verdict({group.name: group.losses for group in ordered}, Rules(seeds=()))
-    return Ranking(
-        data_sha256=sha256,
-        groups=ordered,
-        evidence=_evidence(ordered, verdict),
-        notes=tuple(differences([run for group in ordered for run in group.counted])),
-        verdict=verdict,
-    )
-
-
-def _evidence(ordered: Sequence[GroupNumbers], verdict: FamilyVerdict) -> str:
-    """Return one sentence on the significance of a ranking."""
-    if len(ordered) == 1:
-        return "Only one configuration finished on this data: nothing to compare it with"
-    pairs = verdict.against_reference
-    beaten = sum(pair.outcome is PairOutcome.BETTER for pair in pairs)
-    if all(len(group.losses) == 1 for group in ordered):
-        return "One seed per configuration: the ranking is not significant"
-    if beaten == len(pairs):
-        return f"The leader, {verdict.reference}, is better than every other configuration"
-    if beaten:
-        rest = "the others are not distinguishable from it"
-        return f"The leader, {verdict.reference}, is better than {beaten} of {len(pairs)} configurations; {rest}"
-    return f"The leader, {verdict.reference}, is not distinguishable from any other configuration"
-
-
 def _scalings(groups: Sequence[GroupNumbers]) -> tuple[Scaling, ...]:
     """Return the throughput of every configuration that finished on at least two numbers of GPUs."""
     families: dict[tuple[object, ...], list[GroupNumbers]] = {}
@@ -321,10 +161,10 @@ def _scalings(groups: Sequence[GroupNumbers]) -> tuple[Scaling, ...]:
         rest = tuple(item for item in group.axes.items() if item[0] != GPUS_AXIS)
         if any(run.tokens_per_second for run in group.counted) and group.runs[0].world_size:
             families.setdefault((rest, group.data_sha256, group.runs[0].device), []).append(group)
-    varying = _varying([run for group in groups for run in group.runs])
+    varying = varying_axes([run for group in groups for run in group.runs])
     return tuple(
         Scaling(
-            name=_configuration(family[0].runs[0], varying),
+            name=configuration_name(family[0].runs[0], varying),
             device=family[0].runs[0].device,
             rows=_scaling_rows(family),
         )
@@ -355,9 +195,10 @@ def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
     return tuple(rows)
 
 
-def _run_warnings(runs: Sequence[RunNumbers]) -> Iterator[str]:
+def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Iterator[str]:
     """Yield the reasons for which the numbers of these runs may mislead."""
-    unfinished = [run.name for run in runs if run.status in (Status.PLANNED, Status.RUNNING)]
+    waiting = (Status.PLANNED, Status.RUNNING)
+    unfinished = [run.name for run in runs if run.status in waiting and run.name not in reserve]
     if unfinished:
         yield f"incomplete matrix, the ranking may change; not finished yet: {first_names(unfinished)}"
     stuck = [run.name for run in runs if _never_fell(run)]

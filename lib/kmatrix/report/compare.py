@@ -12,9 +12,10 @@ from typing import Any
 
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_run_file_or_empty
-from kmatrix.report.analysis import analyse, differences, measured_differently, ranks
+from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import SEED_AXIS, RunNumbers
 from kmatrix.report.pair_text import other_side, outcome_word, p_text
+from kmatrix.report.ranking import differences, measured_differently, ranks
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap

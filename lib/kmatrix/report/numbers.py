@@ -16,14 +16,14 @@ from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import Interval, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
-from kmatrix.verdict.family import FamilyVerdict, PairVerdict, Replay, Rules
+from kmatrix.status.outcomes import SeedEnd
+from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol
 LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
-NO_VERDICT = FamilyVerdict(rules=Rules(seeds=()), reference="", means={}, pairs=())
 
 
 def perplexity(loss: float | None) -> float | None:
@@ -55,7 +55,7 @@ class RunNumbers:
     status: Status
     reason: str  # why the run failed, stopped or was skipped; "" if it finished
     kind: str = ""  # of its failure or stop, in a word: nan, oom, timeout, ...; "" if it finished
-    diverged: bool = False  # its loss is not finite, or at the end not below that of step 0
+    end: SeedEnd | None = None  # its outcome as a seed of its configuration; None: it is to come
     optimizer: str
     model: str
     device: str  # "gpu", "cpu" or ""
@@ -141,6 +141,16 @@ class RunNumbers:
         return setting in self.explicit or DERIVED_FROM.get(setting) in self.explicit
 
     @property
+    def diverged(self) -> bool:
+        """True if its loss is not finite, or at the end not below that of step 0."""
+        return self.end is not None and self.end.loss is not None and not math.isfinite(self.end.loss)
+
+    @property
+    def measured_joules_per_token(self) -> float | None:
+        """Energy per token of the training, None for simulated GPUs."""
+        return None if self.gpu is None or self.gpu.simulated else self.gpu.main.joules_per_token
+
+    @property
     def counts(self) -> bool:
         """True if rankings include this run: it finished with a loss, and did not diverge."""
         return self.status is Status.FINISHED and self.final_val_loss is not None and not self.diverged
@@ -206,7 +216,8 @@ class CostDifference:
     b: str
     mean_a: float
     mean_b: float
-    p: float | None  # two-sided, Welch's test; None if a side has fewer than two runs
+    p: float | None  # two-sided, Welch's test; None if a side has fewer than two runs, or nothing varies
+    fewest: int  # runs of the side that has fewer
 
     @property
     def ratio(self) -> float:
@@ -220,13 +231,34 @@ class Ranking:
 
     data_sha256: str  # "" for BITS: the same text has a different hash per tokenizer
     groups: tuple[GroupNumbers, ...]
-    evidence: str  # one sentence: is the order significant?
-    notes: tuple[str, ...]  # other differences between the groups
+    verdict: FamilyVerdict  # its configurations are the names of groups, also of those without a loss
+    notes: tuple[str, ...] = ()  # other differences between the groups
     metric: str = LOSS  # LOSS or BITS
-    verdict: FamilyVerdict = NO_VERDICT
     replay: Replay | None = None  # of adaptive seeds
     costs: tuple[CostDifference, ...] = ()  # of the two configurations that the verdict names first
     diverged_only: tuple[GroupNumbers, ...] = ()  # groups of the family without a loss, because all their runs diverged
+    raised: tuple[int, ...] = ()  # former maxima of adaptive seeds, if it was raised after runs had started
+    spent_error: float | None = None  # probability of a false "better" if the maximum was raised
+
+    @property
+    def main_pair(self) -> PairVerdict | None:
+        """The comparison that a headline is about; None for a single configuration.
+
+        With a leader it is the closest that it beats, with a baseline the one that beats it by most; else one that is
+        equivalent, else the closest.
+        """
+
+        def size(pair: PairVerdict) -> float:
+            return math.inf if pair.difference is None else abs(pair.difference)
+
+        outcomes = [PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN]
+        if self.verdict.rules.baseline is not None:
+            outcomes = [PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN, PairOutcome.BETTER]
+        for outcome in outcomes:
+            if found := [pair for pair in self.verdict.against_reference if pair.outcome is outcome]:
+                # Of those that beat a baseline, the best one.
+                return max(found, key=size) if outcome is PairOutcome.WORSE else min(found, key=size)
+        return None
 
     def pair_with(self, name: str) -> PairVerdict | None:
         """Return the comparison of the reference with this group; None for the reference itself."""

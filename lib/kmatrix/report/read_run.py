@@ -28,7 +28,7 @@ from kmatrix.records.tracking import read_track
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, RankDevice, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.cost import spent_of
-from kmatrix.status.outcomes import all_axes
+from kmatrix.status.outcomes import all_axes, end_of
 from kmatrix.status.state import RunState
 from kmatrix.status.status_file import current_result, recover_status
 
@@ -59,7 +59,6 @@ SETTING_FIELDS = (
     *("pruning", "target_sparsity", "pruning_warmup", "pruning_ramp_end", "pruning_frequency", "pruning_global"),
 )
 PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
-NAN = "nan"  # kind of the failure of a run whose loss was not finite
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
@@ -93,7 +92,7 @@ def read_numbers(
         status=state.status,
         reason=state.reason,
         kind=_kind(state),
-        diverged=_has_diverged(state, final, known.initial_val_loss),
+        end=end_of(state, train, lambda: result),
         optimizer=train.optimizer or axes.get("optimizer") or "",
         model=train.model or axes.get("model") or "",
         # The device may have an index, as in cuda:0.
@@ -159,14 +158,6 @@ def _kind(state: RunState) -> str:
     """Return how a run failed or stopped, in a word; "" if it finished or has not ended."""
     unfinished = state.status in (Status.FAILED, Status.STOPPED)
     return (state.last.kind or "") if unfinished and state.last else ""
-
-
-def _has_diverged(state: RunState, final: RunResult | None, initial: float | None) -> bool:
-    """Return True if a run ended with a loss that is not finite, or not below the initial one."""
-    if _kind(state) == NAN:
-        return True
-    loss = final.final_val_loss if final and state.status is Status.FINISHED else None
-    return loss is not None and initial is not None and loss >= initial
 
 
 def times_on_hosts(run_dir: RunDir, run: RunNumbers) -> dict[str, list[tuple[float, float]]]:

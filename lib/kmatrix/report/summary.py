@@ -11,8 +11,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
-from kmatrix.report.allocation import allocation_lines
-from kmatrix.report.analysis import short
+from kmatrix.report.formats.allocation import allocation_lines
 from kmatrix.report.formats.facts import MAX_HOSTS, code, devices, machines, models, software
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
@@ -27,7 +26,9 @@ from kmatrix.report.numbers import (
     SettingOrigin,
     gpu_runs,
 )
-from kmatrix.report.pair_text import other_side, outcome_word, p_text
+from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text
+from kmatrix.report.ranking import short
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.alerts import Alert, Severity, by_subject, worst
 from kmatrix.text import (
     UNKNOWN,
@@ -37,6 +38,7 @@ from kmatrix.text import (
     duration,
     first_names,
     host_names,
+    plural,
     printable,
     section,
     signed,
@@ -44,7 +46,7 @@ from kmatrix.text import (
     time_of_day,
     wrap,
 )
-from kmatrix.verdict.family import PairVerdict
+from kmatrix.verdict.family import PairOutcome, PairVerdict
 
 Section = tuple[str, Sequence[str]]  # title, lines
 Span = tuple[float, float]  # begin, end: Unix seconds
@@ -66,6 +68,7 @@ SEPARATED_BY = {
 def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: Sequence[str] = ()) -> str:
     """Return the text of the report. trackers: lines about them.  files: names of the report's files."""
     sections: list[Section] = [
+        ("Verdict", list(_verdicts(numbers))),
         ("Runs", _run_table(numbers)),
         *_rankings(numbers),
         ("Optimizer settings", _optimizer_settings(numbers.settings)),
@@ -203,6 +206,19 @@ def _perplexity(value: float | None) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
 
 
+def _verdicts(numbers: MatrixNumbers) -> Iterator[str]:
+    """Yield the verdict on each ranking, or why there is none."""
+    for place, text in enumerate(verdict_texts(numbers)):
+        if place:
+            yield ""
+        about = f" ({text.about})" if text.about else ""
+        yield from wrap(f"{text.mark}{about}: {text.sentence}.")
+        for line in text.lines:
+            yield from wrap(f"{line.label}: {line.text}.")
+            if line.command:
+                yield f"    {line.command}"  # on one line, to be pasted
+
+
 def _rankings(numbers: MatrixNumbers) -> Iterator[Section]:
     """Yield a section per ranking, or one that explains why there is none."""
     if not numbers.rankings:
@@ -216,55 +232,59 @@ def _rankings(numbers: MatrixNumbers) -> Iterator[Section]:
 
 
 def _ranking(ranking: Ranking) -> Iterator[str]:
-    rows = []
-    for place, group in enumerate(ranking.groups, start=1):
-        leads = group.name == ranking.verdict.reference
-        rows.append(_ranking_row(place, group, "leader" if leads else _difference(ranking.pair_with(group.name))))
-    yield from wrap(f"{ranking.evidence}.")
-    yield ""
+    family = ranking.verdict
+    reference = "leader" if family.rules.baseline is None else "baseline"
+    rows = [_ranking_row(place, group, reference, ranking) for place, group in enumerate(ranking.groups, start=1)]
     metric = "bits/byte" if ranking.metric == BITS else "val loss"
-    titles = ["   configuration", metric, "95 % CI", "sd", "seeds", "difference to leader"]
+    titles = ["   configuration", metric, "95 % CI", "sd", "seeds", f"difference to {reference}"]
     yield from table(columns(titles, (0, len(titles) - 1)), rows, WIDTH, rule=True)
-    yield from wrap("leader: " + ", ".join(run.name for run in ranking.groups[0].counted))
+    runs = [run.name for group in ranking.groups if group.name == family.reference for run in group.counted]
+    if runs:
+        yield from wrap(f"{reference}: " + ", ".join(runs))
     yield from wrap(_method(ranking))
     for note in ranking.notes:
         yield from wrap(note, bullet="! ")
 
 
-def _ranking_row(place: int, group: GroupNumbers, difference: str) -> list[str]:
-    interval = group.interval
+def _ranking_row(place: int, group: GroupNumbers, reference: str, ranking: Ranking) -> list[str]:
+    interval, pair = group.interval, ranking.pair_with(group.name)
     return [
         f"{place:>2} {group.name}",
         _loss(group.mean),
-        UNKNOWN if interval is None else f"±{(interval.high - interval.low) / 2:.4f}",
-        UNKNOWN if group.deviation is None else f"{group.deviation:.4f}",
+        UNKNOWN if interval is None else f"±{(interval.high - interval.low) / 2:.{LOSS_DIGITS}f}",
+        UNKNOWN if group.deviation is None else f"{group.deviation:.{LOSS_DIGITS}f}",
         str(len(group.losses)),
-        difference,
+        reference if pair is None else _difference(mirrored_pair(pair), ranking),
     ]
 
 
-def _difference(pair: PairVerdict | None) -> str:
+def _difference(pair: PairVerdict, ranking: Ranking) -> str:
     """Return the difference of a group to the reference, with its confidence interval, p value and outcome."""
-    if pair is None or pair.difference is None:
+    if pair.difference is None:
         return UNKNOWN
-    # The verdict is about the reference (reference - group); the table shows group - reference.
-    difference = signed(-pair.difference, LOSS_DIGITS)
+    digits = digits_for(pair.interval)
+    difference = signed(pair.difference, digits)
     if pair.interval is None or pair.p_holm is None:
-        return f"{difference} ({pair.reason.partition(':')[0]}, not significant)"
-    interval = f"[{signed(-pair.interval.high, LOSS_DIGITS)}, {signed(-pair.interval.low, LOSS_DIGITS)}]"
-    word = outcome_word(other_side(pair.outcome), pair.method)
-    return f"{difference} {interval}, {p_text(pair.p_holm)}: {word}"
+        return f"{difference} ({pair.reason.partition(':')[0] or 'no test'}, not significant)"
+    interval = f"[{signed(pair.interval.low, digits)}, {signed(pair.interval.high, digits)}]"
+    text = f"{difference} {interval}, {p_text(pair.p_holm, ranking.verdict.rules.alpha)}: "
+    if pair.outcome is not PairOutcome.OPEN or pair.detectable is None:
+        return text + outcome_word(pair.outcome, pair.method)
+    return f"{text}{outcome_word(pair.outcome, pair.method)} (detectable: {pair.detectable:.{digits}f})"
 
 
 def _method(ranking: Ranking) -> str:
     """Return the name of the significance test, or "" if there was none."""
-    tested = [pair for pair in ranking.verdict.pairs if pair.p_holm is not None]
+    family = ranking.verdict
+    tested = [pair for pair in family.pairs if pair.p_holm is not None]
     if not tested:
         return ""
-    methods = " and ".join(dict.fromkeys(pair.method for pair in tested))
-    pairs = len(ranking.verdict.pairs)
-    correction = f", p Holm-corrected for {pairs} comparisons" if pairs > 1 else ""
-    return f"brackets: 95 % CI of the difference; Student's t test ({methods}){correction}; significant if p < 0.05"
+    level, alpha = percent_text(family.rules.confidence), round(family.rules.alpha, 10)
+    methods = " and ".join(dict.fromkeys(str(pair.method) for pair in tested))
+    correction = f", p Holm-corrected for {plural(len(family.pairs), 'comparison')}" if len(family.pairs) > 1 else ""
+    found = "; detectable: found with a power of 80 %" if any(pair.detectable is not None for pair in tested) else ""
+    significant = f"significant if p <= {alpha:g}"
+    return f"brackets: {level} CI of the difference; Student's t test ({methods}){correction}; {significant}{found}"
 
 
 def _optimizer_settings(found: Sequence[OptimizerSettings]) -> list[str]:

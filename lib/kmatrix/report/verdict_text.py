@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kmatrix.paste import make_command
@@ -37,10 +37,12 @@ from kmatrix.verdict.family import FamilyVerdict, Method, PairOutcome, PairVerdi
 
 TO_END = (Status.PLANNED, Status.RUNNING)
 MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
+MOST_LISTED = 12  # seeds in a command
 MOST_KINDS = 5  # of failures, listed
 SHORT_HASH = 8  # characters
 MOST_NAMES = 2  # configurations that a headline names
 MOST_LINES = 3  # open comparisons with a line of their own
+NOT_DECIDED = {True: " is open against ", False: " is not distinguishable from "}  # by whether seeds are to come
 SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
 COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
 
@@ -121,8 +123,8 @@ class Situation:
     reserve: int = 0  # runs with adaptive seeds that the verdict does not want
     reused: int = 0  # losses that were measured in another matrix
     command: str = ""  # runs more seeds; "" if there is none
-    spent_error: float | None = None  # probability of a false "better" after the maximum was raised
-    raised: Sequence[int] = field(default=())  # former maxima, in their order
+    wanted: int = 0  # runs that adaptive seeds want now
+    unused: int = 0  # losses that exist, and that no round of adaptive seeds asked for
     about: str = ""
 
 
@@ -141,6 +143,8 @@ def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
     return Situation(
         unfinished=len(_to_end(numbers)),
         reserve=len(numbers.reserve),
+        wanted=0 if ranking.replay is None else len(ranking.replay.wanted),
+        unused=0 if ranking.replay is None else ranking.replay.unused,
         reused=sum(bool(run.reused_from) for run in counted),
         command=_more_seeds_command(numbers, ranking),
         about=about,
@@ -153,18 +157,26 @@ def _to_end(numbers: MatrixNumbers) -> list[RunNumbers]:
 
 
 def _more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
-    """Return the command that runs as many further seeds as would decide what is open, "" if there is none."""
-    pairs = ranking.verdict.against_reference
-    wanted = max((pair.more_seeds or 0 for pair in pairs if pair.outcome is PairOutcome.OPEN), default=0)
+    """Return the command that runs the seeds that would decide what is open, "" if there is none."""
+    if numbers.count(Status.RUNNING):
+        return ""  # they run already, or what runs may decide it
     if ranking.replay is not None:
         return make_command("continue", numbers.path) if ranking.replay.wanted else ""
     seeds = {run.seed for run in numbers.runs if run.seed is not None}
+    wanted = max((pair.more_seeds or 0 for pair in open_pairs(ranking.verdict)), default=0)
     if not comparisons_of(ranking.verdict):
         wanted = MORE_SEEDS
     if not wanted or not seeds:
         return ""
     first = max(seeds) + 1
-    return make_command("add", numbers.path, SEED=",".join(str(first + number_of) for number_of in range(wanted)))
+    last = first + wanted - 1
+    return make_command(
+        "add", numbers.path, SEED=f"{first}:{last}:1" if wanted > MOST_LISTED else _counted(first, last)
+    )
+
+
+def _counted(first: int, last: int) -> str:
+    return ",".join(map(str, range(first, last + 1)))
 
 
 def _no_ranking(numbers: MatrixNumbers) -> VerdictText:
@@ -182,15 +194,24 @@ def unit_of(ranking: Ranking) -> str:
     return "bits/byte" if ranking.metric == BITS else "nats/token"
 
 
+def open_pairs(family: FamilyVerdict) -> list[PairVerdict]:
+    """Return the open comparisons of the reference, without those of configurations that are worse than a third one."""
+    beaten = set()
+    if family.rules.baseline is None:
+        beaten = {pair.b for pair in family.pairs if pair.outcome is PairOutcome.BETTER}
+        beaten |= {pair.a for pair in family.pairs if pair.outcome is PairOutcome.WORSE}
+    return [pair for pair in family.against_reference if pair.outcome is PairOutcome.OPEN and pair.b not in beaten]
+
+
 def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
     """Return the verdict on a ranking."""
-    family, main = ranking.verdict, main_pair(ranking)
+    family, main = ranking.verdict, ranking.main_pair
     about = family.against_reference
     if main is None:
         return _nothing_to_compare(ranking, situation)
     if comparisons_of(family) == 0:
         return _no_evidence(ranking, situation)
-    still_open = [pair for pair in about if pair.outcome is PairOutcome.OPEN]
+    still_open = open_pairs(family)
     state = VerdictState.DECIDED
     if still_open:
         state = VerdictState.OPEN if len(still_open) == len(about) else VerdictState.PARTLY_OPEN
@@ -203,30 +224,9 @@ def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
         *_diverged(ranking),
         *_runs(situation),
         *_next(still_open, situation),
-        *_notes(family, situation),
+        *_notes(ranking, situation),
     ]
     return _finished(VerdictText(state=state, headline=_headline(ranking, main), lines=tuple(lines)), situation)
-
-
-def main_pair(ranking: Ranking) -> PairVerdict | None:
-    """Return the comparison that a headline is about; None for a single configuration.
-
-    With a leader it is the closest that it beats, with a baseline the one that beats it by most; else one that is
-    equivalent, else the closest.
-    """
-    about = ranking.verdict.against_reference
-    size = {id(pair): abs(pair.difference or 0.0) for pair in about}
-    if ranking.verdict.rules.baseline is None:
-        for outcome in (PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN):
-            if found := [pair for pair in about if pair.outcome is outcome]:
-                return min(found, key=lambda pair: size[id(pair)])
-        return None
-    if found := [pair for pair in about if pair.outcome is PairOutcome.WORSE]:
-        return max(found, key=lambda pair: size[id(pair)])  # the baseline is worse: the other one won
-    for outcome in (PairOutcome.EQUIVALENT, PairOutcome.OPEN, PairOutcome.BETTER):
-        if found := [pair for pair in about if pair.outcome is outcome]:
-            return min(found, key=lambda pair: size[id(pair)])
-    return None
 
 
 def no_ranking_text(
@@ -271,7 +271,7 @@ def _nothing_to_compare(ranking: Ranking, situation: Situation) -> VerdictText:
         VerdictLine(label=LineLabel.EVIDENCE, parts=sentence(f"{_mean_text(only)}; nothing to compare it with")),
         *_diverged(ranking),
         *_runs(situation),
-        *_notes(ranking.verdict, situation),
+        *_notes(ranking, situation),
     ]
     headline = sentence(
         *("Only one configuration finished: ", name(only.name), " ends at "),
@@ -300,7 +300,7 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
     if situation.command:
         more = sentence("two more seeds per configuration allow a test")
         lines.append(VerdictLine(label=LineLabel.NEXT, parts=more, command=situation.command))
-    lines += _notes(ranking.verdict, situation)
+    lines += _notes(ranking, situation)
     text = VerdictText(state=VerdictState.NOT_EVIDENCE, headline=sentence(f"No verdict: {why}"), lines=tuple(lines))
     return _finished(text, situation)
 
@@ -308,13 +308,12 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
 def _headline(ranking: Ranking, main: PairVerdict) -> Parts:
     if ranking.verdict.rules.baseline is not None:
         return _headline_of_baseline(ranking, main)
-    about = ranking.verdict.against_reference
-    still_open = [pair for pair in about if pair.outcome is PairOutcome.OPEN]
+    about, still_open = ranking.verdict.against_reference, open_pairs(ranking.verdict)
     if len(still_open) == len(about):
         return _headline_without_winner(ranking, main)
     if still_open:
         verb = "is" if len(still_open) == 1 else "are"
-        goes_on = any(pair.method is Method.SEQUENTIAL for pair in still_open)
+        goes_on = any(pair.method is Method.SEQUENTIAL and pair.no_more is None for pair in still_open)
         end = f" {verb} still open" if goes_on else f" {verb} not distinguishable from it"
         return sentence(name(main.a), " leads, but ", *_names([pair.b for pair in still_open]), end)
     if any(pair.outcome is PairOutcome.EQUIVALENT for pair in about):
@@ -322,23 +321,26 @@ def _headline(ranking: Ranking, main: PairVerdict) -> Parts:
     by = sentence(" by ", number(amount(main)), f" {unit_of(ranking)}")
     if len(about) == 1:
         return sentence(name(main.a), " beats ", name(main.b), *by)
-    number_of = "both" if len(about) == 2 else f"all {len(about)}"
-    return sentence(name(main.a), f" beats {number_of} other configurations; the closest, ", name(main.b), ",", *by)
+    beaten = sum(pair.outcome is PairOutcome.BETTER for pair in about)
+    others = f"{beaten} of {len(about)} other configurations, and the rest is worse than another one"
+    if beaten == len(about):
+        others = f"{'both' if beaten == 2 else f'all {beaten}'} other configurations"
+    return sentence(name(main.a), f" beats {others}; the closest, ", name(main.b), ",", *by)
 
 
 def _headline_without_winner(ranking: Ranking, main: PairVerdict) -> Parts:
     about = ranking.verdict.against_reference
     rest = sentence(name(main.b)) if len(about) == 1 else sentence(f"any of {len(about)} others")
-    if main.method is Method.SEQUENTIAL:
-        return sentence("No winner yet: ", name(main.a), " is open against ", *rest)
-    return sentence("No winner: ", name(main.a), " is not distinguishable from ", *rest)
+    goes_on = main.method is Method.SEQUENTIAL and main.no_more is None
+    return sentence("No winner yet: " if goes_on else "No winner: ", name(main.a), NOT_DECIDED[goes_on], *rest)
 
 
 def _headline_of_equals(ranking: Ranking) -> Parts:
     """Return the headline if nothing is open and configurations are equivalent to the leader."""
     about = ranking.verdict.against_reference
     equal = [pair.b for pair in about if pair.outcome is PairOutcome.EQUIVALENT]
-    leader, beaten = name(ranking.verdict.reference), len(about) - len(equal)
+    leader = name(ranking.verdict.reference)
+    beaten = sum(pair.outcome is PairOutcome.BETTER for pair in about)
     within = sentence(number(margin_text(ranking.verdict.rules.min_difference or 0.0)), f" {unit_of(ranking)}")
     if not beaten:
         return sentence(leader, " and ", *_names(equal), " are equivalent within ", *within)
@@ -363,7 +365,7 @@ def _headline_of_baseline(ranking: Ranking, main: PairVerdict) -> Parts:
                 " is equivalent to ",
                 f" within {margin_text(ranking.verdict.rules.min_difference or 0.0)} {unit}",
             ),
-            PairOutcome.OPEN: (" is not distinguishable from ", ""),
+            PairOutcome.OPEN: (NOT_DECIDED[main.method is Method.SEQUENTIAL and main.no_more is None], ""),
         }[main.outcome]
         return sentence("The baseline ", baseline, words[0], name(main.b), words[1])
     else:
@@ -393,7 +395,7 @@ def _evidence(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:
     alone = len(family.against_reference) == 1
     parts = list(sentence("" if alone else "against ", *(() if alone else (name(main.b), ": "))))
     # Differences read as the winner's advantage; without a winner as a - b.
-    mirrored = main.outcome is PairOutcome.BETTER
+    mirrored = main.outcome is PairOutcome.BETTER  # of WORSE, b is the winner: a - b is its advantage
     interval = f"{percent_text(main.interval.level)} interval {bounds(main, mirrored=mirrored)} {unit_of(ranking)}"
     more = [interval, method_text(main), corrected_p(main, family)]
     if main.share_removed is not None:
@@ -423,7 +425,7 @@ def _cost(costs: Sequence[CostDifference]) -> Iterator[VerdictLine]:
     if not costs:
         return
     first = costs[0]
-    once = " (one run each)" if any(cost.p is None for cost in costs) else ""
+    once = " (one run each)" if any(cost.fewest < 2 for cost in costs) else ""
     phrases = ", ".join(cost_phrase(cost) for cost in costs)
     parts = sentence(name(first.a), f" costs {phrases}, compared with ", name(first.b), once)
     yield VerdictLine(label=LineLabel.COST, parts=parts)
@@ -473,20 +475,28 @@ def _runs(situation: Situation) -> Iterator[VerdictLine]:
 
 def _next(still_open: Sequence[PairVerdict], situation: Situation) -> Iterator[VerdictLine]:
     """Yield the command that runs more seeds, if they could decide something."""
-    wanted = [pair.more_seeds for pair in still_open if pair.more_seeds]
-    if wanted and situation.command:
-        parts = sentence(f"about {plural(max(wanted), 'more seed')} per configuration; finished runs are kept")
-        yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
+    if not situation.command:
+        return
+    wanted = max((pair.more_seeds or 0 for pair in still_open), default=0)
+    parts = sentence(f"about {plural(wanted, 'more seed')} per configuration; finished runs are kept")
+    if situation.wanted:
+        parts = sentence(f"{plural(situation.wanted, 'run')} that the verdict wants now")
+    yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
 
 
-def _notes(family: FamilyVerdict, situation: Situation) -> Iterator[VerdictLine]:
+def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
     if situation.reused:
         includes = f"includes {plural(situation.reused, 'reused run')}"
         parts = sentence(f"{includes}: if they were the reason for this comparison, it does not count as evidence")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)
-    if situation.spent_error is not None:
-        raised = " to ".join(map(str, [*situation.raised, len(family.rules.seeds)]))
-        error = f'the probability of a false "better" is {percent_text(round(situation.spent_error, 4))}'
+    if situation.unused:
+        results = "1 result is" if situation.unused == 1 else f"{situation.unused} results are"
+        parts = sentence(f"{results} not in the verdict: no round of it asked for them")
+        yield VerdictLine(label=LineLabel.NOTE, parts=parts)
+    family = ranking.verdict
+    if ranking.spent_error is not None:
+        raised = " to ".join(map(str, [*ranking.raised, len(family.rules.seeds)]))
+        error = f'the probability of a false "better" is {percent_text(round(ranking.spent_error, 4))}'
         allowed = f"not {percent_text(round(family.rules.alpha, 6))}"
         parts = sentence(f"MATRIX_SEEDS_MAX was raised from {raised} after runs had started: {error}, {allowed}")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)

@@ -17,6 +17,7 @@ from kmatrix.report.folders import with_timelines
 from kmatrix.report.formats.junit import write_junit
 from kmatrix.report.formats.results_csv import write_csv
 from kmatrix.report.formats.results_json import write_all_results, write_results
+from kmatrix.report.formats.results_md import write_markdown
 from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
 from kmatrix.report.page import assemble
@@ -36,6 +37,7 @@ def write_summary(numbers: MatrixNumbers) -> str:
     writers: dict[Path, Callable[[], None]] = {
         matrix.results: lambda: write_results(matrix, numbers),
         matrix.all_results: lambda: write_all_results(matrix, numbers),
+        matrix.report_md: lambda: write_markdown(matrix.report_md, numbers),
         matrix.results_csv: lambda: write_csv(matrix.results_csv, numbers),
         matrix.junit: lambda: write_junit(matrix.junit, numbers),
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.verdict_text import LineLabel, VerdictText, verdict_texts
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import ELLIPSIS, UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
 
@@ -32,8 +33,8 @@ def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
     """Return the outcome of a matrix, its runs and rankings in short. files: with the whole report, as shown."""
     first = ["", *(line.replace(NO_BREAK, " ") for line in wrap(_headline(numbers), "", WIDTH)), ""]
     last: list[str] = []
-    for ranking in numbers.rankings[:1]:
-        last += ["", *_ranking(ranking)]
+    for ranking, verdict in zip(numbers.rankings[:1], verdict_texts(numbers), strict=False):
+        last += ["", *_ranking(ranking, verdict)]
     if notes := [_start(line) for line in _notes(numbers)]:
         last += ["", *notes]
     last += ["", *files]  # a path is never shortened: it is there to be copied
@@ -79,15 +80,19 @@ def _row(run: RunNumbers) -> tuple[str, ...]:
     )
 
 
-def _ranking(ranking: Ranking) -> Iterator[str]:
-    """Yield the best configurations with their mean loss, and the strength of the evidence."""
+def _ranking(ranking: Ranking, verdict: VerdictText) -> Iterator[str]:
+    """Yield the best configurations with their mean loss, and the verdict on them."""
     unit = "bits/byte" if ranking.metric == BITS else "val loss"
     for place, group in enumerate(ranking.groups[:MOST_GROUPS], start=1):
         mean = UNKNOWN if group.mean is None else f"{group.mean:.4f}"
         yield _fit(f"{place}. {group.name}  {unit} {mean} ({plural(len(group.losses), 'seed')})")
     if (hidden := len(ranking.groups) - MOST_GROUPS) > 0:
         yield f"and {plural(hidden, 'more configuration')}"
-    yield from wrap(f"{ranking.evidence}.", "", WIDTH)  # without its middle it could state the opposite
+    # Never shortened in the middle: it could state the opposite.
+    yield from wrap(f"{verdict.mark}: {verdict.sentence}.", "", WIDTH)
+    for label in (LineLabel.EVIDENCE, LineLabel.COST, LineLabel.DIVERGED):
+        if line := verdict.line(label):
+            yield from wrap(f"{label}: {line.text}.", "", WIDTH)
 
 
 def _notes(numbers: MatrixNumbers) -> Iterator[str]:

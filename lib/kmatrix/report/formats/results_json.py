@@ -13,9 +13,10 @@ from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, ind
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.report.allocation import allocation_object
+from kmatrix.report.formats.allocation import allocation_object
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
+    CostDifference,
     GroupNumbers,
     MatrixNumbers,
     OptimizerSettings,
@@ -23,9 +24,11 @@ from kmatrix.report.numbers import (
     RunNumbers,
     Scaling,
 )
-from kmatrix.report.pair_text import outcome_word
+from kmatrix.report.pair_text import no_more_text
+from kmatrix.report.verdict_text import VerdictText, verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.status.stragglers import RankNumbers
+from kmatrix.verdict.family import PairOutcome, PairVerdict
 
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
 
@@ -68,7 +71,13 @@ def results(numbers: MatrixNumbers, run_value: Callable[[RunNumbers], object] | 
         "counts": {str(status): numbers.count(status) for status in Status},
         "runs": [(run_value or _run)(run) for run in numbers.runs],
         "groups": [_group(group) for group in numbers.groups],
-        "rankings": [_ranking(ranking) for ranking in numbers.rankings],
+        "rankings": [
+            # Without a ranking there is a text, too.
+            _ranking(ranking, text)
+            for ranking, text in zip(numbers.rankings, verdict_texts(numbers), strict=False)
+        ],
+        "verdict": [text.sentence for text in verdict_texts(numbers)],
+        "reserve": sorted(numbers.reserve),
         "settings": [_settings(one) for one in numbers.settings],
         "scaling": [_scaling(scaling) for scaling in numbers.scalings],
         "warnings": list(numbers.warnings),
@@ -196,29 +205,81 @@ def _group(group: GroupNumbers) -> dict[str, Any]:
     }
 
 
-def _ranking(ranking: Ranking) -> dict[str, Any]:
-    comparisons = [
-        {
-            "leader": pair.a,
-            "other": pair.b,
-            "word": outcome_word(pair.outcome, pair.method),
-            "difference": pair.difference,
-            "interval": _interval(pair.interval),
-            "p": pair.p,
-            "p_holm": pair.p_holm,
-            "method": str(pair.method) or None,
-            "seeds": list(pair.seeds),
-            "reason": pair.reason,
-        }
-        for pair in ranking.verdict.against_reference
-    ]
+def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
+    family, replay = ranking.verdict, ranking.replay
+    rules = family.rules
     return {
         "measure": ranking.metric,
         "data_sha256": ranking.data_sha256 or None,
         "order": [group.name for group in ranking.groups],
-        "evidence": ranking.evidence,
-        "comparisons": comparisons,
+        "evidence": text.sentence,
+        "comparisons": [
+            {"leader": pair.a, "other": pair.b, "word": _word(pair), **_pair(pair)} for pair in family.against_reference
+        ],
         "notes": list(ranking.notes),
+        "state": str(text.state),
+        "preliminary": text.is_preliminary,
+        "lines": [
+            {"label": str(line.label), "text": line.text, "command": line.command or None} for line in text.lines
+        ],
+        "family": "all pairs" if rules.baseline is None else "baseline",
+        "reference": family.reference,
+        "confidence": rules.confidence,
+        "min_difference": rules.min_difference,
+        "pairs": [{"a": pair.a, "b": pair.b, **_pair(pair)} for pair in family.pairs],
+        "diverged": {name: number for name, number in family.diverged.items() if number},
+        "costs": [_cost(cost) for cost in ranking.costs],
+        "seeds_auto": None
+        if replay is None
+        else {
+            "rounds": list(replay.rounds),
+            "wanted": len(replay.wanted),
+            "unused": replay.unused,
+            "seeds_min": rules.seeds_min,
+            "seeds_max": len(rules.seeds),
+            "raised": list(ranking.raised),
+            "spent_error": ranking.spent_error,
+        },
+    }
+
+
+def _word(pair: PairVerdict) -> str:
+    """Return the word of earlier versions, which knew no other outcome."""
+    return str(pair.outcome) if pair.outcome in (PairOutcome.BETTER, PairOutcome.WORSE) else "not distinguishable"
+
+
+def _pair(pair: PairVerdict) -> dict[str, Any]:
+    return {
+        "outcome": str(pair.outcome),
+        "difference": pair.difference,
+        "interval": _interval(pair.interval),
+        "p": pair.p,
+        "p_holm": pair.p_holm,
+        "method": str(pair.method) or None,
+        "seeds": list(pair.seeds),
+        "reason": pair.reason or no_more_text(pair),
+        "deviation": pair.deviation,
+        "sign_flip_p": pair.sign_flip_p,
+        "level": pair.level,
+        "detectable": pair.detectable,
+        "share_removed": pair.share_removed,
+        "margin": pair.margin,
+        "more_seeds": pair.more_seeds,
+        "diverged": list(pair.diverged),
+        "no_more": None if pair.no_more is None else str(pair.no_more),
+        "looks": list(pair.looks),
+    }
+
+
+def _cost(cost: CostDifference) -> dict[str, Any]:
+    return {
+        "quantity": str(cost.quantity),
+        "a": cost.a,
+        "b": cost.b,
+        "mean_a": cost.mean_a,
+        "mean_b": cost.mean_b,
+        "ratio": cost.ratio,
+        "p": cost.p,
     }
 
 

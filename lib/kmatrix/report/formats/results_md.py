@@ -108,8 +108,8 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     titles = ["", "configuration", f"mean loss, {unit_of(ranking)}", "95 % interval", "sd", "seeds", "difference"]
     rows = [_ranking_row(place, group, ranking) for place, group in enumerate(ranking.groups, start=1)]
     yield _table([*titles, "p", "it is"], rows, words=(0, 1, 8))
-    tests = sum(pair.p_holm is not None for pair in ranking.verdict.pairs)
-    if tests:
+    if any(pair.p_holm is not None for pair in ranking.verdict.pairs):
+        tests = len(ranking.verdict.pairs)
         correction = f"; p is corrected for {tests} comparisons (Holm)" if tests > 1 else ""
         yield f"Differences are to {quoted(ranking.verdict.reference)}{correction}."
 
@@ -161,13 +161,9 @@ def _cost_row(group: GroupNumbers) -> list[str]:
         shown(lambda run: run.tokens_per_second, count),
         shown(lambda run: run.seconds, duration),
         shown(lambda run: run.peak_memory_mib, lambda value: f"{value:,.0f} MiB"),
-        shown(_joules_per_token, lambda value: f"{1000 * value:.4g} mJ"),
+        shown(lambda run: run.measured_joules_per_token, lambda value: f"{1000 * value:.4g} mJ"),
         escaped(money(total_dollars(run.dollars for run in group.runs))),
     ]
-
-
-def _joules_per_token(run: RunNumbers) -> float | None:
-    return None if run.gpu is None or run.gpu.simulated else run.gpu.main.joules_per_token
 
 
 def _failures(numbers: MatrixNumbers) -> Iterator[str]:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kmatrix.report.allocation import allocation_lines
 from kmatrix.report.formats import facts
+from kmatrix.report.formats.allocation import allocation_lines
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import date_time
