@@ -14,6 +14,7 @@ from kmatrix.records.paths import MatrixDir, find_matrix
 from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.report.summary import render_summary
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.verdict.family import PairOutcome
 from records_factory import CREATED, DATA, FakeRun, make_matrix, make_run, runs_with_seeds
 
@@ -231,6 +232,10 @@ def test_an_unknown_status_is_reported_as_damage(tmp_path):
     assert "exploded" in warning
 
 
+def sentences(numbers):
+    return [text.sentence for text in verdict_texts(numbers)]
+
+
 def test_three_seeds_with_a_consistent_difference_give_a_leader(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
     (ranking,) = numbers.rankings
@@ -240,7 +245,7 @@ def test_three_seeds_with_a_consistent_difference_give_a_leader(tmp_path):
         "adamw, 1 rank",
         PairOutcome.BETTER,
     )
-    assert ranking.evidence == "The leader, muon, 1 rank, is better than every other configuration"
+    assert sentences(numbers) == ["muon, 1 rank beats adamw, 1 rank by 0.00963 ± 0.00087 nats/token"]
 
 
 def test_three_seeds_that_disagree_give_no_leader(tmp_path):
@@ -251,13 +256,15 @@ def test_three_seeds_that_disagree_give_no_leader(tmp_path):
     )
     (ranking,) = numbers.rankings
     assert ranking.verdict.pairs[0].outcome is PairOutcome.OPEN
-    assert "not distinguishable from any other" in ranking.evidence
+    (text,) = sentences(numbers)
+    assert text == "No winner: muon, 1 rank is not distinguishable from adamw, 1 rank"
 
 
 def test_one_seed_is_ranked_without_significance(tmp_path):
-    (ranking,) = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=2.0)])).rankings
+    numbers = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=2.0)]))
+    (ranking,) = numbers.rankings
     assert [group.name for group in ranking.groups] == ["muon, 1 rank", "adamw, 1 rank"]
-    assert ranking.evidence == "One seed per configuration: the ranking is not significant"
+    assert sentences(numbers) == ["No verdict: one seed per configuration is not evidence"]
     assert ranking.verdict.pairs[0].outcome is PairOutcome.OPEN
 
 

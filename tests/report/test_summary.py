@@ -66,8 +66,9 @@ def test_no_line_is_wider_than_80_columns_even_with_long_names(tmp_path):
 
 def test_one_seed_is_reported_as_not_significant_and_nothing_is_called_better(tmp_path):
     text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=1.0)])))
-    assert "One seed per configuration: the ranking is not significant" in text
+    assert "No verdict: one seed per configuration is not evidence." in text
     assert "better" not in text
+    assert "beats" not in text
 
 
 def test_mfu_is_not_applicable_on_the_cpu_and_unknown_for_a_gpu_without_a_peak(tmp_path):
@@ -106,6 +107,7 @@ def test_a_report_changes_no_file_of_a_run(tmp_path):
         "summary_report.txt",
         "results.json",
         "all_results.json",
+        "report.md",
         "results.csv",
         "junit.xml",
     }

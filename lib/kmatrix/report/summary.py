@@ -211,8 +211,7 @@ def _verdicts(numbers: MatrixNumbers) -> Iterator[str]:
     for place, text in enumerate(verdict_texts(numbers)):
         if place:
             yield ""
-        about = f" ({text.about})" if text.about else ""
-        yield from wrap(f"{text.mark}{about}: {text.sentence}.")
+        yield from wrap(f"{text.report}.")
         for line in text.lines:
             yield from wrap(f"{line.label}: {line.text}.")
             if line.command:

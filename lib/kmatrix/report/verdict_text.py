@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kmatrix.paste import make_command
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, CostDifference, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.pair_text import (
@@ -110,6 +110,12 @@ class VerdictText:
         """The headline as plain text, without a full stop."""
         return plain(self.headline)
 
+    @property
+    def report(self) -> str:
+        """The headline as a report in plain text prints it, without a full stop."""
+        about = f"{self.about}: " if self.about else ""
+        return about + self.sentence + (" (preliminary)" if self.is_preliminary else "")
+
     def line(self, label: LineLabel) -> VerdictLine | None:
         """Return the first line with this label, or None."""
         return next((line for line in self.lines if line.label is label), None)
@@ -161,22 +167,21 @@ def _more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
     if numbers.count(Status.RUNNING):
         return ""  # they run already, or what runs may decide it
     if ranking.replay is not None:
-        return make_command("continue", numbers.path) if ranking.replay.wanted else ""
+        return matrix_command("continue", TARGET=numbers.path.name) if ranking.replay.wanted else ""
     seeds = {run.seed for run in numbers.runs if run.seed is not None}
     wanted = max((pair.more_seeds or 0 for pair in open_pairs(ranking.verdict)), default=0)
     if not comparisons_of(ranking.verdict):
         wanted = MORE_SEEDS
     if not wanted or not seeds:
         return ""
-    first = max(seeds) + 1
-    last = first + wanted - 1
-    return make_command(
-        "add", numbers.path, SEED=f"{first}:{last}:1" if wanted > MOST_LISTED else _counted(first, last)
-    )
+    further = range(max(seeds) + 1, max(seeds) + 1 + wanted)
+    listed = ",".join(map(str, further)) if wanted <= MOST_LISTED else f"{further[0]}:{further[-1]}:1"
+    return matrix_command("add", TARGET=numbers.path.name, SEED=listed)
 
 
-def _counted(first: int, last: int) -> str:
-    return ",".join(map(str, range(first, last + 1)))
+def matrix_command(target: str, **arguments: str) -> str:
+    """Return a make command for the files of a report, which are read elsewhere: without the paths of this machine."""
+    return " ".join(["make", target, *(f"{name}={shlex.quote(value)}" for name, value in arguments.items())])
 
 
 def _no_ranking(numbers: MatrixNumbers) -> VerdictText:
@@ -200,14 +205,19 @@ def open_pairs(family: FamilyVerdict) -> list[PairVerdict]:
     if family.rules.baseline is None:
         beaten = {pair.b for pair in family.pairs if pair.outcome is PairOutcome.BETTER}
         beaten |= {pair.a for pair in family.pairs if pair.outcome is PairOutcome.WORSE}
-    return [pair for pair in family.against_reference if pair.outcome is PairOutcome.OPEN and pair.b not in beaten]
+    return [pair for pair in compared_pairs(family) if pair.outcome is PairOutcome.OPEN and pair.b not in beaten]
+
+
+def compared_pairs(family: FamilyVerdict) -> list[PairVerdict]:
+    """Return the comparisons of the reference with configurations that have a loss."""
+    return [pair for pair in family.against_reference if pair.difference is not None]
 
 
 def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
     """Return the verdict on a ranking."""
     family, main = ranking.verdict, ranking.main_pair
-    about = family.against_reference
-    if main is None:
+    about = compared_pairs(family)
+    if main is None or len(ranking.groups) == 1:
         return _nothing_to_compare(ranking, situation)
     if comparisons_of(family) == 0:
         return _no_evidence(ranking, situation)
@@ -222,6 +232,7 @@ def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
         *_equivalents(ranking, main),
         *_open(still_open, unit_of(ranking)),
         *_diverged(ranking),
+        *_without_loss(family),
         *_runs(situation),
         *_next(still_open, situation),
         *_notes(ranking, situation),
@@ -295,7 +306,7 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
         )
         lines.append(VerdictLine(label=LineLabel.SO_FAR, parts=so_far))
     if not one_seed:
-        lines += _open([pair for pair in ranking.verdict.against_reference if not pair.p_holm], unit_of(ranking))
+        lines += _open(compared_pairs(ranking.verdict), unit_of(ranking))
     lines += [*_cost(ranking.costs), *_diverged(ranking), *_runs(situation)]
     if situation.command:
         more = sentence("two more seeds per configuration allow a test")
@@ -308,7 +319,7 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
 def _headline(ranking: Ranking, main: PairVerdict) -> Parts:
     if ranking.verdict.rules.baseline is not None:
         return _headline_of_baseline(ranking, main)
-    about, still_open = ranking.verdict.against_reference, open_pairs(ranking.verdict)
+    about, still_open = compared_pairs(ranking.verdict), open_pairs(ranking.verdict)
     if len(still_open) == len(about):
         return _headline_without_winner(ranking, main)
     if still_open:
@@ -329,7 +340,7 @@ def _headline(ranking: Ranking, main: PairVerdict) -> Parts:
 
 
 def _headline_without_winner(ranking: Ranking, main: PairVerdict) -> Parts:
-    about = ranking.verdict.against_reference
+    about = compared_pairs(ranking.verdict)
     rest = sentence(name(main.b)) if len(about) == 1 else sentence(f"any of {len(about)} others")
     goes_on = main.method is Method.SEQUENTIAL and main.no_more is None
     return sentence("No winner yet: " if goes_on else "No winner: ", name(main.a), NOT_DECIDED[goes_on], *rest)
@@ -337,7 +348,7 @@ def _headline_without_winner(ranking: Ranking, main: PairVerdict) -> Parts:
 
 def _headline_of_equals(ranking: Ranking) -> Parts:
     """Return the headline if nothing is open and configurations are equivalent to the leader."""
-    about = ranking.verdict.against_reference
+    about = compared_pairs(ranking.verdict)
     equal = [pair.b for pair in about if pair.outcome is PairOutcome.EQUIVALENT]
     leader = name(ranking.verdict.reference)
     beaten = sum(pair.outcome is PairOutcome.BETTER for pair in about)
@@ -350,7 +361,7 @@ def _headline_of_equals(ranking: Ranking) -> Parts:
 
 
 def _headline_of_baseline(ranking: Ranking, main: PairVerdict) -> Parts:
-    about = ranking.verdict.against_reference
+    about = compared_pairs(ranking.verdict)
     baseline, unit = name(ranking.verdict.reference), unit_of(ranking)
     winners = [pair for pair in about if pair.outcome is PairOutcome.WORSE]
     if len(winners) == 1:
@@ -378,7 +389,7 @@ def _better(ranking: Ranking, main: PairVerdict, state: VerdictState) -> Iterato
     """Yield what the leader beats, if the headline is about what is open or equivalent."""
     if ranking.verdict.rules.baseline is not None or main.outcome is not PairOutcome.BETTER:
         return
-    about = ranking.verdict.against_reference
+    about = compared_pairs(ranking.verdict)
     beaten = [pair for pair in about if pair.outcome is PairOutcome.BETTER]
     if state is VerdictState.DECIDED and len(beaten) == len(about):
         return  # the headline has it
@@ -460,6 +471,15 @@ def _diverged(ranking: Ranking) -> Iterator[VerdictLine]:
     parts = [part for index, one in enumerate(listed) for part in (*sentence(", " if index else ""), *one)]
     end = Part("; left out of the means, and never called better than one that diverged less often")
     yield VerdictLine(label=LineLabel.DIVERGED, parts=(*parts, end))
+
+
+def _without_loss(family: FamilyVerdict) -> Iterator[VerdictLine]:
+    """Yield the configurations that are not compared, and did not diverge."""
+    names = [one for one, mean in family.means.items() if mean is None and not family.diverged.get(one)]
+    if names:
+        verb = "has" if len(names) == 1 else "have"
+        parts = sentence(*_names(names), f" {verb} no loss, and count as comparisons in the correction of p")
+        yield VerdictLine(label=LineLabel.NOTE, parts=parts)
 
 
 def _runs(situation: Situation) -> Iterator[VerdictLine]:

@@ -89,7 +89,7 @@ def _ranking(ranking: Ranking, verdict: VerdictText) -> Iterator[str]:
     if (hidden := len(ranking.groups) - MOST_GROUPS) > 0:
         yield f"and {plural(hidden, 'more configuration')}"
     # Never shortened in the middle: it could state the opposite.
-    yield from wrap(f"{verdict.mark}: {verdict.sentence}.", "", WIDTH)
+    yield from wrap(f"{verdict.report}.", "", WIDTH)
     for label in (LineLabel.EVIDENCE, LineLabel.COST, LineLabel.DIVERGED):
         if line := verdict.line(label):
             yield from wrap(f"{label}: {line.text}.", "", WIDTH)

@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kmatrix.paste import make_command
 from kmatrix.records.files import write_text
 from kmatrix.records.runs import Status
 from kmatrix.report.formats import facts
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.pair_text import Part, PartKind, digits_for, mirrored_pair, number_text, outcome_word, p_text
-from kmatrix.report.verdict_text import VerdictText, unit_of, verdict_texts
+from kmatrix.report.verdict_text import VerdictText, matrix_command, unit_of, verdict_texts
 from kmatrix.stats import mean
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import UNKNOWN, count, duration, money, plural, printable, shortened, time_of_day
@@ -199,7 +198,7 @@ def _provenance(numbers: MatrixNumbers) -> Iterator[str]:
     best = next((run for ranking in numbers.rankings for run in ranking.groups[0].counted), None)
     if best is not None:
         yield "The first run of the best configuration is repeated by"
-        yield code_block([_one_line(make_command("reproduce", None, RUN=f"{numbers.path.name}/{best.name}"))])
+        yield code_block([_one_line(matrix_command("reproduce", RUN=f"{numbers.path.name}/{best.name}"))])
 
 
 def _one_line(command: str) -> str:
