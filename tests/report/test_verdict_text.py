@@ -270,7 +270,7 @@ def test_a_p_value_never_hides_its_side_of_the_level():
     assert p_text(0.05) == "p = 0.050"
 
 
-def test_what_is_worse_than_a_third_configuration_is_not_an_open_question():
+def test_a_configuration_that_is_worse_than_a_third_one_is_not_an_open_question():
     chain = [pair("muon", "adamw", BETTER), pair("muon", "sgd", OPEN, -0.5, 0.6), pair("adamw", "sgd", BETTER, -0.4)]
     text = verdict_text(ranking(*chain, groups=("muon", "adamw", "sgd")), Situation())
     assert text.state is VerdictState.DECIDED
