@@ -170,12 +170,12 @@ def _joules(run_dir: RunDir, rows: MetricColumns, evaluated: Sequence[int]) -> t
 
 
 def _training(steps: Sequence[int], losses: Sequence[float]) -> TrainingColumns:
-    width, cells = columns(steps, MOST_COLUMNS)
-    groups = [losses[cell.start : cell.stop] for cell in cells]
+    width, ranges = columns(steps, MOST_COLUMNS)
+    groups = [losses[begin:end] for begin, end in ranges]
     thinned = any(len(group) > 1 for group in groups)
     return TrainingColumns(
         width=width,
-        step=tuple(steps[cell.start] // width * width for cell in cells),
+        step=tuple(steps[begin] // width * width for begin, _ in ranges),
         mean=tuple(_rounded(math.fsum(group) / len(group)) for group in groups),
         minimum=tuple(_rounded(min(group)) for group in groups) if thinned else (),
         maximum=tuple(_rounded(max(group)) for group in groups) if thinned else (),

@@ -7,22 +7,23 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 
-def columns(steps: Sequence[int], most: int) -> tuple[int, list[range]]:
-    """Return the width of a column in steps, and the indices of the points in each column that has any.
+def columns(steps: Sequence[int], most: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return the width of a column in steps, and the range of indices of the points in each column that has any.
 
     steps: ascending.  most: number of columns. Up to as many points are columns of their own, of width 1.
     """
     if len(steps) <= most:
-        return 1, [range(at, at + 1) for at in range(len(steps))]
+        return 1, [(at, at + 1) for at in range(len(steps))]
     width = -(-(steps[-1] + 1) // most)
-    return width, list(_cells(steps, width))
+    return width, list(cells(steps, width))
 
 
-def _cells(steps: Sequence[int], width: int) -> Iterator[range]:
+def cells(steps: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of indices whose steps are in the same column of this width."""
     begin = 0
     while begin < len(steps):
         end = bisect_left(steps, (steps[begin] // width + 1) * width, lo=begin)
-        yield range(begin, end)
+        yield begin, end
         begin = end
 
 

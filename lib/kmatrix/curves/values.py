@@ -7,10 +7,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import overload
 
 from kmatrix.curves.file import CurvesFile, EvaluationColumns, KnotColumns, TrainingColumns
-from kmatrix.curves.thin import evenly
+from kmatrix.curves.thin import cells, evenly
 from kmatrix.records.runs import RunResult
 
 
@@ -64,6 +65,12 @@ class Evaluations(Sequence[CurvePoint]):
             joules=_known(self.joules[index]) if self.joules else None,
         )
 
+    def first_within(self, target: float) -> CurvePoint | None:
+        """Return the first evaluation whose loss is at or below the target (nats/token), None without one."""
+        # Without a point per evaluation: a page asks a thousand runs.
+        at = next((at for at, loss in enumerate(self.loss) if loss <= target), None)
+        return None if at is None else self[at]
+
     def thinned(self, most: int) -> Evaluations:
         """Return at most `most` evaluations: every n-th, the last and the lowest."""
         if len(self) <= most:
@@ -103,18 +110,17 @@ class TrainingCurve:
         if len(self) <= most:
             return self
         width = self.width * -(-(self.step[-1] // self.width + 1) // most)
-        groups: dict[int, list[int]] = {}
-        for at, step in enumerate(self.step):
-            groups.setdefault(step // width, []).append(at)
-        counts = [sum(self.count[at] for at in group) for group in groups.values()]
-        sums = [math.fsum(self.mean[at] * self.count[at] for at in group) for group in groups.values()]
+        groups = list(cells(self.step, width))
+        # Slices of arrays: their sums and extremes are computed in C.
+        sums = array("d", map(mul, self.mean, self.count))
+        counts = array("q", (sum(self.count[begin:end]) for begin, end in groups))
         return TrainingCurve(
             width=width,
-            step=array("q", (cell * width for cell in groups)),
-            mean=array("d", (total / count for total, count in zip(sums, counts, strict=True))),
-            minimum=array("d", (min(self.minimum[at] for at in group) for group in groups.values())),
-            maximum=array("d", (max(self.maximum[at] for at in group) for group in groups.values())),
-            count=array("q", counts),
+            step=array("q", (self.step[begin] // width * width for begin, _ in groups)),
+            mean=array("d", (math.fsum(sums[b:e]) / n for (b, e), n in zip(groups, counts, strict=True))),
+            minimum=array("d", (min(self.minimum[begin:end]) for begin, end in groups)),
+            maximum=array("d", (max(self.maximum[begin:end]) for begin, end in groups)),
+            count=counts,
             total=self.total,
         )
 

@@ -70,9 +70,10 @@ def read_numbers(
     planned: its entry in matrix.json, used until the run has a run.json.  has_runner: as of `recover_status`.
     """
     # A report may be made while the matrix runs.
-    state = recover_status(run_dir, has_runner=has_runner)
     run = read_run_file_or_empty(run_dir)
-    run = planned if run == RunFile() else run  # missing or damaged
+    is_readable = run != RunFile()
+    state = recover_status(run_dir, has_runner=has_runner, record=run if is_readable else None)
+    run = run if is_readable else planned  # missing or damaged
     curves = _curves(run_dir, state)
     # A planned run has no attempt: its files are those of a result that is being archived.
     status = None if state.status is Status.PLANNED else read_run_status(run_dir)

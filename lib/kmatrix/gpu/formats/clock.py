@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from operator import le, sub
+from operator import sub
 
 from kmatrix.gpu.formats.binary import Recording
 
@@ -115,8 +115,9 @@ def _pieces(raw: Sequence[float], times: Sequence[float]) -> Iterator[_Piece]:
     breaks = [0]
     # In C, and copied first: a recording of a day has two million samples, and views are slow to read.
     values = list(raw)
-    ascends = all(map(le, values, islice(values, 1, None)))
-    if not ascends or any(map(SLACK_S.__lt__, map(sub, islice(values, 1, None), values))):
+    steps = list(map(sub, islice(values, 1, None), values)) or [0.0]
+    # The sum is NaN if a value is: the minimum and the maximum may not be.
+    if math.isnan(sum(steps)) or min(steps) < 0 or max(steps) > SLACK_S:
         breaks += [at for at in range(1, len(raw)) if raw[at] < raw[at - 1] or _is_replaced(raw, times, at)]
     time = 0.0
     for first, end in zip(breaks, [*breaks[1:], len(raw)], strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter, sub
 
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
@@ -13,6 +14,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricValues, RunResult, metric_line_of, read_result
 from kmatrix.records.states import EventLine, PhaseLine
 from kmatrix.report.gpu.numbers import RecordedPhase
+from kmatrix.stats import complete_sum
 
 TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
 ENDING = "ending"  # the rest of the recording after the trainer's result
@@ -60,9 +62,11 @@ def read_phases(
             end = last if ended is None or running else ended
         if first < end < last:
             found.append((ENDING, end, last))
+    found.sort(key=itemgetter(1))
+    joules = joules_of_spans(recording, clock, [(begin, end) for _, begin, end in found])
     return tuple(
-        RecordedPhase(name=name, begin=begin, end=end, joules=joules_between(recording, clock, begin, end))
-        for name, begin, end in sorted(found, key=lambda phase: phase[1])
+        RecordedPhase(name=name, begin=begin, end=end, joules=each)
+        for (name, begin, end), each in zip(found, joules, strict=True)
     )
 
 
@@ -136,32 +140,31 @@ def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
     return [time for wall in last.values() if (time := clock.at(wall)) is not None]
 
 
-def joules_between(recording: Recording, clock: RecordingClock, begin: float, end: float) -> float | None:
-    """Return the energy of all devices, or of their host, between two recording times in J; None if unknown.
+def joules_of_spans(
+    recording: Recording, clock: RecordingClock, spans: Sequence[tuple[float, float]]
+) -> list[float | None]:
+    """Return the energy of all devices, or of their host, between two recording times each in J; None if unknown.
 
     The last sample at or before each time counts.
     """
-    # The counters only have the values at samples.
-    first, last = max(0, clock.index_after(begin) - 1), max(0, clock.index_after(end) - 1)
-    total, known = 0.0, 0
-    for columns in recording.columns:
-        joules = _increase(columns.get("energy_j"), first, last)
-        if joules is not None:
-            known += 1
-            total += joules
-    if known == 0:
-        return _increase(recording.host_joules, first, last)
-    return total if known == len(recording.columns) else None
+    if not spans:
+        return []
+    # The counters only have the values at samples. Columns of all spans: a run has hundreds of phases.
+    places = [max(0, clock.index_after(time) - 1) for span in spans for time in span]
+    values_of = itemgetter(*places)
+    by_device = [
+        _increases(values_of(energy)) if (energy := columns.get("energy_j")) is not None else [None] * len(spans)
+        for columns in recording.columns
+    ]
+    if all(each.count(None) == len(each) for each in by_device) and recording.host_joules is not None:
+        return _increases(values_of(recording.host_joules))
+    return list(map(complete_sum, zip(*by_device, strict=True)))
 
 
-def _increase(energy: Sequence[float] | None, first: int, last: int) -> float | None:
-    """Return the increase of an energy counter between two samples, None if one of them is unknown."""
-    if energy is None:
-        return None
-    increase = energy[last] - energy[first]
-    if math.isnan(increase):
-        return None
-    return increase if increase > 0 else 0.0
+def _increases(energy: Sequence[float]) -> list[float | None]:
+    """Return the increase from each even to the next odd value of an energy counter, None if one is unknown."""
+    differences = map(sub, energy[1::2], energy[::2])
+    return [None if math.isnan(each) else max(0.0, each) for each in differences]
 
 
 def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:

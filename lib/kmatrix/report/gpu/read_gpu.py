@@ -31,7 +31,7 @@ from kmatrix.report.gpu.numbers import (
     TimelinePoint,
     cost_factors,
 )
-from kmatrix.report.gpu.phases import Leader, joules_between, merged_spans, read_leader, read_phases
+from kmatrix.report.gpu.phases import Leader, joules_of_spans, merged_spans, read_leader, read_phases
 from kmatrix.report.gpu.stream import (
     QUANTITIES,
     add_binary_timeline,
@@ -340,9 +340,10 @@ def _training(
         devices.append(_without(device, values, inside))
     if not any(device.memory_used or device.utilization for device in devices):
         return None
-    known = {(phase.begin, phase.end): phase.joules for phase in phases}  # most phases are spans of their own
-    outside = [known[span] if span in known else joules_between(recording, clock, *span) for span in spans]
-    energy = complete_sum(outside)
+    known = {(phase.begin, phase.end): phase.joules for phase in phases}  # most spans are a single phase
+    overlapping = [span for span in spans if span not in known]
+    known.update(zip(overlapping, joules_of_spans(recording, clock, overlapping), strict=True))
+    energy = complete_sum([known[span] for span in spans])
     seconds = None if numbers.seconds is None else numbers.seconds - math.fsum(end - begin for begin, end in spans)
     return PeriodNumbers(
         devices=tuple(devices),

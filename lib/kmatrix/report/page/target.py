@@ -141,7 +141,7 @@ def _has_ended(run: RunNumbers) -> bool:
 
 def _reached(run: RunNumbers, value: float) -> Mapping[str, float | None] | None:
     """Return what a run took until its first evaluation at or below the target; None if it never got there."""
-    point = next((point for point in run.val if point.loss <= value), None)
+    point = run.val.first_within(value)
     if point is None:
         return None
     return {
