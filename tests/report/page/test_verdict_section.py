@@ -1,0 +1,413 @@
+"""The verdict and the rankings on the page: their numbers are those of results.json and of SciPy, digit for digit."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from html_reader import Element, read_html
+from kmatrix.records.files import write_json
+from kmatrix.report.analysis import analyse
+from kmatrix.report.formats.results_json import write_results
+from kmatrix.report.page.assemble import render_page
+from page_sections import page, rows, script_data, section
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+
+LEVELS = {"adamw": 3.2817, "lion": 3.2712, "muon": 3.2700, "sgd": 3.3950, "soap": 3.2698}
+SIGMA = 0.002
+
+
+def losses_of(optimizer: str, seeds: Sequence[int], sigma: float = SIGMA) -> list[float]:
+    """Return losses of which a part of the noise belongs to the seed."""
+    shared = [random.Random(f"{seed}").gauss(0, 0.8 * sigma) for seed in seeds]
+    own = [random.Random(f"{optimizer}{seed}").gauss(0, 0.5 * sigma) for seed in seeds]
+    return [LEVELS[optimizer] + a + b for a, b in zip(shared, own, strict=True)]
+
+
+def runs_of(*optimizers: str, seeds: int = 5, sigma: float = SIGMA, **fields: Any) -> list[FakeRun]:
+    every = range(1, seeds + 1)
+    return [
+        run
+        for optimizer in optimizers
+        for run in runs_with_seeds(seeds, losses_of(optimizer, every, sigma), optimizer=optimizer, **fields)
+    ]
+
+
+def matrix_of(folder: Path, runs: Sequence[FakeRun], rules: Mapping[str, Any], **fields: Any) -> tuple[Element, Any]:
+    """Return the page and results.json of a matrix with these rules in its matrix.json."""
+    matrix = make_matrix(folder, runs, **fields)
+    plan = json.loads(matrix.matrix_json.read_text())
+    write_json(matrix.matrix_json, {**plan, "verdict": dict(rules)})
+    numbers = analyse(matrix)
+    write_results(matrix, numbers)
+    return read_html(render_page(numbers)), json.loads(matrix.results.read_text())
+
+
+SCENES: dict[str, tuple[list[FakeRun], dict[str, Any]]] = {
+    "all pairs": (runs_of(*LEVELS), {}),
+    "seven seeds": (runs_of("adamw", "muon", seeds=7), {}),
+    "tiny noise": (runs_of("adamw", "lion", "muon", sigma=2e-5), {"min_difference": 0.004}),
+    "baseline": (runs_of("adamw", "lion", "muon"), {"baseline": {"optimizer": "adamw"}}),
+    "adaptive": (
+        runs_of("lion", "muon", seeds=6),
+        {"seeds_auto": True, "seeds": [1, 2, 3, 4, 5, 6, 7, 8], "seeds_min": 3},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=SCENES)
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Element, Any]:
+    runs, rules = SCENES[request.param]
+    return matrix_of(tmp_path_factory.mktemp("scene"), runs, rules)
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers of a text that have decimals, without thousands separators."""
+    return [found.replace(",", "").replace("−", "-") for found in re.findall(r"[−+]?\d[\d,]*\.\d+", text)]
+
+
+def assert_printed(printed: str, value: float, what: str) -> None:
+    """Assert that this text is the value with the digits that are printed."""
+    digits = len(printed.partition(".")[2])
+    assert digits >= 3, what
+    assert float(printed) == float(f"{value:.{digits}f}"), f"{what}: {printed} printed, {value!r}"
+
+
+def half(interval: Mapping[str, float]) -> float:
+    return (interval["high"] - interval["low"]) / 2
+
+
+def configurations(found: Element) -> list[str]:
+    return [group["full"] for group in script_data(found)["groups"]]
+
+
+def losses_by_seed(results: Any) -> dict[str, dict[int, float]]:
+    seed_of = {run["name"]: run["seed"] for run in results["runs"]}
+    return {one["name"]: {seed_of[run]: loss for run, loss in one["counted"].items()} for one in results["groups"]}
+
+
+def test_the_means_of_the_ranking_are_those_of_results_json_and_of_scipy(scene):
+    found, results = scene
+    groups, losses = {one["name"]: one for one in results["groups"]}, losses_by_seed(results)
+    table = section(found, "ranking").one("table", "rank")
+    shown = [row for row in table.one("tbody").all("tr") if "data-g" in row.attributes]
+    assert [configurations(found)[int(row.attributes["data-g"])] for row in shown] == results["rankings"][0]["order"]
+    for row in shown:
+        name = configurations(found)[int(row.attributes["data-g"])]
+        values = list(losses[name].values())
+        mean, width = numbers_in(row.one("td", "mean").text)
+        assert_printed(mean, groups[name]["mean_final_val_loss"], name)
+        assert_printed(mean, statistics.fmean(values), name)
+        assert_printed(width, half(groups[name]["interval"]), name)
+        low, high = stats.t.interval(0.95, len(values) - 1, statistics.fmean(values), stats.sem(values))
+        assert_printed(width, (high - low) / 2, name)
+        (deviation,) = [text for cell in row.all("td", "opt")[2:3] for text in numbers_in(cell.text)]
+        assert_printed(deviation, statistics.stdev(values), name)
+
+
+def test_the_differences_of_the_ranking_are_those_of_results_json(scene):
+    found, results = scene
+    comparisons = {one["other"]: one for one in results["rankings"][0]["comparisons"]}
+    for row in section(found, "ranking").one("table", "rank").one("tbody").all("tr"):
+        if "data-g" not in row.attributes:
+            continue
+        name = configurations(found)[int(row.attributes["data-g"])]
+        gap = numbers_in(row.one("td", "gap").text)
+        if name not in comparisons:
+            assert (gap, name) == ([], results["rankings"][0]["reference"])
+            continue
+        one, words = comparisons[name], row.one("td", "word").text
+        assert_printed(gap[0], -one["difference"], name)
+        assert_printed(gap[1], half(one["interval"]), name)
+        if one["outcome"] != "equivalent":
+            assert_p(words, one["p_holm"])
+        for label, key in (("detectable", "detectable"), ("equal within", "margin")):
+            if f"{label} " in words:
+                assert_printed(re.search(rf"{label} (\S+?)(;|$)", words)[1], one[key], name)
+        if "more seed" in words:
+            assert f"about {one['more_seeds']} more seed" in words
+
+
+def assert_p(text: str, p: float) -> None:
+    if "p < 0.001" in text:
+        assert p < 0.001
+    else:
+        (printed,) = re.findall(r"p = (\d\.\d+)", text)
+        assert_printed(printed, p, text)
+
+
+@pytest.mark.parametrize("name", ["all pairs", "seven seeds"])
+def test_differences_and_p_values_are_those_of_scipy(tmp_path, name):
+    found, results = matrix_of(tmp_path, *SCENES[name])
+    losses = losses_by_seed(results)
+    tests = {}
+    for a, b in combinations(losses, 2):
+        test = stats.ttest_rel(list(losses[a].values()), list(losses[b].values()))
+        tests[frozenset((a, b))] = (float(test.pvalue), test.confidence_interval(0.95))
+    corrected = holm({pair: p for pair, (p, _) in tests.items()})
+    reference = results["rankings"][0]["reference"]
+    for row in section(found, "ranking").one("table", "rank").one("tbody").all("tr"):
+        other = configurations(found)[int(row.attributes["data-g"])] if "data-g" in row.attributes else reference
+        if other == reference:
+            continue
+        gap = numbers_in(row.one("td", "gap").text)
+        assert_printed(
+            gap[0], statistics.fmean(losses[other].values()) - statistics.fmean(losses[reference].values()), other
+        )
+        interval = tests[frozenset((other, reference))][1]
+        assert_printed(gap[1], (interval.high - interval.low) / 2, other)
+        assert_p(row.one("td", "word").text, corrected[frozenset((other, reference))])
+
+
+def holm(p_values: Mapping[Any, float]) -> dict[Any, float]:
+    """Return Holm-corrected p values: written down from Holm (1979), not taken from the project."""
+    corrected, floor = {}, 0.0
+    for rank, key in enumerate(sorted(p_values, key=lambda key: p_values[key])):
+        floor = max(floor, min(1.0, (len(p_values) - rank) * p_values[key]))
+        corrected[key] = floor
+    return corrected
+
+
+def test_every_number_of_the_verdict_is_in_results_json(scene):
+    found, results = scene
+    article = section(found, "verdict").one("article")
+    text = f"{article.one('h1').text} {article.one('dl').text}"
+    ranking = results["rankings"][0]
+    values = [abs(value) for value in known_numbers([ranking, results["groups"]])]
+    printed = [number for number in numbers_in(text) if float(number)]
+    assert printed
+    for number in printed:
+        digits = len(number.partition(".")[2])
+        assert any(f"{value:.{digits}f}" == f"{abs(float(number)):.{digits}f}" for value in values), (
+            f"{number} in {text}"
+        )
+
+
+def known_numbers(value: Any) -> Iterator[float]:
+    """Yield every number of a JSON value, percentages of shares, and half the width of each interval."""
+    if isinstance(value, dict):
+        if {"low", "high"} <= value.keys():
+            yield half(value)
+        for item in value.values():
+            yield from known_numbers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from known_numbers(item)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from (float(value), 100 * float(value))
+        if value:
+            yield 100 * abs(float(value) - 1)  # a ratio as a change in percent
+
+
+def test_the_marks_of_a_strip_are_in_the_order_of_the_losses(scene):
+    found, results = scene
+    losses = losses_by_seed(results)
+    seen: list[tuple[float, float]] = []
+    for row in section(found, "ranking").one("table", "rank").one("tbody").all("tr"):
+        if "data-g" not in row.attributes:
+            continue
+        name = configurations(found)[int(row.attributes["data-g"])]
+        strip = row.one("td", "loss-strip").one("svg")
+        places = [float(mark.attributes["cx"].rstrip("%")) for mark in strip.all("circle", "seed")]
+        if places:  # the configuration does not lie beyond the axis
+            seen += zip(losses[name].values(), places, strict=True)
+    ordered = sorted(seen)
+    assert [place for _, place in ordered] == sorted(place for _, place in ordered)
+    assert all(0 <= place <= 100 for _, place in ordered)
+
+
+def test_every_pair_has_its_outcome_in_the_grid(tmp_path):
+    found, results = matrix_of(tmp_path, *SCENES["all pairs"])
+    sign = {"better": "<", "worse": ">", "equivalent": "≈", "open": "?"}
+    reversed_sign = {"<": ">", ">": "<", "≈": "≈", "?": "?"}
+    table = section(found, "ranking").one("table", "grid-of-pairs")
+    names = [head.text for head in table.one("thead").all("th")]
+    cells = {
+        (row.one("th").text, names[at]): cell.all("span")[0].text if cell.all("span") else ""
+        for row in table.one("tbody").all("tr")
+        for at, cell in enumerate(row.all("td"))
+    }
+    pairs = results["rankings"][0]["pairs"]
+    assert len(pairs) == 10
+    for pair in pairs:
+        a, b = pair["a"].partition(",")[0], pair["b"].partition(",")[0]
+        assert cells[a, b] == sign[pair["outcome"]]
+        assert cells[b, a] == reversed_sign[cells[a, b]]
+    assert all(cells[name, name] == "" for name in names)
+
+
+def test_the_list_of_pairs_has_those_without_the_leader(tmp_path):
+    found, results = matrix_of(tmp_path, *SCENES["all pairs"])
+    ranking = results["rankings"][0]
+    others = {(pair["a"], pair["b"]): pair for pair in ranking["pairs"] if pair["a"] != ranking["reference"]}
+    shown = rows(section(found, "ranking").one("table", "list-of-pairs"))
+    assert len(shown) == len(others) == 6
+    for (name, word, difference, interval, seeds, p, _), pair in zip(shown, others.values(), strict=True):
+        assert name == f"{pair['a'].partition(',')[0]} against {pair['b'].partition(',')[0]}"
+        assert word == {"open": "not distinguishable"}.get(pair["outcome"], pair["outcome"])
+        assert_printed(numbers_in(difference)[0], pair["difference"], name)
+        for printed, key in zip(numbers_in(interval), ("low", "high"), strict=True):
+            assert_printed(printed, pair["interval"][key], name)
+        assert seeds == str(len(pair["seeds"]))
+        assert_p(p, pair["p_holm"])
+
+
+def verdict_of(found: Element) -> tuple[str, str, str]:
+    """Return the kind of the first verdict, its mark and its sentence."""
+    article = section(found, "verdict").all("article")[0]
+    (kind,) = article.classes - {"verdict"}
+    return kind, article.one("div", "mark").text.partition(" test_matrix")[0], article.one("h1").text
+
+
+def test_a_verdict_that_is_decided(tmp_path):
+    found = page(tmp_path, runs_of("adamw", "muon"))
+    kind, mark, sentence = verdict_of(found)
+    assert (kind, mark) == ("decided", "Decided")
+    assert re.fullmatch(r"muon beats adamw by 0\.01\d\d ± 0\.00\d\d nats/token", sentence)
+    assert sentence in "".join(map(str, found.one("head").one("title").children))
+
+
+def test_a_verdict_that_is_partly_open_says_what_would_decide_it(tmp_path):
+    found = page(tmp_path, runs_of("adamw", "lion", "muon", seeds=3))
+    assert verdict_of(found) == ("partly", "Partly open", "muon leads, but lion is not distinguishable from it")
+    (command,) = [one.one("code").text for one in section(found, "verdict").all("span", "cmd")]
+    assert re.fullmatch(r".*make .*add TARGET=\S+ SEED=4(,\d)*", command)
+
+
+def test_one_seed_is_not_evidence(tmp_path):
+    found = page(tmp_path, runs_of("adamw", "muon", seeds=1))
+    assert verdict_of(found) == ("open", "Not evidence", "No verdict: one seed per configuration is not evidence")
+    table = rows(section(found, "ranking").one("table", "rank"))
+    assert table[2][-1] == "not tested one seed: not significant"
+    assert "Without a test, the order is not evidence." in section(found, "ranking").text
+    assert "Detectable" not in section(found, "ranking").text
+
+
+def test_a_single_configuration_has_nothing_to_be_compared_with(tmp_path):
+    found = page(tmp_path, runs_of("muon"))
+    kind, mark, sentence = verdict_of(found)
+    assert (kind, mark) == ("none", "No comparison")
+    assert sentence.startswith("Only one configuration finished: muon")
+    heads = [head.text for head in section(found, "ranking").one("thead").all("th")]
+    assert not any("difference" in head for head in heads)
+
+
+def test_a_matrix_that_has_begun_is_running(tmp_path):
+    first, *rest = runs_of("adamw", "muon")
+    found = page(tmp_path, [replace(first, status="running", stop_at=20, result=False)], planned=rest, took=None)
+    assert verdict_of(found) == ("open", "Running", "No verdict yet: no run has finished")
+    assert found.by_id("ranking") is None
+
+
+def test_a_matrix_without_a_finished_run_leads_to_its_failures(tmp_path):
+    told = {"status": "failed", "kind": "oom", "reason": "out of memory", "stop_at": 20}
+    found = page(tmp_path, [replace(run, **told) for run in runs_of("adamw", "muon", seeds=2)])
+    kind, mark, sentence = verdict_of(found)
+    assert (kind, mark, sentence) == ("bad", "No run finished", "No verdict: no run finished")
+    (link,) = section(found, "verdict").all("a")
+    assert found.by_id(link.attributes["href"].removeprefix("#")) is not None
+
+
+def test_runs_that_diverged_are_counted_in_the_ranking_and_in_the_verdict(tmp_path):
+    runs = runs_of("adamw", "muon")
+    runs = [
+        replace(run, final_loss=11.5) if (run.optimizer, run.seed) in (("muon", 2), ("muon", 4)) else run
+        for run in runs
+    ]
+    found, results = matrix_of(tmp_path, runs, {})
+    (muon,) = [
+        row for row in section(found, "ranking").one("table", "rank").one("tbody").all("tr") if "muon" in row.text
+    ]
+    assert "2 of 5 diverged" in muon.all("td", "opt")[1].text
+    assert "diverged" in section(found, "verdict").one("dl", "lines").text
+    assert sum(results["rankings"][0]["diverged"].values()) == 2
+
+
+def test_a_configuration_of_which_every_run_diverged_stays_in_the_ranking(tmp_path):
+    runs = [replace(run, final_loss=11.5) if run.optimizer == "sgd" else run for run in runs_of("adamw", "muon", "sgd")]
+    found, _ = matrix_of(tmp_path, runs, {})
+    last = rows(section(found, "ranking").one("table", "rank"))[-1]
+    assert last[1] == "sgd"
+    assert last[0] == last[3] == "–"
+    assert "every run diverged" in last[-1]
+
+
+def test_each_ranking_has_its_own_verdict(tmp_path):
+    first = [replace(run, axes={**run.axes, "dataset": "stdlib"}) for run in runs_of("adamw", "muon")]
+    second = [
+        replace(run, axes={**run.axes, "dataset": "web"}, data_sha256="f" * 64) for run in runs_of("adamw", "muon")
+    ]
+    found = page(tmp_path, [*first, *second])
+    articles = section(found, "verdict").all("article")
+    assert [article.all("h1") != [] for article in articles] == [True, False]
+    assert [article.one("div", "mark").text.split(" · ")[1][:13] for article in articles] == [
+        "data 1a2b3c4d",
+        "data ffffffff",
+    ]
+    heads = [head.text for head in section(found, "ranking").all("h2")]
+    assert heads == [f"Ranking by mean final validation loss, data {sha256}" for sha256 in ("1a2b3c4d", "ffffffff")]
+
+
+def test_warnings_are_listed_and_the_rest_waits_for_a_click(tmp_path):
+    matrix = make_matrix(tmp_path, runs_of("adamw", "muon"))
+    numbers = replace(analyse(matrix), warnings=tuple(f"warning {number}" for number in range(9)))
+    box = section(read_html(render_page(numbers)), "verdict").one("div", "warnings")
+    assert box.one("h2").text == "Read before you use these numbers"
+    shown, hidden = box.all("ul")
+    assert [item.text for item in shown.all("li")] == [f"warning {number}" for number in range(6)]
+    assert box.one("summary").text == "3 more warnings"
+    assert len(hidden.all("li")) == 3
+
+
+def test_facts_below_the_verdict(tmp_path):
+    found = page(tmp_path, runs_of("adamw", "muon"))
+    facts = section(found, "verdict").one("dl", "facts")
+    texts = {one.one("dt").text: one.one("dd").text for one in facts.all("div")}
+    assert texts["Runs"] == "10 finished"
+    assert texts["Model"] == "tiny (842,496 parameters)"
+    assert texts["Devices"] == "AMD EPYC 7R32, up to 1 rank per run"
+
+
+def test_a_ranking_of_many_configurations_shows_15_and_a_button(tmp_path):
+    runs = [FakeRun(axes={"lr": f"{1e-4 * number:g}"}, final_loss=3.2 + math.log(number)) for number in range(1, 19)]
+    found = page(tmp_path, runs)
+    shown = [
+        row
+        for row in section(found, "ranking").one("table", "rank").one("tbody").all("tr")
+        if "data-g" in row.attributes
+    ]
+    assert [("more" in row.classes) for row in shown] == [False] * 15 + [True] * 3
+    assert "Show all 18 configurations" in section(found, "ranking").text
+
+
+def test_a_page_of_1000_runs_has_a_table_below_its_limit(tmp_path):
+    matrix = make_matrix(
+        tmp_path, runs_of("adamw", "muon", axes={"learning_rate": "0.0006"}, device="cuda", gpus=4, mfu=0.4)
+    )
+    numbers = analyse(matrix)
+    many = tuple(
+        replace(
+            run,
+            name=f"{run.name}_{number:04}",
+            links={"wandb": f"https://wandb.ai/someone/{run.name}/runs/{number:08}"},
+        )
+        for number in range(100)
+        for run in numbers.runs
+    )
+    assert len(many) == 1000
+    group = replace(numbers.groups[0], runs=many)
+    text = render_page(replace(numbers, runs=many, groups=(group,), rankings=()))
+    (table,) = re.findall(r'<section id="runs".*?</section>', text, re.DOTALL)
+    assert len(read_html(table).one("tbody").all("tr")) == 1000
+    assert len(table.encode()) < 900_000
