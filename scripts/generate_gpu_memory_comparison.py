@@ -11,8 +11,8 @@ from scripts.environment import find_packages
 
 find_packages("msgspec", "matplotlib")
 
-from kmatrix.report.folder_graphs import draw_memory
 from kmatrix.report.folders import find_recorded
+from kmatrix.report.gpu.folder_graphs import draw_memory
 from scripts.reporting import run
 
 

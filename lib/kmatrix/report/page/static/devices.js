@@ -140,7 +140,7 @@ if (D.devices && D.devices.runs) {
       if (other) chosen = Math.max(0, Math.min(run.d.length - 1, chosen + other));
       const now = plot.cursor.left == null || plot.cursor.left < 0 ? (move > 0 ? -1 : run.c) : plot.cursor.idx ?? 0;
       const next = Math.max(0, Math.min(run.c - 1, now + (move || 0) * (event.shiftKey ? 10 : 1)));
-      plot.setCursor({ left: plot.valToPos(x[next], "x"), top: ((chosen + 0.5) * plot.bbox.height) / devicePixelRatio / run.d.length });
+      plot.setCursor({ left: plot.valToPos(x[next], "x"), top: ((chosen + 0.5) * plot.bbox.height) / devicePixelRatio / run.d.length }, true, true);
     });
     plots.push(plot);
     plot.setCursor({ left: -10, top: -10 });

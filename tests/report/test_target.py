@@ -1,0 +1,160 @@
+"""What it took to reach a target loss: a run that never reached it is never left out."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+import pytest
+from scipy import stats
+
+from gpu_factory import STARTED, FakeGpus, record
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.report.analysis import analyse
+from kmatrix.report.target import reached, rounded_up, target_numbers
+from records_factory import CREATED, FakeRun, make_matrix, runs_with_seeds
+
+
+def numbers_of(matrix, value=None):
+    if value is not None:
+        write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), "verdict": {"target_loss": value}})
+    return target_numbers(analyse(matrix))
+
+
+def recorded_matrix(root, **gpus):
+    """Return a matrix of one run on one GPU, recorded from its first line to its end, with the lines of its log."""
+    matrix = make_matrix(root, runs_with_seeds(1, (3.2,), device="cuda"))
+    (folder,) = matrix.runs()
+    lines = [{**line, "time": STARTED + line["elapsed_s"]} for line in read_jsonl(folder.metrics)]
+    folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    length = int(lines[-1]["elapsed_s"]) + 2
+    one = {"memory": (1000.0,), "power": (100.0,), "utilization": (90.0,), "counter": True}
+    record(folder, FakeGpus(samples=length, **one, **gpus))
+    return matrix, lines
+
+
+def group_of(found, optimizer):
+    return next(group for group in found.groups if group.name.startswith(optimizer))
+
+
+def test_a_run_that_never_reaches_the_target_is_later_than_all_others(tmp_path):
+    losses = (3.27, 3.28, 3.29, 3.31, 3.32)
+    found = numbers_of(make_matrix(tmp_path, runs_with_seeds(5, losses)), 3.295)
+
+    step = group_of(found, "adamw").reached("step")
+    assert (step.runs, step.reached, step.missed) == (5, 3, 2)
+    assert step.median == 100  # the third of five, not the mean of three
+    assert found.is_set
+
+
+def test_no_median_when_half_of_the_runs_miss_the_target(tmp_path):
+    found = numbers_of(make_matrix(tmp_path, runs_with_seeds(4, (3.27, 3.28, 3.31, 3.32))), 3.295)
+
+    assert {one.median for one in group_of(found, "adamw").reach} == {None}
+
+
+def test_failed_runs_did_not_reach_the_target_and_planned_ones_may(tmp_path):
+    runs = runs_with_seeds(2, (3.27, 3.28))
+    lost = {"status": "failed", "stop_at": 40, "final_loss": 3.2}
+    runs += [
+        FakeRun(seed=3, axes={"seed": "3"}, kind="oom", **lost),
+        FakeRun(optimizer="sgd", seed=1, axes={"seed": "1"}, kind="nan", **lost),
+    ]
+    found = numbers_of(make_matrix(tmp_path, runs, planned=[FakeRun(seed=4, axes={"seed": "4"})]), 3.295)
+
+    adamw = group_of(found, "adamw")
+    step = adamw.reached("step")
+    assert (step.reached, step.runs, adamw.pending) == (2, 3, 1)
+    # Two of three took 100 steps; the third failed at step 40, and nobody knows when it would have been there.
+    assert step.median is None
+    # No run of sgd finished, so it is in no ranking; its runs count all the same.
+    sgd = group_of(found, "sgd")
+    assert (sgd.reached("step").reached, sgd.reached("step").runs) == (0, 1)
+
+
+def test_a_run_that_diverged_would_never_have_reached_the_target(tmp_path):
+    runs = [
+        *runs_with_seeds(2, (3.27, 3.28)),
+        FakeRun(seed=3, axes={"seed": "3"}, status="failed", kind="nan", stop_at=40, final_loss=3.2),
+    ]
+    matrix = make_matrix(tmp_path, runs)
+    folder = matrix.run(runs[-1].name)
+    write_json(folder.status, {**read_json(folder.status), "kind": "nan"})
+    found = numbers_of(matrix, 3.295)
+
+    assert group_of(found, "adamw").reached("step").median == 100
+    assert group_of(found, "adamw").test.p is None
+    assert group_of(found, "adamw").test.reason == "diverged in 1 of 3 runs"
+
+
+def test_the_default_is_the_mean_of_the_middle_configuration_rounded_up(tmp_path):
+    runs = [
+        *runs_with_seeds(2, (3.27, 3.28), optimizer="muon"),
+        *runs_with_seeds(2, (3.29, 3.29004), optimizer="adamw"),
+        *runs_with_seeds(2, (3.8, 3.81), optimizer="sgd"),
+    ]
+    found = numbers_of(make_matrix(tmp_path, runs))
+
+    assert (found.value, found.is_set) == (3.2901, False)
+    assert found.middle.startswith("adamw")
+    assert group_of(found, "muon").test is None
+    assert group_of(found, "sgd").reached("step").reached == 0
+
+
+def test_the_test_against_the_target_is_one_sided_and_corrected(tmp_path):
+    losses = {"muon": (3.270, 3.272, 3.271), "adamw": (3.278, 3.284, 3.281)}
+    runs = [run for name, each in losses.items() for run in runs_with_seeds(3, each, optimizer=name)]
+    found = numbers_of(make_matrix(tmp_path, runs), 3.28)
+
+    p = {name: stats.ttest_1samp(each, 3.28, alternative="less").pvalue for name, each in losses.items()}
+    muon, adamw = group_of(found, "muon").test, group_of(found, "adamw").test
+    assert (muon.p, adamw.p) == (pytest.approx(p["muon"], rel=1e-9), pytest.approx(p["adamw"], rel=1e-9))
+    assert muon.p_holm == pytest.approx(2 * p["muon"], rel=1e-9)
+    assert (muon.is_below, adamw.is_below) == (True, False)
+
+
+def test_time_energy_and_price_are_those_at_the_evaluation(tmp_path):
+    matrix, lines = recorded_matrix(tmp_path)
+    (folder,) = matrix.runs()
+    run = read_json(folder.run_json)
+    write_json(folder.run_json, {**run, "train": {**run["train"], "gpu_hour_price": 3.6}})
+    attempt = {"attempt": 1, "status": "finished", "started": CREATED, "ended": CREATED + 60}
+    write_json(folder.status, {**read_json(folder.status), "attempts": [attempt]})
+
+    (one,) = analyse(matrix).runs
+    found = reached(one, 5.0)
+
+    expected = next(line for line in lines if line.get("val/loss", math.inf) <= 5.0)
+    assert (found.step, found.tokens) == (expected["step"], expected["tokens"])
+    assert found.seconds == pytest.approx(expected["elapsed_s"])
+    assert found.dollars == pytest.approx(0.001 * expected["elapsed_s"])
+    assert found.joules == pytest.approx(100.0 * expected["elapsed_s"], abs=110)
+    assert reached(one, 3.0) is None
+
+
+def test_energy_of_simulated_gpus_is_unknown(tmp_path):
+    matrix, _ = recorded_matrix(tmp_path, name="NVIDIA A10G (simulated)")
+    (one,) = analyse(matrix).runs
+
+    assert reached(one, 5.0).joules is None
+
+
+def test_the_median_of_an_unknown_quantity_is_unknown(tmp_path):
+    found = numbers_of(make_matrix(tmp_path, runs_with_seeds(3, (3.27, 3.28, 3.29))), 3.295)
+
+    joules = group_of(found, "adamw").reached("joules")
+    assert (joules.reached, joules.median) == (3, None)
+    seconds = [one.reached.seconds for one in group_of(found, "adamw").runs]
+    assert group_of(found, "adamw").reached("seconds").median == statistics.median(seconds)
+
+
+def test_without_a_ranking_and_a_target_there_are_no_numbers(tmp_path):
+    assert numbers_of(make_matrix(tmp_path, [FakeRun(status="failed", stop_at=40)])) is None
+
+
+@pytest.mark.parametrize("loss", [3.28, 3.28001, 3.0, 10.12345, 2.1 + 0.7])
+def test_a_run_reaches_its_own_final_loss_rounded_up(loss):
+    assert loss <= rounded_up(loss) + 1e-12
+    assert rounded_up(loss) - loss < 1.1e-4
+    assert math.isclose(rounded_up(loss) * 1e4, round(rounded_up(loss) * 1e4))
