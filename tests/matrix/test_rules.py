@@ -83,6 +83,14 @@ def test_many_configurations_without_a_baseline_are_warned_about(kmatrix):
     assert warning not in kmatrix(*words, "MATRIX_SEEDS_AUTO=y", "MATRIX_BASELINE=LR=1e-3").out
 
 
+def test_a_configuration_that_cannot_be_compared_is_warned_about(kmatrix):
+    words = ("test-matrix-dry-run", "NUM_GPUS=1", "BLOCK_SIZE=32,64", "MATRIX_SEEDS_AUTO=y")
+    exclude = "MATRIX_EXCLUDE=OPTIMIZER=muon BLOCK_SIZE=64: not tuned"
+    result = kmatrix(*words, "OPTIMIZER=adamw,muon", exclude)
+    assert "warning: 1 configuration with losses that no other one can be compared with: 3 seeds" in result.out
+    assert "cannot be compared" not in kmatrix(*words, "OPTIMIZER=adamw,muon").out
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """Make a matrix whose runs finish at once, and return the program and a reader of its rules."""
@@ -132,6 +140,24 @@ def test_an_addition_keeps_the_rules(made):
     assert rules_of(path) == former
     kmatrix.check("add", "GRAD_CLIP=0.5", "MATRIX_BASELINE=OPTIMIZER=adamw GRAD_CLIP=1.0", f"TARGET={path}")
     assert rules_of(path).baseline == {**former.baseline, "clip": "1.0"}
+
+
+def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
+    kmatrix, make = made
+    path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4", "SEED=7")
+    for words in (["MATRIX_SEEDS_MAX=5", "MATRIX_SEEDS_MIN=4"], ["MATRIX_SEEDS_MIN=4"]):
+        assert "by other rules: seeds_min 3" in kmatrix.refused("add", *words, f"TARGET={path}")
+    assert "there is a list of them" in kmatrix.refused("add", "SEED=11", f"TARGET={path}")
+    for most in (6, 5):  # lowering it is no addition
+        result = kmatrix("add", f"MATRIX_SEEDS_MAX={most}", f"TARGET={path}")
+        assert result.status == (0 if most == 6 else 2), result.err
+    assert (rules_of(path).seeds, rules_of(path).raised) == ((7, 8, 9, 10, 11, 12), (4,))
+    assert len(MatrixDir(path).runs()) == 12
+    kmatrix.check("add", "MATRIX_SEEDS_MAX=7", f"TARGET={path}")
+    assert rules_of(path).raised == (4, 6)
+    # A new configuration gets the same seeds.
+    kmatrix.check("add", "OPTIMIZER=sgd", f"TARGET={path}")
+    assert (len(MatrixDir(path).runs()), rules_of(path).raised) == (21, (4, 6))
 
 
 def test_a_matrix_of_an_earlier_version_has_the_usual_rules_and_can_be_extended(made):

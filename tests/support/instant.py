@@ -48,7 +48,7 @@ class InstantEngine:
         return {run.name: run.name for run in runs}
 
     def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
-        return self._jobs
+        return dict(self._jobs)
 
     def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
         pass

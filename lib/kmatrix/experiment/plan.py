@@ -283,7 +283,7 @@ def _plan(
     rules = resolve_rules(tree, matrix, settings, families)
     if rules.seeds_auto:
         _refuse_submission(control.engine, by_hand=by_hand)
-        warned += rules_warnings(rules, max(map(len, families)))
+        warned += rules_warnings(rules, [len(family) for family in families])
     if foreign:
         for planned in runs:
             check_values(tree, planned.values.texts, foreign.own)

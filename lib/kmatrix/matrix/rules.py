@@ -192,12 +192,18 @@ def _listed(configurations: Sequence[Configuration]) -> str:
     return "; ".join([*(text or "the only one" for text in texts[:SHOWN]), *more])
 
 
-def rules_warnings(rules: VerdictRules, configurations: int) -> list[str]:
-    """Return warnings about rules that decide little. configurations: most with comparable losses."""
-    if not rules.seeds_auto or rules.baseline or configurations <= MOST_WITHOUT_BASELINE:
-        return []
-    pairs = configurations * (configurations - 1) // 2
-    return [
-        f"{configurations} configurations make {pairs} comparisons, too many for {len(rules.seeds)} seeds: "
-        f"name one that the others are compared with, such as {BASELINE}=OPTIMIZER=adamw"
-    ]
+def rules_warnings(rules: VerdictRules, families: Sequence[int]) -> list[str]:
+    """Return warnings about adaptive seeds that decide little. families: the number of configurations in each."""
+    found = []
+    most = max(families, default=0)
+    if most > MOST_WITHOUT_BASELINE and not rules.baseline:
+        found.append(
+            f"{most} configurations make {most * (most - 1) // 2} comparisons, too many for {len(rules.seeds)} seeds: "
+            f"name one that the others are compared with, such as {BASELINE}=OPTIMIZER=adamw"
+        )
+    if alone := families.count(1):
+        found.append(
+            f"{plural(alone, 'configuration')} with losses that no other one can be compared with: "
+            f"{rules.seeds_min} seeds of each, and no verdict"
+        )
+    return found

@@ -27,7 +27,7 @@ from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.budget import BudgetWatch
 from kmatrix.runner.disk_hold import DiskHold
 from kmatrix.runner.requests import RequestWatch
-from kmatrix.runner.seeds import SeedRounds
+from kmatrix.runner.seeds import Reserve, SeedRounds
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
@@ -48,9 +48,7 @@ from kmatrix.status.state import (
     Skipped,
     Started,
     after,
-    is_left_out,
     next_attempt,
-    overall,
     retry,
 )
 from kmatrix.status.status_file import recover_status, writing
@@ -165,7 +163,6 @@ class _Driver:
         self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
         self._limits, self._pool, self._on_note = limits, pool, on_note
         self._plans = {plan.name: plan for plan in (*plans, *reserve)}
-        self._seeds, self._reserve = seeds, {plan.name for plan in reserve}
         every = list(self._plans.values())
         self._train = {plan.name: read_run_file(plan.dir).train for plan in every}
         self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
@@ -176,7 +173,8 @@ class _Driver:
         self._curves = CurvesQueue(self._writer.log)
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
-        self.open = self._plans.keys() - self._reserve  # runs of this execution that have not ended
+        self.open = {plan.name for plan in plans}  # runs of this execution that have not ended
+        self._reserve = Reserve(self, self._writer, [plan.name for plan in reserve], seeds, on_note)
         self._left = left
         self.requests = RequestWatch(matrix, self, self._writer, requests_s)
         self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None
@@ -205,7 +203,7 @@ class _Driver:
         self._writer.missing = len(self._matrix.missing())
         self._drop_outdated_plans()
         here = self._plans.keys() | self._skipped.keys()
-        reserve = self._unneeded()
+        reserve = self._reserve.unneeded()
         unfinished = (name for name, state in self.states.items() if state.status in MAY_BE_LEFT_OUT)
         self._writer.unselected = tuple(name for name in unfinished if name not in here and name not in reserve)
         if self._budget is not None:
@@ -213,7 +211,7 @@ class _Driver:
 
         # Write what is known before the first start.
         self._writer.open()
-        known = {"reserve": len(self._reserve)} if self._seeds is not None else {}
+        known = {"reserve": len(self._reserve.names)} if self._reserve.is_used else {}
         self._writer.log("matrix started", **asdict(this_process()), runs=len(self.open), **known)
         for name, reason in self._skipped.items():
             self._writer.apply(name, Skipped(reason))
@@ -229,7 +227,7 @@ class _Driver:
             self._watch(self._plans[name])
         self.requests.begin(self._plans)
         self.jobs = self._engine.submit([self._plans[name] for name in self._plans if name in self.open])
-        self._start_wanted()
+        self._reserve.start_wanted()
 
     def _drop_outdated_plans(self) -> None:
         """Drop plans that another runner executed before this one got the lock: a finished run stays finished."""
@@ -268,12 +266,12 @@ class _Driver:
             self._write_later()
             if not killed:
                 self._curves.write_next()
-            if not stopping and self._has_spent():
+            if not stopping and self.has_spent():
                 stopping = True
             if self.open:
                 time.sleep(poll_s)
 
-    def _has_spent(self, *, now: bool = False) -> bool:
+    def has_spent(self, *, now: bool = False) -> bool:
         """Return whether the budget of the matrix is spent; if so, stop its runs. now: not throttled."""
         if self._budget is None or self._is_spent:
             return self._is_spent
@@ -284,33 +282,9 @@ class _Driver:
             self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
         return self._is_spent
 
-    def _start_wanted(self) -> None:
-        """Queue the runs of the reserve that the verdict wants now."""
-        if self._seeds is None:
-            return
-        wanted = self._seeds.wanted(self.states, self.open)
-        for text in self._seeds.decisions():
-            self._writer.log("verdict looked at", text=text)
-            self._on_note(text)
-        new = [name for name in self._plans if name in self._reserve and name in wanted]
-        # Nothing starts on a full disk, or without a budget: they stay wanted, and `continue` runs them.
-        if not new or self.disk_full or self._has_spent(now=True):
-            return
-        self._writer.log("seeds wanted", runs=new)
-        for name in new:
-            self._reserve.discard(name)
-            if not is_left_out(self.states[name]):  # else it waits for its release
-                self._submit(self._plans[name])
-
-    def _unneeded(self) -> frozenset[str]:
-        """Return the runs that are not needed so far: a matrix is finished without them."""
-        return frozenset() if self._seeds is None else self._seeds.reserve(self.states, self.open)
-
-    def _overall(self) -> Status:
-        """Return the status of the matrix."""
-        reserve = self._unneeded()
-        found = [state.status for name, state in self.states.items() if name not in reserve]
-        return overall([*found, *([Status.PLANNED] if self._writer.missing else [])])
+    def start(self, name: str) -> None:
+        """Queue a run of the reserve."""
+        self._submit(self._plans[name])
 
     def cancel(self, name: str) -> None:
         """Ask an open run to save a checkpoint and exit; one that has not started is never started."""
@@ -322,11 +296,11 @@ class _Driver:
         self._write_run(name)
         if self.disk_full:  # no more runs are started
             return
-        if name in self._reserve:
-            self._start_wanted()
+        if name in self._reserve.names:
+            self._reserve.start_wanted()
             return
         if state.number >= plan.attempt:  # else the planned attempt has not started
-            batch_size, policy, again = train.batch_size or 1, train.oom_policy or HALVE, self._seeds is not None
+            batch_size, policy, again = train.batch_size or 1, train.oom_policy or HALVE, self._reserve.is_used
             attempt = next_attempt(state, batch_size=batch_size, policy=policy, retry_killed=True, again=again)
             if attempt is None:  # it finished, or failed, before it could be stopped
                 return
@@ -338,7 +312,7 @@ class _Driver:
         self._write_run(name)
         self._writer.write_matrix(Status.RUNNING)
         self._display(name, reason=self.states[name].reason)
-        self._start_wanted()  # a skipped seed is over
+        self._reserve.start_wanted()  # a skipped seed is over
 
     def write(self, name: str) -> None:
         """Write the status of a run."""
@@ -380,7 +354,7 @@ class _Driver:
         if not self.states:  # not read yet: no status is known
             return
         with suppress(LaunchError):
-            self._writer.write_matrix(self._overall())
+            self._writer.write_matrix(self._reserve.overall())
 
     def close(self) -> None:
         """Write what a full disk has delayed, as far as possible: nothing is tried after this."""
@@ -391,7 +365,7 @@ class _Driver:
         while not request.kill and self._curves.write_next():
             pass
         counts = self._writer.counts()
-        status, reserve = self._overall(), self._unneeded()
+        status, reserve = self._reserve.overall(), self._reserve.unneeded()
         self._write_later(now=True)
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
@@ -425,7 +399,7 @@ class _Driver:
             self.open.discard(name)
             if job.reason and not job.cancelled:
                 self._give_up(name, job.reason)
-                self._start_wanted()
+                self._reserve.start_wanted()
         elif job.phase is JobPhase.RUNNING:
             update = self._watches[name].poll()
             self._write_alerts(plan, job, update)
@@ -494,7 +468,7 @@ class _Driver:
         if end.kind == DISK:
             self._hold_back()
         if not stopping:
-            self._start_wanted()
+            self._reserve.start_wanted()
 
     def _hold_back(self) -> None:
         """Start no more runs on a full disk: the others stay planned, running ones continue as far as they can."""
@@ -519,7 +493,7 @@ class _Driver:
         train = self._train[plan.name]
         batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
         state = self.states[plan.name]
-        attempt = retry(state, batch_size=batch_size, policy=policy, again=self._seeds is not None)
+        attempt = retry(state, batch_size=batch_size, policy=policy, again=self._reserve.is_used)
         if attempt is None or (state.last is not None and state.last.kind in self._left):
             return None
         return self._with_attempt(plan, attempt)
@@ -577,7 +551,7 @@ class _Driver:
             RunProgress(
                 run=name,
                 index=self._index.get(name, 0),
-                total=len(self._plans) - len(self._reserve),
+                total=len(self._plans) - len(self._reserve.names),
                 status=status,
                 reason=reason,
                 note=note,
@@ -590,7 +564,7 @@ class _Driver:
                 elapsed_s=_elapsed_s(job) if job else None,
                 left_s=update.left_s if update and status is Status.RUNNING else None,
                 counts=self._writer.counts(),
-                reserve=len(self._reserve),
+                reserve=len(self._reserve.names),
                 alerts=update.alerts.active if update else (),
             )
         )

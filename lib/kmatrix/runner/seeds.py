@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status
 from kmatrix.records.states import Request, RunRequest
+from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.outcomes import AdaptiveSeeds, Outcomes, adaptive_seeds
-from kmatrix.status.state import MAY_BE_LEFT_OUT, RunState
+from kmatrix.status.state import MAY_BE_LEFT_OUT, RunState, is_left_out, overall
 
 TO_COME = RunState()
 
@@ -39,6 +41,69 @@ class SeedRounds:
     def place(self, run: str) -> int:
         """Return the place of the seed of a run: all configurations run their first seed before any runs its second."""
         return self._order.get(run, 0)
+
+
+class Runs(Protocol):
+    """What adaptive seeds do with the runs of a runner."""
+
+    open: set[str]  # runs of this execution that have not ended
+    disk_full: bool  # no more runs are started
+
+    def start(self, name: str) -> None:
+        """Queue a run of the reserve."""
+
+    def has_spent(self, *, now: bool) -> bool:
+        """Return whether the budget of the matrix is spent; if so, stop its runs."""
+
+
+class Reserve:
+    """The runs of an execution that start only if the verdict wants them; without adaptive seeds there are none."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        writer: StatusWriter,
+        names: Sequence[str],
+        rounds: SeedRounds | None,
+        on_note: Callable[[str], None],
+    ) -> None:
+        """Create the reserve. names: of its runs, in the order of their seeds."""
+        self._runs, self._writer, self._rounds, self._on_note = runs, writer, rounds, on_note
+        self.names = dict.fromkeys(names)  # not a set: in their order
+
+    @property
+    def is_used(self) -> bool:
+        """True if the matrix has adaptive seeds."""
+        return self._rounds is not None
+
+    def start_wanted(self) -> None:
+        """Queue the runs that the verdict wants now, if the losses decide that there are any."""
+        if self._rounds is None:
+            return
+        states = self._writer.states
+        wanted = self._rounds.wanted(states, self._runs.open)
+        for text in self._rounds.decisions():
+            self._writer.log("verdict looked at", text=text)
+            self._on_note(text)
+        new = [name for name in self.names if name in wanted]
+        # Nothing starts on a full disk, or without a budget: they stay wanted, and `continue` runs them.
+        if not new or self._runs.disk_full or self._runs.has_spent(now=True):
+            return
+        self._writer.log("seeds wanted", runs=new)
+        for name in new:
+            del self.names[name]
+            if not is_left_out(states[name]):  # else it waits for its release
+                self._runs.start(name)
+
+    def unneeded(self) -> frozenset[str]:
+        """Return the runs that are not needed so far: a matrix is finished without them."""
+        return frozenset() if self._rounds is None else self._rounds.reserve(self._writer.states, self._runs.open)
+
+    def overall(self) -> Status:
+        """Return the status of the matrix."""
+        reserve = self.unneeded()
+        found = [state.status for name, state in self._writer.states.items() if name not in reserve]
+        return overall([*found, *([Status.PLANNED] if self._writer.missing else [])])
 
 
 def seed_rounds(matrix: MatrixDir, records: Mapping[str, RunFile]) -> SeedRounds | None:
