@@ -189,6 +189,8 @@ def test_a_budget_is_respected_and_the_verdict_stays_open(story):
     assert load_json(matrix.status)["status"] == "stopped"
     _, wanted = verdict_of(matrix)
     assert wanted
+    (ranking,) = load_json(matrix.results)["rankings"]
+    assert [(pair["outcome"], pair["no_more"]) for pair in ranking["comparisons"]] == [("open", "budget")]
 
 
 def test_a_failed_seed_runs_once_more_and_a_diverged_configuration_is_never_better(story):

@@ -148,7 +148,7 @@ def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
     for words in (["MATRIX_SEEDS_MAX=5", "MATRIX_SEEDS_MIN=4"], ["MATRIX_SEEDS_MIN=4"]):
         assert "by other rules: seeds_min 3" in kmatrix.refused("add", *words, f"TARGET={path}")
     assert "there is a list of them" in kmatrix.refused("add", "SEED=11", f"TARGET={path}")
-    for most in (6, 5):  # lowering it is no addition
+    for most in (6, 5):  # the second would lower it
         result = kmatrix("add", f"MATRIX_SEEDS_MAX={most}", f"TARGET={path}")
         assert result.status == (0 if most == 6 else 2), result.err
     assert (rules_of(path).seeds, rules_of(path).raised) == ((7, 8, 9, 10, 11, 12), (4,))

@@ -12,7 +12,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, RunResult, Status, VerdictRules, read_matrix_file_or_empty, read_run_file
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, adaptive_seeds, end_of, families_of
+from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, adaptive_seeds, end_of, families_of, without_budget
 from kmatrix.status.state import Attempt, RunState
 from scripted import MEASURED, adaptive_matrix, name_of
 
@@ -179,6 +179,18 @@ def test_each_family_asks_for_its_own_seeds(matrix):
     seeds, close = seeds_of(matrix), {"lion": [3.30, 3.21, 3.25], "soap": [3.22, 3.28, 3.26]}
     ends = ended({**{one: known[:3] for one, known in CLEAR.items()}, **close})
     assert seeds.wanted(ends) == {name_of(one, 4) for one in close}
+
+
+def test_open_comparisons_of_a_matrix_without_budget_get_no_seed_because_of_it(matrix):
+    adaptive_matrix(matrix, ["adamw", "muon", "soap"])
+    seeds = seeds_of(matrix)
+    losses = {"adamw": [3.30, 3.21, 3.25], "muon": [3.22, 3.28, 3.26], "soap": [4.3, 4.2102, 4.2501]}
+    assert seeds.wanted(ended(losses))
+    (replay,) = seeds.replays
+    assert {(pair.outcome, pair.no_more) for pair in without_budget(replay.verdict).against_reference} == {
+        ("open", "budget"),
+        ("better", None),
+    }
 
 
 def test_the_stored_rules_of_an_unreadable_matrix_are_those_of_no_adaptive_seeds(matrix):

@@ -11,7 +11,14 @@ from kmatrix.records.decode import Scalar
 from kmatrix.records.jobs.usage import usage_of
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
-from kmatrix.records.runs import LOST, MatrixFile, RunFile, Status, read_matrix_file_or_empty
+from kmatrix.records.runs import (
+    LOST,
+    MatrixFile,
+    RunFile,
+    Status,
+    read_matrix_file_or_empty,
+    read_run_file_or_empty,
+)
 from kmatrix.records.states import read_matrix_status
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
@@ -31,6 +38,7 @@ from kmatrix.report.ranking import configuration_name, groups_of, rankings_of, s
 from kmatrix.report.read_run import read_numbers, times_on_hosts
 from kmatrix.stats import mean
 from kmatrix.status.activity import MatrixActivity
+from kmatrix.status.cost import MatrixBudget, Spent
 from kmatrix.text import first_names
 
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
@@ -63,7 +71,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
 
     # Everything else follows from the runs.
     groups = groups_of(runs)
-    ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries)
+    spent = plan.verdict.seeds_auto and status.status is not Status.RUNNING and _is_budget_spent(matrix, runs)
+    ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries, spent=spent)
     settings = settings_by_optimizer(runs)
     return MatrixNumbers(
         name=plan.name or matrix.name,
@@ -100,6 +109,13 @@ def _numbers_of(
     if activity.engine is not None:
         numbers = replace(numbers, on_hosts=times_on_hosts(folder, numbers))
     return _with_gpu(folder, numbers)
+
+
+def _is_budget_spent(matrix: MatrixDir, runs: Sequence[RunNumbers]) -> bool:
+    """Return whether the runs have taken the budget of their matrix."""
+    symbols = read_run_file_or_empty(matrix.run(runs[0].name)).symbols
+    spent = [Spent(wall_s=run.wall_s, gpu_hours=run.gpu_hours, dollars=run.dollars) for run in runs]
+    return bool(MatrixBudget.of(symbols).reached(spent))
 
 
 def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings, ...]:

@@ -19,7 +19,7 @@ from kmatrix.report.numbers import (
     RunNumbers,
 )
 from kmatrix.stats import mean
-from kmatrix.status.outcomes import AdaptiveSeeds, Family, families_of
+from kmatrix.status.outcomes import AdaptiveSeeds, Family, families_of, without_budget
 from kmatrix.text import plural
 from kmatrix.verdict.adaptive import error_spent
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Replay, Rules
@@ -139,11 +139,17 @@ class Rankings:
 
 
 def rankings_of(
-    runs: Sequence[RunNumbers], groups: Sequence[GroupNumbers], rules: VerdictRules, axes: Sequence[AxisEntry]
+    runs: Sequence[RunNumbers],
+    groups: Sequence[GroupNumbers],
+    rules: VerdictRules,
+    axes: Sequence[AxisEntry],
+    *,
+    spent: bool = False,
 ) -> Rankings:
     """Return one ranking per family of comparable losses, then one by bits per byte per text with several tokenizers.
 
     Families without a loss, or whose data is unknown, are left out. axes: of matrix.json.
+    spent: the budget of the matrix is spent.
     """
     group_of = {run.name: group for group in groups for run in group.runs}
     families = families_of(rules, axes, {run.name: _record(run, group_of[run.name]) for run in runs})
@@ -157,6 +163,8 @@ def rankings_of(
     found = []
     for family, replay in zip(families, replays, strict=True):
         verdict = fixed_verdict(family.losses(ends), family.rules) if replay is None else replay.verdict
+        if replay is not None and replay.wanted and spent:
+            verdict = without_budget(verdict)
         names = _group_of_each(family, group_of)
         members = list({names[name].name: names[name] for name in family.configurations}.values())
         ranked = [group for group in members if group.losses]

@@ -43,7 +43,7 @@ class SeedRounds:
         return self._order.get(run, 0)
 
 
-class Runs(Protocol):
+class RunStarter(Protocol):
     """What adaptive seeds do with the runs of a runner."""
 
     open: set[str]  # runs of this execution that have not ended
@@ -61,7 +61,7 @@ class Reserve:
 
     def __init__(
         self,
-        runs: Runs,
+        runs: RunStarter,
         writer: StatusWriter,
         names: Sequence[str],
         rounds: SeedRounds | None,

@@ -79,7 +79,10 @@ class MatrixBudget:
 
         now: Unix seconds.  besides: what other runs of the matrix have taken.
         """
-        spent = [*(spent_of(state, train, now) for state, train in runs), *([besides] if besides else [])]
+        return self.reached([*(spent_of(state, train, now) for state, train in runs), *([besides] if besides else [])])
+
+    def reached(self, spent: Sequence[Spent]) -> str:
+        """Return `2.01 of 2 hours` or `$5.02 of $5.00` if a limit is reached, else "". spent: by each run."""
         seconds = sum(one.wall_s or 0.0 for one in spent)
         cost = total_dollars(one.dollars for one in spent) or 0.0
         if self.hours and seconds >= 3600 * self.hours:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import (
@@ -23,7 +23,7 @@ from kmatrix.records.runs import (
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.state import DISK, HALVE, NAN, OPEN, RunState, next_attempt
 from kmatrix.text import plural
-from kmatrix.verdict.family import PairOutcome, PairVerdict, Replay, Rules
+from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, PairVerdict, Replay, Rules
 from kmatrix.verdict.replay import replay
 
 SEED_AXIS = "seed"
@@ -296,6 +296,16 @@ def _described(pairs: Sequence[PairVerdict]) -> str:
             texts.append(f"{pair.a} {pair.outcome} than {pair.b}")
     rest = len(pairs) - MOST_DESCRIBED
     return "; ".join([*texts, *([f"and {plural(rest, 'more comparison')}"] if rest > 0 else [])])
+
+
+def without_budget(verdict: FamilyVerdict) -> FamilyVerdict:
+    """Return the verdict of a matrix whose budget is spent: open comparisons that would get a seed get none."""
+
+    def pair_without(pair: PairVerdict) -> PairVerdict:
+        ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
+        return replace(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
+
+    return replace(verdict, pairs=tuple(pair_without(pair) for pair in verdict.pairs))
 
 
 def adaptive_seeds(matrix: MatrixDir, records: Mapping[str, RunFile]) -> AdaptiveSeeds | None:
