@@ -6,15 +6,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records.files import write_json
+from kmatrix.records import files
 from kmatrix.records.paths import MatrixDir, RunDir
 
 CREATED = 1_795_152_180.0  # 2026-11-20 05:23:00 UTC
 DATA = "1a2b3c4d5e6f" + "0" * 52
 START_LOSS = 10.9
+write_json = partial(files.write_json, durable=False)  # thousands of files, which need not outlive a power failure
 
 
 @dataclass(frozen=True, kw_only=True)
