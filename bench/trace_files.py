@@ -72,7 +72,7 @@ class Tracer:
 
     def _file(self, frame: FrameType) -> str:
         file = frame.f_code.co_filename.removeprefix(self.root)
-        return file if file.startswith(OURS) and file.endswith(".py") else ""  # a template is no module
+        return file if file.startswith(OURS) and file.endswith(".py") else ""  # not a template
 
 
 def trace(root: Path, words: Sequence[str]) -> tuple[list[Visit], int]:
