@@ -280,7 +280,7 @@ def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
 def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, make):
     run = make("a")
     drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
-    old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log)}
+    old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log, run.curves)}
     assert archive_result(run) == run.archive / "1"
     assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
     assert read_json(run.archive / "1" / "status.json")["status"] == "finished"
@@ -292,6 +292,7 @@ def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, mak
     drive(matrix, [planned], engine(), poll_s=0.02)
     assert attempts(run) == [(2, "finished", "none", None)]
     assert {line["attempt"] for line in read_jsonl(run.metrics)} == {2}
+    assert read_json(run.curves)["attempt"] == 2
     assert archive_result(run) == run.archive / "2"
     assert sorted(path.name for path in run.archive.iterdir()) == ["1", "2"]
 
@@ -515,7 +516,8 @@ def test_a_run_without_a_real_recording_is_trained_again_if_recording_is_on(fini
 def test_a_rerun_of_a_reused_run_does_not_change_the_original(finished_and_planned):
     first, second = finished_and_planned
     reuse(second)
-    kept = first.metrics.read_bytes()
+    kept, curves = first.metrics.read_bytes(), first.curves.read_bytes()
+    assert second.curves.read_bytes() == curves
     archive_result(second)
     assert "reused_from" not in read_json(second.run_json)
     plans = resume_plan(MatrixDir(second.path.parent)).plans
@@ -526,8 +528,9 @@ def test_a_rerun_of_a_reused_run_does_not_change_the_original(finished_and_plann
         Status.FINISHED,
         "",
     )
-    assert first.metrics.read_bytes() == kept
+    assert (first.metrics.read_bytes(), first.curves.read_bytes()) == (kept, curves)
     assert (second.archive / "1" / "result.json").exists()
+    assert read_json(second.curves)["attempt"] == 2
 
 
 # The command

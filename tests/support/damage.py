@@ -13,8 +13,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from kmatrix.curves.make import read_curves
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.plan import FILES, RunTexts, write_plan
+from kmatrix.status.status_file import recover_status
 from programs import CommandResult, run
 from version_0_1 import FINISHED, MATRIX, PLANNED, STOPPED, unpack
 
@@ -161,6 +163,9 @@ def make_checkout(checkout: Path) -> Path:
     texts = [tuple((matrix.path / name / file).read_text() for file in FILES) for name in names]
     write_plan(matrix, [RunTexts(name, text) for name, text in zip(names, texts, strict=True)])
     _give_new_ids(matrix)
+    for name in (FINISHED, STOPPED):
+        last = recover_status(matrix.run(name), has_runner=False).number
+        assert read_curves(matrix.run(name), last, keep=True).lines
     matrix.rerun.write_text('{"schema": 1, "runs": []}')
     (checkout / ".config").write_bytes(matrix.config.read_bytes())
     return checkout

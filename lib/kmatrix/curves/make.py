@@ -49,9 +49,9 @@ def read_curves(run_dir: RunDir, attempt: int | None, *, keep: bool) -> RunCurve
         except OSError as error:
             note_damage(run_dir.metrics, error.strerror or str(error))
             return RunCurves()
-        if keep and _is_own(run_dir.path):
+        if keep:
             with suppress(OSError):
-                write_curves(run_dir, known)
+                _write_own(run_dir, known)
     if known.damaged:
         note_lines(run_dir.metrics, known.damaged, known.lines + known.damaged)
     return curves_of_file(known)
@@ -117,9 +117,11 @@ def _is_valid(curves: CurvesFile, run_dir: RunDir, attempt: int | None) -> bool:
     return (curves.metrics_bytes, curves.samples_bytes) == source_bytes(run_dir) and attempt in (None, curves.attempt)
 
 
-def _is_own(folder: Path) -> bool:
-    """Return whether a folder is this user's: another one's is only read."""
-    return not folder.is_symlink() and folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK)
+def _write_own(run_dir: RunDir, curves: CurvesFile) -> None:
+    """Write curves.json unless the folder is another user's, which is only read, or a link."""
+    folder = run_dir.path
+    if not folder.is_symlink() and folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+        write_curves(run_dir, curves)
 
 
 def _size(path: Path) -> int:
