@@ -184,6 +184,7 @@ READERS = {
     "status": Reader(),
     "estimate": Reader(("JSON=1",)),
     "summary": Reader(),
+    "report": Reader(),
     "update-graphs": Reader(weight=2, changes=True),
     "compare": Reader(("BASE={matrix}/" + FINISHED, "NEW={matrix}/" + STOPPED), target=False),
     "list-checkpoints": Reader((RUN,)),
