@@ -128,6 +128,19 @@ def test_a_damaged_run_is_in_no_family(matrix):
     assert ("muon", 6) not in found.families[0].runs
 
 
+def test_a_verdict_does_not_wait_for_a_seed_whose_run_is_damaged(matrix):
+    adaptive_matrix(matrix, ["adamw", "muon"])
+    seeds = adaptive_seeds(matrix, {**records_of(matrix), name_of("muon", 2): RunFile()})
+    assert seeds is not None
+    assert seeds.wanted({}) == {name_of(one, seed) for one in ("adamw", "muon") for seed in (1, 2, 3)} - {
+        name_of("muon", 2)
+    }
+    ends = ended({one: known[:3] for one, known in CLEAR.items()})
+    del ends[name_of("muon", 2)]
+    # The pair skips the second seed, and goes on with the next one.
+    assert seeds.wanted(ends) == {name_of("adamw", 4), name_of("muon", 4)}
+
+
 CLEAR = {"adamw": [3.30, 3.31, 3.29, 3.30, 3.31, 3.29], "muon": [3.20, 3.2101, 3.1902, 3.2003, 3.2101, 3.1902]}
 
 

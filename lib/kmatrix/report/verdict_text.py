@@ -129,7 +129,7 @@ class Situation:
     reserve: int = 0  # runs with adaptive seeds that the verdict does not want
     reused: int = 0  # losses that were measured in another matrix
     command: str = ""  # runs more seeds; "" if there is none
-    wanted: int = 0  # runs that adaptive seeds want now
+    wanted: int = 0  # runs that the verdict waits for; with adaptive seeds, those that it wants now
     unused: int = 0  # losses that exist, and that no round of adaptive seeds asked for
     about: str = ""
 
@@ -149,7 +149,7 @@ def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
     return Situation(
         unfinished=len(_to_end(numbers)),
         reserve=len(numbers.reserve),
-        wanted=0 if ranking.replay is None else len(ranking.replay.wanted),
+        wanted=len(_to_end(numbers) if ranking.replay is None else ranking.replay.wanted),
         unused=0 if ranking.replay is None else ranking.replay.unused,
         reused=sum(bool(run.reused_from) for run in counted),
         command=_more_seeds_command(numbers, ranking),
@@ -168,6 +168,8 @@ def _more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
         return ""  # they run already, or what runs may decide it
     if ranking.replay is not None:
         return matrix_command("continue", TARGET=numbers.path.name) if ranking.replay.wanted else ""
+    if _to_end(numbers):
+        return matrix_command("continue", TARGET=numbers.path.name)  # planned seeds come before further ones
     seeds = {run.seed for run in numbers.runs if run.seed is not None}
     wanted = max((pair.more_seeds or 0 for pair in open_pairs(ranking.verdict)), default=0)
     if not comparisons_of(ranking.verdict):
@@ -308,7 +310,9 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
     if not one_seed:
         lines += _open(compared_pairs(ranking.verdict), unit_of(ranking))
     lines += [*_cost(ranking.costs), *_diverged(ranking), *_runs(situation)]
-    if situation.command:
+    if situation.wanted:
+        lines += _next([], situation)
+    elif situation.command:
         more = sentence("two more seeds per configuration allow a test")
         lines.append(VerdictLine(label=LineLabel.NEXT, parts=more, command=situation.command))
     lines += _notes(ranking, situation)

@@ -51,7 +51,11 @@ class Family:
 
     def losses(self, ends: Mapping[str, SeedEnd]) -> dict[str, dict[int, float | None]]:
         """Return the losses of the seeds that are over. ends: by run."""
-        found: dict[str, dict[int, float | None]] = {name: {} for name in self.configurations}
+        # A seed whose run is missing or damaged never comes: a verdict must not wait for it.
+        found: dict[str, dict[int, float | None]] = {
+            name: {seed: None for seed in self.rules.seeds if (name, seed) not in self.runs}
+            for name in self.configurations
+        }
         for (name, seed), run in self.runs.items():
             if run in ends:
                 found[name][seed] = ends[run].loss

@@ -285,6 +285,16 @@ def test_a_verdict_that_is_partly_open_says_what_would_decide_it(tmp_path):
     assert re.fullmatch(r".*make .*add TARGET=\S+ SEED=4(,\d)*", command)
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_runs_that_are_planned_come_before_further_seeds(tmp_path, seeds):
+    runs = [replace(run, status="planned") if run.seed > seeds else run for run in runs_of("lion", "muon")]
+    found = page(tmp_path, runs)
+    assert verdict_of(found)[1].endswith(", preliminary")
+    text = section(found, "verdict").one("dl", "lines")
+    assert f"{2 * (5 - seeds)} runs that the verdict wants now" in text.text
+    assert text.one("code").text == "make continue TARGET=test_matrix_results_20261120_052300"
+
+
 def test_one_seed_is_not_evidence(tmp_path):
     found = page(tmp_path, runs_of("adamw", "muon", seeds=1))
     assert verdict_of(found) == ("open", "Not evidence", "No verdict: one seed per configuration is not evidence")
