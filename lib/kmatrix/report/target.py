@@ -70,7 +70,9 @@ def target_numbers(numbers: MatrixNumbers) -> TargetNumbers | None:
     None without both. Only the first ranking counts: losses on other data have other targets.
     """
     ranking = next((ranking for ranking in numbers.rankings[:1] if ranking.metric == LOSS), None)
-    ranked = [*ranking.groups] if ranking else []
+    # A ranking has the runs of its family: those without data so far, which may still reach the target, are not there.
+    by_name = {group.name: group for group in numbers.groups}
+    ranked = [by_name.get(group.name, group) for group in ranking.groups] if ranking else []
     value = read_matrix_file_or_empty(MatrixDir(numbers.path)).verdict.target_loss
     is_set = value is not None
     middle = None if is_set or not ranked else ranked[len(ranked) // 2]
