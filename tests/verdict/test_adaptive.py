@@ -114,6 +114,9 @@ def test_the_configuration_that_diverged_more_often_is_never_called_better():
     (pair,) = found.pairs
     assert (found.reference, pair.outcome, pair.no_more) == ("a", PairOutcome.OPEN, NoMoreSeeds.DIVERGED)
     assert pair.p_holm < 0.05
+    all_seeds = Rules(seeds=TEN.seeds[:6])  # the reason stays, although no seed is left
+    (pair,) = adaptive_verdict({"a": by_seed(math.nan, *a), "b": by_seed(3.3, *b)}, all_seeds).pairs
+    assert pair.no_more is NoMoreSeeds.DIVERGED
     (pair,) = adaptive_verdict({"a": by_seed(math.nan, *a), "b": by_seed(math.nan, *b)}, TEN).pairs
     assert pair.outcome is PairOutcome.BETTER
 
@@ -166,12 +169,26 @@ def test_a_tie_that_is_clear_gets_no_more_seeds():
     assert adaptive_verdict({"a": a, "b": b}, near).pairs[0].no_more is None
 
 
-def test_equivalent_is_reached_where_the_printed_margin_says():
-    a, b = by_seed(3.28, 3.29, 3.27, 3.28, 3.30), by_seed(3.29, 3.28, 3.28, 3.27, 3.299)
-    margin = adaptive_verdict({"a": a, "b": b}, TEN).pairs[0].margin
-    for factor, outcome in ((1.0001, PairOutcome.EQUIVALENT), (0.9999, PairOutcome.OPEN)):
-        rules = Rules(seeds=TEN.seeds, min_difference=factor * margin)
-        assert adaptive_verdict({"a": a, "b": b}, rules).pairs[0].outcome is outcome
+def test_a_pair_that_the_last_look_may_decide_is_not_futile():
+    """After 4 seeds the mean alone would miss the last critical value; within its forecast of 90 % it may reach it."""
+    (pair,) = adaptive_verdict({"a": by_seed(-21, -3, -18, 6), "b": by_seed(0, 0, 0, 0)}, TEN).pairs
+    last = critical(level(0.025, 3, 10), 9) * pair.deviation / math.sqrt(10)
+    reach = critical(0.05, 3) * pair.deviation * math.sqrt(1 / 4 - 1 / 10)
+    assert abs(pair.difference) < last < abs(pair.difference) + reach
+    assert (pair.outcome, pair.no_more) == (PairOutcome.OPEN, None)
+
+
+@pytest.mark.parametrize("others", [{}, {"c": by_seed(9.1, 9.0, 9.2, 9.1, 9.3), "d": by_seed(8.0, 8.1, 8.3, 8.2, 8.4)}])
+def test_equivalent_is_reached_where_the_printed_margin_says(others):
+    losses = {"a": by_seed(3.28, 3.29, 3.27, 3.28, 3.30), "b": by_seed(3.29, 3.28, 3.28, 3.27, 3.299), **others}
+
+    def verdict(margin):
+        pairs = adaptive_verdict(losses, Rules(seeds=TEN.seeds, min_difference=margin)).pairs
+        return next(pair for pair in pairs if {pair.a, pair.b} == {"a", "b"})
+
+    margin = verdict(None).margin
+    assert verdict(1.0001 * margin).outcome is PairOutcome.EQUIVALENT
+    assert verdict(0.9999 * margin).outcome is PairOutcome.OPEN
 
 
 def test_a_pair_that_has_all_seeds_is_at_its_maximum():

@@ -259,6 +259,26 @@ def test_equivalence_needs_the_interval_of_one_side_within_the_margin():
         assert compare(a, b, Rules(seeds=(), min_difference=factor * found.margin)).outcome is outcome
 
 
+def test_equivalence_is_corrected_for_the_comparisons_with_the_reference():
+    """Of four configurations, each is tested at 5 % / 3 against the reference."""
+    four = {
+        "a": numbered([3.2801, 3.2799, 3.2803, 3.2800]),
+        "b": numbered([3.2800, 3.2801, 3.2800, 3.2801]),
+        "c": numbered([4.1, 4.3, 4.2, 4.0]),
+        "d": numbered([5.1, 5.0, 5.2, 5.4]),
+    }
+
+    def verdict(margin):
+        pairs = fixed_verdict(four, Rules(seeds=(), min_difference=margin)).pairs
+        return next(pair for pair in pairs if {pair.a, pair.b} == {"a", "b"})
+
+    found = verdict(None)
+    half = critical_t(1 - 2 * 0.05 / 3, 3) * found.deviation / 2
+    assert found.margin == pytest.approx(abs(found.difference) + half, rel=1e-12)
+    assert verdict(1.001 * found.margin).outcome is EQUIVALENT
+    assert verdict(0.999 * found.margin).outcome is OPEN
+
+
 def test_a_difference_that_is_real_and_small_is_equivalent():
     a, b = {1: 3.271, 2: 3.275, 3: 3.268}, {1: 3.281, 2: 3.286, 3: 3.279}
     found = compare(a, b, Rules(seeds=(), min_difference=0.1))
