@@ -99,6 +99,7 @@ def test_a_clear_difference_stops_early_and_a_reused_seed_changes_nothing(story)
     assert "looked after 3 seeds: muon better than adamw" in printed
     assert story.starts(matrix) == [(run_of(one, n), 1) for n in (1, 2, 3) for one in ("adamw", "muon")]
     assert load_json(matrix.status)["status"] == "finished"
+    assert "Runs 10: 6 finished, 4 in reserve" in summary_of(matrix)
     replay, wanted = verdict_of(matrix)
     assert (replay.rounds, wanted) == ((3,), frozenset())
     # Nothing is left, and the commands say why.
@@ -116,11 +117,14 @@ def test_a_clear_difference_stops_early_and_a_reused_seed_changes_nothing(story)
 
 def test_a_tie_is_equivalent_only_with_all_seeds_or_stays_open(story):
     tie, _ = story.matrix(TIE, "MATRIX_MIN_DIFFERENCE=0.01")
+    assert "are equivalent within 0.01 nats/token" in summary_of(tie)
     assert len(story.starts(tie)) == 10
     replay, wanted = verdict_of(tie)
     assert replay.rounds == (3, 4, 5)
     assert [(pair.outcome, pair.no_more) for pair in replay.verdict.pairs] == [("equivalent", None)]
     never, _ = story.matrix(NEVER, "MATRIX_MIN_DIFFERENCE=0.01", "REUSE=n")
+    assert "Open: muon, 1 rank against adamw, 1 rank: " in summary_of(never)
+    assert "all 5 seeds ran; equal within 0.0103" in summary_of(never)
     replay, wanted = verdict_of(never)
     assert wanted == frozenset()
     (pair,) = replay.verdict.pairs
@@ -135,6 +139,11 @@ def test_a_tie_is_equivalent_only_with_all_seeds_or_stays_open(story):
     rules = load_json(never.matrix_json)["verdict"]
     assert (rules["raised"], len(rules["seeds"])) == ([5], 7)
     assert {run for run, _ in story.starts(never)[before:]} <= {run_of(o, n) for o in TIE for n in (6, 7)}
+
+
+def summary_of(matrix):
+    """Return the summary without its line breaks."""
+    return " ".join(matrix.summary.read_text().split())
 
 
 def start(story, *words):

@@ -7,10 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from kmatrix.cli.results import report_in_short
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import MOST_LINES, WIDTH, _headline, render_ending
 from kmatrix.text import wrap
 from records_factory import FakeRun, make_matrix, runs_with_seeds
+from running import plan_of
+from scripted import adaptive_matrix, name_of, write_end
 
 FILES = ["Report: test_matrix_results_20261120_052300/summary_report.txt"]
 
@@ -78,6 +83,24 @@ def test_the_whole_report_is_in_the_file(tmp_path, capsys):
 
 @pytest.mark.parametrize("count", range(1, 13))
 def test_the_headline_is_not_broken_inside_an_amount(count):
-    numbers = SimpleNamespace(name="n" * (70 - 3 * count), took_s=39.8, runs=(), count=lambda _: count)
+    states = dict.fromkeys(map(str, Status), count)
+    numbers = SimpleNamespace(name="n" * (70 - 3 * count), took_s=39.8, runs=(), states=states)
     lines = wrap(_headline(numbers), "", WIDTH)
     assert not any(line.rstrip(",").rsplit(" ", 1)[-1] in ("took", str(count)) for line in lines)
+
+
+def test_runs_in_reserve_are_neither_planned_nor_unfinished(tmp_path):
+    losses = {"adamw": [3.30, 3.31, 3.29], "muon": [3.20, 3.2101, 3.1902]}
+    matrix = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
+    matrix.path.mkdir()
+    adaptive_matrix(matrix, list(losses), 4)
+    for configuration, known in losses.items():
+        for seed, loss in enumerate(known, 1):
+            name = name_of(configuration, seed)
+            write_end(plan_of(matrix, name), loss)
+            write_json(matrix.run(name).status, {"status": "finished", "attempt": 1})
+    numbers = analyse(matrix)
+    assert numbers.states == {"finished": 6, "in reserve": 2}
+    text = render_ending(numbers, FILES)
+    assert "6 finished, 2 in reserve" in text.replace("\u00a0", " ")
+    assert [line.split()[-1] for line in text.splitlines() if "_seed4_" in line] == ["reserve", "reserve"]

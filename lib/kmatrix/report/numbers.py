@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -350,6 +351,13 @@ class MatrixNumbers:
     def count(self, status: Status) -> int:
         """Return the number of runs with this status."""
         return sum(run.status is status for run in self.runs)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Status -> number of runs, as a reader sees them: runs in reserve are not planned ones."""
+        needed = Counter(run.status for run in self.runs if run.name not in self.reserve)
+        found = {str(status): needed[status] for status in Status if needed[status]}
+        return found | ({"in reserve": len(self.reserve)} if self.reserve else {})
 
     @property
     def took_s(self) -> float | None:

@@ -129,7 +129,7 @@ def _header_fields(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     yield "Axes", "; ".join(f"{label} {' '.join(values)}" for label, values in numbers.axes.items())
     for cells in numbers.excluded:
         yield "Excluded", f"{cells.count}: {cells.reason}"
-    states = [f"{numbers.count(status)} {status}" for status in Status if numbers.count(status)]
+    states = [f"{number} {state}" for state, number in numbers.states.items()]
     yield "Runs", f"{len(numbers.runs)}: {', '.join(states)}"
 
 
@@ -151,7 +151,7 @@ def _run_table(numbers: MatrixNumbers) -> list[str]:
     titles = ["run", "optimizer", "ranks" if only_cpu else "GPUs", "seed", "val loss", "best@step", "ppl", "tokens"]
     titles += [*(["sparsity"] if pruned else []), "tok/s", "MFU", "time", "status"]
     mixed = len(numbers.devices) > 1
-    rows = [_run_row(run, mixed=mixed, pruned=pruned) for run in numbers.runs]
+    rows = [_run_row(run, mixed=mixed, pruned=pruned, reserve=run.name in numbers.reserve) for run in numbers.runs]
     note = LOSS_NOTE
     if any(run.final_val_loss is not None and not run.counts for run in numbers.runs):
         note += "; *: last val loss of an unfinished run, not ranked"
@@ -172,7 +172,7 @@ def _nodes(runs: Sequence[RunNumbers]) -> list[str]:
     return lines + ([f"... and {len(rows) - MAX_DEVICES} more in results.json"] if len(rows) > MAX_DEVICES else [])
 
 
-def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool) -> list[str]:
+def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool, reserve: bool) -> list[str]:
     """Return one row of the run table. mixed: the matrix has runs on GPUs and on the CPU."""
     size = UNKNOWN if run.world_size is None else f"{run.world_size}{'cpu' if mixed and run.device == 'cpu' else ''}"
     best = _loss(run.best_val_loss)
@@ -190,7 +190,7 @@ def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool) -> list[str]:
         utilization(run),
         duration(run.seconds),
         # Trained in another matrix: its time and speed are of another day, or another machine.
-        f"{run.status}, reused" if run.reused_from else str(run.status),
+        f"{run.status}, reused" if run.reused_from else "reserve" if reserve else str(run.status),
     ]
 
 

@@ -40,14 +40,14 @@ def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
     last += ["", *files]  # a path is never shortened: it is there to be copied
     most = MOST_LINES - len(first) - len(last) - 2  # the title of the table, and the number of other runs
     shown = _shown(numbers.runs, min(MOST_RUNS, most))
-    rows = table(COLUMNS, [_row(run) for run in shown], WIDTH)
+    rows = table(COLUMNS, [_row(run, reserve=run.name in numbers.reserve) for run in shown], WIDTH)
     hidden = len(numbers.runs) - len(shown)
     return "\n".join([*first, *rows, *([f"and {plural(hidden, 'more run')}"] if hidden else []), *last])
 
 
 def _headline(numbers: MatrixNumbers) -> str:
     """Return `test_matrix_results_...: finished, 2 finished, took 3m12s, cost $1.20`."""
-    parts = [f"{number} {status}" for status in Status if (number := numbers.count(status))]
+    parts = [f"{number} {state}" for state, number in numbers.states.items()]
     parts += [] if numbers.took_s is None else [f"took {duration(numbers.took_s)}"]
     cost = total_dollars(run.dollars for run in numbers.runs)
     parts += [] if cost is None else [f"cost {money(cost)}"]
@@ -68,7 +68,7 @@ def _shown(runs: Sequence[RunNumbers], most: int) -> list[RunNumbers]:
     return [run for run in runs if run.name in kept]
 
 
-def _row(run: RunNumbers) -> tuple[str, ...]:
+def _row(run: RunNumbers, *, reserve: bool) -> tuple[str, ...]:
     return (
         run.name,
         UNKNOWN if run.final_val_loss is None else f"{run.final_val_loss:.4f}{'' if run.counts else '*'}",
@@ -76,7 +76,7 @@ def _row(run: RunNumbers) -> tuple[str, ...]:
         count(run.tokens_per_second),
         "" if run.mfu is None else f"{run.mfu:.1%}",
         duration(run.seconds),
-        "reused" if run.reused_from else str(run.status),
+        "reused" if run.reused_from else "reserve" if reserve else str(run.status),
     )
 
 

@@ -182,7 +182,7 @@ def _failures(numbers: MatrixNumbers) -> Iterator[str]:
 
 def _provenance(numbers: MatrixNumbers) -> Iterator[str]:
     yield "## Provenance"
-    runs = ", ".join(f"{numbers.count(status)} {status}" for status in Status if numbers.count(status))
+    runs = ", ".join(f"{number} {state}" for state, number in numbers.states.items())
     created = "" if numbers.created is None else time_of_day(numbers.created, utc=True)
     known = {
         "Runs": runs,

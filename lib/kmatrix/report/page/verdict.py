@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kmatrix.records.runs import Status
 from kmatrix.report.formats import facts
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.page.parts.groups import PageGroup
@@ -90,12 +89,7 @@ def _parts(parts: Parts, short: Mapping[str, str]) -> Parts:
 
 def _facts(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     """Yield the facts below the verdict: label and text, "" if there is nothing to say."""
-    counts = {status: numbers.count(status) for status in Status}
-    reserve = len(numbers.reserve)
-    counts[Status.PLANNED] -= reserve
-    runs = [f"{count:,} {status}" for status, count in counts.items() if count] + [f"{reserve:,} in reserve"] * bool(
-        reserve
-    )
+    runs = [f"{number:,} {state}" for state, number in numbers.states.items()]
     yield "Runs", ", ".join(runs)
     yield "Model", facts.models(numbers)
     tokens = sorted({run.tokens for run in numbers.runs if run.counts and run.tokens})
