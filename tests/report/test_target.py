@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from scipy import stats
@@ -71,6 +72,16 @@ def test_failed_runs_did_not_reach_the_target_and_planned_ones_may(tmp_path):
     # No run of sgd finished, so it is in no ranking; its runs count all the same.
     sgd = group_of(found, "sgd")
     assert (sgd.reached("step").reached, sgd.reached("step").runs) == (0, 1)
+
+
+def test_the_reserve_of_adaptive_seeds_is_not_to_come(tmp_path):
+    planned = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in (3, 4)]
+    matrix = make_matrix(tmp_path, runs_with_seeds(2, (3.27, 3.28)), planned=planned)
+    numbers = analyse(matrix)
+
+    (group,) = target_numbers(replace(numbers, reserve=frozenset({planned[1].name}))).groups
+
+    assert group.pending == 1
 
 
 def test_a_run_that_diverged_would_never_have_reached_the_target(tmp_path):

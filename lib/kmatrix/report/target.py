@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
 from kmatrix.records.paths import MatrixDir
@@ -45,7 +45,7 @@ class TargetGroup:
 
     name: str  # of the group
     runs: tuple[TargetRun, ...]  # that have ended
-    pending: int  # runs that may still reach the target
+    pending: int  # runs that may still reach the target; without the reserve of adaptive seeds
     reach: tuple[Reach, ...]  # in the order of QUANTITIES
     test: TargetTest | None  # is the mean below the target? None without TARGET_LOSS
 
@@ -89,7 +89,7 @@ def target_numbers(numbers: MatrixNumbers) -> TargetNumbers | None:
         value=value,
         is_set=is_set,
         middle=None if middle is None else middle.name,
-        groups=tuple(_group(group, value, tests.get(group.name)) for group in groups),
+        groups=tuple(_group(group, value, tests.get(group.name), numbers.reserve) for group in groups),
     )
 
 
@@ -134,12 +134,14 @@ def _trained(run: RunNumbers) -> Effort:
     )
 
 
-def _group(group: GroupNumbers, value: float, test: TargetTest | None) -> TargetGroup:
+def _group(group: GroupNumbers, value: float, test: TargetTest | None, reserve: Collection[str]) -> TargetGroup:
     runs = tuple(TargetRun(run=run, reached=reached(run, value)) for run in group.runs if _has_ended(run))
     return TargetGroup(
         name=group.name,
         runs=runs,
-        pending=sum(not _has_ended(run) and run.status is not Status.SKIPPED for run in group.runs),
+        pending=sum(
+            not _has_ended(run) and run.status is not Status.SKIPPED and run.name not in reserve for run in group.runs
+        ),
         reach=tuple(_reach(runs, quantity) for quantity in QUANTITIES),
         test=test,
     )
