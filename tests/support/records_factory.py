@@ -87,8 +87,12 @@ def make_matrix(
     planned: Sequence[FakeRun] = (),
     cuts: Sequence[tuple[int, str]] = (),
     took: float | None = 723.0,
+    verdict: Mapping[str, Any] | None = None,
 ) -> MatrixDir:
-    """Write a matrix. planned: runs without a directory yet. took: duration in seconds, None if it still runs."""
+    """Write a matrix. planned: runs without a directory yet. took: duration in seconds, None if it still runs.
+
+    verdict: the rules in matrix.json.
+    """
     matrix = MatrixDir(root / name)
     for run in runs:
         make_run(matrix, run)
@@ -112,6 +116,7 @@ def make_matrix(
             "runs": [{"name": run.name, "run_id": run.run_id, "axes": run.all_axes} for run in all_runs],
             "cuts": [{"count": count, "reason": reason} for count, reason in cuts],
             "provenance": provenance(all_runs),
+            **({} if verdict is None else {"verdict": dict(verdict)}),
         },
     )
     status = "running" if took is None else "finished"
@@ -146,7 +151,8 @@ def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
         )
         return folder
     tail = {"log_tail": list(run.log_tail)} if run.status == "failed" else {}
-    write_json(folder.status, {**state, "started": CREATED, "ended": ended, "exit_code": code, "pid": 4243, **tail})
+    ended_as = {"kind": run.kind, "ended": ended, "exit_code": code}
+    write_json(folder.status, {**state, "started": CREATED, **ended_as, "pid": 4243, **tail})
     folder.output_log.write_text("\n".join(run.log_tail) + "\n", encoding="utf-8")
     lines = metrics(run)
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

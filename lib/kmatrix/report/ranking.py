@@ -179,8 +179,9 @@ def rankings_of(
 
 
 def _record(run: RunNumbers, group: GroupNumbers) -> RunFile:
-    """Return what decides about the family of a run. A run that has not started uses the data of its group."""
-    dataset, path = run.configuration.get("dataset"), run.configuration.get("data_path")
+    """Return what decides about the family of a run. A run that is not made yet is like its group."""
+    known = next((one for one in group.runs if one.configuration), run) if not run.configuration else run
+    dataset, path = known.configuration.get("dataset"), known.configuration.get("data_path")
     return RunFile(
         name=run.name,
         axes=dict(run.axes) or {"run": run.name},
@@ -188,9 +189,9 @@ def _record(run: RunNumbers, group: GroupNumbers) -> RunFile:
             dataset=None if dataset is None else str(dataset),
             data_path=None if path is None else str(path),
             data_sha256=run.data_sha256 or group.data_sha256,
-            tokenizer=run.tokenizer or None,
-            block_size=run.block_size,
-            eval_samples=run.eval_samples,
+            tokenizer=known.tokenizer or None,
+            block_size=known.block_size,
+            eval_samples=known.eval_samples,
             seed=run.seed,
         ),
     )

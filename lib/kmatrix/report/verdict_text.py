@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmatrix.records.runs import Status
@@ -32,11 +32,13 @@ from kmatrix.report.pair_text import (
     plain,
     sentence,
 )
-from kmatrix.text import UNKNOWN, plural
+from kmatrix.report.target import QUANTITIES, TargetGroup, target_numbers
+from kmatrix.text import UNKNOWN, duration, money, plural
 from kmatrix.verdict.family import FamilyVerdict, Method, PairOutcome, PairVerdict
 
 TO_END = (Status.PLANNED, Status.RUNNING)
 MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
+MOST_TARGETS = 8  # configurations with a line about the target
 MOST_LISTED = 12  # seeds in a command
 MOST_KINDS = 5  # of failures, listed
 SHORT_HASH = 8  # characters
@@ -136,9 +138,9 @@ class Situation:
 
 def verdict_texts(numbers: MatrixNumbers) -> tuple[VerdictText, ...]:
     """Return the verdict on each ranking of a matrix; on a matrix without a ranking, why there is none."""
-    if not numbers.rankings:
-        return (_no_ranking(numbers),)
-    return tuple(verdict_text(ranking, _situation(numbers, ranking)) for ranking in numbers.rankings)
+    texts = [verdict_text(ranking, _situation(numbers, ranking)) for ranking in numbers.rankings]
+    texts = texts or [_no_ranking(numbers)]
+    return (replace(texts[0], lines=(*texts[0].lines, *_targets(numbers))), *texts[1:])
 
 
 def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
@@ -473,7 +475,7 @@ def _diverged(ranking: Ranking) -> Iterator[VerdictLine]:
         for configuration, number_of in found
     ]
     parts = [part for index, one in enumerate(listed) for part in (*sentence(", " if index else ""), *one)]
-    end = Part("; left out of the means, and never called better than one that diverged less often")
+    end = Part("; left out of the means")
     yield VerdictLine(label=LineLabel.DIVERGED, parts=(*parts, end))
 
 
@@ -484,6 +486,42 @@ def _without_loss(family: FamilyVerdict) -> Iterator[VerdictLine]:
         verb = "has" if len(names) == 1 else "have"
         parts = sentence(*_names(names), f" {verb} no loss, and count as comparisons in the correction of p")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)
+
+
+def _targets(numbers: MatrixNumbers) -> Iterator[VerdictLine]:
+    """Yield how surely each configuration is below TARGET_LOSS, and in how many runs it was reached."""
+    target = target_numbers(numbers)
+    if target is None or not target.is_set:
+        return
+    alpha = numbers.rankings[0].verdict.rules.alpha if numbers.rankings else COST_LEVEL
+    for one in target.groups[:MOST_TARGETS]:
+        parts = sentence(name(one.name), f": {target_text(one, target.value, alpha)}")
+        yield VerdictLine(label=LineLabel.TARGET, parts=parts)
+    if len(target.groups) > MOST_TARGETS:
+        rest = sentence(f"and {plural(len(target.groups) - MOST_TARGETS, 'more configuration')}, in results.json")
+        yield VerdictLine(label=LineLabel.TARGET, parts=rest)
+
+
+def target_text(one: TargetGroup, target: float, alpha: float) -> str:
+    """Return `below 3.28 (p = 0.003), reached in 5 of 5 runs, median 3,250 steps, 12m03s`."""
+    test, loss, step = one.test, margin_text(target), one.reached("step")
+    if test is None or test.p_holm is None:
+        reason = "" if test is None else test.reason.partition(":")[0]
+        parts = [f"no test against {loss} ({reason or 'no loss'})"]
+    else:
+        parts = [f"{'below' if test.is_below else 'not shown to be below'} {loss} ({p_text(test.p_holm, alpha)})"]
+    if not step.runs:
+        return ", ".join([*parts, "no run has ended"])
+    missed = f"not reached in {step.missed} of {plural(step.runs, 'run')}"
+    parts.append(missed if step.missed else f"reached in {step.reached} of {plural(step.runs, 'run')}")
+    medians = {quantity: one.reached(quantity).median for quantity in QUANTITIES}
+    texts = {
+        "step": lambda value: f"median {value:,.0f} steps",
+        "seconds": duration,
+        "joules": lambda value: f"{value:,.0f} J",
+        "dollars": money,
+    }
+    return ", ".join([*parts, *(text(value) for unit, text in texts.items() if (value := medians[unit]) is not None)])
 
 
 def _runs(situation: Situation) -> Iterator[VerdictLine]:

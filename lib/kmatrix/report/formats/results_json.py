@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from kmatrix.report.numbers import (
     Scaling,
 )
 from kmatrix.report.pair_text import no_more_text
+from kmatrix.report.target import Effort, TargetGroup, TargetNumbers, reached, target_numbers
 from kmatrix.report.verdict_text import VerdictText, verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.status.stragglers import RankNumbers
 from kmatrix.verdict.family import PairOutcome, PairVerdict
+from kmatrix.verdict.target import TargetTest
 
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
 
@@ -47,7 +49,7 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
 def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write results.json: all numbers of the report, with the runs they come from."""
     # A matrix may have thousands of runs with curves of hundreds of points: not all of them are objects at a time.
-    write_bytes(matrix.results, indented({"schema": SCHEMA, **results(numbers, lambda run: packed(_run(run)))}))
+    write_bytes(matrix.results, indented({"schema": SCHEMA, **results(numbers, packed)}))
 
 
 def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
@@ -55,8 +57,12 @@ def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     write_bytes(matrix.all_results, indented([original(matrix, run) for run in numbers.runs]))
 
 
-def results(numbers: MatrixNumbers, run_value: Callable[[RunNumbers], object] | None = None) -> dict[str, Any]:
-    """Return the content of results.json. run_value: makes the value of a run, instead of an object."""
+def results(numbers: MatrixNumbers, pack: Callable[[dict[str, Any]], object] | None = None) -> dict[str, Any]:
+    """Return the content of results.json. pack: turns the object of a run into a value that takes less memory."""
+    target = target_numbers(numbers)
+    target = target if target is not None and target.is_set else None
+    runs = (_run(run, None if target is None else target.value) for run in numbers.runs)
+    texts = verdict_texts(numbers)
     return {
         "name": numbers.name,
         "status": numbers.status,
@@ -69,14 +75,12 @@ def results(numbers: MatrixNumbers, run_value: Callable[[RunNumbers], object] | 
         "axes": {label: list(values) for label, values in numbers.axes.items()},
         "cuts": [as_json(cells) for cells in numbers.excluded],
         "counts": {str(status): numbers.count(status) for status in Status},
-        "runs": [(run_value or _run)(run) for run in numbers.runs],
+        "runs": [run if pack is None else pack(run) for run in runs],
         "groups": [_group(group) for group in numbers.groups],
-        "rankings": [
-            # Without a ranking there is a text, too.
-            _ranking(ranking, text)
-            for ranking, text in zip(numbers.rankings, verdict_texts(numbers), strict=False)
-        ],
-        "verdict": [text.sentence for text in verdict_texts(numbers)],
+        # Without a ranking there is a text, too.
+        "rankings": [_ranking(ranking, text) for ranking, text in zip(numbers.rankings, texts, strict=False)],
+        "target": None if target is None else _target(target),
+        "verdict": [text.sentence for text in texts],
         "reserve": sorted(numbers.reserve),
         "settings": [_settings(one) for one in numbers.settings],
         "scaling": [_scaling(scaling) for scaling in numbers.scalings],
@@ -160,14 +164,16 @@ def _loose_object(path: Path) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key != "schema"}
 
 
-def _run(run: RunNumbers) -> dict[str, Any]:
+def _run(run: RunNumbers, target: float | None) -> dict[str, Any]:
     facts = {name: getattr(run, name) for name in PLAIN}
+    found = None if target is None else reached(run, target)
     return {
         **facts,
         "reason": run.reason or None,
         "kind": run.kind or None,
         "diverged": run.diverged,
         "log_tail": list(run.log_tail),
+        "reached": None if found is None else asdict(found),
         "axes": dict(run.axes),
         "ended_by": run.ended_by,
         "adjusted": list(run.adjusted),
@@ -240,6 +246,27 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
             "raised": list(ranking.raised),
             "spent_error": ranking.spent_error,
         },
+    }
+
+
+def _target(target: TargetNumbers) -> dict[str, Any]:
+    return {"loss": target.value, "configurations": [_target_group(group, group.test) for group in target.groups]}
+
+
+def _target_group(group: TargetGroup, test: TargetTest | None) -> dict[str, Any]:
+    step = group.reached("step")
+    return {
+        "name": group.name,
+        "mean": test.mean if test else None,
+        "seeds": test.seeds if test else 0,
+        "p": test.p if test else None,
+        "p_holm": test.p_holm if test else None,
+        "below": test.is_below if test else False,
+        "reason": test.reason if test else "",
+        "runs": step.runs,
+        "reached": step.reached,
+        "pending": group.pending,
+        "median": {field.name: group.reached(field.name).median for field in fields(Effort)},
     }
 
 
