@@ -351,6 +351,9 @@ def test_a_configuration_of_which_every_run_diverged_stays_in_the_ranking(tmp_pa
     assert last[1] == "sgd"
     assert last[0] == last[3] == "–"
     assert "every run diverged" in last[-1]
+    # Its pairs have no test, and were compared from the start: they count in Holm's correction.
+    assert "corrected for 3 comparisons" in section(found, "ranking").all("p", "note")[0].text
+    assert "(Holm, 3 comparisons)" in section(found, "verdict").text
 
 
 def test_each_ranking_has_its_own_verdict(tmp_path):

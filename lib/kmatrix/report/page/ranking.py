@@ -117,7 +117,8 @@ class RankingTable:
     digits: int  # decimals of its losses
     gap_digits: int  # decimals of its differences
     reference: str  # "leader" or "baseline"
-    tests: int  # that p values are corrected for
+    is_tested: bool  # a pair at least
+    family: int  # comparisons that p values are corrected for, also those without a test
     is_paired: bool
     is_sequential: bool
     rows: tuple[RankRow, ...]
@@ -186,7 +187,8 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         digits=_digits([group.interval for group in one.groups]),
         gap_digits=_digits([pair.interval for pair in family.against_reference]),
         reference="leader" if family.rules.baseline is None else "baseline",
-        tests=comparisons_of(family),
+        is_tested=comparisons_of(family) > 0,
+        family=len(family.pairs),
         is_paired=any(pair.method in (Method.PAIRED, Method.SEQUENTIAL) for pair in family.pairs),
         is_sequential=any(pair.method is Method.SEQUENTIAL for pair in family.pairs),
         rows=tuple(rows),
