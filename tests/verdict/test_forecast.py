@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import random
@@ -27,6 +28,7 @@ from kmatrix.verdict.forecast import (
     unusable,
 )
 from kmatrix.verdict.recorded import recorded_curves
+from programs import ROOT
 
 COSINE = Course(steps=400, schedule="cosine", least=0.1, warmup=20)
 
@@ -265,6 +267,16 @@ def test_the_recorded_runs_are_varied():
     assert len({run.name.partition(" ")[0] for run in curves}) >= 4
     assert len({run.course.steps for run in curves}) >= 3
     assert all(run.is_complete and len(run.steps) > 20 for run in curves)
+
+
+def test_the_table_in_the_documentation_is_that_of_the_benchmark(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+
+    importlib.import_module("forecast").main()
+
+    table = capsys.readouterr().out.partition("\n")[2]
+    assert table.count("\n") == 2 + 3 * 3
+    assert table in (ROOT / "docs" / "reading-results.md").read_text(encoding="utf-8")
 
 
 def same_but_seed(run, other):
