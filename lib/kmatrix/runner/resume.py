@@ -14,7 +14,7 @@ from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import has_checkpoint
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
-from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
+from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.records.states import Request, RunRequest, read_matrix_status, read_requests, read_run_status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.runner.seeds import SeedRounds, as_requested, seed_rounds
@@ -63,10 +63,12 @@ def reopen(
     plans, skipped, stays = [], {}, {}
     damaged = []
     estimates = _Estimates(matrix, limits)
-    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()}
-    rounds, states = seed_rounds(matrix, records), {}
+    # Adaptive seeds need all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
+    auto = read_matrix_file_or_empty(matrix).verdict.seeds_auto
+    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if auto else {}
+    rounds, states = seed_rounds(matrix, records) if auto else None, {}
     for run in matrix.runs():
-        state, record = recover_status(run, has_runner=False), records[run.name]
+        state, record = recover_status(run, has_runner=False), records.get(run.name) or read_run_file_or_empty(run)
         train = record.train
         # Without a readable run.json there is nothing to train: the run stays failed, with the damage as the reason.
         known = record != RunFile()
