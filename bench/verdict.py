@@ -1,6 +1,6 @@
 """Simulate whole matrices: how often equal ones get a false "better", and how many runs adaptive seeds save.
 
-    python bench/verdict.py [--count 4000] [--seed 1]
+    python bench/verdict.py [--count 4000] [--sizes 2 4 8] [--seed 1]
 
 Losses are normal with a standard deviation of 1 (sigma) and without an effect of the seed. Adaptive seeds are 3 to 10,
 at 95 %, without a baseline or a margin: the family is all pairs. A configuration is decided if it is rightly called
@@ -102,12 +102,13 @@ def main() -> None:
     """Print the two tables with their Monte Carlo errors (one standard error)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=4000, help="matrices per row (default: 4000)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="configurations (default: 2 4 8)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: 1)")
     arguments = parser.parse_args()
     count, begin = arguments.count, time.monotonic()
 
     print_head("configurations, all equal", 'false "better", adaptive seeds', "the same, 6 fixed seeds", "goal", "runs")
-    for size in SIZES:
+    for size in arguments.sizes:
         dice = random.Random(f"equal {size} {arguments.seed}")
         wrong, wrong_fixed, runs = 0, 0, []
         for _ in range(count):
@@ -127,7 +128,7 @@ def main() -> None:
         *("configurations", "sd of the true means", "decided", "runs, median", "fixed plan of equal power"),
         *("saved", "goal"),
     )
-    for size in SIZES:
+    for size in arguments.sizes:
         for spread, goal in SPREADS.items():
             dice = random.Random(f"{spread} {size} {arguments.seed}")
             matrices = [drawn(dice, size, spread) for _ in range(count)]

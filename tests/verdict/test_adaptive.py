@@ -278,3 +278,40 @@ def test_the_order_of_the_configurations_does_not_matter(number, k):
         (x.a, x.b, x.outcome, x.no_more) for x in second.pairs
     ]
     assert [x.p for x in first.pairs] == pytest.approx([x.p for x in second.pairs], rel=1e-9)
+
+
+@pytest.mark.parametrize(("factor", "no_more"), [(0.99, NoMoreSeeds.FUTILE), (1.01, None)])
+def test_a_pair_is_futile_if_the_forecast_of_its_mean_misses_the_last_critical_value(factor, no_more):
+    """Six differences of +-1 around a mean: the forecast of 90 % ends just below, or above, the critical value."""
+    deviation = math.sqrt(6 / 5)
+    last = critical(level(0.025, 3, 10), 9) * deviation / math.sqrt(10)
+    reach = critical(0.05, 5) * deviation * math.sqrt(1 / 6 - 1 / 10)
+    mean = factor * (last - reach)
+    losses = {"a": by_seed(*(mean + sign for sign in (1, -1, 1, -1, 1, -1))), "b": by_seed(*[0.0] * 6)}
+    (pair,) = adaptive_verdict(losses, TEN).pairs
+    assert (pair.outcome, pair.no_more) == (PairOutcome.OPEN, no_more)
+
+
+def test_decided_pairs_make_the_others_easier():
+    """c is decided against both, so a against b is tested at alpha alone, not at alpha / 3."""
+    losses = {
+        "a": by_seed(3.00, 3.02, 2.99, 3.01, 3.00),
+        "b": by_seed(3.02, 3.03, 3.02, 3.01, 3.03),
+        "c": by_seed(9.00, 9.02, 9.01, 9.00, 9.02),
+    }
+    pair = adaptive_verdict(losses, TEN).pairs[0]
+    assert (pair.a, pair.b, pair.outcome, pair.level) == ("a", "b", PairOutcome.OPEN, pytest.approx(0.05))
+    half = pair.interval.high - pair.difference
+    deviation = half / critical(level(0.025, 3, 10) * 4 / 9, 5) * math.sqrt(5)
+
+    def needed(standing):
+        a = level(0.025 / standing, 3, 10)
+        limits = {n: critical(a * min(1.0, (n - 1) / 9), n) * deviation / math.sqrt(n) for n in range(6, 40)}
+        return next(n for n, limit in limits.items() if abs(pair.difference) >= limit) - 5
+
+    assert pair.more_seeds == needed(1) < needed(3)
+
+
+def test_a_configuration_that_diverged_once_goes_on():
+    losses = {"a": by_seed(3.1), "b": by_seed(math.nan)}
+    assert adaptive_verdict(losses, TEN).pairs[0].no_more is None

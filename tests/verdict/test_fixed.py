@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -323,3 +324,15 @@ def test_a_family_needs_a_configuration_and_its_baseline():
         fixed_verdict({"a": {}}, Rules(seeds=(), baseline="x"))
     alone = fixed_verdict({"a": {1: math.nan}}, RULES)
     assert (alone.reference, alone.pairs, alone.means, alone.diverged) == ("a", (), {"a": None}, {"a": 1})
+
+
+def test_more_seeds_of_unmatched_seeds_are_counted_from_the_side_with_fewer():
+    a, b = [3.0, 3.2], [3.3, 3.1, 3.4, 3.2, 3.5]
+    found = compare(numbered(a), {seed + 50: loss for seed, loss in numbered(b).items()})
+    va, vb = statistics.variance(a), statistics.variance(b)
+
+    def decides(n):
+        freedom = (n - 1) * (va + vb) ** 2 / (va**2 + vb**2)
+        return abs(found.difference) >= critical_t(0.95, freedom) * math.sqrt((va + vb) / n)
+
+    assert found.more_seeds == next(n for n in range(3, 99) if decides(n)) - 2
