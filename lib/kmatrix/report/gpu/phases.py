@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, sub
 
+from kmatrix.curves.make import read_curves
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.records.decode import decode_lines
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricValues, RunResult, metric_line_of, read_result
+from kmatrix.records.runs import RunResult, read_result
 from kmatrix.records.states import EventLine, PhaseLine
 from kmatrix.report.gpu.numbers import RecordedPhase
 from kmatrix.stats import complete_sum
@@ -80,11 +81,7 @@ class Leader:
 
 def read_leader(run: RunDir) -> dict[int, Leader]:
     """Return by attempt how long node 0 trained after each phase, for the nodes that record only their phases."""
-    ends: dict[int, float] = {}
-    for values in decode_lines(run.metrics, MetricValues):
-        line = metric_line_of(values)
-        if line is not None and line.time is not None and "train/loss" in line.values:
-            ends[line.attempt] = line.time
+    ends = dict(read_curves(run, None, keep=False).last_times)
     result = read_result(run) or RunResult()
     if result.ended is not None:
         ends[result.attempt or 1] = result.ended
@@ -132,12 +129,8 @@ def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock
 
 def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
     """Return the recording time (s) of the last training line of each attempt, that of lost work included."""
-    last: dict[int, float] = {}
-    for values in decode_lines(run_dir.metrics, MetricValues):
-        line = metric_line_of(values)
-        if line is not None and line.time is not None and "train/loss" in line.values:
-            last[line.attempt] = line.time
-    return [time for wall in last.values() if (time := clock.at(wall)) is not None]
+    last = read_curves(run_dir, None, keep=False).last_times.values()
+    return [time for wall in last if (time := clock.at(wall)) is not None]
 
 
 def joules_of_spans(
