@@ -11,7 +11,7 @@ from kmatrix.records.paths import RunDir
 
 # Of a run's log and recordings: what takes a second at most, because meanwhile no run is watched. The report makes the
 # curves of larger runs.
-MOST_BYTES = 64 << 20
+MOST_BYTES = 32 << 20
 
 
 class CurvesQueue:
