@@ -240,6 +240,7 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     runs = [run.name for group in ranking.groups if group.name == family.reference for run in group.counted]
     if runs:
         yield from wrap(f"{reference}: " + ", ".join(runs))
+    yield from wrap(_detectable(ranking))
     yield from wrap(_method(ranking))
     for note in ranking.notes:
         yield from wrap(note, bullet="! ")
@@ -267,9 +268,17 @@ def _difference(pair: PairVerdict, ranking: Ranking) -> str:
         return f"{difference} ({pair.reason.partition(':')[0] or 'no test'}, not significant)"
     interval = f"[{signed(pair.interval.low, digits)}, {signed(pair.interval.high, digits)}]"
     text = f"{difference} {interval}, {p_text(pair.p_holm, ranking.verdict.rules.alpha)}: "
-    if pair.outcome is not PairOutcome.OPEN or pair.detectable is None:
-        return text + outcome_word(pair.outcome, pair.method)
-    return f"{text}{outcome_word(pair.outcome, pair.method)} (detectable: {pair.detectable:.{digits}f})"
+    return text + outcome_word(pair.outcome, pair.method)
+
+
+def _detectable(ranking: Ranking) -> str:
+    """Return the smallest differences that could have been found, of the pairs that are not distinguishable."""
+    found = [
+        f"{pair.b} {pair.detectable:.{digits_for(pair.interval)}f}"
+        for pair in ranking.verdict.against_reference
+        if pair.outcome is PairOutcome.OPEN and pair.detectable is not None
+    ]
+    return f"smallest detectable difference (power 80 %): {'; '.join(found)}" if found else ""
 
 
 def _method(ranking: Ranking) -> str:
@@ -281,9 +290,8 @@ def _method(ranking: Ranking) -> str:
     level, alpha = percent_text(family.rules.confidence), round(family.rules.alpha, 10)
     methods = " and ".join(dict.fromkeys(str(pair.method) for pair in tested))
     correction = f", p Holm-corrected for {plural(len(family.pairs), 'comparison')}" if len(family.pairs) > 1 else ""
-    found = "; detectable: found with a power of 80 %" if any(pair.detectable is not None for pair in tested) else ""
     significant = f"significant if p <= {alpha:g}"
-    return f"brackets: {level} CI of the difference; Student's t test ({methods}){correction}; {significant}{found}"
+    return f"brackets: {level} CI of the difference; Student's t test ({methods}){correction}; {significant}"
 
 
 def _optimizer_settings(found: Sequence[OptimizerSettings]) -> list[str]:

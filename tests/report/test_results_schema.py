@@ -1,0 +1,92 @@
+"""results.json validates against its published schema, whatever the matrix is like; the schema misses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import kmatrix.report.formats
+from gpu_factory import FakeGpus, record
+from kmatrix.report.analysis import analyse
+from kmatrix.report.write import write_summary
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+
+SCHEMA = json.loads((Path(kmatrix.report.formats.__file__).parent / "results.schema.json").read_text(encoding="utf-8"))
+AUTO = {"seeds_auto": True, "seeds": list(range(1, 7)), "seeds_min": 3}
+MUON, ADAMW = [3.2715, 3.2741, 3.2702], [3.2811, 3.2834, 3.2802]
+
+
+def seeds(count, **fields):
+    return [FakeRun(seed=seed, axes={"seed": str(seed)}, **fields) for seed in range(4, 4 + count)]
+
+
+MATRICES = {
+    "one run": ([FakeRun()], {}),
+    "one seed": ([FakeRun(), FakeRun(optimizer="muon")], {}),
+    "seeds": (
+        runs_with_seeds(3, ADAMW) + runs_with_seeds(3, MUON, optimizer="muon"),
+        {"verdict": {"target_loss": 3.3}},
+    ),
+    "baseline": (
+        runs_with_seeds(3, ADAMW) + runs_with_seeds(3, MUON, optimizer="muon"),
+        {"verdict": {"baseline": {"optimizer": "adamw"}, "min_difference": 0.5}},
+    ),
+    "failed": ([FakeRun(status="failed", kind="nan", reason="loss is nan", stop_at=40, log_tail=("a",))], {}),
+    "planned": ([], {"planned": [FakeRun()]}),
+    "everything": (
+        [
+            *runs_with_seeds(2, [3.2, 3.3]),
+            FakeRun(optimizer="sgd", status="failed", kind="nan", reason="nan", stop_at=40),
+            FakeRun(optimizer="adam", status="stopped", reason="stopped by make stop", stop_at=62),
+            FakeRun(optimizer="muon", gpus=4, status="skipped", reason="needs 4 GPUs"),
+        ],
+        {"cuts": [(2, "too many GPUs")], "verdict": {"target_loss": 1.0}},
+    ),
+    "adaptive": (
+        runs_with_seeds(3, ADAMW) + runs_with_seeds(3, MUON, optimizer="muon"),
+        {"planned": seeds(3) + seeds(3, optimizer="muon"), "verdict": AUTO | {"raised": [4]}},
+    ),
+}
+
+
+def results_of(matrix):
+    write_summary(analyse(matrix))
+    return json.loads(matrix.results.read_text(encoding="utf-8"))
+
+
+def test_the_schema_is_valid_itself():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_results_validate(kind, tmp_path):
+    runs, fields = MATRICES[kind]
+    jsonschema.validate(results_of(make_matrix(tmp_path, runs, **fields)), SCHEMA)
+
+
+def test_results_with_recorded_gpus_validate(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(device="cuda", gpus=2)])
+    record(next(iter(matrix.runs())), FakeGpus())
+    results = results_of(matrix)
+    assert results["runs"][0]["gpu"] is not None
+    jsonschema.validate(results, SCHEMA)
+
+
+def test_adaptive_seeds_are_in_the_results(tmp_path):
+    runs, fields = MATRICES["adaptive"]
+    results = results_of(make_matrix(tmp_path, runs, **fields))
+    (ranking,) = results["rankings"]
+    assert ranking["seeds_auto"]["seeds_max"] == 6
+    assert ranking["seeds_auto"]["spent_error"] > 0.05
+    assert ranking["comparisons"][0]["method"] == "paired by seed, sequential"
+    assert len(results["reserve"]) + ranking["seeds_auto"]["wanted"] == 6
+
+
+@pytest.mark.parametrize("change", [{"unknown": 1}, {"runs": [{}]}, {"created": "yesterday"}, {"schema": 2}])
+def test_other_objects_are_refused(change, tmp_path):
+    results = results_of(make_matrix(tmp_path, [FakeRun()]))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**results, **change}, SCHEMA)
