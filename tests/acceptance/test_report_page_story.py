@@ -165,6 +165,8 @@ def check_filter(window: Browser) -> None:
     assert window.run(visible) == 2
     assert window.run("return document.querySelectorAll('.rank tr.dim').length") == 1
     assert window.run(judged) == before
+    assert sorted(row["seed"] for row in window.download_csv("#csv")) == ["1", "2"]
+    window.run("document.getElementById('filter').focus()")
     window.type("\ue00c")  # Escape
     window.wait_until(lambda: window.run(visible) == 10, "all runs are back")
 
