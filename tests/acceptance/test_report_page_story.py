@@ -38,6 +38,7 @@ requestAnimationFrame(() => requestAnimationFrame(() => {
 WORDS = ("muon", "seed=1", "-seed=1", "loss<3.205", "", "finished", "")
 LEGEND = "return [...document.querySelectorAll('#legend tr')].map((row) => row.innerText)"
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+DRAWN = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)));"
 MARKED = """return [...document.querySelectorAll('.marks')].map((canvas) => {
   const blank = document.createElement('canvas');
   blank.width = canvas.width;
@@ -124,9 +125,10 @@ def check_cursor(window: Browser) -> None:
     assert all("5 of 5" in row for row in at_rest)
     assert window.run(MARKED) == [False, False]
     window.run("document.querySelector('input[name=part][value=start]').click()")  # marks above the view are not drawn
+    window.run_until_called(DRAWN)
     seen = [at_rest]
     for figure, share in (("#plot1", 0.3), ("#plot1", 0.6), ("#plot0", 0.5)):
-        window.point_at(f"{figure} .u-over", share)
+        window.point_at(figure, share)
         seen.append(
             window.wait_until(lambda: (rows := window.run(LEGEND)) != seen[-1] and rows, f"{figure} at {share}")
         )
