@@ -120,6 +120,7 @@ def check_ranking(window: Browser, matrix: Path) -> None:
 
 def check_cursor(window: Browser) -> None:
     """Check that pointing at one figure marks the same step of each configuration in both, and changes the readout."""
+    window.run_until_called(DRAWN)
     at_rest = window.run(LEGEND)
     assert len(at_rest) == 2
     assert all("5 of 5" in row for row in at_rest)
