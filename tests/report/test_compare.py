@@ -186,3 +186,17 @@ def test_targets_that_cannot_be_compared_are_refused(compare_runs_of, tmp_path, 
     assert MatrixDir(tmp_path / NEW).run("gpt2_adamw_1cpu").run_json.is_file()
     assert main(["compare", *arguments, f"RESULTS_DIR={tmp_path}"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("base", "new", "status"), [(LOW, HIGH, 1), (HIGH, LOW, 0), (LOW, LOW, 0)])
+def test_fail_on_worse_is_an_exit_status_for_ci(tmp_path, base, new, status):
+    make_matrix(tmp_path, runs_with_seeds(3, base), name=BASE)
+    make_matrix(tmp_path, runs_with_seeds(3, new), name=NEW)
+    arguments = ["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}"]
+    assert main([*arguments, "FAIL_ON=worse"]) == status
+    assert main(arguments) == 0
+
+
+def test_other_values_of_fail_on_are_refused(tmp_path, capsys):
+    assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "FAIL_ON=better"]) == 2
+    assert "invalid FAIL_ON=better" in capsys.readouterr().err

@@ -309,7 +309,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "compare": Command(
             RESULTS + "compare",
             "compare two matrices or runs",
-            "BASE= NEW= JSON=1 RESULTS_DIR=",
+            "BASE= NEW= JSON=1 FAIL_ON=worse RESULTS_DIR=",
         ),
     },
     "Trackers (TRACKER=wandb,trackio,tensorboard selects them for a run)": {

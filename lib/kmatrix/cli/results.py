@@ -22,6 +22,7 @@ from kmatrix.report.write import draw_graphs, write_page, write_summary
 from kmatrix.runner.cluster import is_own_engine
 from kmatrix.text import shown
 
+WORSE = "worse"  # value of FAIL_ON
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 
@@ -87,7 +88,13 @@ def _draw(numbers: MatrixNumbers) -> None:
 
 
 def compare(arguments: Arguments) -> int:
-    """Print the different settings of two matrices or two runs, and a comparison of their results."""
+    """Print the different settings of two matrices or two runs, and a comparison of their results.
+
+    With FAIL_ON=worse the exit status is 1 if the final loss of any configuration is worse in NEW=.
+    """
+    fail_on = arguments.get("FAIL_ON")
+    if fail_on not in (None, "", WORSE):
+        raise ConfigError(f"invalid FAIL_ON={fail_on}", why=f"the only value is {WORSE}", hint=f"pass FAIL_ON={WORSE}")
     base, new = (_named(arguments, name) for name in ("BASE", "NEW"))
     if type(base) is not type(new):  # a run and a matrix
         kinds = ["a run" if isinstance(one, RunDir) else "a matrix" for one in (base, new)]
@@ -105,7 +112,7 @@ def compare(arguments: Arguments) -> int:
         print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
     else:
         print(render(found), end="")
-    return 0
+    return 1 if fail_on and found.worse else 0
 
 
 def _named(arguments: Arguments, name: str) -> MatrixDir | RunDir:

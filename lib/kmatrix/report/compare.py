@@ -24,6 +24,7 @@ from kmatrix.verdict.fixed import FixedTest, corrected, tested
 
 RULES = Rules(seeds=())  # of all seeds that both sides have
 
+FINAL_LOSS = "final loss"
 AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
 
 
@@ -40,7 +41,7 @@ class ComparedMetric:
 
 
 METRICS = (
-    ComparedMetric("final loss", "nats/token", lambda run: run.final_val_loss, digits=4, is_loss=True),
+    ComparedMetric(FINAL_LOSS, "nats/token", lambda run: run.final_val_loss, digits=4, is_loss=True),
     ComparedMetric("best loss", "nats/token", lambda run: run.best_val_loss, digits=4, is_loss=True),
     ComparedMetric("time", "s", lambda run: run.seconds, digits=1),
     ComparedMetric("speed", "tokens/s", lambda run: run.tokens_per_second, lower_is_better=False),
@@ -126,6 +127,12 @@ class ComparedRuns:
     only_base: tuple[str, ...]  # configurations without a counterpart
     only_new: tuple[str, ...]  # configurations without a counterpart
     notes: tuple[str, ...]  # changes of code, packages and devices
+
+    @property
+    def worse(self) -> tuple[str, ...]:
+        """The configurations whose final loss is worse in new, Holm-corrected over the configurations."""
+        rows = ((pair.name, row) for pair in self.pairs for row in pair.rows)
+        return tuple(name for name, row in rows if row.metric.name == FINAL_LOSS and row.outcome is PairOutcome.WORSE)
 
 
 def runs_of_matrix(matrix: MatrixDir) -> RunSet:
@@ -311,6 +318,7 @@ def to_json(found: ComparedRuns) -> dict[str, Any]:
         ],
         "only_in_base": list(found.only_base),
         "only_in_new": list(found.only_new),
+        "worse": list(found.worse),
     }
 
 
@@ -328,6 +336,13 @@ def _row_json(row: ComparedRow) -> dict[str, Any]:
         "word": outcome_word(row.outcome, row.verdict.method if row.verdict else Method.NONE),
         "method": (str(comparable.method) or None) if comparable else None,
         "seeds": list(verdict.seeds) if verdict else [],
+        "outcome": str(row.outcome),
+        "detectable": comparable.detectable if comparable else None,
+        "more_seeds": comparable.more_seeds if comparable else None,
+        "deviation": comparable.deviation if comparable else None,
+        "level": comparable.level if comparable else None,
+        "share_removed": comparable.share_removed if comparable else None,
+        "sign_flip_p": comparable.sign_flip_p if comparable else None,
         "reason": reason or (verdict.reason if verdict else "only one side has it"),
     }
 
