@@ -130,8 +130,8 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     if not values:
         raise ValueError("no values: pass at least one GPU's memory")
     centre = statistics.fmean(values)
-    # Not statistics.pstdev, which computes with fractions: a report needs thousands of these.
-    deviation = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / len(values))
+    # Not statistics.pstdev, which computes with fractions: a report needs thousands of these. No square overflows.
+    deviation = math.dist(values, [centre] * len(values)) / math.sqrt(len(values))
     return 100.0 * deviation / centre if centre else 0.0
 
 

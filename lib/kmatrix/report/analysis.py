@@ -50,8 +50,9 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
 
     Raises RecordError if it has no run, or a file has a newer schema than this kmatrix.
     """
-    # Read all runs: those of the plan, and others that exist.
     plan = read_matrix_file_or_empty(matrix)
+    read_matrix_status(matrix)  # may refuse the matrix, before the curves of a run are written
+    # Read all runs: those of the plan, and others that exist.
     planned = {run.name: run for run in plan.runs if run.name}
     activity = MatrixActivity(matrix)
     runs = tuple(_numbers_of(folder, planned, plan, activity) for folder in matrix.all_runs())

@@ -74,10 +74,10 @@ def read_numbers(
     is_readable = run != RunFile()
     state = recover_status(run_dir, has_runner=has_runner, record=run if is_readable else None)
     run = run if is_readable else planned  # missing or damaged
-    curves = _curves(run_dir, state)
     # A planned run has no attempt: its files are those of a result that is being archived.
     status = None if state.status is Status.PLANNED else read_run_status(run_dir)
     status = status or RunStatusFile()
+    curves = _curves(run_dir, state)  # after what can refuse the run: it may write a file
     train, axes = run.train, all_axes(run, axes_of_matrix)
     configuration = read_train_values_or_empty(run_dir)
 
