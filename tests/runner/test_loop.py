@@ -578,7 +578,7 @@ def test_delayed_writes_are_in_order_and_complete_once_there_is_space(matrix, pl
 def test_requests_are_followed_while_the_disk_is_full_and_written_once_there_is_space(matrix, plan, disk, monkeypatch):
     plans, is_asked = [plan("a"), plan("b"), plan("c")], []
     monkeypatch.setattr("kmatrix.runner.status_writer.POLL_S", 0.01)
-    monkeypatch.setattr("kmatrix.runner.requests.READ_EVERY_S", 0.0)
+    monkeypatch.setattr("kmatrix.runner.execution.requests.READ_EVERY_S", 0.0)
     disk(lambda: plans[0].dir.output_log.exists() and not plans[2].dir.result.exists())
 
     def show(progress):

@@ -121,7 +121,9 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path, 
 
 
 def test_a_release_at_the_very_end_of_a_matrix_is_followed(matrix, plan, monkeypatch):
-    monkeypatch.setattr("kmatrix.runner.requests.READ_EVERY_S", 1000.0)  # the last run ends before the next read
+    monkeypatch.setattr(
+        "kmatrix.runner.execution.requests.READ_EVERY_S", 1000.0
+    )  # the last run ends before the next read
     plans = [plan("a", "quick"), plan("b", "quick")]
     change_requests(matrix, ["b"], Request.HOLD)
     assert drive_with(matrix, plans, {("a", "finished"): [("b", None)]}).exit_code == 0

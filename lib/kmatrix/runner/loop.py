@@ -21,21 +21,23 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.files import own_copies
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status, read_run_file
+from kmatrix.records.runs import Status
 from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.archive import finish_archiving, is_archiving
-from kmatrix.runner.budget import BudgetWatch
-from kmatrix.runner.disk_hold import DiskHold
-from kmatrix.runner.requests import RequestWatch
+from kmatrix.runner.execution.attempts import Attempts
+from kmatrix.runner.execution.budget import BudgetWatch
+from kmatrix.runner.execution.disk_hold import DiskHold
+from kmatrix.runner.execution.display import RunDisplay, ignoring_errors, with_retry
+from kmatrix.runner.execution.gpus import PoolWatch
+from kmatrix.runner.execution.requests import RequestWatch
 from kmatrix.runner.seeds import Reserve, SeedRounds
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.classify import classify
-from kmatrix.status.cost import MatrixBudget, Spent, wall_s
+from kmatrix.status.cost import MatrixBudget, Spent
 from kmatrix.status.state import (
     DISK,
-    HALVE,
     MAY_BE_LEFT_OUT,
     UNSUCCESSFUL,
     Attempt,
@@ -48,8 +50,6 @@ from kmatrix.status.state import (
     Skipped,
     Started,
     after,
-    next_attempt,
-    retry,
 )
 from kmatrix.status.status_file import recover_status, writing
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
@@ -109,10 +109,10 @@ def drive(
             plans,
             engine,
             skipped or {},
-            _ignore_errors(on_progress) if on_progress else None,
+            ignoring_errors(on_progress) if on_progress else None,
             limits=limits or Thresholds(),
             pool=pool,
-            on_note=_ignore_errors(on_note) if on_note else lambda _: None,
+            on_note=ignoring_errors(on_note) if on_note else lambda _: None,
             budget=budget or MatrixBudget(),
             elsewhere=elsewhere,
             on_stop=on_stop,
@@ -160,22 +160,21 @@ class _Driver:
         seeds: SeedRounds | None,
         disk_s: float,
     ) -> None:
-        self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
-        self._limits, self._pool, self._on_note = limits, pool, on_note
-        self._plans = {plan.name: plan for plan in (*plans, *reserve)}
-        every = list(self._plans.values())
-        self._train = {plan.name: read_run_file(plan.dir).train for plan in every}
+        self._matrix, self._engine, self._skipped = matrix, engine, skipped
+        self._limits, self._on_note = limits, on_note
+        every = (*plans, *reserve)
+        self._attempts = Attempts(every, again=seeds is not None, left=left)
+        self._plans, self._train = self._attempts.plans, self._attempts.train
         self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
         self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None, self._hold.report)
+        self._pool = None if pool is None else PoolWatch(pool, self._writer, on_note)
         self._watches: dict[str, RunWatch] = {}
-        self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
         self._curves = CurvesQueue(self._writer.log)
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
-        self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self.open = {plan.name for plan in plans}  # runs of this execution that have not ended
         self._reserve = Reserve(self, self._writer, [plan.name for plan in reserve], seeds, on_note)
-        self._left = left
+        self._display = RunDisplay(on_progress, self._writer, self._train, self._counted)
         self.requests = RequestWatch(matrix, self, self._writer, requests_s)
         self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None
         self._is_spent = False  # the budget
@@ -216,7 +215,7 @@ class _Driver:
         for name, reason in self._skipped.items():
             self._writer.apply(name, Skipped(reason))
             self._writer.log("run skipped", run=name, status=self.states[name].status, reason=reason)
-            self._display(name, reason=reason)
+            self._display.show(name, reason=reason)
         for name, state in self.states.items():
             if is_archiving(self._matrix.run(name), state):
                 finish_archiving(self._matrix.run(name))
@@ -261,8 +260,8 @@ class _Driver:
             for name, job in self._engine.poll(self.jobs).items():
                 if name in self.open:
                     self._handle(name, job, stopping=stopping)
-            if self._pool is not None:
-                self._report_gpus(self._pool)
+            if self._pool is not None and self._pool.report():
+                self._writer.write_matrix(Status.RUNNING)
             self._write_later()
             if not killed:
                 self._curves.write_next()
@@ -292,27 +291,24 @@ class _Driver:
 
     def restart(self, name: str) -> None:
         """Queue a run that was skipped or held, from its last checkpoint, if it is unfinished."""
-        plan, state, train = self._plans[name], self.states[name], self._train[name]
         self._write_run(name)
         if self.disk_full:  # no more runs are started
             return
         if name in self._reserve.names:
             self._reserve.start_wanted()
-            return
-        if state.number >= plan.attempt:  # else the planned attempt has not started
-            batch_size, policy, again = train.batch_size or 1, train.oom_policy or HALVE, self._reserve.is_used
-            attempt = next_attempt(state, batch_size=batch_size, policy=policy, retry_killed=True, again=again)
-            if attempt is None:  # it finished, or failed, before it could be stopped
-                return
-            plan = self._with_attempt(plan, attempt)
-        self._submit(plan)
+        elif (plan := self._attempts.next(name, self.states[name])) is not None:
+            self._submit(plan)
 
     def report(self, name: str) -> None:
         """Write the status of a run that was left out, and display it."""
         self._write_run(name)
         self._writer.write_matrix(Status.RUNNING)
-        self._display(name, reason=self.states[name].reason)
+        self._display.show(name, reason=self.states[name].reason)
         self._reserve.start_wanted()  # a skipped seed is over
+
+    def _counted(self) -> tuple[int, int]:
+        """Return the number of runs that are executed, and of those in reserve."""
+        return len(self._plans) - len(self._reserve.names), len(self._reserve.names)
 
     def write(self, name: str) -> None:
         """Write the status of a run."""
@@ -324,18 +320,6 @@ class _Driver:
         seconds = self._hold.check(pending=self._writer.is_pending, now=now)
         if seconds is not None:
             self._writer.log("disk was full", seconds=seconds)
-
-    def _report_gpus(self, pool: Pool) -> None:
-        """Report GPUs that were excluded, or returned, since the last call."""
-        out = pool.excluded
-        if out == self._excluded:
-            return
-        for uuid in (uuid for uuid in {**self._excluded, **out} if self._excluded.get(uuid) != out.get(uuid)):
-            name = pool.name(uuid)
-            self._writer.log("gpu left out" if uuid in out else "gpu back", gpu=uuid, name=name, reason=out.get(uuid))
-            self._on_note(f"{name} is {out[uuid]}" if uuid in out else f"{name} is available again")
-        self._excluded = out
-        self._writer.write_matrix(Status.RUNNING)
 
     def drain(self, request: StopRequest, poll_s: float) -> None:
         """Stop the running runs after a status could not be written; SIGINT kills them."""
@@ -404,24 +388,24 @@ class _Driver:
             update = self._watches[name].poll()
             self._write_alerts(plan, job, update)
             ending = stopping or name in self.requests.cancelled
-            self._display(name, update, job=job, note="stopping, saving a checkpoint" if ending else "")
+            self._display.show(name, update, job=job, note="stopping, saving a checkpoint" if ending else "")
         elif job.reason:
             if name not in self._waits:  # once: the reason changes with each process that exits
                 self._waits.add(name)
                 self._writer.log("run waits", run=name, attempt=plan.attempt, reason=job.reason)
-            self._display(name, note=job.reason)
+            self._display.show(name, note=job.reason)
 
     def _give_up(self, name: str, reason: str) -> None:
         """Mark a run that has too few GPUs now as skipped, if it never started; else keep its state."""
         self._writer.apply(name, Skipped(reason))
         self._write_run(name)
         self._writer.log("run given up", run=name, status=self.states[name].status, reason=reason)
-        self._display(name, reason=reason)
+        self._display.show(name, reason=reason)
 
     def _begin_run(self, plan: RunPlan, job: JobState) -> None:
         self._waits.discard(plan.name)
         self._writer.apply(plan.name, Started(_attempt(plan, job)))
-        self._index.setdefault(plan.name, len(self._index) + 1)
+        self._display.started(plan.name)
         self._watches[plan.name].start(records_gpus=job.records_gpus)
         self._write_run(plan.name, job=job)
         self._writer.write_matrix(Status.RUNNING)
@@ -436,8 +420,7 @@ class _Driver:
             end = replace(end, kind=kind, reason=end.reason.replace(ASKED, reason, 1))
         # Before any retry is submitted, which must not get the lost GPU again.
         if self._pool is not None:
-            for uuid in end.lost:
-                self._pool.quarantine(uuid, f"{end.reason} ({plan.name})")
+            self._pool.leave_out_lost(plan.name, end)
         self.open.discard(plan.name)
         if end.kind == DISK and not stopping:
             self._writer.limit_s = 0.0  # the trainer has waited for the same disk
@@ -457,10 +440,12 @@ class _Driver:
         self._writer.write_matrix(Status.RUNNING)
         known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
         self._writer.log("run ended", run=plan.name, status=end.status, **known, reason=end.reason or None)
-        again = None if stopping or plan.name in self.requests.cancelled else self._next_attempt(plan)
+        again = None
+        if not stopping and plan.name not in self.requests.cancelled:
+            again = self._attempts.after_end(plan.name, self.states[plan.name])
         if end.result and end.result.final_val_loss is not None:
             update = replace(update, val_loss=end.result.final_val_loss)
-        self._display(plan.name, update, job=job, reason=_with_retry(end.reason, again, plan.micro_batch))
+        self._display.show(plan.name, update, job=job, reason=with_retry(end.reason, again, plan.micro_batch))
         if again is not None:
             self._submit_retry(again)
         else:
@@ -488,27 +473,6 @@ class _Driver:
             for alert in alerts:
                 self._writer.log(event, run=plan.name, **alert.to_json())
 
-    def _next_attempt(self, plan: RunPlan) -> RunPlan | None:
-        """Return the plan of the automatic retry, None if there is none."""
-        train = self._train[plan.name]
-        batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
-        state = self.states[plan.name]
-        attempt = retry(state, batch_size=batch_size, policy=policy, again=self._reserve.is_used)
-        if attempt is None or (state.last is not None and state.last.kind in self._left):
-            return None
-        return self._with_attempt(plan, attempt)
-
-    def _with_attempt(self, plan: RunPlan, attempt: Attempt) -> RunPlan:
-        """Return the plan of a further attempt of a run."""
-        spent_s = wall_s(self.states[plan.name].attempts) or 0.0
-        return replace(
-            plan,
-            attempt=attempt.number,
-            resume=attempt.resume,
-            micro_batch=attempt.micro_batch,
-            spent_s=spent_s,
-        )
-
     def _submit_retry(self, plan: RunPlan) -> None:
         last = self.states[plan.name].last
         known = {"attempt": plan.attempt, "micro_batch": plan.micro_batch, "after": last.kind if last else None}
@@ -532,43 +496,6 @@ class _Driver:
             resume=plan.resume,
         )
 
-    def _display(
-        self,
-        name: str,
-        update: RunUpdate | None = None,
-        *,
-        job: JobState | None = None,
-        reason: str = "",
-        note: str = "",
-    ) -> None:
-        if self._on_progress is None:
-            return
-        status = self.states[name].status
-        if note and status is not Status.RUNNING:
-            status = Status.PLANNED  # it waits for its next attempt
-        train = self._train.get(name)
-        self._on_progress(
-            RunProgress(
-                run=name,
-                index=self._index.get(name, 0),
-                total=len(self._plans) - len(self._reserve.names),
-                status=status,
-                reason=reason,
-                note=note,
-                step=update.step if update else None,
-                start=update.start if update else None,
-                max_iters=train.max_iters if train else None,
-                loss=update.loss if update else None,
-                val_loss=update.val_loss if update else None,
-                tokens_per_second=update.tokens_per_second if update else None,
-                elapsed_s=_elapsed_s(job) if job else None,
-                left_s=update.left_s if update and status is Status.RUNNING else None,
-                counts=self._writer.counts(),
-                reserve=len(self._reserve.names),
-                alerts=update.alerts.active if update else (),
-            )
-        )
-
     def _write_run(
         self, name: str, *, job: JobState | None = None, log_tail: Sequence[str] = (), unless_current: bool = False
     ) -> None:
@@ -576,16 +503,6 @@ class _Driver:
             return
         alerts = self._watches[name].alerts if name in self._watches else alerts_of_run(self._matrix.run(name))
         self._writer.write_run(name, alerts, job=job, log_tail=log_tail)
-
-
-def _ignore_errors(display: Callable[[T], None]) -> Callable[[T], None]:
-    """Return a display that ignores OSError: a full disk or a closed terminal must not end a run."""
-
-    def call(value: T) -> None:
-        with suppress(OSError):
-            display(value)
-
-    return call
 
 
 def _attempt(plan: RunPlan, job: JobState) -> Attempt:
@@ -598,16 +515,3 @@ def _attempt(plan: RunPlan, job: JobState) -> Attempt:
         gpus=job.gpus,
         hosts=job.hosts,
     )
-
-
-def _elapsed_s(job: JobState) -> float | None:
-    """Return the seconds since the start of a job, until its end if it has ended."""
-    return job.seconds if job.seconds is not None or job.clock is None else job.clock.since()
-
-
-def _with_retry(reason: str, again: RunPlan | None, micro_batch: int | None) -> str:
-    """Return the reason of an end with what follows it: a retry, maybe with a smaller micro-batch."""
-    if again is None:
-        return reason
-    smaller = again.micro_batch is not None and again.micro_batch != micro_batch
-    return f"{reason}; retrying" + (f" with micro-batch {again.micro_batch}" if smaller else "")

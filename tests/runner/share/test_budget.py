@@ -74,7 +74,7 @@ def test_a_job_tells_what_its_own_runs_have_taken(share, matrix):
 
 
 def test_a_job_stops_when_the_runs_of_all_jobs_have_spent_the_budget(share, matrix, monkeypatch):
-    monkeypatch.setattr("kmatrix.runner.budget.CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr("kmatrix.runner.execution.budget.CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(share_budget, "ASK_S", 0.05)
     mine = share("a", others=("b",))
     claimed(matrix, 2, {"b": 3 * HOUR})
