@@ -22,11 +22,16 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 VERBS = frozenset(RULES["verbs"].split())
 EXCEPTIONS = RULES.get("exceptions", [])
+_JS_TEXT = re.compile(
+    r"""(?P<comment>//.*|/\*(?s:.*?)\*/)|(?P<string>(["'`])(?:\\.|(?!\3)(?s:.))*\3)|(?P<name>(?<=function )\w+)"""
+)
+_CSS_COMMENT = re.compile(r"/\*.*?\*/|{#.*?#}", re.DOTALL)
+READ = (".py", ".md", ".c", ".h", ".j2", ".js", ".css")
 QUESTIONS = frozenset(("What", "Which", "Where", "Whether", "How", "Why", "When", "Of", "It", "That", "Those", "There"))
 
 
 class Text(NamedTuple):
-    """A piece of text that a person reads. kind: docstring, comment, string, name, prose."""
+    """A piece of text that a person reads. kind: docstring, comment, string, name, prose (a whole line)."""
 
     path: str
     line: int
@@ -42,7 +47,9 @@ def areas() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in ("lib/kmatrix", "gpt2", "docs"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".md", ".c", ".h") or path.name.startswith("Kconfig"):
+            if "vendor" in path.parts:
+                continue  # the words of other projects
+            if path.suffix in READ or path.name.startswith("Kconfig"):
                 inside = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
                 name = "Kconfig" if path.name.startswith("Kconfig") else inside if folder == "lib/kmatrix" else folder
                 found.setdefault(name, []).append(path)
@@ -59,6 +66,11 @@ def texts(path: Path) -> tuple[Text, ...]:
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return tuple(_of_python(name, source))
+    if path.suffix == ".js":
+        return tuple(_of_script(name, source))
+    if ".css" in path.suffixes:
+        found = _CSS_COMMENT.finditer(source)
+        return tuple(Text(name, 1 + source.count("\n", 0, one.start()), "comment", one[0]) for one in found)
     return tuple(Text(name, at, "prose", line) for at, line in enumerate(source.splitlines(), 1))
 
 
@@ -78,6 +90,16 @@ def _of_python(name: str, source: str) -> Iterator[Text]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text(name, token.start[0], "comment", token.string)
+
+
+def _of_script(name: str, source: str) -> Iterator[Text]:
+    """Yield the comments, strings of more than one word, and names of functions of a script (JavaScript)."""
+    for found in _JS_TEXT.finditer(source):
+        kind, text = found.lastgroup or "", found[0]
+        if kind == "name":
+            text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
+        if kind != "string" or " " in text:
+            yield Text(name, 1 + source.count("\n", 0, found.start()), kind, text)
 
 
 def is_exception(text: Text) -> bool:

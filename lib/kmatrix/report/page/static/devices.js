@@ -162,7 +162,7 @@ if (D.devices && D.devices.runs) {
     });
     const thin = run.thin ? `Each point is a column of ${duration(run.s / run.c)}: its mean${heat ? "" : ", with the lowest and the highest as a band"}. ` : "Each point is a sample. ";
     const part = run.whole ? `The recording that can be read holds ${duration(run.s)} of ${duration(run.whole)}. ` : "";
-    $("#timeline-note").replaceChildren(`${run.simulated ? "Simulated: no measurement. " : ""}${part}${thin}`, ...keys);
+    $("#timeline-note").replaceChildren(`${run.simulated ? "Simulated, not measured. " : ""}${part}${thin}`, ...keys);
   }
 
   recordings.forEach((run, k) => select.append(make("option", run.n, { value: String(k) })));

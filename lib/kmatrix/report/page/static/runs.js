@@ -20,10 +20,10 @@ function showRows() {
 
 // ------------------------------------------------------------------ the details of a run
 const shellWord = (word) => (/^[\w./:=,+-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-function commandBox(text, label) {
-  const box = make("span", null, { class: "cmd" });
-  box.append(make("code", text, { tabindex: "0", role: "group", "aria-label": label }), make("button", "Copy", { type: "button", class: "copy", "data-copy": "", "aria-label": `Copy: ${label}` }));
-  return box;
+function withCopy(text, label) {
+  const line = make("span", null, { class: "cmd" });
+  line.append(make("code", text, { tabindex: "0", role: "group", "aria-label": label }), make("button", "Copy", { type: "button", class: "copy", "data-copy": "", "aria-label": `Copy: ${label}` }));
+  return line;
 }
 function configurationOf(i) {
   const { reference, diffs, names, values } = D.runs, diff = diffs[i];
@@ -36,7 +36,7 @@ function configurationOf(i) {
 function openRun(row) {
   const i = Number(row.dataset.i), name = D.run[i].n, details = D.runs.details[i] || {}, list = make("dl");
   const line = (term, content) => { const dd = make("dd"); dd.append(content); list.append(make("dt", term), dd); };
-  line("Repeat", commandBox(`make reproduce RUN=${shellWord(`${D.name}/${name}`)}`, `the command that repeats ${name}`));
+  line("Repeat", withCopy(`make reproduce RUN=${shellWord(`${D.name}/${name}`)}`, `the command that repeats ${name}`));
   line("Configuration", configurationOf(i));
   if (details.r) line("Reason", details.r);
   if (details.at) line("Attempts", String(details.at));

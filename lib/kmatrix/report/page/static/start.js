@@ -64,15 +64,15 @@ for (const section of $$("main > section")) seen.observe(section);
 
 // A table that is wider than the page can be scrolled with the keyboard.
 const scrollers = new ResizeObserver((entries) => {
-  for (const { target: box } of entries) {
-    if (box.scrollWidth > box.clientWidth + 1) {
-      box.setAttribute("tabindex", "0");
-      box.setAttribute("role", "group");
-      box.setAttribute("aria-label", `${$("h2", box.closest("section"))?.textContent.trim() || "Table"}: table, scrolls sideways`);
-    } else for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
+  for (const { target: table } of entries) {
+    if (table.scrollWidth > table.clientWidth + 1) {
+      table.setAttribute("tabindex", "0");
+      table.setAttribute("role", "group");
+      table.setAttribute("aria-label", `${$("h2", table.closest("section"))?.textContent.trim() || "Table"}: table, scrolls sideways`);
+    } else for (const name of ["tabindex", "role", "aria-label"]) table.removeAttribute(name);
   }
 });
-for (const box of $$(".scroll")) scrollers.observe(box);
+for (const table of $$(".scroll")) scrollers.observe(table);
 
 readAddress();
 showTheme();
