@@ -141,6 +141,13 @@ def test_nodes_are_placed_by_the_end_of_their_set_up(run_dir):
     # Node 2 began 20 s before node 1, and has a value at every time of it.
     assert None not in found.devices[4].lanes["utilization"].mean
     assert [phase.name for phase in found.phases][:1] == ["set-up"]
+    assert found.left_out == 0
+
+    NodeDir(run_dir, 1).recording.phases.unlink()
+
+    found = timeline_of(run_dir, 50)
+    assert len(found.devices) == 4  # nothing says where the time of node 2 begins
+    assert found.left_out == 1
 
 
 def write_json_node(folder, node):

@@ -15,7 +15,7 @@ from kmatrix.report.analysis import analyse
 from kmatrix.report.page.cost import RESAMPLES, cost, front_shares
 from kmatrix.report.page.parts.figures import pareto_front
 from kmatrix.report.page.parts.groups import page_groups
-from kmatrix.report.page.parts.units import ENERGY, TIME, unit_of
+from kmatrix.report.page.parts.units import ENERGY, TIME, TOKEN_ENERGY, unit_of
 from records_factory import make_matrix, runs_with_seeds
 
 SPEEDS = {"adamw": (4000.0, 4100.0, 4050.0), "muon": (3900.0, 3880.0, 3910.0)}
@@ -128,7 +128,10 @@ def test_configurations_with_other_seeds_are_resampled_apart():
 
 @pytest.mark.parametrize(
     ("units", "most", "name"),
-    [(TIME, 99.0, "s"), (TIME, 600.0, "min"), (TIME, 40_000.0, "h"), (ENERGY, 9_999.0, "J"), (ENERGY, 4e7, "kWh")],
+    [
+        *[(TIME, 99.0, "s"), (TIME, 600.0, "min"), (TIME, 40_000.0, "h"), (ENERGY, 9_999.0, "J"), (ENERGY, 4e7, "kWh")],
+        *[(TOKEN_ENERGY, 4e-8, "nJ"), (TOKEN_ENERGY, 2.5e-5, "µJ"), (TOKEN_ENERGY, 0.041, "mJ")],
+    ],
 )
 def test_units_keep_numbers_readable(units, most, name):
     assert unit_of(units, most)[1] == name

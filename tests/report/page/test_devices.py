@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_factory import FakeGpus, record, write_phases, write_samples, write_timings
+from gpu_factory import FakeGpus, record, summary_of, write_phases, write_samples, write_timings
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.devices import MOST_TIMELINES, MOST_VALUES, device_colour, devices
 from kmatrix.report.page.parts.groups import page_groups
@@ -60,6 +60,29 @@ def test_a_lost_gpu_is_shown_whatever_run_it_was_in(matrix):
     assert section.rows[2].problems[0].startswith("GPU 1 was lost at 2026-")
     assert section.script["runs"][2]["d"][1]["u"][0][-1] is None
     assert section.script["runs"][2]["d"][0]["u"][0][-1] == 95
+
+
+def test_only_a_lost_gpu_is_marked_over_time(matrix):
+    for folder in matrix.runs():
+        record(folder, FakeGpus(lost={1: 20} if "muon_seed1" in folder.name else None))
+
+    (lost, whole) = section_of(matrix).script["runs"]
+
+    assert [device.get("x") for device in lost["d"]] == [None, 1, None, None]
+    assert not any("x" in device for device in whole["d"])
+
+
+def test_a_rank_that_ended_before_the_recording_is_not_lost(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
+    (folder,) = matrix.runs()
+    gpus = FakeGpus(memory=(800.0, 790.0), power=(None, None), device_type="cpu", lost={0: 50, 1: 50})
+    gone = [{**device, "lost_at": None} for device in summary_of(gpus, list(gpus.snapshots()))["gpus"]]
+    record(folder, gpus, summary={"gpus": gone})  # as the recorder of a run that ended normally
+
+    (run,) = section_of(matrix).script["runs"]
+
+    assert run["d"][0]["u"][0][-1] is None
+    assert not any("x" in device for device in run["d"])
 
 
 def test_throttling_and_memory_errors_are_named(matrix):

@@ -71,7 +71,7 @@ def test_an_unfinished_run_has_no_final_loss_in_the_table(tmp_path):
 
 def test_a_column_that_is_unknown_for_every_run_is_named_instead(tmp_path):
     text = section(page(tmp_path, two_optimizers()), "runs").text
-    assert "Not known for any run: MFU, mJ/token, cost." in text
+    assert "Not known for any run: MFU, energy/token, cost." in text
 
 
 def test_links_to_trackers_are_links_only_if_a_browser_may_open_them(tmp_path):

@@ -14,7 +14,7 @@ from kmatrix.gpu.recorder.summary import GAP_S
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.nodes import SET_UP
-from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase
+from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
 from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE
 
 QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
@@ -37,6 +37,7 @@ class DeviceTimeline:
     name: str  # "GPU 2 on n1", "rank 0"
     memory_total: float | None  # MiB
     lanes: Mapping[str, Lane]  # by quantity; one that was never known is missing
+    is_lost: bool  # it did not respond for some time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class RecordingTimeline:
     samples: int  # of the first node
     devices: tuple[DeviceTimeline, ...]
     phases: tuple[RecordedPhase, ...]
+    left_out: int = 0  # nodes whose recordings have no place on the time of the first one
 
 
 def read_timeline(run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS) -> RecordingTimeline | None:
@@ -72,17 +74,24 @@ def read_timeline(run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS) -> R
     count = min(columns, len(recording))
     began = _training_began(first)
     devices: list[DeviceTimeline] = []
+    left_out = 0
     for part, its_recording, its_clock in found:
         there = _training_began(part)
         if part is first:
             shift = 0.0
         elif began is None or there is None:
+            left_out += 1
             continue
         else:
             shift = began - there
         devices += _devices(part, its_recording, its_clock, _Columns(length, count, shift))
     return RecordingTimeline(
-        seconds=length, columns=count, samples=len(recording), devices=tuple(devices), phases=first.phases
+        seconds=length,
+        columns=count,
+        samples=len(recording),
+        devices=tuple(devices),
+        phases=first.phases,
+        left_out=left_out,
     )
 
 
@@ -128,7 +137,8 @@ def _devices(part: GpuNumbers, recording: Recording, clock: RecordingClock, colu
             if quantity in values and (lane := _lane(values[quantity], quantity, cells, repeated, part)) is not None
         }
         total = header.get("memory_total")
-        found.append(DeviceTimeline(name=name, memory_total=total, lanes=lanes))
+        is_lost = device is not None and is_incomplete(device)
+        found.append(DeviceTimeline(name=name, memory_total=total, lanes=lanes, is_lost=is_lost))
     return found
 
 

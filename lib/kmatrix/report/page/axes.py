@@ -26,6 +26,7 @@ MOST_LINES = 8  # of a figure: those with the lowest losses
 MOST_FIGURES = 6
 MOST_MAPS = 6
 LEAST_FILLED = 0.6  # share of the cells of a map that have a loss
+FLAT = 0.00005  # nats/token: a smaller difference of means reads 0.0000
 LEVELS = 7  # of a map: 0 (worst) to 6 (best)
 LOGARITHMIC = 8.0  # largest / smallest value from which an axis is logarithmic
 LABEL_ROOM, LABEL_GAP, LETTERS = 120, 14, 18  # names at the right of a figure
@@ -49,7 +50,7 @@ class AxisLine:
     best: str  # value of the axis with the lowest mean
     best_loss: float
     spread: float  # highest - lowest mean
-    is_edge: bool  # the best value is the lowest or the highest that was tried
+    is_edge: bool  # the best value is the lowest or the highest that was tried, and not all are equal
     beyond: int  # values whose mean is above the figure
 
 
@@ -228,7 +229,7 @@ def _line(label: str, family: Sequence[PageGroup], short: str, x: Scale, y: Scal
         best=name(best.numbers.axes[label]),
         best_loss=_mean(best),
         spread=max(means) - min(means),
-        is_edge=best in (family[0], family[-1]),
+        is_edge=best in (family[0], family[-1]) and max(means) - min(means) >= FLAT,
         beyond=sum(mean > y.high for mean in means),
     )
 

@@ -10,7 +10,7 @@ from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking, R
 from kmatrix.report.page.parts.figures import SAME_COST, Panel, Point, pareto
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed, percent
-from kmatrix.report.page.parts.units import ENERGY, MEMORY, TIME, Unit, unit_of
+from kmatrix.report.page.parts.units import ENERGY, MEMORY, TIME, TOKEN_ENERGY, Unit, unit_of
 from kmatrix.stats import mean, mean_interval
 
 RESAMPLES = 1000  # of the seeds of a front
@@ -135,7 +135,7 @@ KINDS = (
     _Kind(
         key="per_token",
         title="energy per token",
-        units=((1e-3, "mJ"),),
+        units=TOKEN_ENERGY,
         pick=energy_per_token,
     ),
     _Kind(key="dollars", title="price", units=((1.0, "$"),), pick=price, on_front=True),

@@ -10,6 +10,7 @@ from itertools import pairwise
 from kmatrix.curves.values import Evaluations, Knots, TrainingCurve
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_labels
+from kmatrix.report.page.parts.forecasts import RunningRuns, running_runs
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import shown
 from kmatrix.stats import LEVEL, critical_t, mean
@@ -60,6 +61,7 @@ class CurvesSection:
     """The curves of all runs."""
 
     static: StaticCurves | None  # None: no configuration has two evaluations in all of its finished runs
+    running: RunningRuns | None  # None: no run is going
     is_simulated: bool  # energy is that of simulated GPUs
     script: Mapping[str, object]
 
@@ -73,6 +75,7 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
     evaluations = evaluations_of(sum(len(run.curves.val) for run in numbers.runs), len(numbers.runs))
     return CurvesSection(
         static=static_curves(groups),
+        running=running_runs(numbers, groups),
         is_simulated=any(run.curves.simulated for run in numbers.runs),
         script={
             "runs": [curve_of(run, most, evaluations) for run in numbers.runs],

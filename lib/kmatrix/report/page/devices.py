@@ -306,6 +306,7 @@ def _script(timelines: Sequence[tuple[RunNumbers, RecordingTimeline]], places: M
                 "s": round(timeline.seconds, 1),
                 "c": timeline.columns,
                 "whole": _longer(run.gpu, timeline),
+                "out": timeline.left_out,
                 "thin": timeline.samples > timeline.columns,
                 "simulated": bool(run.gpu and run.gpu.simulated),
                 "cpu": bool(run.gpu and run.gpu.device_type == CPU),
@@ -314,6 +315,7 @@ def _script(timelines: Sequence[tuple[RunNumbers, RecordingTimeline]], places: M
                     {
                         "l": shown(device.name, 60),
                         "t": device.memory_total,
+                        **({"x": 1} if device.is_lost else {}),
                         **{LANES[quantity]: _columns(lane) for quantity, lane in device.lanes.items()},
                     }
                     for device in timeline.devices

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.groups import PageGroup
-from kmatrix.report.page.parts.text import dollars, duration, fixed, percent, shown, significant, whole
+from kmatrix.report.page.parts.text import dollars, duration, fine, percent, rate, shown, significant, whole
+from kmatrix.report.page.parts.units import TOKEN_ENERGY, unit_of
 from kmatrix.report.page.settings import RunDiffs, run_diffs
 
 MANY_ROWS = 150  # from here on the browser lays out only the rows in view
@@ -84,35 +85,51 @@ def _final_loss(run: RunNumbers) -> float | None:
     return run.final_val_loss if run.counts else None  # the last loss of an unfinished run does not count
 
 
-def _millijoules(run: RunNumbers) -> float | None:
-    per_token = run.gpu.main.joules_per_token if run.gpu else None
-    return None if per_token is None else 1000 * per_token
+def _joules(run: RunNumbers) -> float | None:
+    return run.gpu.main.joules_per_token if run.gpu else None
 
 
 COLUMNS = (
-    RunColumn(title="final loss", number=_final_loss, text=fixed, exact=True),
-    RunColumn(title="best loss", number=lambda run: run.best_val_loss, text=fixed),
+    RunColumn(title="final loss", number=_final_loss, text=fine, exact=True),
+    RunColumn(title="best loss", number=lambda run: run.best_val_loss, text=fine),
     RunColumn(title="steps", number=lambda run: run.steps, text=whole),
-    RunColumn(title="tokens/s", number=lambda run: run.tokens_per_second, text=whole),
+    RunColumn(title="tokens/s", number=lambda run: run.tokens_per_second, text=rate),
     RunColumn(title="MFU", number=lambda run: run.mfu, text=lambda value: percent(value, 1), export="MFU (%)"),
     RunColumn(title="time", number=lambda run: run.seconds, text=duration, exact=True, export="time (s)"),
     RunColumn(title="peak MiB", number=lambda run: run.peak_memory_mib, text=whole),
-    RunColumn(title="mJ/token", number=_millijoules, text=significant),
+    RunColumn(title="energy/token", number=_joules, text=significant),
     RunColumn(title="cost", number=lambda run: run.dollars, text=dollars),
 )
 
 
 def runs(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RunsSection | None:
     """Return the section. A column without any number is left out and named."""
-    known = [column for column in COLUMNS if any(column.number(run) is not None for run in numbers.runs)]
+    known = [
+        _energy_column(numbers.runs) if column.number is _joules else column
+        for column in COLUMNS
+        if any(column.number(run) is not None for run in numbers.runs)
+    ]
     axes = [label for label, values in numbers.axes.items() if len(values) > 1]
     return RunsSection(
         axes=tuple(axes),
         columns=tuple(known),
         rows=tuple(_row(place, numbers.runs[place], axes, known) for place in _order(numbers, groups)),
-        unknown=tuple(column.title for column in COLUMNS if column not in known),
+        unknown=tuple(
+            column.title for column in COLUMNS if not any(column.number(run) is not None for run in numbers.runs)
+        ),
         script=_script(numbers, run_diffs(numbers, groups)),
     )
+
+
+def _energy_column(runs_: Sequence[RunNumbers]) -> RunColumn:
+    """Return the column of the energy per token, in the unit that gives its largest value digits."""
+    size, unit = unit_of(TOKEN_ENERGY, max(value for run in runs_ if (value := _joules(run)) is not None))
+
+    def number(run: RunNumbers) -> float | None:
+        joules = _joules(run)
+        return None if joules is None else joules / size
+
+    return RunColumn(title=f"{unit}/token", number=number, text=significant)
 
 
 def _order(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> list[int]:

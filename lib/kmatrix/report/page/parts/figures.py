@@ -15,6 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 18, 14, 44  # margins of a panel
 LETTER, LINE = 7.0, 13  # size of a letter of a label, and of its line
 POINT = 5.0  # radius of a point with its edge
 CROWD = 12  # points
+MOST_DECIMALS = 8  # of a tick; smaller steps need an exponent
 SAME_COST = 1.005  # ratio of two costs up to which they count as the same
 SHORTEST_RANGE = 9.0  # of a horizontal line that is drawn: shorter ones hide below the point
 OVERSHOOT = 0.02  # share of a strip by which a value beyond its edge is drawn outside
@@ -45,7 +46,11 @@ def nice_ticks(low: float, high: float, most: int = 5) -> tuple[list[float], flo
 def tick_text(value: float, step: float) -> str:
     """Return a tick with as many digits as it needs to differ from the next ones."""
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
-    return f"{value:,.{min(digits, 8)}f}".replace("-", MINUS)
+    if digits > MOST_DECIMALS and value:
+        places = max(0, math.floor(math.log10(abs(value)) + 1e-9) + digits)
+        mantissa, _, exponent = f"{value:.{places}e}".partition("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
+    return f"{value:,.{min(digits, MOST_DECIMALS)}f}".replace("-", MINUS)
 
 
 def far_off(losses: Sequence[float], halves: Sequence[float] = ()) -> float:

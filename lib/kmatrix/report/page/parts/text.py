@@ -59,6 +59,25 @@ def fixed(value: float | None, digits: int = 4) -> str:
     return UNKNOWN if value is None or not known(value) else _with_sign(f"{value:,.{digits}f}")
 
 
+def fine(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many decimals, or with two significant digits where those would show a 0 that is none.
+
+    >>> fine(3.28), fine(0.0, 1), fine(0.00001234), fine(None)
+    ('3.2800', '0.0', '0.000012', '–')
+    """
+    text = fixed(value, digits)
+    return significant(value, 2) if value and known(value) and not ANY_DIGIT.search(text) else text
+
+
+def rate(value: float | None) -> str:
+    """Return a number per second: without decimals, if it is not small.
+
+    >>> rate(41234.5), rate(3.456), rate(0)
+    ('41,234', '3.46', '0')
+    """
+    return significant(value) if value is not None and 0 < abs(value) < 100 else whole(value)
+
+
 def signed(value: float | None, digits: int = 4) -> str:
     """Return a difference with its sign; without one if it rounds to 0.
 
@@ -74,17 +93,22 @@ def whole(value: float | None) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits, without an exponent from 1e-4 to 1e15.
+    """Return a number with so many significant digits, without an exponent from 1e-5 to 1e15.
 
-    >>> significant(0.012345), significant(1234567), significant(2)
-    ('0.0123', '1,230,000', '2.00')
+    >>> significant(0.012345), significant(1234567), significant(2), significant(0.00001234), significant(-1e-7)
+    ('0.0123', '1,230,000', '2.00', '0.0000123', '−1.00e-7')
     """
     if value is None or not known(value):
         return UNKNOWN
     text = f"{value:#.{digits}g}".rstrip(".")
-    if "e" in text and 1e-4 <= abs(value) < 1e15:
-        text = f"{float(text):,.0f}"
-    return text.replace("-", MINUS)
+    if "e" in text and abs(value) < 1e15:
+        number = float(text)
+        if abs(number) >= 1:
+            text = f"{number:,.0f}"
+        elif abs(number) >= 1e-5:
+            text = f"{number:.{digits - 1 - math.floor(math.log10(abs(number)))}f}"
+    mantissa, e, exponent = text.partition("e")
+    return mantissa.replace("-", MINUS) + (f"e{int(exponent)}" if e else "")
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -116,11 +140,13 @@ def p_value(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """Return a duration as a sentence can hold it.
 
-    >>> duration(46.12), duration(750), duration(11_100), duration(700_000)
-    ('46.1 s', '12 min 30 s', '3 h 05 min', '8.1 d')
+    >>> duration(46.12), duration(750), duration(11_100), duration(700_000), duration(0.0312), duration(1e-9)
+    ('46.1 s', '12 min 30 s', '3 h 05 min', '8.1 d', '31 ms', '< 1 ms')
     """
     if seconds is None or not known(seconds):
         return UNKNOWN
+    if 0 < seconds < 0.0995:
+        return "< 1 ms" if seconds < 0.001 else f"{fixed(1000 * seconds, 0)} ms"
     if seconds < 99.95:
         return f"{fixed(seconds, 1)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -183,7 +209,22 @@ def _with_sign(number: str) -> str:
 FILTERS: dict[str, Callable[..., str]] = {
     filter_.__name__: filter_
     for filter_ in (
-        *(shown, name, one_line, fixed, signed, whole, significant, percent, change, p_value, duration, date_time),
+        *(
+            shown,
+            name,
+            one_line,
+            fixed,
+            fine,
+            rate,
+            signed,
+            whole,
+            significant,
+            percent,
+            change,
+            p_value,
+            duration,
+            date_time,
+        ),
         *(gib, big, dollars, plain, counted),
     )
 }

@@ -9,6 +9,7 @@ Unit = tuple[float, str]  # size in the recorded unit, and name
 TIME: tuple[Unit, ...] = ((1.0, "s"), (60.0, "min"), (3600.0, "h"))
 MEMORY: tuple[Unit, ...] = ((1.0, "MiB"), (1024.0, "GiB"))
 ENERGY: tuple[Unit, ...] = ((1.0, "J"), (1e3, "kJ"), (3.6e6, "kWh"))
+TOKEN_ENERGY: tuple[Unit, ...] = ((1e-12, "pJ"), (1e-9, "nJ"), (1e-6, "µJ"), (1e-3, "mJ"), (1.0, "J"))  # per token
 
 
 def unit_of(units: Sequence[Unit], most: float) -> Unit:

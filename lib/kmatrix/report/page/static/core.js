@@ -35,8 +35,14 @@ function signed(value, digits = 4) {
   const text = fixed(value, digits);
   return known(value) && value > 0 && /[1-9]/.test(text) ? `+${text}` : text;
 }
+function fine(value, digits = 4) { // not 0 for what is not 0
+  const text = fixed(value, digits);
+  if (!value || !known(value) || /[1-9]/.test(text)) return text;
+  return (Math.abs(value) < 1e-5 ? value.toExponential(1) : value.toFixed(1 - Math.floor(Math.log10(Math.abs(value))))).replace(/^-/, "−");
+}
 function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
+  if (seconds > 0 && seconds < 0.0995) return seconds < 0.001 ? "< 1 ms" : `${fixed(1000 * seconds, 0)} ms`;
   if (seconds < 99.95) return `${fixed(seconds, 1)} s`;
   const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
   if (minutes < 100) return `${minutes} min ${String(whole % 60).padStart(2, "0")} s`;

@@ -49,10 +49,10 @@ if (D.devices && D.devices.runs) {
       u.ctx.fillRect(x(at), y(k), x(at + 1) - x(at), y(k + 1) - y(k) - gap);
     }));
   }
-  // A device whose line ends before the recording was lost: a cross marks its last value.
+  // A cross marks the last value of a device that was lost; a rank that has ended is not lost.
   function markLost(u, run, key, size) {
     run.d.forEach((device) => {
-      const last = device[key] ? device[key][0].findLastIndex((value) => value != null) : -1;
+      const last = device.x && device[key] ? device[key][0].findLastIndex((value) => value != null) : -1;
       if (last < 0 || last >= run.c - 2) return;
       const x = u.valToPos(((last + 0.5) * run.s) / run.c, "x", true), y = u.valToPos(device[key][0][last] / size, "y", true), arm = 5 * devicePixelRatio;
       u.ctx.strokeStyle = colourOf("bad");
@@ -162,7 +162,8 @@ if (D.devices && D.devices.runs) {
     });
     const thin = run.thin ? `Each point is a column of ${duration(run.s / run.c)}: its mean${heat ? "" : ", with the lowest and the highest as a band"}. ` : "Each point is a sample. ";
     const part = run.whole ? `The recording that can be read holds ${duration(run.s)} of ${duration(run.whole)}. ` : "";
-    $("#timeline-note").replaceChildren(`${run.simulated ? "Simulated, not measured. " : ""}${part}${thin}`, ...keys);
+    const out = run.out ? `${plural(run.out, "node")} left out: when training began there is not known, so it has no place on this time. ` : "";
+    $("#timeline-note").replaceChildren(`${run.simulated ? "Simulated, not measured. " : ""}${part}${out}${thin}`, ...keys);
   }
 
   recordings.forEach((run, k) => select.append(make("option", run.n, { value: String(k) })));

@@ -42,14 +42,14 @@ function legendRow({ group, index }) {
 }
 function readout(group, index, line, first, drawn) { // the cells of a configuration
   const { counted } = membersOf(group), finals = average(counted.map((i) => D.run[i].f));
-  const head = [`${group.runs.filter((i) => shown[i]).length} of ${group.runs.length}`, fixed(finals)];
+  const head = [`${group.runs.filter((i) => shown[i]).length} of ${group.runs.length}`, fine(finals)];
   const step = pointer.at ? pointer.at.steps.get(index) : line?.step[line.step.length - 1];
   if (!line || step == null) return [...head, "", "", "", "", ""];
   const at = nearest(line.step, step);
   const there = first !== undefined && first !== index ? drawn.get(first).step.indexOf(line.step[at]) : -1;
   const mean = (axis) => average(counted.map((i) => { const x = place(i, view.metric, axis); return x ? x[nearest(curve(i, view.metric).step, line.step[at])] : NaN; }));
   return [
-    ...head, fixed(line.step[at], 0), fixed(line.y[at]), there < 0 ? "" : signed(line.y[at] - drawn.get(first).y[there]),
+    ...head, fixed(line.step[at], 0), fine(line.y[at]), there < 0 ? "" : signed(line.y[at] - drawn.get(first).y[there]),
     AXES.time.text(mean("time")), isKnown("energy") ? AXES.energy.text(mean("energy")) : "",
   ];
 }
