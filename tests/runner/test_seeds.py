@@ -89,7 +89,7 @@ def test_an_open_comparison_gets_one_more_seed_in_each_round(matrix):
     )
     assert outcome.exit_code == 0
     assert started(engine)[:8] == ["adamw1", "muon1", "adamw2", "muon2", "adamw3", "muon3", "adamw4", "muon4"]
-    wanted = [line["runs"] for line in read_jsonl(matrix.journal) if line["event"] == "seeds wanted"]
+    wanted = [line["runs"] for line in read_jsonl(matrix.journal) if line["event"] == "runs wanted"]
     assert wanted[0] == [name_of("adamw", 4), name_of("muon", 4)]
     assert notes[0].startswith("looked after 3 seeds: ")
     assert " open" in notes[0]

@@ -281,7 +281,7 @@ def _matrix_counts(progress: RunProgress, hidden: int) -> str:
     parts = [f"{count} {name}" for name, count in done.items()]
     to_come = progress.counts.get("planned", 0) - progress.reserve
     parts += [f"{to_come} pending"] if to_come > 0 else []
-    parts += [f"{progress.reserve} in reserve"] if progress.reserve else []
+    parts += [f"{progress.reserve} {progress.reserve_is}"] if progress.reserve else []
     parts += [f"{hidden} more running"] if hidden > 0 else []
     return ", ".join(parts)
 

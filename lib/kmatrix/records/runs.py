@@ -201,6 +201,7 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     min_difference: Amount | None = None  # nats/token
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
     target_loss: Amount | None = None  # nats/token
+    halving: Count = 0  # of MATRIX_HALVING: the best 1/halving of the configurations of a rung train on; 0: all
 
 
 class MatrixFile(Record, frozen=True, kw_only=True):

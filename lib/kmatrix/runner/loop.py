@@ -39,6 +39,7 @@ from kmatrix.status.cost import MatrixBudget, Spent
 from kmatrix.status.state import (
     DISK,
     MAY_BE_LEFT_OUT,
+    RUNG,
     UNSUCCESSFUL,
     Attempt,
     Ended,
@@ -99,7 +100,7 @@ def drive(
     on_stop: called with the name of the first signal.  cause: called after it, when a run has ended; returns the kind
     and the reason of the stop.  requests_s: time (s) between two reads of the user's requests.
     left: kinds of ends after which the caller starts a run again, and not this call.
-    reserve: plans of adaptive seeds, which the engine has checked, too; executed when `seeds` wants them.
+    reserve: plans of runs that are not wanted so far, checked by the engine, too; executed when `seeds` wants them.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -174,7 +175,7 @@ class _Driver:
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self.open = {plan.name for plan in plans}  # runs of this execution that have not ended
         self._reserve = Reserve(self, self._writer, [plan.name for plan in reserve], seeds, on_note)
-        self._display = RunDisplay(on_progress, self._writer, self._train, self._counted)
+        self._display = RunDisplay(on_progress, self._writer, self._train, self._reserve, self._plans)
         self.requests = RequestWatch(matrix, self, self._writer, requests_s)
         self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None
         self._is_spent = False  # the budget
@@ -282,8 +283,9 @@ class _Driver:
         return self._is_spent
 
     def start(self, name: str) -> None:
-        """Queue a run of the reserve."""
-        self._submit(self._plans[name])
+        """Queue the next attempt of a run of the reserve."""
+        if (plan := self._attempts.next(name, self.states[name])) is not None:
+            self._submit(plan)
 
     def cancel(self, name: str) -> None:
         """Ask an open run to save a checkpoint and exit; one that has not started is never started."""
@@ -305,10 +307,6 @@ class _Driver:
         self._writer.write_matrix(Status.RUNNING)
         self._display.show(name, reason=self.states[name].reason)
         self._reserve.start_wanted()  # a skipped seed is over
-
-    def _counted(self) -> tuple[int, int]:
-        """Return the number of runs that are executed, and of those in reserve."""
-        return len(self._plans) - len(self._reserve.names), len(self._reserve.names)
 
     def write(self, name: str) -> None:
         """Write the status of a run."""
@@ -450,6 +448,8 @@ class _Driver:
             self._submit_retry(again)
         else:
             self._curves.add(plan.dir, plan.attempt)
+        if end.kind == RUNG:
+            self._reserve.put_back(plan.name)
         if end.kind == DISK:
             self._hold_back()
         if not stopping:
@@ -481,7 +481,7 @@ class _Driver:
 
     def _submit(self, plan: RunPlan) -> None:
         """Queue a further attempt of a run."""
-        self._plans[plan.name] = plan
+        plan = self._plans[plan.name] = self._reserve.until(plan)
         self.open.add(plan.name)
         self._watch(plan)
         self.jobs |= self._engine.submit([plan])

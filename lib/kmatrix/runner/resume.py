@@ -21,6 +21,7 @@ from kmatrix.runner.seeds import SeedRounds, as_requested, seed_rounds
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.outcomes import NOT_NEEDED
+from kmatrix.status.selection.select import selects
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
 from kmatrix.text import plural
@@ -63,10 +64,10 @@ def reopen(
     plans, skipped, stays = [], {}, {}
     damaged = []
     estimates = _Estimates(matrix, limits)
-    # Adaptive seeds need all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
-    auto = read_matrix_file_or_empty(matrix).verdict.seeds_auto
-    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if auto else {}
-    rounds, states = seed_rounds(matrix, records) if auto else None, {}
+    rules = read_matrix_file_or_empty(matrix).verdict
+    # A selection needs all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
+    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if selects(rules) else {}
+    rounds, states = seed_rounds(matrix, records) if selects(rules) else None, {}
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), records.get(run.name) or read_run_file_or_empty(run)
         train = record.train
@@ -85,16 +86,18 @@ def reopen(
             # A job's time limit needs an estimate with a basis, not one that only orders runs.
             expected_s = estimates.known_s(record) if gpus is None else estimates.expected_s(record)
             # Seed by seed, not the longest first: a verdict needs the first seeds of all configurations.
-            plan = run_plan(run, record, attempt, command, None if rounds else expected_s)
+            plan = run_plan(run, record, attempt, command, None if rules.seeds_auto else expected_s)
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
     requests = read_requests(matrix)
     reserve: list[RunPlan] = []
     if rounds is not None:
-        plans.sort(key=lambda plan: rounds.place(plan.name))
+        if rules.seeds_auto:
+            plans.sort(key=lambda plan: rounds.place(plan.name))
         now = {name: as_requested(state, requests.get(name)) for name, state in states.items()}
         skipped_by_user = {name for name, request in requests.items() if request.request is Request.SKIP}
         pending = {plan.name for plan in plans} - skipped_by_user  # also if they failed, or could not run, before
         wanted = rounds.wanted(now, pending)
+        plans = [replace(plan, until=wanted.get(plan.name)) for plan in plans]
         if not unasked:
             reserve = [plan for plan in plans if plan.name not in wanted]
             plans = [plan for plan in plans if plan.name in wanted]
@@ -245,14 +248,23 @@ def describe_plan(plan: ResumePlan) -> list[str]:
         for one in plan.plans
     ]
     lines += [f"{name}: skipped, {why}" for name, why in plan.skipped.items()]
-    if plan.reserve:
-        lines.append(f"{plural(len(plan.reserve), 'run')} in reserve: {NOT_NEEDED}")
+    lines += _describe_reserve(plan)
     for status in Status:
         count = sum(state.status is status for state in plan.stays.values())
         if count:
             hint = " (RETRY_FAILED=1 retries)" if status is Status.FAILED else ""
             lines.append(f"{count} {status}: unchanged{hint}")
     return lines
+
+
+def _describe_reserve(plan: ResumePlan) -> list[str]:
+    """Return why the runs in reserve are not executed: one line, or one for each rung."""
+    places = {} if plan.seeds is None else plan.seeds.places()
+    found = Counter(places[one.name].text if one.name in places else NOT_NEEDED for one in plan.reserve)
+    return [
+        f"{plural(number, 'run')} in reserve: {why}" if why == NOT_NEEDED else f"{plural(number, 'run')} {why}"
+        for why, number in sorted(found.items())
+    ]
 
 
 def _describe_attempt(plan: RunPlan) -> str:

@@ -43,6 +43,7 @@ from kmatrix.status.state import (
     NCCL,
     NOT_STARTED,
     PREEMPTED,
+    RUNG,
     Attempt,
     JobState,
 )
@@ -163,6 +164,10 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
         kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
         if not reason:
             return RunEnd(status=Status.FINISHED, result=result)
+    # A stop that came while it saved makes no difference.
+    elif status == Status.STOPPED and kind == RUNG:
+        assert result is not None
+        return RunEnd(status=Status.STOPPED, kind=RUNG, reason=result.reason or "waits at a rung", result=result)
     # The place of the run came to its end, not the run itself.
     elif job is not None and job.kind in ELSEWHERE and kind not in OWN_FAULT:
         reason = redact(printable(job.reason or job.kind))

@@ -39,6 +39,7 @@ class SeedEnd:
     """A seed that is over. loss: as in `kmatrix.verdict.family.Losses`."""
 
     loss: float | None
+    step: int | None = field(default=None, compare=False)  # at its end; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ def end_of(state: RunState, train: TrainFields, result: Callable[[], RunResult |
     """
     if state.status is Status.FINISHED:
         found = result()
-        return SeedEnd(None if found is None else _loss(found))
+        return SeedEnd(None) if found is None else SeedEnd(_loss(found), found.step)
     if state.status in OPEN:
         return None
     if state.status is Status.FAILED and state.last is not None:
@@ -224,6 +225,19 @@ class AdaptiveSeeds:
                 last = self._rounds[place] = _Round(losses, replay(losses, family.rules))
             found |= {family.runs[name, seed] for name, seed in last.replay.wanted if seed not in losses[name]}
         return frozenset(found)
+
+    def targets(
+        self,
+        ends: Mapping[str, SeedEnd],
+        at_rungs: Mapping[str, Mapping[int, float]],  # noqa: ARG002  (as of successive halving)
+    ) -> dict[str, int | None]:
+        """Return the runs to execute now, as `wanted`, each to its end. at_rungs: there are none."""
+        return dict.fromkeys(self.wanted(ends))
+
+    @property
+    def rungs(self) -> dict[str, tuple[int, ...]]:
+        """No rungs: its runs train to their end."""
+        return {}
 
     def reserve(self, statuses: Mapping[str, Status], wanted: Collection[str]) -> frozenset[str]:
         """Return the runs that wait, and that nobody executes unless the verdict wants them later. wanted: now."""

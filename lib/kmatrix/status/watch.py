@@ -72,6 +72,7 @@ class RunProgress:
     left_s: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # status -> runs of the matrix
     reserve: int = 0  # planned runs that are not needed so far
+    reserve_is: str = "in reserve"  # what they are called
     alerts: tuple[Alert, ...] = ()  # active ones
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
 from kmatrix.records.runs import Status
 from kmatrix.records.train_config import TrainFields
+from kmatrix.runner.seeds import Reserve
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.state import JobState, RunPlan
 from kmatrix.status.watch import RunProgress, RunUpdate
@@ -23,10 +25,12 @@ class RunDisplay:
         on_progress: Callable[[RunProgress], None] | None,
         writer: StatusWriter,
         train: Mapping[str, TrainFields],
-        counted: Callable[[], tuple[int, int]],
+        reserve: Reserve,
+        planned: Mapping[str, RunPlan],
     ) -> None:
-        """Create the display. counted: returns the number of runs that are executed, and of those in reserve."""
-        self._on_progress, self._writer, self._train, self._counted = on_progress, writer, train, counted
+        """Create the display. planned: the runs of this execution, those in reserve included."""
+        self._on_progress, self._writer, self._train = on_progress, writer, train
+        self._reserve, self._planned = reserve, planned
         self._places: dict[str, int] = {}  # run -> its place in the order of starts, from 1
 
     def started(self, name: str) -> None:
@@ -49,12 +53,12 @@ class RunDisplay:
         if note and status is not Status.RUNNING:
             status = Status.PLANNED  # it waits for its next attempt
         train = self._train.get(name)
-        total, reserve = self._counted()
+        reserve = len(self._reserve.names)
         self._on_progress(
             RunProgress(
                 run=name,
                 index=self._places.get(name, 0),
-                total=total,
+                total=len(self._planned) - reserve,
                 status=status,
                 reason=reason,
                 note=note,
@@ -66,11 +70,18 @@ class RunDisplay:
                 tokens_per_second=update.tokens_per_second if update else None,
                 elapsed_s=_elapsed_s(job) if job else None,
                 left_s=update.left_s if update and status is Status.RUNNING else None,
-                counts=self._writer.counts(),
+                counts=self._counts(),
                 reserve=reserve,
+                reserve_is=self._reserve.word,
                 alerts=update.alerts.active if update else (),
             )
         )
+
+    def _counts(self) -> dict[str, int]:
+        """Return status -> number of runs; those that wait or were ended at a rung are in reserve, and not stopped."""
+        stopped = sum(self._writer.states[name].status is Status.STOPPED for name in self._reserve.names)
+        found = Counter(self._writer.counts()) + Counter({Status.PLANNED.value: stopped})
+        return dict(found - Counter({Status.STOPPED.value: stopped}))
 
 
 def ignoring_errors(display: Callable[[T], None]) -> Callable[[T], None]:

@@ -1,0 +1,221 @@
+"""Successive halving in the runner: rungs, survivors, failures, kills, requests and budgets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from halved import MAX_ITERS, HalvedEngine, halved_matrix
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import read_run_file
+from kmatrix.records.states import Request, change_requests
+from kmatrix.runner.archive import archive_results
+from kmatrix.runner.loop import EXIT_FAILED, drive
+from kmatrix.runner.resume import describe_plan, reopen
+from kmatrix.runner.seeds import seed_rounds
+from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.status_file import recover_status
+from scripted import FAIL, NAN, name_of
+
+NINE = "abcdefghi"
+FIRST, SECOND = 10, 30  # rungs of 9 configurations at 90 steps, with evaluations after each 5
+# At the first rung c, f and i are best; at the second one i, whose loss was the worst of the three before.
+CURVES = {name: {5: 5.0, FIRST: 4.0 + place / 100} for place, name in enumerate(NINE)}
+CURVES["c"] = {FIRST: 3.1, SECOND: 2.9, MAX_ITERS: 2.8}
+CURVES["f"] = {FIRST: 3.2, SECOND: 2.8, MAX_ITERS: 2.7}
+CURVES["i"] = {FIRST: 3.3, SECOND: 2.7, MAX_ITERS: 2.6}
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    folder = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
+    folder.path.mkdir()
+    return folder
+
+
+def run(matrix, engine, *, names=None, budget=None, unasked=False, retry_failed=False, on_progress=None):
+    plan = reopen(matrix, (), names=names, unasked=unasked, retry_failed=retry_failed)
+    return drive(
+        matrix,
+        plan.plans,
+        engine,
+        reserve=plan.reserve,
+        seeds=plan.seeds,
+        budget=budget,
+        on_progress=on_progress,
+        poll_s=0.0,
+        requests_s=1e-9,
+    )
+
+
+def wanted_of(matrix):
+    """Return the runs that are wanted now, and why the others are not."""
+    records = {run.name: read_run_file(run) for run in matrix.runs()}
+    states = {run.name: recover_status(run, has_runner=False) for run in matrix.runs()}
+    rounds = seed_rounds(matrix, records)
+    return dict(rounds.wanted(states)), {name: place.text for name, place in rounds.places().items()}
+
+
+def steps_of(engine):
+    return {name.split("_")[1]: steps for name, steps in engine.steps.items()}
+
+
+STEPS = dict.fromkeys(NINE, FIRST) | {"c": SECOND, "f": SECOND, "i": MAX_ITERS}
+
+
+def test_each_rung_keeps_the_best_third_and_the_matrix_is_finished(matrix):
+    halved_matrix(matrix, NINE)
+    engine = HalvedEngine(CURVES)
+    shown = []
+    outcome = run(matrix, engine, on_progress=shown.append)
+    assert outcome.exit_code == 0
+    assert steps_of(engine) == STEPS
+    assert engine.asked[:9] == [(name_of(name, 1), FIRST) for name in NINE]
+    assert engine.asked[9:] == [*((name_of(name, 1), SECOND) for name in "cfi"), (name_of("i", 1), None)]
+    assert read_json(matrix.status)["status"] == "finished"
+    lines = list(read_jsonl(matrix.journal))
+    assert [line["text"] for line in lines if "text" in line] == [
+        "step 10: 3 of 9 configurations train on: c (3.1000), f (3.2000), i (3.3000)",
+        "step 30: 1 of 3 configurations train on: i (2.7000)",
+    ]
+    assert max(update.total for update in shown) == 9
+    # Nothing is left, and `continue` says why.
+    wanted, why = wanted_of(matrix)
+    assert wanted == {}
+    assert why[name_of("a", 1)] == "ended at step 10: not among the best 3 of 9"
+    assert why[name_of("c", 1)] == "ended at step 30: not among the best one of 3"
+    assert name_of("i", 1) not in why
+    plan = reopen(matrix, ())
+    assert (plan.plans, len(plan.reserve)) == ((), 8)
+    assert describe_plan(plan)[:2] == [
+        "6 runs ended at step 10: not among the best 3 of 9",
+        "2 runs ended at step 30: not among the best one of 3",
+    ]
+    again = HalvedEngine(CURVES)
+    assert run(matrix, again).exit_code == 0
+    assert again.started == []
+
+
+def test_a_runner_that_dies_at_any_moment_changes_neither_the_survivors_nor_the_steps(matrix):
+    halved_matrix(matrix, NINE)
+    dice = random.Random(5)
+    done, starts = {}, 0
+    while True:
+        engine = HalvedEngine(CURVES)
+        engine.kill_after = dice.randrange(4)
+        try:
+            run(matrix, engine)
+        except KeyboardInterrupt:
+            starts += len(engine.started)
+        else:
+            starts += len(engine.started)
+        for name, steps in steps_of(engine).items():
+            done[name] = done.get(name, 0) + steps
+        if not wanted_of(matrix)[0]:
+            break
+    assert done == STEPS
+    assert run(matrix, HalvedEngine(CURVES)).exit_code == 0
+    assert starts == 13
+    assert read_json(matrix.status)["status"] == "finished"
+
+
+def test_the_first_recorded_loss_of_a_rung_counts(matrix):
+    """A survivor whose checkpoint is lost evaluates the rung again, with another loss."""
+    halved_matrix(matrix, NINE)
+    engine = HalvedEngine(CURVES)
+    engine.kill_after = 9
+    with pytest.raises(KeyboardInterrupt):
+        run(matrix, engine)
+    for name in "cfi":
+        (matrix.run(name_of(name, 1)).path / "scripted_step").unlink()
+    again = HalvedEngine(CURVES)
+    again.noise = 2.0
+    assert run(matrix, again).exit_code == 0
+    assert steps_of(again) == {"c": SECOND, "f": SECOND, "i": MAX_ITERS}
+    assert {name for name, why in wanted_of(matrix)[1].items() if "step 10" in why} == {
+        name_of(name, 1) for name in NINE if name not in "cfi"
+    }
+
+
+def test_diverged_and_failed_configurations_are_last(matrix):
+    curves = {**CURVES, "c": {7: NAN}, "f": {FIRST: 3.0, 20: FAIL}}
+    halved_matrix(matrix, NINE)
+    engine = HalvedEngine(curves, always=True)
+    assert run(matrix, engine).exit_code == EXIT_FAILED
+    # c has diverged before the first rung: a is third there. f fails twice before the second one.
+    attempts = [attempt for name, attempt in engine.started if name == name_of("f", 1)]
+    assert attempts == [1, 2, 3]  # to the first rung, and two that fail
+    assert [name for name, attempt in engine.started if name == name_of("c", 1)] == [name_of("c", 1)]
+    assert steps_of(engine)["i"] == MAX_ITERS
+    assert steps_of(engine)["a"] == SECOND
+    assert wanted_of(matrix)[0] == {}
+    assert read_json(matrix.status)["status"] == "failed"
+
+
+def test_all_configurations_diverge_and_nothing_is_wanted(matrix):
+    halved_matrix(matrix, "abc")
+    engine = HalvedEngine({name: {3: NAN} for name in "abc"})
+    assert run(matrix, engine).exit_code == EXIT_FAILED
+    assert wanted_of(matrix)[0] == {}
+    assert len(engine.started) == 3
+
+
+def test_the_mean_over_seeds_decides(matrix):
+    halved_matrix(matrix, "abc", seeds=2)
+    curves = {
+        "a": [{30: 3.0}, {30: 3.5}],
+        "b": [{30: 3.1}, {30: 3.2}],
+        "c": [{30: 2.9}, {30: 3.7}],
+    }
+    engine = HalvedEngine(curves)
+    assert run(matrix, engine).exit_code == 0
+    finished = [run.name for run in matrix.runs() if recover_status(run, has_runner=False).status == "finished"]
+    assert finished == [name_of("b", 1), name_of("b", 2)]
+
+
+def test_a_held_run_is_waited_for_and_a_skipped_one_is_not(matrix):
+    halved_matrix(matrix, NINE)
+    change_requests(matrix, [name_of("c", 1)], Request.HOLD)
+    engine = HalvedEngine(CURVES)
+    run(matrix, engine)
+    assert len(engine.started) == 8
+    assert wanted_of(matrix)[0] == {name_of("c", 1): FIRST}
+    assert read_json(matrix.status)["status"] == "stopped"
+    change_requests(matrix, [name_of("c", 1)], None)
+    change_requests(matrix, [name_of("c", 1)], Request.SKIP)
+    again = HalvedEngine(CURVES)
+    assert run(matrix, again).exit_code == EXIT_FAILED
+    assert steps_of(again) == {"a": 20, "f": 20, "i": 80}
+
+
+def test_a_named_run_is_continued_although_a_rung_has_ended_it(matrix):
+    halved_matrix(matrix, NINE)
+    run(matrix, HalvedEngine(CURVES))
+    engine = HalvedEngine(CURVES)
+    assert run(matrix, engine, names={name_of("a", 1)}, unasked=True).exit_code == 0
+    assert engine.asked == [(name_of("a", 1), None)]
+    assert steps_of(engine) == {"a": MAX_ITERS - FIRST}
+    # Its final loss does not compete with that of the survivors.
+    assert wanted_of(matrix)[0] == {}
+
+
+def test_a_rerun_of_a_run_trains_it_to_the_rung_again(matrix):
+    halved_matrix(matrix, NINE)
+    run(matrix, HalvedEngine(CURVES))
+    archive_results(matrix, [matrix.run(name_of("a", 1))])
+    assert wanted_of(matrix)[0] == {name_of("a", 1): FIRST}
+    engine = HalvedEngine(CURVES)
+    assert run(matrix, engine, names={name_of("a", 1)}, unasked=True).exit_code == 0
+    assert steps_of(engine) == {"a": FIRST}
+    assert wanted_of(matrix)[0] == {}
+
+
+def test_a_budget_stops_the_matrix_between_two_rungs(matrix):
+    halved_matrix(matrix, NINE)
+    engine = HalvedEngine(CURVES)
+    run(matrix, engine, budget=MatrixBudget(hours=8.5 / 3600))
+    assert steps_of(engine) == dict.fromkeys(NINE, FIRST)
+    assert sorted(wanted_of(matrix)[0].values()) == [SECOND] * 3
+    assert read_json(matrix.status)["status"] == "stopped"
