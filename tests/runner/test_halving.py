@@ -98,7 +98,7 @@ def test_each_rung_keeps_the_best_third_and_the_matrix_is_finished(matrix):
     assert again.started == []
 
 
-def test_a_runner_that_dies_at_any_moment_changes_neither_the_survivors_nor_the_steps(matrix):
+def test_a_runner_that_dies_at_any_time_changes_neither_the_survivors_nor_the_steps(matrix):
     halved_matrix(matrix, NINE)
     dice = random.Random(5)
     done, starts = {}, 0

@@ -449,7 +449,7 @@ class _Driver:
         else:
             self._curves.add(plan.dir, plan.attempt)
         if end.kind == RUNG:
-            self._reserve.put_back(plan.name)
+            self._reserve.add(plan.name)
         if end.kind == DISK:
             self._hold_back()
         if not stopping:

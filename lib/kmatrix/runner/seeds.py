@@ -99,7 +99,7 @@ class Reserve:
 
     @property
     def word(self) -> str:
-        """What its runs are called in counts."""
+        """The word for its runs in counts."""
         return IN_RESERVE if self._rounds is None or not self._rounds.has_rungs else AT_RUNG
 
     def start_wanted(self) -> None:
@@ -121,8 +121,8 @@ class Reserve:
             if not is_left_out(states[name]):  # else it waits for its release
                 self._runs.start(name)
 
-    def put_back(self, name: str) -> None:
-        """Take a run that waits at a rung into the reserve."""
+    def add(self, name: str) -> None:
+        """Add a run that waits at a rung."""
         if self._rounds is not None:
             self.names[name] = None
 

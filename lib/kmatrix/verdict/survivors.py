@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.verdict.family import Losses
+from kmatrix.verdict.halving import Rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ AtRungs = Mapping[str, Mapping[int, SeedAtRungs]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """A step at which configurations are compared, and the best of them train on."""
+class DecidedRung:
+    """A rung that all its configurations have reached, and the best of them train on."""
 
     step: int
     losses: Mapping[str, float | None]  # configuration -> mean over its seeds; infinity: diverged; None: failed
@@ -55,14 +56,14 @@ class Rung:
 class HalvingReplay:
     """What a process that looks after each rung has decided by now."""
 
-    rungs: tuple[Rung, ...]  # that all their configurations have passed
+    rungs: tuple[DecidedRung, ...]  # that all their configurations have passed
     alive: tuple[str, ...]  # configurations that no rung has ended
     waits_at: int | None  # the next rung, that not all of these have passed; None after the last rung
     # (configuration, seed) -> the step to train it to now, None: to its end. Empty: halving is over.
     wanted: Mapping[tuple[str, int], int | None]
 
     @property
-    def ended_at(self) -> dict[str, Rung]:
+    def ended_at(self) -> dict[str, DecidedRung]:
         """Configuration -> the rung that ended it."""
         return {name: rung for rung in self.rungs for name in rung.losses if name not in rung.kept}
 
@@ -76,20 +77,16 @@ def survivors(losses: Mapping[str, float | None], keep: int) -> tuple[str, ...]:
     return tuple(sorted(known, key=lambda name: (known[name], name))[:keep])
 
 
-def replay_halving(runs: AtRungs, rungs: Sequence[int], eta: int) -> HalvingReplay:
-    """Return the decisions at the rungs so far, and the runs that are wanted now.
-
-    rungs: their steps, ascending.  eta: the best 1/eta of the configurations of a rung, rounded up, survive it.
-    """
-    alive, keep = tuple(runs), len(runs)
-    decided: list[Rung] = []
-    for step in rungs:
+def replay_halving(runs: AtRungs, rungs: Sequence[Rung]) -> HalvingReplay:
+    """Return the decisions at the rungs so far, and the runs that are wanted now."""
+    alive = tuple(runs)
+    decided: list[DecidedRung] = []
+    for step, keep in ((rung.step, rung.keep) for rung in rungs):
         coming = [(name, seed) for name in alive for seed, run in runs[name].items() if not run.has_passed(step)]
         if coming:
             return HalvingReplay(rungs=tuple(decided), alive=alive, waits_at=step, wanted=dict.fromkeys(coming, step))
-        keep = math.ceil(keep / eta)
         losses = {name: _mean([run.at(step) for run in runs[name].values()]) for name in alive}
-        rung = Rung(step=step, losses=losses, kept=survivors(losses, keep))
+        rung = DecidedRung(step=step, losses=losses, kept=survivors(losses, keep))
         decided.append(rung)
         alive = rung.kept
     wanted = {(name, seed): None for name in alive for seed, run in runs[name].items() if not run.over}

@@ -49,6 +49,7 @@ from kmatrix.runner.resume import (
 )
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import disks, how_full, what_to_do
+from kmatrix.status.selection.select import selects
 from kmatrix.status.state import is_left_out
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
@@ -109,7 +110,7 @@ def add(arguments: Arguments) -> int:
 
         return submit_runs(matrix, arguments, names)
     # A new configuration, or a higher maximum, may need further seeds of those that were there.
-    chosen = None if plan.verdict.seeds_auto else set(names)
+    chosen = None if selects(plan.verdict) else set(names)
     return run_and_report(matrix, reopen(matrix, plan.gpus, names=chosen), gpus=plan.gpus, recorders=recorders)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from kmatrix.records.runs import Status
 from kmatrix.status.outcomes import Family, SeedEnd
-from kmatrix.verdict.survivors import HalvingReplay, Rung, SeedAtRungs, replay_halving
+from kmatrix.verdict.halving import Rung
+from kmatrix.verdict.survivors import DecidedRung, HalvingReplay, SeedAtRungs, replay_halving
 
 MOST_NAMED = 4  # configurations of a rung in one line of the journal
 IN_RESERVE = (Status.PLANNED, Status.STOPPED)
@@ -18,14 +19,14 @@ class HalvedFamily:
     """Configurations with comparable losses, and their rungs."""
 
     family: Family
-    rungs: tuple[int, ...]  # steps, ascending
+    rungs: tuple[Rung, ...]  # first to last
+    max_iters: int  # steps of a complete run
 
 
 @dataclass(slots=True)
 class Halving:
     """The runs that successive halving wants, by the losses at the rungs so far."""
 
-    eta: int
     halved: Sequence[HalvedFamily]
     _replays: tuple[HalvingReplay, ...] = ()
     _logged: dict[int, int] = field(default_factory=dict)  # rungs of each family that `decisions` has yielded
@@ -43,7 +44,7 @@ class Halving:
     @property
     def rungs(self) -> dict[str, tuple[int, ...]]:
         """The steps of the rungs of each run."""
-        return {run: one.rungs for one in self.halved for run in one.family.runs.values()}
+        return {run: tuple(rung.step for rung in one.rungs) for one in self.halved for run in one.family.runs.values()}
 
     def targets(
         self, ends: Mapping[str, SeedEnd], at_rungs: Mapping[str, Mapping[int, float]]
@@ -52,9 +53,7 @@ class Halving:
 
         ends: of the runs that are over.  at_rungs: run -> step of a rung -> loss there.
         """
-        self._replays = tuple(
-            replay_halving(_known(one.family, ends, at_rungs), one.rungs, self.eta) for one in self.halved
-        )
+        self._replays = tuple(replay_halving(_known(one.family, ends, at_rungs), one.rungs) for one in self.halved)
         return {
             one.family.runs[key]: step
             for one, replay in zip(self.halved, self._replays, strict=True)
@@ -79,12 +78,33 @@ class Halving:
                     found[run] = RungPlace(step=replay.waits_at)
         return found
 
+    def legs(self) -> Iterator[Leg]:
+        """Yield the parts of the training that follow the rungs that runs train to now, in the order of steps."""
+        for one, replay in zip(self.halved, self._replays, strict=True):
+            if replay.waits_at is None:
+                continue
+            seeds = len(one.family.runs) / max(1, len(one.family.configurations))
+            coming = [rung for rung in one.rungs if rung.step >= replay.waits_at]
+            for rung, end in zip(coming, [*(rung.step for rung in coming[1:]), one.max_iters], strict=True):
+                until = None if end == one.max_iters else end
+                run_steps = round(rung.keep * seeds * (end - rung.step))
+                yield Leg(configurations=rung.keep, until=until, run_steps=run_steps)
+
     def decisions(self) -> Iterator[str]:
         """Yield a line per rung that was decided since the last call."""
         for place, replay in enumerate(self._replays):
             for rung in replay.rungs[self._logged.get(place, 0) :]:
                 yield described(rung)
             self._logged[place] = len(replay.rungs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """A part of the training between two rungs, or after the last one."""
+
+    configurations: int
+    until: int | None  # step of the next rung, None: its end
+    run_steps: int  # steps of all its runs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +122,7 @@ class RungPlace:
 
     @property
     def text(self) -> str:
-        """What a reader of its status sees."""
+        """The words for it, after the name or the number of runs."""
         if self.kept is None:
             return f"waiting at step {self.step:,} for the other configurations"
         if not self.kept:
@@ -111,7 +131,7 @@ class RungPlace:
         return f"ended at step {self.step:,}: not among {best} of {self.of}"
 
 
-def described(rung: Rung) -> str:
+def described(rung: DecidedRung) -> str:
     """Return `step 500: 3 of 9 configurations train on: muon (3.2104), ...`."""
     named = [f"{name} ({rung.losses[name]:.4f})" for name in rung.kept[:MOST_NAMED]]
     more = [f"{len(rung.kept) - MOST_NAMED} more"] if len(rung.kept) > MOST_NAMED else []

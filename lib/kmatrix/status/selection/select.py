@@ -9,7 +9,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import AxisEntry, RunFile, Status, VerdictRules, read_matrix_file_or_empty
 from kmatrix.status.outcomes import AdaptiveSeeds, Family, SeedEnd, families_of
 from kmatrix.status.selection.halving import HalvedFamily, Halving
-from kmatrix.verdict.halving import rungs
+from kmatrix.verdict.halving import Rung, rungs
 
 
 class Selection(Protocol):
@@ -52,18 +52,19 @@ def selection_of(
 
 def halving_of(rules: VerdictRules, families: Sequence[Family], records: Mapping[str, RunFile]) -> Halving:
     """Return the successive halving of these families."""
-    return Halving(rules.halving or 0, [_halved(family, rules.halving or 0, records) for family in families])
+    return Halving([_halved(family, rules.halving, records) for family in families])
 
 
 def _halved(family: Family, eta: int, records: Mapping[str, RunFile]) -> HalvedFamily:
     """Return a family with its rungs; without any if its runs do not say when they evaluate."""
     trains = [records[run].train for run in family.runs.values()]
-    steps: tuple[int, ...] = ()
-    if all(train.max_iters and train.eval_interval for train in trains):
-        max_iters = min(train.max_iters or 0 for train in trains)
-        interval = max(train.eval_interval or 0 for train in trains)
-        steps = rungs(max_iters, len(family.configurations), eta, interval)
-    return HalvedFamily(family=family, rungs=steps)
+    max_iters = min((train.max_iters or 0 for train in trains), default=0)
+    interval = max((train.eval_interval or 0 for train in trains), default=0)
+    warmup = max((train.warmup_steps or 0 for train in trains), default=0)
+    known: tuple[Rung, ...] = ()
+    if max_iters and interval:
+        known = rungs(max_iters, len(family.configurations), eta, eval_interval=interval, warmup=warmup)
+    return HalvedFamily(family=family, rungs=known, max_iters=max_iters)
 
 
 def selection_of_matrix(matrix: MatrixDir, records: Mapping[str, RunFile]) -> AdaptiveSeeds | Halving | None:

@@ -40,7 +40,7 @@ class Estimates:
     def with_estimates(self, views: Sequence[RunView], *, on_cluster: bool) -> list[RunView]:
         """Return the views, those of open runs with the time left, the cost, and their start and end."""
         here = MeasuredRuns(self._measured(views))
-        left = [(view, *self._left(view, here)) for view in views if view.to_come]
+        left = [(view, *_to_rung(view, *self._left(view, here))) for view in views if view.to_come]
         open_runs = [(view, left_s) for view, left_s, _ in left]
         # Jobs of a cluster run at the same time; here, runs wait for each other.
         spans = {view.name: _span_of_job(view, s) for view, s in open_runs} if on_cluster else self._spans(open_runs)
@@ -53,7 +53,8 @@ class Estimates:
         for view in views:
             # Without the work that killed attempts lost: a run like it will not lose it.
             train, elapsed = self._train(view), view.worked_s
-            if view.status is Status.FINISHED and view.step and elapsed:
+            has_ended = view.status is Status.FINISHED or view.rung is not None
+            if has_ended and view.step and elapsed:
                 found.append(Measured(train, elapsed, view.step))
             elif view.status is Status.RUNNING and view.left_s is not None and elapsed and view.max_iters:
                 found.append(Measured(train, elapsed + view.left_s, view.max_iters))
@@ -98,6 +99,16 @@ class Estimates:
 
     def _train(self, view: RunView) -> TrainFields:
         return self._records[view.name].train
+
+
+def _to_rung(
+    view: RunView, left_s: float | None, source: EstimateSource | None
+) -> tuple[float | None, EstimateSource | None]:
+    """Return the time left (s) until the rung that a run trains to, if it does not train to its end."""
+    step = view.step or 0
+    if left_s is None or view.until is None or view.max_iters is None or view.max_iters <= step:
+        return left_s, source
+    return left_s * max(0, view.until - step) / (view.max_iters - step), source
 
 
 def completed(view: RunView, train: TrainFields, known: Estimate = ENDED) -> RunView:

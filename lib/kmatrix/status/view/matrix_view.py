@@ -12,6 +12,7 @@ from kmatrix.status.activity import Activity
 from kmatrix.status.disk_space import FullDisk
 from kmatrix.status.estimate import EstimateSource
 from kmatrix.status.run_jobs import MatrixJobs, RunJob
+from kmatrix.status.selection.halving import Leg, RungPlace
 
 TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)  # of runs that have not ended for good
 
@@ -84,7 +85,9 @@ class RunView:
     alerts: tuple[str, ...] = ()  # active ones
     reused_from: str = ""
     missing: bool = False  # it has no run.json: `continue` makes it again
-    reserve: bool = False  # a seed that is not needed so far
+    reserve: bool = False  # it is not needed so far: a seed, or a run that waits or was ended at a rung
+    rung: RungPlace | None = None  # of a run in reserve, with successive halving
+    until: int | None = None  # the rung that it trains to now, None: its end
     trackers: tuple[SyncStatus, ...] = ()
     job: RunJob | None = None  # on a cluster; None on one machine, and without a job
     ends: tuple[str, ...] = ()  # how the attempts before the last one ended: kinds, or statuses without a kind
@@ -107,6 +110,14 @@ class FurtherSeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherRungs:
+    """What successive halving has to do after the rungs that runs train to now."""
+
+    legs: tuple[Leg, ...]
+    whole_s: float | None  # seconds until the end of the matrix, by its steps; None: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixView:
     """The current values of a matrix."""
 
@@ -125,6 +136,7 @@ class MatrixView:
     full_disk: FullDisk | None = None  # that its running runs wait for
     jobs: MatrixJobs | None = None  # on a cluster; None on one machine
     seeds: FurtherSeeds | None = None  # with adaptive seeds, while there are runs in reserve
+    rungs: FurtherRungs | None = None  # with successive halving, before its last rung is decided
 
     @property
     def is_active(self) -> bool:

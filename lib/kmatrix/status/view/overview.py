@@ -102,6 +102,7 @@ class Overview:
             full_disk=self._full_disk(views) if running else None,
             jobs=jobs_of(self._activity, ((view.name, view.status) for view in views), self._requests()),
             seeds=further,
+            rungs=self._seeds.further_rungs(views, left_s),
         )
 
     def _requests(self) -> Mapping[str, RunRequest]:

@@ -1,4 +1,4 @@
-"""The adaptive seeds of a matrix in its view: which runs are in reserve, and how long further seeds would take."""
+"""The selection of a matrix in its view: which runs are in reserve, and how long further seeds or rungs would take."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from dataclasses import replace
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import MatrixFile, RunFile, RunResult, read_matrix_file_or_empty
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, end_of, families_of
+from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, end_of
+from kmatrix.status.selection.halving import Halving
+from kmatrix.status.selection.rung_losses import RungLosses
+from kmatrix.status.selection.select import selection_of, selects
 from kmatrix.status.state import RunState
 from kmatrix.status.view.changes import FilesRead, changed
-from kmatrix.status.view.matrix_view import FurtherSeeds, RunView
+from kmatrix.status.view.matrix_view import FurtherRungs, FurtherSeeds, RunView
 
 Estimated = Callable[[Sequence[RunView]], Sequence[RunView]]  # views -> the same with their estimates
 
 
 class SeedsOfView:
-    """The adaptive seeds of a matrix; matrix.json is read again only if it has changed."""
+    """The selection of a matrix, if it has one; matrix.json is read again only if it has changed."""
 
     def __init__(self, matrix: MatrixDir, records: Mapping[str, RunFile]) -> None:
         """Create it. records: run -> its run.json, which may change between two calls."""
@@ -26,14 +29,15 @@ class SeedsOfView:
         self._files = FilesRead()
         self._ends: dict[str, SeedEnd | None] = {}
         self._plan = MatrixFile()
-        self._seeds: AdaptiveSeeds | None = None
+        self._seeds: AdaptiveSeeds | Halving | None = None
+        self._states: dict[str, RunState] = {}
+        self._losses = RungLosses(matrix)
         self._known: frozenset[str] = frozenset()  # runs that the families were made of
 
     @property
     def axes(self) -> frozenset[str]:
-        """The symbols of the axes, whose values in each run name its configuration; empty without adaptive seeds."""
-        is_auto = self._plan.verdict.seeds_auto
-        return frozenset(axis.symbol for axis in self._plan.axis_entries) if is_auto else frozenset()
+        """The symbols of the axes, whose values in each run name its configuration; empty without a selection."""
+        return frozenset(axis.symbol for axis in self._plan.axis_entries if selects(self._plan.verdict))
 
     def read_plan(self) -> bool:
         """Read matrix.json if it has changed; return whether other fields of each run.json are needed now."""
@@ -44,21 +48,32 @@ class SeedsOfView:
 
     def keep(self, run: str, state: RunState, train: TrainFields, result: RunResult | None) -> None:
         """Keep how a run ended, if it is over."""
-        if self._plan.verdict.seeds_auto:
+        if selects(self._plan.verdict):
+            self._states[run] = state
             self._ends[run] = end_of(state, train, lambda: result)
 
     def marked(self, views: Sequence[RunView]) -> list[RunView]:
-        """Return the views, those of runs in reserve marked."""
-        seeds = self._of(views)
-        if seeds is None:
+        """Return the views, those of runs in reserve marked, and runs that train to a rung with its step."""
+        selection = self._of(views)
+        if selection is None:
             return list(views)
-        reserve = seeds.reserve({view.name: view.status for view in views}, seeds.wanted(self._over(views)))
-        return [replace(view, reserve=True) if view.name in reserve else view for view in views]
+        at_rungs = {run: self._losses.of(run, self._states[run], steps) for run, steps in selection.rungs.items()}
+        targets = selection.targets(self._over(views), at_rungs)
+        reserve = selection.reserve({view.name: view.status for view in views}, targets)
+        places = selection.places() if isinstance(selection, Halving) else {}
+        return [
+            replace(view, reserve=True, rung=places.get(view.name))
+            if view.name in reserve
+            else replace(view, until=until)
+            if (until := targets.get(view.name)) is not None
+            else view
+            for view in views
+        ]
 
     def further(self, views: Sequence[RunView], estimated: Estimated) -> FurtherSeeds | None:
         """Return how long the runs in reserve would take, None without one. views: as returned by `marked`."""
         reserve = [view.name for view in views if view.reserve]
-        if self._seeds is None or not reserve:
+        if not isinstance(self._seeds, AdaptiveSeeds) or not reserve:
             return None
         likely = self._seeds.likely(reserve)
         most = _end(estimated(_needed(views, reserve)))
@@ -69,15 +84,27 @@ class SeedsOfView:
             most_s=most,
         )
 
-    def _of(self, views: Sequence[RunView]) -> AdaptiveSeeds | None:
-        """Return the seeds of the families, which are made again if the matrix has got other runs."""
+    def further_rungs(self, views: Sequence[RunView], left_s: float | None) -> FurtherRungs | None:
+        """Return what follows the rungs that runs train to now, None if nothing does.
+
+        views: as returned by `marked`.  left_s: seconds until the runs that are wanted now have ended.
+        """
+        if not isinstance(self._seeds, Halving) or not (legs := list(self._seeds.legs())):
+            return None
+        steps = {view.name: (view.until or view.max_iters or 0) - (view.step or 0) for view in views if view.to_come}
+        now, later = sum(max(0, left) for left in steps.values()), sum(leg.run_steps for leg in legs)
+        whole_s = None if left_s is None or not now else left_s * (now + later) / now
+        return FurtherRungs(legs=tuple(legs), whole_s=whole_s)
+
+    def _of(self, views: Sequence[RunView]) -> AdaptiveSeeds | Halving | None:
+        """Return the selection, which is made again if the matrix has got other runs."""
         rules = self._plan.verdict
-        if not rules.seeds_auto or not rules.seeds:
+        if not selects(rules):
             return None
         names = frozenset(view.name for view in views if not view.missing)
         if self._seeds is None or names != self._known:
             records = {name: self._records[name] for name in self._records if name in names}
-            self._seeds, self._known = AdaptiveSeeds(families_of(rules, self._plan.axis_entries, records)), names
+            self._seeds, self._known = selection_of(rules, self._plan.axis_entries, records), names
         return self._seeds
 
     def _over(self, views: Sequence[RunView]) -> dict[str, SeedEnd]:
