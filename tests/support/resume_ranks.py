@@ -32,10 +32,14 @@ PRUNED = {"target_sparsity": 0.5, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run in two parts. stop: updates after which the first part is asked to stop; it ends one step later."""
+    """One run in parts. stop: updates after which the first part is asked to stop; it ends one step later.
+
+    rungs: instead of a stop, the steps at which the run waits (--until).
+    """
 
     name: str
     stop: int = 6
+    rungs: tuple[int, ...] = ()
     noisy: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -53,6 +57,7 @@ def cases() -> Iterator[Case]:
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
     yield Case(name="noisy", noisy=True)
+    yield Case(name="rungs", stop=4, rungs=(4, 8), noisy=True, fields={"dropout": 0.1, "eval_interval": 2})
 
 
 class StopAfter:
@@ -95,7 +100,13 @@ def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
 
 
 def run_attempt(
-    run_dir: RunDir, case: Case, *, attempt: int = 1, stop: int | None = None, resume: str = "none"
+    run_dir: RunDir,
+    case: Case,
+    *,
+    attempt: int = 1,
+    stop: int | None = None,
+    until: int | None = None,
+    resume: str = "none",
 ) -> None:
     """Execute one attempt in this process."""
     log = RunLog(run_dir, "0123456789", attempt, main=dist.environment()[0] == 0)
@@ -105,7 +116,8 @@ def run_attempt(
         torch.manual_seed(dist.environment()[0])
     rank, _, size = dist.environment()
     with Watchdog(log, rank=rank, size=size, stalled=print) as watch:
-        train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), watch, resume=resume)  # type: ignore[arg-type]
+        run = read_json(run_dir.run_json)
+        train.train(run, log, StopAfter(log, stop), watch, resume=resume, until=until)  # type: ignore[arg-type]
 
 
 def build_noisy_model(config: Any) -> GPT:
@@ -140,8 +152,12 @@ def main(folder: Path, names: list[str]) -> None:
     for case in chosen:
         straight, parts = (RunDir(folder / case.name / name) for name in ("straight", "parts"))
         run_attempt(straight, case)
-        run_attempt(parts, case, stop=case.stop)
-        run_attempt(parts, case, attempt=2, resume="latest")
+        if case.rungs:
+            for attempt, until in enumerate(case.rungs, start=1):
+                run_attempt(parts, case, attempt=attempt, until=until, resume="none" if attempt == 1 else "auto")
+        else:
+            run_attempt(parts, case, stop=case.stop)
+        run_attempt(parts, case, attempt=1 + max(1, len(case.rungs)), resume="latest")
     dist.finish(0)
 
 
