@@ -8,15 +8,9 @@ import pytest
 
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import CostDifference, CostQuantity, GroupNumbers, Ranking, RunNumbers
-from kmatrix.report.pair_text import PartKind, p_text, pair_sentence, plain
-from kmatrix.report.verdict_text import (
-    LineLabel,
-    Situation,
-    VerdictState,
-    cost_phrase,
-    no_ranking_text,
-    verdict_text,
-)
+from kmatrix.report.pair_text import PartKind, open_parts, p_text, pair_sentence, plain
+from kmatrix.report.sentences.values import LineLabel, Situation, VerdictState
+from kmatrix.report.verdict_text import cost_phrase, no_ranking_text, verdict_text
 from kmatrix.stats import Interval
 from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 
@@ -86,7 +80,7 @@ BETTER, WORSE, OPEN, EQUIVALENT = PairOutcome.BETTER, PairOutcome.WORSE, PairOut
         (
             [pair("muon", "adamw", OPEN, -0.001, method=Method.SEQUENTIAL)],
             "open",
-            "No winner yet: muon is open against adamw",
+            "No winner yet: muon is not distinguishable from adamw",
         ),
         (
             [pair("muon", "adamw", EQUIVALENT, -0.001)],
@@ -96,7 +90,7 @@ BETTER, WORSE, OPEN, EQUIVALENT = PairOutcome.BETTER, PairOutcome.WORSE, PairOut
         (
             [pair("muon", "adamw", BETTER), pair("muon", "soap", EQUIVALENT, -0.001)],
             "decided",
-            "muon beats the other configuration; soap is equivalent to it within 0.004 nats/token",
+            "muon beats adamw; soap is equivalent to it within 0.004 nats/token",
         ),
     ],
 )
@@ -113,12 +107,12 @@ def test_the_headline_of_each_state(pairs, state, headline):
         (
             [pair("adamw", "muon", WORSE, 0.0117), pair("adamw", "soap", WORSE, 0.2), pair("adamw", "sgd", OPEN, 0.1)],
             "2 of 3 configurations beat the baseline adamw; the best, soap, by 0.2000 ± 0.0031 nats/token; "
-            "1 of 3 are open",
+            "1 of 3 is not distinguishable from it",
         ),
         ([pair("adamw", "muon", BETTER)], "The baseline adamw beats muon by 0.0117 ± 0.0031 nats/token"),
         (
             [pair("adamw", "muon", BETTER), pair("adamw", "sgd", BETTER)],
-            "None of 2 configurations beats the baseline adamw",
+            "Neither muon nor sgd beats the baseline adamw",
         ),
     ],
 )
@@ -274,5 +268,87 @@ def test_a_configuration_that_is_worse_than_a_third_one_is_not_an_open_question(
     chain = [pair("muon", "adamw", BETTER), pair("muon", "sgd", OPEN, -0.5, 0.6), pair("adamw", "sgd", BETTER, -0.4)]
     text = verdict_text(ranking(*chain, groups=("muon", "adamw", "sgd")), Situation())
     assert text.state is VerdictState.DECIDED
-    assert text.sentence.startswith("muon beats 1 of 2 other configurations, and the rest is worse than another one")
+    assert text.sentence == "muon beats adamw by 0.0117 ± 0.0031 nats/token; sgd is worse than another configuration"
     assert text.line(LineLabel.OPEN) is None
+
+
+def several(outcomes, **fields):
+    """Return comparisons of muon with so many others, named a, b, c, ..."""
+    return [pair("muon", chr(ord("a") + place), outcome, **fields) for place, outcome in enumerate(outcomes)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "headline"),
+    [
+        ([OPEN] * 2, "No winner: muon is not distinguishable from a or b"),
+        ([OPEN] * 7, "No winner: muon is not distinguishable from any of the 7 others"),
+        ([BETTER] * 2, "muon beats both other configurations; the closest, a, by 0.0117 ± 0.0031 nats/token"),
+        ([BETTER] * 7, "muon beats all 7 other configurations; the closest, a, by 0.0117 ± 0.0031 nats/token"),
+        ([OPEN] + [BETTER] * 6, "muon leads, but a is not distinguishable from it"),
+        ([OPEN] * 2 + [BETTER] * 5, "muon leads, but a and b are not distinguishable from it"),
+        ([OPEN] * 3 + [BETTER] * 4, "muon leads, but 3 of 7 others are not distinguishable from it"),
+        ([EQUIVALENT] * 2, "a and b are equivalent to muon within 0.004 nats/token"),
+        ([EQUIVALENT] * 7, "all 7 others are equivalent to muon within 0.004 nats/token"),
+        ([EQUIVALENT] + [BETTER] * 2, "muon beats b and c; a is equivalent to it within 0.004 nats/token"),
+        (
+            [EQUIVALENT] * 3 + [BETTER] * 4,
+            "muon beats 4 of 7 others; 3 configurations are equivalent to it within 0.004 nats/token",
+        ),
+    ],
+)
+def test_headlines_agree_in_number(outcomes, headline):
+    rules = replace(RULES, min_difference=0.004)
+    names = ("muon", *(chr(ord("a") + place) for place in range(len(outcomes))))
+    text = verdict_text(ranking(*several(outcomes), rules=rules, groups=names), Situation())
+    assert text.sentence == headline
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "headline"),
+    [
+        ([BETTER] * 7, "None of the 7 other configurations beats the baseline muon"),
+        (
+            [OPEN] * 2 + [BETTER] * 5,
+            "None of the 7 other configurations beats the baseline muon; 2 of 7 are not distinguishable from it",
+        ),
+        ([OPEN], "The baseline muon is not distinguishable from a"),
+        ([EQUIVALENT], "The baseline muon is equivalent to a within 0.004 nats/token"),
+    ],
+)
+def test_headlines_with_a_baseline_agree_in_number(outcomes, headline):
+    rules = replace(RULES, min_difference=0.004, baseline="muon")
+    names = ("muon", *(chr(ord("a") + place) for place in range(len(outcomes))))
+    assert verdict_text(ranking(*several(outcomes), rules=rules, groups=names), Situation()).sentence == headline
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ((3.2719, 3.27192), "lowest muon at 3.2719 nats/token, less than 0.0001 below adamw;"),
+        ((3.2719, 3.2719), "lowest muon at 3.2719 nats/token, the same as adamw;"),
+    ],
+)
+def test_a_difference_that_rounds_to_0_is_not_printed_as_0(losses, words):
+    untested = pair("muon", "adamw", OPEN, -2e-5, half=None, p=None, p_holm=None, method=Method.NONE, reason="one seed")
+    alone = replace(ranking(untested), groups=(group("muon", losses[0]), group("adamw", losses[1])))
+    assert verdict_text(alone, Situation()).line(LineLabel.SO_FAR).text.startswith(words)
+    assert plain(open_parts(untested, "nats/token")) == "less than 0.0001 nats/token apart, one seed"
+
+
+def test_seeds_that_are_not_worth_it_are_not_proposed():
+    rival = pair("muon", "soap", OPEN, -0.0001, more_seeds=51)
+    lines = verdict_text(ranking(rival, groups=("muon", "soap")), Situation()).lines
+    (found,) = [line for line in lines if line.label is LineLabel.NEXT]
+    assert found.command == ""
+    assert found.text == "a decision needs about 51 more seeds per configuration: probably not worth it"
+
+
+def test_seeds_are_proposed_for_the_comparisons_that_need_few():
+    pairs = [pair("muon", "soap", OPEN, -0.0001, more_seeds=51), pair("muon", "lion", OPEN, -0.01, more_seeds=3)]
+    names = ("muon", "soap", "lion")
+    lines = verdict_text(ranking(*pairs, groups=names), Situation(command="make add SEED=6,7,8")).lines
+    found = [(line.text, line.command) for line in lines if line.label is LineLabel.NEXT]
+    assert found == [
+        ("about 3 more seeds per configuration; finished runs are kept", "make add SEED=6,7,8"),
+        ("what is then still open needs about 51 more seeds per configuration: probably not worth it", ""),
+    ]

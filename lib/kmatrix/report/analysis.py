@@ -71,7 +71,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     )
 
     # Everything else follows from the runs.
-    groups = groups_of(runs)
+    groups = groups_of(runs, plan.verdict.confidence)
     spent = plan.verdict.seeds_auto and status.status is not Status.RUNNING and _is_budget_spent(matrix, runs)
     ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries, spent=spent)
     settings = settings_by_optimizer(runs)
@@ -88,6 +88,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         axes=plan.axes or _axes(runs),
         excluded=plan.excluded,
         runs=runs,
+        confidence=plan.verdict.confidence,
         groups=groups,
         rankings=ranked.rankings,
         reserve=ranked.reserve,

@@ -14,7 +14,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_run_file_or_empty
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import SEED_AXIS, RunNumbers
-from kmatrix.report.pair_text import other_side, outcome_word, p_text
+from kmatrix.report.pair_text import digits_for, other_side, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import differences, measured_differently, ranks
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
@@ -343,11 +343,14 @@ def _row_json(row: ComparedRow) -> dict[str, Any]:
         "level": comparable.level if comparable else None,
         "share_removed": comparable.share_removed if comparable else None,
         "sign_flip_p": comparable.sign_flip_p if comparable else None,
+        "margin": comparable.margin if comparable else None,
+        "no_more": None if comparable is None or comparable.no_more is None else str(comparable.no_more),
+        "looks": list(comparable.looks) if comparable else [],
         "reason": reason or (verdict.reason if verdict else "only one side has it"),
     }
 
 
-TITLES = ("", "base", "new", "difference", "", "95 % CI", "new is")
+TITLES = ("", "base", "new", "difference", "", f"{percent_text(RULES.confidence)} CI", "new is")
 
 
 def render(found: ComparedRuns) -> str:
@@ -412,8 +415,11 @@ def _row_cells(row: ComparedRow) -> list[str]:
     # Of the absolute value, so that the sign is that of the difference.
     percent = f"{signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
     interval = verdict.interval if not row.measured_differently else None
-    bounds = f"[{interval.low:+,.{digits}f}, {interval.high:+,.{digits}f}]" if interval else ""
-    return [name, *means, signed(verdict.difference, digits), percent, bounds, _outcome_text(row, verdict)]
+    if interval and row.metric.is_loss:
+        digits = max(digits, digits_for(interval))
+    bounds = f"[{signed(interval.low, digits)}, {signed(interval.high, digits)}]" if interval else ""
+    difference = signed(verdict.difference, digits) if interval else signed_text(verdict.difference, digits)
+    return [name, *means, difference, percent, bounds, _outcome_text(row, verdict)]
 
 
 def _outcome_text(row: ComparedRow, verdict: PairVerdict) -> str:
@@ -432,4 +438,5 @@ def _method(found: ComparedRuns) -> str:
         return ""
     methods = " and ".join(dict.fromkeys(row.verdict.method for row in tested if row.verdict))
     correction = ", p Holm-corrected for the number of configurations" if len(found.pairs) > 1 else ""
-    return f"95 % CI of the difference; Student's t test ({methods}){correction}; significant if p < 0.05"
+    level, alpha = percent_text(RULES.confidence), round(RULES.alpha, 10)
+    return f"{level} CI of the difference; Student's t test ({methods}){correction}; significant if p <= {alpha:g}"

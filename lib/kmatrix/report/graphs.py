@@ -129,7 +129,7 @@ def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
 
 
 def final_losses(numbers: MatrixNumbers) -> Figure | str:
-    """Draw a row per configuration: a dot per seed, the mean and its 95 % CI. The axis does not start at 0."""
+    """Draw a row per configuration: a dot per seed, the mean and its interval. The axis does not start at 0."""
     counted = sorted((g for g in numbers.groups if g.losses), key=lambda g: (g.mean, g.name))
     if not counted:
         return "no run finished with a validation loss"
@@ -144,7 +144,7 @@ def final_losses(numbers: MatrixNumbers) -> Figure | str:
     for y, group in enumerate(rows):
         _draw_losses(axes, y, group, colours[group.runs[0].optimizer])
     name_rows(axes, [group.name for group in rows], [not group.losses for group in rows])
-    legend = "dot: seed   diamond: mean   line: 95 % CI   arrow: outside the range"
+    legend = f"dot: seed   diamond: mean   line: {100 * numbers.confidence:.4g} % CI   arrow: outside the range"
     axes.set_xlabel(f"final validation loss (nats/token)\n{legend}")
     return figure
 

@@ -15,7 +15,7 @@ from kmatrix.records.jobs.usage import MatrixUsage
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
-from kmatrix.stats import Interval, bits_per_byte, mean, mean_interval, sample_deviation
+from kmatrix.stats import LEVEL, Interval, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
 from kmatrix.status.outcomes import SeedEnd
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
@@ -166,6 +166,7 @@ class GroupNumbers:
     data_sha256: str | None
     runs: tuple[RunNumbers, ...]
     metric: str = LOSS  # LOSS or BITS
+    level: float = LEVEL  # of the interval of its mean: MATRIX_CONFIDENCE
 
     @property
     def counted(self) -> tuple[RunNumbers, ...]:
@@ -195,9 +196,9 @@ class GroupNumbers:
 
     @property
     def interval(self) -> Interval | None:
-        """Confidence interval of the mean (95 %); None for a single seed, or if all seeds have the same loss."""
+        """Confidence interval of the mean; None for a single seed, or if all seeds have the same loss."""
         losses = list(self.losses.values())
-        return mean_interval(losses) if len(set(losses)) > 1 else None
+        return mean_interval(losses, self.level) if len(set(losses)) > 1 else None
 
 
 class CostQuantity(StrEnum):
@@ -237,7 +238,7 @@ class Ranking:
     metric: str = LOSS  # LOSS or BITS
     replay: Replay | None = None  # of adaptive seeds
     costs: tuple[CostDifference, ...] = ()  # of the two configurations that the verdict names first
-    diverged_only: tuple[GroupNumbers, ...] = ()  # groups of the family without a loss, because all their runs diverged
+    without_result: tuple[GroupNumbers, ...] = ()  # of the family: some runs are over, and none has a loss
     raised: tuple[int, ...] = ()  # former maxima of adaptive seeds, if it was raised after runs had started
     spent_error: float | None = None  # probability of a false "better" if the maximum was raised
 
@@ -268,7 +269,7 @@ class Ranking:
     @property
     def ended_runs(self) -> dict[str, int]:
         """Configuration -> runs that ended with a loss or diverged."""
-        groups = (*self.groups, *self.diverged_only)
+        groups = (*self.groups, *self.without_result)
         return {group.name: len(group.counted) + len(group.diverged) for group in groups}
 
 
@@ -346,6 +347,7 @@ class MatrixNumbers:
     warnings: tuple[str, ...]
     engine: str = ""  # of a cluster, as in engine.json; "" for this machine
     reserve: frozenset[str] = frozenset()  # runs with adaptive seeds that the verdict does not want (now)
+    confidence: float = LEVEL  # MATRIX_CONFIDENCE: the level of all intervals
     usage: MatrixUsage | None = None  # what its jobs were allocated; None on one machine, and before the first job
 
     def count(self, status: Status) -> int:

@@ -99,10 +99,25 @@ def amount(pair: PairVerdict) -> str:
     digits = digits_for(pair.interval)
     if pair.difference is None:
         return UNKNOWN
-    size = f"{abs(pair.difference):,.{digits}f}"
     if pair.interval is None:
-        return size
-    return f"{size} ± {(pair.interval.high - pair.interval.low) / 2:,.{digits}f}"
+        return size_text(pair.difference, digits)
+    return f"{abs(pair.difference):,.{digits}f} ± {(pair.interval.high - pair.interval.low) / 2:,.{digits}f}"
+
+
+def size_text(value: float, digits: int) -> str:
+    """Return the size of a difference; one that is not 0 is never printed as 0.
+
+    >>> size_text(-0.0117, 4), size_text(0.00002, 4), size_text(0.0, 4)
+    ('0.0117', 'less than 0.0001', '0.0000')
+    """
+    text = f"{abs(value):,.{digits}f}"
+    return f"less than {10**-digits:.{digits}f}" if value and not float(text.replace(",", "")) else text
+
+
+def signed_text(value: float, digits: int) -> str:
+    """Return a difference with its sign; one that is not 0 is never printed as 0: `+0.0117`, `< 0.0001`."""
+    size = size_text(value, digits)
+    return size.replace("less than", "<") if size.startswith("less") else signed(value, digits)
 
 
 def bounds(pair: PairVerdict, *, mirrored: bool = False) -> str:
@@ -190,7 +205,7 @@ def pair_sentence(pair: PairVerdict, family: FamilyVerdict, unit: str) -> Parts:
 def open_parts(pair: PairVerdict, unit: str) -> Parts:
     """Return what is known about an open pair: its difference, what could have been found, and what would decide it."""
     if pair.method is Method.NONE or pair.interval is None:
-        apart = "" if pair.difference is None else f"{abs(pair.difference):,.{DIGITS}f} {unit} apart, "
+        apart = "" if pair.difference is None else f"{size_text(pair.difference, DIGITS)} {unit} apart, "
         return sentence(f"{apart}{pair.reason or 'no test'}")
     digits = digits_for(pair.interval)
     difference = f"{number_text(pair.difference or 0.0, digits)} ({bounds(pair)})"

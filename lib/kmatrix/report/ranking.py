@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmatrix.records.runs import AxisEntry, RunFile, VerdictRules
+from kmatrix.records.runs import AxisEntry, RunFile, Status, VerdictRules
 from kmatrix.records.train_config import TrainFields
 from kmatrix.report.numbers import (
     BITS,
@@ -18,7 +18,7 @@ from kmatrix.report.numbers import (
     Ranking,
     RunNumbers,
 )
-from kmatrix.stats import mean
+from kmatrix.stats import LEVEL, mean
 from kmatrix.status.outcomes import AdaptiveSeeds, Family, families_of, without_budget
 from kmatrix.text import plural
 from kmatrix.verdict.adaptive import error_spent
@@ -70,8 +70,11 @@ def short(sha256: str | None) -> str:
     return sha256[:SHORT_HASH] if sha256 else "unknown"
 
 
-def groups_of(runs: Sequence[RunNumbers]) -> tuple[GroupNumbers, ...]:
-    """Return the groups of runs that differ only in their seed. Runs on different data are never in one group."""
+def groups_of(runs: Sequence[RunNumbers], level: float = LEVEL) -> tuple[GroupNumbers, ...]:
+    """Return the groups of runs that differ only in their seed. Runs on different data are never in one group.
+
+    level: of the intervals of their means.
+    """
     known: dict[object, set[str]] = {}
     for run in runs:
         if run.data_sha256:
@@ -89,6 +92,7 @@ def groups_of(runs: Sequence[RunNumbers]) -> tuple[GroupNumbers, ...]:
             axes={label: value for label, value in group[0].axes.items() if label != SEED_AXIS},
             data_sha256=data,
             runs=tuple(group),
+            level=level,
         )
         for name, ((_, data), group) in zip(names, members.items(), strict=True)
     )
@@ -166,12 +170,14 @@ def rankings_of(
         if replay is not None and replay.wanted and spent:
             verdict = without_budget(verdict)
         names = _group_of_each(family, group_of)
+        if replay is not None:
+            names = {name: _asked_for(group, replay.asked[name]) for name, group in names.items()}
         members = list({names[name].name: names[name] for name in family.configurations}.values())
         ranked = [group for group in members if group.losses]
         if not ranked or not members[0].data_sha256:
             continue
         shown = {name: group.name for name, group in names.items()}
-        ranking = _ranking(members[0].data_sha256, members, _renamed(verdict, shown))
+        ranking = _ranking(members[0].data_sha256, members, _renamed(verdict, shown), reserve)
         found.append(
             replace(ranking, replay=replay, spent_error=_spent_error(rules, family.rules), raised=rules.raised)
         )
@@ -205,6 +211,11 @@ def _group_of_each(family: Family, group_of: Mapping[str, GroupNumbers]) -> dict
         group = group_of[next(iter(own))]
         found[name] = replace(group, runs=tuple(run for run in group.runs if run.name in own))
     return found
+
+
+def _asked_for(group: GroupNumbers, seeds: Collection[int]) -> GroupNumbers:
+    """Return a group without the results that no round of adaptive seeds asked for: they are not in the verdict."""
+    return replace(group, runs=tuple(run for run in group.runs if run.end is None or run.seed in seeds))
 
 
 def _renamed(verdict: FamilyVerdict, names: Mapping[str, str]) -> FamilyVerdict:
@@ -243,17 +254,26 @@ def _rankings_by_text(groups: Sequence[GroupNumbers], rules: VerdictRules) -> It
             yield replace(_ranking("", members, verdict), metric=BITS, notes=(SAMPLED,))
 
 
-def _ranking(sha256: str, members: Sequence[GroupNumbers], verdict: FamilyVerdict) -> Ranking:
+def _ranking(
+    sha256: str, members: Sequence[GroupNumbers], verdict: FamilyVerdict, reserve: Collection[str] = ()
+) -> Ranking:
     # By name, too: equal means must not change places between two reports.
     ordered = sorted((group for group in members if group.losses), key=lambda group: (group.mean, group.name))
     ranking = Ranking(
         data_sha256=sha256,
         groups=tuple(ordered),
         verdict=verdict,
-        diverged_only=tuple(group for group in members if not group.losses and group.diverged),
+        without_result=tuple(_without_result(members, reserve)),
         notes=tuple(differences([run for group in ordered for run in group.counted])),
     )
     return replace(ranking, costs=tuple(_costs(ranking)))
+
+
+def _without_result(members: Sequence[GroupNumbers], reserve: Collection[str]) -> Iterator[GroupNumbers]:
+    """Yield the configurations of which some runs are over and none has a loss, without their runs in reserve."""
+    for group in members:
+        if not group.losses and any(run.end is not None or run.status is Status.FAILED for run in group.runs):
+            yield replace(group, runs=tuple(run for run in group.runs if run.name not in reserve))
 
 
 def _costs(ranking: Ranking) -> Iterable[CostDifference]:

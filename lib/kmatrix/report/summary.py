@@ -26,8 +26,9 @@ from kmatrix.report.numbers import (
     SettingOrigin,
     gpu_runs,
 )
-from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text
+from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import short
+from kmatrix.report.sentences.rankings import no_result_text
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.alerts import Alert, Severity, by_subject, worst
 from kmatrix.text import (
@@ -234,8 +235,16 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     family = ranking.verdict
     reference = "leader" if family.rules.baseline is None else "baseline"
     rows = [_ranking_row(place, group, reference, ranking) for place, group in enumerate(ranking.groups, start=1)]
+    rows += [[f" - {one.name}", *[UNKNOWN] * 3, "0", no_result_text(one)] for one in ranking.without_result]
     metric = "bits/byte" if ranking.metric == BITS else "val loss"
-    titles = ["   configuration", metric, "95 % CI", "sd", "seeds", f"difference to {reference}"]
+    titles = [
+        "   configuration",
+        metric,
+        f"{percent_text(family.rules.confidence)} CI",
+        "sd",
+        "seeds",
+        f"difference to {reference}",
+    ]
     yield from table(columns(titles, (0, len(titles) - 1)), rows, WIDTH, rule=True)
     runs = [run.name for group in ranking.groups if group.name == family.reference for run in group.counted]
     if runs:
@@ -263,9 +272,9 @@ def _difference(pair: PairVerdict, ranking: Ranking) -> str:
     if pair.difference is None:
         return UNKNOWN
     digits = digits_for(pair.interval)
-    difference = signed(pair.difference, digits)
     if pair.interval is None or pair.p_holm is None:
-        return f"{difference} ({pair.reason.partition(':')[0] or 'no test'}, not significant)"
+        return f"{signed_text(pair.difference, digits)} ({pair.reason.partition(':')[0] or 'no test'}, not significant)"
+    difference = signed(pair.difference, digits)
     interval = f"[{signed(pair.interval.low, digits)}, {signed(pair.interval.high, digits)}]"
     text = f"{difference} {interval}, {p_text(pair.p_holm, ranking.verdict.rules.alpha)}: "
     return text + outcome_word(pair.outcome, pair.method)

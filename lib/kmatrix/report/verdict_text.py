@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from kmatrix.records.runs import Status
-from kmatrix.report.numbers import BITS, CostDifference, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.numbers import CostDifference, GroupNumbers, MatrixNumbers, Ranking
 from kmatrix.report.pair_text import (
     DIGITS,
     Part,
     PartKind,
-    Parts,
     amount,
     bounds,
     comparisons_of,
     corrected_p,
     digits_for,
-    margin_text,
     method_text,
     name,
     number,
@@ -29,118 +25,29 @@ from kmatrix.report.pair_text import (
     p_text,
     pair_sentence,
     percent_text,
-    plain,
     sentence,
+    size_text,
 )
-from kmatrix.report.target import QUANTITIES, TargetGroup, target_numbers
-from kmatrix.text import UNKNOWN, duration, money, plural
-from kmatrix.verdict.family import FamilyVerdict, Method, PairOutcome, PairVerdict
+from kmatrix.report.sentences.headlines import headline
+from kmatrix.report.sentences.next_seeds import more_seeds_command, next_line, to_end
+from kmatrix.report.sentences.rankings import compared_pairs, no_result_text, open_pairs, unit_of
+from kmatrix.report.sentences.targets import target_lines
+from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine, VerdictState, VerdictText
+from kmatrix.text import UNKNOWN, plural
+from kmatrix.verdict.family import PairOutcome, PairVerdict
 
-TO_END = (Status.PLANNED, Status.RUNNING)
-MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
-MOST_TARGETS = 8  # configurations with a line about the target
-MOST_LISTED = 12  # seeds in a command
 MOST_KINDS = 5  # of failures, listed
 SHORT_HASH = 8  # characters
-MOST_NAMES = 2  # configurations that a headline names
 MOST_LINES = 3  # open comparisons with a line of their own
-NOT_DECIDED = {True: " is open against ", False: " is not distinguishable from "}  # by whether seeds are to come
 SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
 COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
-
-
-class VerdictState(StrEnum):
-    """How much a matrix has decided: a page has a mark for each."""
-
-    DECIDED = "decided"
-    PARTLY_OPEN = "partly open"
-    OPEN = "open"
-    NOT_EVIDENCE = "not evidence"  # one seed per configuration
-    NO_COMPARISON = "no comparison"  # one configuration
-    NO_RUN = "no run finished"
-
-
-class LineLabel(StrEnum):
-    """What a line below the headline is about."""
-
-    BETTER = "Better"
-    EVIDENCE = "Evidence"
-    COST = "Cost"
-    EQUIVALENT = "Equivalent"
-    OPEN = "Open"
-    DIVERGED = "Diverged"
-    TARGET = "Target"
-    RUNS = "Runs"
-    SO_FAR = "So far"
-    WHY = "Why"
-    NEXT = "Next"
-    NOTE = "Note"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictLine:
-    """A line below the headline."""
-
-    label: LineLabel
-    parts: Parts
-    command: str = ""  # to be pasted; "" if the line has none
-
-    @property
-    def text(self) -> str:
-        return plain(self.parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictText:
-    """The verdict on one ranking, or on a matrix without one."""
-
-    state: VerdictState
-    headline: Parts
-    lines: tuple[VerdictLine, ...] = ()
-    about: str = ""  # what tells the ranking from the others of its matrix; "" if it is the only one
-    is_preliminary: bool = False  # runs that the verdict counts on have not ended
-
-    @property
-    def mark(self) -> str:
-        """The state as a page shows it: `Partly open, preliminary`."""
-        if self.state is VerdictState.NO_RUN and self.is_preliminary:
-            return "Running"
-        return str(self.state).capitalize() + (", preliminary" if self.is_preliminary else "")
-
-    @property
-    def sentence(self) -> str:
-        """The headline as plain text, without a full stop."""
-        return plain(self.headline)
-
-    @property
-    def report(self) -> str:
-        """The headline as a report in plain text prints it, without a full stop."""
-        about = f"{self.about}: " if self.about else ""
-        return about + self.sentence + (" (preliminary)" if self.is_preliminary else "")
-
-    def line(self, label: LineLabel) -> VerdictLine | None:
-        """Return the first line with this label, or None."""
-        return next((line for line in self.lines if line.label is label), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What a verdict does not say by itself: the state of the runs that it is made of."""
-
-    unfinished: int = 0  # runs that are wanted and have not ended
-    reserve: int = 0  # runs with adaptive seeds that the verdict does not want
-    reused: int = 0  # losses that were measured in another matrix
-    command: str = ""  # runs more seeds; "" if there is none
-    wanted: int = 0  # runs that the verdict waits for; with adaptive seeds, those that it wants now
-    unused: int = 0  # losses that exist, and that no round of adaptive seeds asked for
-    about: str = ""
 
 
 def verdict_texts(numbers: MatrixNumbers) -> tuple[VerdictText, ...]:
     """Return the verdict on each ranking of a matrix; on a matrix without a ranking, why there is none."""
     texts = [verdict_text(ranking, _situation(numbers, ranking)) for ranking in numbers.rankings]
     texts = texts or [_no_ranking(numbers)]
-    return (replace(texts[0], lines=(*texts[0].lines, *_targets(numbers))), *texts[1:])
+    return (replace(texts[0], lines=(*texts[0].lines, *target_lines(numbers))), *texts[1:])
 
 
 def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
@@ -149,43 +56,14 @@ def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
     if len(numbers.rankings) > 1:
         about = f"data {ranking.data_sha256[:SHORT_HASH]}" if ranking.data_sha256 else "bits per byte over tokenizers"
     return Situation(
-        unfinished=len(_to_end(numbers)),
+        unfinished=len(to_end(numbers)),
         reserve=len(numbers.reserve),
-        wanted=len(_to_end(numbers) if ranking.replay is None else ranking.replay.wanted),
+        wanted=len(to_end(numbers) if ranking.replay is None else ranking.replay.wanted),
         unused=0 if ranking.replay is None else ranking.replay.unused,
         reused=sum(bool(run.reused_from) for run in counted),
-        command=_more_seeds_command(numbers, ranking),
+        command=more_seeds_command(numbers, ranking),
         about=about,
     )
-
-
-def _to_end(numbers: MatrixNumbers) -> list[RunNumbers]:
-    """Return the runs that the verdict waits for."""
-    return [run for run in numbers.runs if run.status in TO_END and run.name not in numbers.reserve]
-
-
-def _more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
-    """Return the command that runs the seeds that would decide what is open, "" if there is none."""
-    if numbers.count(Status.RUNNING):
-        return ""  # they run already, or what runs may decide it
-    if ranking.replay is not None:
-        return matrix_command("continue", TARGET=numbers.path.name) if ranking.replay.wanted else ""
-    if _to_end(numbers):
-        return matrix_command("continue", TARGET=numbers.path.name)  # planned seeds come before further ones
-    seeds = {run.seed for run in numbers.runs if run.seed is not None}
-    wanted = max((pair.more_seeds or 0 for pair in open_pairs(ranking.verdict)), default=0)
-    if not comparisons_of(ranking.verdict):
-        wanted = MORE_SEEDS
-    if not wanted or not seeds:
-        return ""
-    further = range(max(seeds) + 1, max(seeds) + 1 + wanted)
-    listed = ",".join(map(str, further)) if wanted <= MOST_LISTED else f"{further[0]}:{further[-1]}:1"
-    return matrix_command("add", TARGET=numbers.path.name, SEED=listed)
-
-
-def matrix_command(target: str, **arguments: str) -> str:
-    """Return a make command for the files of a report, which are read elsewhere: without the paths of this machine."""
-    return " ".join(["make", target, *(f"{name}={shlex.quote(value)}" for name, value in arguments.items())])
 
 
 def _no_ranking(numbers: MatrixNumbers) -> VerdictText:
@@ -195,26 +73,7 @@ def _no_ranking(numbers: MatrixNumbers) -> VerdictText:
         for run in numbers.runs
         if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)
     )
-    return no_ranking_text(counts, failed.most_common(MOST_KINDS), goes_on=bool(_to_end(numbers)))
-
-
-def unit_of(ranking: Ranking) -> str:
-    """Return the unit of the losses of a ranking."""
-    return "bits/byte" if ranking.metric == BITS else "nats/token"
-
-
-def open_pairs(family: FamilyVerdict) -> list[PairVerdict]:
-    """Return the open comparisons of the reference, without those of configurations that are worse than a third one."""
-    beaten = set()
-    if family.rules.baseline is None:
-        beaten = {pair.b for pair in family.pairs if pair.outcome is PairOutcome.BETTER}
-        beaten |= {pair.a for pair in family.pairs if pair.outcome is PairOutcome.WORSE}
-    return [pair for pair in compared_pairs(family) if pair.outcome is PairOutcome.OPEN and pair.b not in beaten]
-
-
-def compared_pairs(family: FamilyVerdict) -> list[PairVerdict]:
-    """Return the comparisons of the reference with configurations that have a loss."""
-    return [pair for pair in family.against_reference if pair.difference is not None]
+    return no_ranking_text(counts, failed.most_common(MOST_KINDS), goes_on=bool(to_end(numbers)))
 
 
 def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
@@ -236,12 +95,12 @@ def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
         *_equivalents(ranking, main),
         *_open(still_open, unit_of(ranking)),
         *_diverged(ranking),
-        *_without_loss(family),
+        *_without_result(ranking),
         *_runs(situation),
-        *_next(still_open, situation),
+        *next_line(still_open, situation),
         *_notes(ranking, situation),
     ]
-    return _finished(VerdictText(state=state, headline=_headline(ranking, main), lines=tuple(lines)), situation)
+    return _finished(VerdictText(state=state, headline=headline(ranking, main), lines=tuple(lines)), situation)
 
 
 def no_ranking_text(
@@ -254,20 +113,18 @@ def no_ranking_text(
     runs = ", ".join(f"{number_of:,} {status}" for status, number_of in counts if number_of)
     finished = dict(counts).get("finished", 0)
     if goes_on and not finished:
-        headline = "No verdict yet: no run has finished"
+        text = "No verdict yet: no run has finished"
     elif finished:
-        headline = "No verdict: no finished run has a loss on known data"
+        text = "No verdict: no finished run has a loss on known data"
     else:
-        headline = "No verdict: no run finished"
+        text = "No verdict: no run finished"
     lines = [VerdictLine(label=LineLabel.RUNS, parts=sentence(runs or "none"))]
     if kinds:
         why: list[Part] = []
         for place, (kind, number_of) in enumerate(kinds):
             why += sentence(", " if place else "", f"{number_of:,} x ", Part(kind, PartKind.QUOTE))
         lines.append(VerdictLine(label=LineLabel.WHY, parts=tuple(why)))
-    return VerdictText(
-        state=VerdictState.NO_RUN, headline=sentence(headline), lines=tuple(lines), is_preliminary=goes_on
-    )
+    return VerdictText(state=VerdictState.NO_RUN, headline=sentence(text), lines=tuple(lines), is_preliminary=goes_on)
 
 
 def _finished(text: VerdictText, situation: Situation) -> VerdictText:
@@ -285,14 +142,15 @@ def _nothing_to_compare(ranking: Ranking, situation: Situation) -> VerdictText:
     lines = [
         VerdictLine(label=LineLabel.EVIDENCE, parts=sentence(f"{_mean_text(only)}; nothing to compare it with")),
         *_diverged(ranking),
+        *_without_result(ranking),
         *_runs(situation),
         *_notes(ranking, situation),
     ]
-    headline = sentence(
+    only_one = sentence(
         *("Only one configuration finished: ", name(only.name), " ends at "),
         *(number(_fixed(only.mean)), f" {unit_of(ranking)}"),
     )
-    return _finished(VerdictText(state=VerdictState.NO_COMPARISON, headline=headline, lines=tuple(lines)), situation)
+    return _finished(VerdictText(state=VerdictState.NO_COMPARISON, headline=only_one, lines=tuple(lines)), situation)
 
 
 def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
@@ -302,93 +160,25 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
     why = "one seed per configuration is not evidence" if one_seed else "no two configurations could be tested"
     lines = []
     if others:
-        gap = _fixed((others[0].mean or 0.0) - (first.mean or 0.0))
+        gap = (others[0].mean or 0.0) - (first.mean or 0.0)
         so_far = sentence(
             *("lowest ", name(first.name), " at ", number(_fixed(first.mean)), f" {unit_of(ranking)}, "),
-            *(number(gap), " below ", name(others[0].name)),
+            *((number(size_text(gap, DIGITS)), " below ") if gap else ("the same as ",)),
+            name(others[0].name),
             "; one seed does not show how much of this is chance" if one_seed else "",
         )
         lines.append(VerdictLine(label=LineLabel.SO_FAR, parts=so_far))
     if not one_seed:
         lines += _open(compared_pairs(ranking.verdict), unit_of(ranking))
-    lines += [*_cost(ranking.costs), *_diverged(ranking), *_runs(situation)]
+    lines += [*_cost(ranking.costs), *_diverged(ranking), *_without_result(ranking), *_runs(situation)]
     if situation.wanted:
-        lines += _next([], situation)
+        lines += next_line([], situation)
     elif situation.command:
         more = sentence("two more seeds per configuration allow a test")
         lines.append(VerdictLine(label=LineLabel.NEXT, parts=more, command=situation.command))
     lines += _notes(ranking, situation)
     text = VerdictText(state=VerdictState.NOT_EVIDENCE, headline=sentence(f"No verdict: {why}"), lines=tuple(lines))
     return _finished(text, situation)
-
-
-def _headline(ranking: Ranking, main: PairVerdict) -> Parts:
-    if ranking.verdict.rules.baseline is not None:
-        return _headline_of_baseline(ranking, main)
-    about, still_open = compared_pairs(ranking.verdict), open_pairs(ranking.verdict)
-    if len(still_open) == len(about):
-        return _headline_without_winner(ranking, main)
-    if still_open:
-        verb = "is" if len(still_open) == 1 else "are"
-        goes_on = any(pair.method is Method.SEQUENTIAL and pair.no_more is None for pair in still_open)
-        end = f" {verb} still open" if goes_on else f" {verb} not distinguishable from it"
-        return sentence(name(main.a), " leads, but ", *_names([pair.b for pair in still_open]), end)
-    if any(pair.outcome is PairOutcome.EQUIVALENT for pair in about):
-        return _headline_of_equals(ranking)
-    by = sentence(" by ", number(amount(main)), f" {unit_of(ranking)}")
-    if len(about) == 1:
-        return sentence(name(main.a), " beats ", name(main.b), *by)
-    beaten = sum(pair.outcome is PairOutcome.BETTER for pair in about)
-    others = f"{beaten} of {len(about)} other configurations, and the rest is worse than another one"
-    if beaten == len(about):
-        others = f"{'both' if beaten == 2 else f'all {beaten}'} other configurations"
-    return sentence(name(main.a), f" beats {others}; the closest, ", name(main.b), ",", *by)
-
-
-def _headline_without_winner(ranking: Ranking, main: PairVerdict) -> Parts:
-    about = compared_pairs(ranking.verdict)
-    rest = sentence(name(main.b)) if len(about) == 1 else sentence(f"any of {len(about)} others")
-    goes_on = main.method is Method.SEQUENTIAL and main.no_more is None
-    return sentence("No winner yet: " if goes_on else "No winner: ", name(main.a), NOT_DECIDED[goes_on], *rest)
-
-
-def _headline_of_equals(ranking: Ranking) -> Parts:
-    """Return the headline if nothing is open and configurations are equivalent to the leader."""
-    about = compared_pairs(ranking.verdict)
-    equal = [pair.b for pair in about if pair.outcome is PairOutcome.EQUIVALENT]
-    leader = name(ranking.verdict.reference)
-    beaten = sum(pair.outcome is PairOutcome.BETTER for pair in about)
-    within = sentence(number(margin_text(ranking.verdict.rules.min_difference or 0.0)), f" {unit_of(ranking)}")
-    if not beaten:
-        return sentence(leader, " and ", *_names(equal), " are equivalent within ", *within)
-    rest = "the other configuration" if beaten == 1 else f"the other {beaten} configurations"
-    verb = "is" if len(equal) == 1 else "are"
-    return sentence(leader, f" beats {rest}; ", *_names(equal), f" {verb} equivalent to it within ", *within)
-
-
-def _headline_of_baseline(ranking: Ranking, main: PairVerdict) -> Parts:
-    about = compared_pairs(ranking.verdict)
-    baseline, unit = name(ranking.verdict.reference), unit_of(ranking)
-    winners = [pair for pair in about if pair.outcome is PairOutcome.WORSE]
-    if len(winners) == 1:
-        parts = sentence(name(main.b), " beats the baseline ", baseline, " by ", number(amount(main)), f" {unit}")
-    elif winners:
-        best = sentence("; the best, ", name(main.b), ", by ", number(amount(main)), f" {unit}")
-        parts = sentence(f"{len(winners)} of {len(about)} configurations beat the baseline ", baseline, *best)
-    elif len(about) == 1:
-        words = {
-            PairOutcome.BETTER: (" beats ", f" by {amount(main)} {unit}"),
-            PairOutcome.EQUIVALENT: (
-                " is equivalent to ",
-                f" within {margin_text(ranking.verdict.rules.min_difference or 0.0)} {unit}",
-            ),
-            PairOutcome.OPEN: (NOT_DECIDED[main.method is Method.SEQUENTIAL and main.no_more is None], ""),
-        }[main.outcome]
-        return sentence("The baseline ", baseline, words[0], name(main.b), words[1])
-    else:
-        parts = sentence(f"None of {len(about)} configurations beats the baseline ", baseline)
-    still_open = sum(pair.outcome is PairOutcome.OPEN for pair in about)
-    return (*parts, *sentence(f"; {still_open} of {len(about)} are open" if still_open else ""))
 
 
 def _better(ranking: Ranking, main: PairVerdict, state: VerdictState) -> Iterator[VerdictLine]:
@@ -464,7 +254,12 @@ def _open(pairs: Sequence[PairVerdict], unit: str) -> Iterator[VerdictLine]:
 
 
 def _diverged(ranking: Ranking) -> Iterator[VerdictLine]:
-    found = [(configuration, number_of) for configuration, number_of in ranking.verdict.diverged.items() if number_of]
+    lost = {group.name for group in ranking.without_result}
+    found = [
+        (configuration, number_of)
+        for configuration, number_of in ranking.verdict.diverged.items()
+        if number_of and configuration not in lost
+    ]
     if not found:
         return
     sizes = ranking.ended_runs
@@ -479,49 +274,18 @@ def _diverged(ranking: Ranking) -> Iterator[VerdictLine]:
     yield VerdictLine(label=LineLabel.DIVERGED, parts=(*parts, end))
 
 
-def _without_loss(family: FamilyVerdict) -> Iterator[VerdictLine]:
-    """Yield the configurations that are not compared, and did not diverge."""
-    names = [one for one, mean in family.means.items() if mean is None and not family.diverged.get(one)]
-    if names:
-        verb = "has" if len(names) == 1 else "have"
-        parts = sentence(*_names(names), f" {verb} no loss, and count as comparisons in the correction of p")
-        yield VerdictLine(label=LineLabel.NOTE, parts=parts)
-
-
-def _targets(numbers: MatrixNumbers) -> Iterator[VerdictLine]:
-    """Yield how surely each configuration is below TARGET_LOSS, and in how many runs it was reached."""
-    target = target_numbers(numbers)
-    if target is None or not target.is_set:
-        return
-    alpha = numbers.rankings[0].verdict.rules.alpha if numbers.rankings else COST_LEVEL
-    for one in target.groups[:MOST_TARGETS]:
-        parts = sentence(name(one.name), f": {target_text(one, target.value, alpha)}")
-        yield VerdictLine(label=LineLabel.TARGET, parts=parts)
-    if len(target.groups) > MOST_TARGETS:
-        rest = sentence(f"and {plural(len(target.groups) - MOST_TARGETS, 'more configuration')}, in results.json")
-        yield VerdictLine(label=LineLabel.TARGET, parts=rest)
-
-
-def target_text(one: TargetGroup, target: float, alpha: float) -> str:
-    """Return `below 3.28 (p = 0.003), reached in 5 of 5 runs, median 3,250 steps, 12m03s`."""
-    test, loss, step = one.test, margin_text(target), one.reached("step")
-    if test is None or test.p_holm is None:
-        reason = "" if test is None else test.reason.partition(":")[0]
-        parts = [f"no test against {loss} ({reason or 'no loss'})"]
-    else:
-        parts = [f"{'below' if test.is_below else 'not shown to be below'} {loss} ({p_text(test.p_holm, alpha)})"]
-    if not step.runs:
-        return ", ".join([*parts, "no run has ended"])
-    missed = f"not reached in {step.missed} of {plural(step.runs, 'run')}"
-    parts.append(missed if step.missed else f"reached in {step.reached} of {plural(step.runs, 'run')}")
-    medians = {quantity: one.reached(quantity).median for quantity in QUANTITIES}
-    texts = {
-        "step": lambda value: f"median {value:,.0f} steps",
-        "seconds": duration,
-        "joules": lambda value: f"{value:,.0f} J",
-        "dollars": money,
-    }
-    return ", ".join([*parts, *(text(value) for unit, text in texts.items() if (value := medians[unit]) is not None)])
+def _without_result(ranking: Ranking) -> Iterator[VerdictLine]:
+    """Yield the configurations that are not compared because none of their runs has a loss."""
+    lost = ranking.without_result
+    for group in lost[:MOST_LINES]:
+        parts = sentence(name(group.name), f": {no_result_text(group).partition(': ')[2]}")
+        yield VerdictLine(label=LineLabel.NO_RESULT, parts=parts)
+    if len(lost) > MOST_LINES:
+        rest = sentence(f"and {plural(len(lost) - MOST_LINES, 'more configuration')}, in the ranking")
+        yield VerdictLine(label=LineLabel.NO_RESULT, parts=rest)
+    if lost and comparisons_of(ranking.verdict):
+        them = "it counts as a comparison" if len(lost) == 1 else f"these {len(lost)} count as comparisons"
+        yield VerdictLine(label=LineLabel.NOTE, parts=sentence(f"{them} in the correction of p"))
 
 
 def _runs(situation: Situation) -> Iterator[VerdictLine]:
@@ -533,17 +297,6 @@ def _runs(situation: Situation) -> Iterator[VerdictLine]:
         parts.append(f"{plural(situation.reserve, 'run')} in reserve, which the verdict does not need")
     if parts:
         yield VerdictLine(label=LineLabel.RUNS, parts=sentence("; ".join(parts)))
-
-
-def _next(still_open: Sequence[PairVerdict], situation: Situation) -> Iterator[VerdictLine]:
-    """Yield the command that runs more seeds, if they could decide something."""
-    if not situation.command:
-        return
-    wanted = max((pair.more_seeds or 0 for pair in still_open), default=0)
-    parts = sentence(f"about {plural(wanted, 'more seed')} per configuration; finished runs are kept")
-    if situation.wanted:
-        parts = sentence(f"{plural(situation.wanted, 'run')} that the verdict wants now")
-    yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
 
 
 def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
@@ -562,16 +315,6 @@ def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
         allowed = f"not {percent_text(round(family.rules.alpha, 6))}"
         parts = sentence(f"MATRIX_SEEDS_MAX was raised from {raised} after runs had started: {error}, {allowed}")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)
-
-
-def _names(names: Sequence[str]) -> Parts:
-    """Return at most MOST_NAMES names as parts, or their number."""
-    if len(names) > MOST_NAMES:
-        return sentence(f"{len(names)} configurations")
-    parts: list[Part] = []
-    for index, one in enumerate(names):
-        parts += [*sentence(" and " if index else ""), name(one)]
-    return tuple(parts)
 
 
 def _mean_text(group: GroupNumbers) -> str:

@@ -114,4 +114,5 @@ class Replay:
     verdict: FamilyVerdict
     wanted: frozenset[tuple[str, int]]  # (configuration, seed) to run now; empty: the verdict is final
     rounds: tuple[int, ...]  # seeds per configuration after which the process looked, such as 3, 4, 5
+    asked: Mapping[str, tuple[int, ...]]  # configuration -> the seeds that a round asked for
     unused: int = 0  # losses that exist and were not needed, e.g. of reused runs

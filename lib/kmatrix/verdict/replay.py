@@ -36,6 +36,7 @@ def replay(losses: Losses, rules: Rules) -> Replay:
                 verdict=described(decision),
                 wanted=frozenset(missing),
                 rounds=tuple(dict.fromkeys(rounds)),
+                asked={name: rules.seeds[:count] for name, count in seeds.items()},
                 unused=_losses(losses) - _losses(known),
             )
         for name in more:

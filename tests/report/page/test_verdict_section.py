@@ -350,7 +350,7 @@ def test_a_configuration_of_which_every_run_diverged_stays_in_the_ranking(tmp_pa
     last = rows(section(found, "ranking").one("table", "rank"))[-1]
     assert last[1] == "sgd"
     assert last[0] == last[3] == "–"
-    assert "every run diverged" in last[-1]
+    assert "no result: 5 of 5 runs diverged" in last[-1]
     # Its pairs have no test, and were compared from the start: they count in Holm's correction.
     assert "corrected for 3 comparisons" in section(found, "ranking").all("p", "note")[0].text
     assert "(Holm, 3 comparisons)" in section(found, "verdict").text
@@ -424,3 +424,56 @@ def test_a_page_of_1000_runs_has_a_table_below_its_limit(tmp_path):
     (table,) = re.findall(r'<section id="runs".*?</section>', text, re.DOTALL)
     assert len(read_html(table).one("tbody").all("tr")) == 1000
     assert len(table.encode()) < 900_000
+
+
+def test_a_configuration_of_which_every_run_failed_has_a_row(tmp_path):
+    told = {"status": "failed", "kind": "oom", "reason": "out of memory", "stop_at": 20}
+    broken = [replace(run, **told) for run in runs_of("sgd", seeds=3)]
+    found, results = matrix_of(tmp_path, [*runs_of("adamw", "muon", seeds=3), *broken], {})
+    last = rows(section(found, "ranking").one("table", "rank"))[-1]
+    assert last[1].startswith("sgd")
+    assert last[-1] == "no result: 3 of 3 runs failed"
+    assert "No result sgd: 3 of 3 runs failed." in " ".join(section(found, "verdict").text.split())
+    (one,) = results["rankings"][0]["no_result"]
+    assert (one["runs"], one["diverged"], one["reason"]) == (3, 0, "no result: 3 of 3 runs failed")
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.975, 0.999])
+def test_every_level_of_an_interval_is_that_of_the_rules(tmp_path, confidence):
+    found, results = matrix_of(tmp_path, runs_of("adamw", "muon"), {"confidence": confidence})
+    level = f"{100 * confidence:.4g} %"
+    for name in ("verdict", "ranking", "cost"):
+        text = section(found, name).text
+        assert level in text
+        assert not re.search(r"\b95 %", text)
+    assert script_data(found)["curves"]["level"] == confidence
+    freedom_4 = script_data(found)["curves"]["t"][3]
+    assert freedom_4 == pytest.approx(stats.t.ppf((1 + confidence) / 2, 4), abs=1e-4)
+    assert {one["interval"]["level"] for one in results["groups"]} == {confidence}
+
+
+def test_curves_are_compared_with_the_baseline_where_the_ranking_is(tmp_path):
+    found, _ = matrix_of(tmp_path, *SCENES["baseline"])
+    baseline = script_data(found)["curves"]["baseline"]
+    assert configurations(found)[baseline].startswith("adamw")
+    assert "Difference to the baseline" in section(found, "curves").text
+    assert "leader" not in section(found, "curves").text
+
+
+def test_results_that_no_round_asked_for_are_in_no_mean(tmp_path):
+    rules = {"seeds_auto": True, "seeds": [1, 2, 3, 4, 5, 6], "seeds_min": 3}
+    found, results = matrix_of(tmp_path, runs_of("adamw", "muon", seeds=6), rules)
+    (comparison,) = results["rankings"][0]["comparisons"]
+    assert comparison["seeds"] == [1, 2, 3]
+    shown = rows(section(found, "ranking").one("table", "rank"))
+    means = [float(numbers_in(row[3])[0]) for row in shown[-2:]]
+    difference = float(numbers_in(shown[-1][6])[0])
+    assert [row[2] for row in shown[-2:]] == ["3", "3"]
+    assert means[1] - means[0] == pytest.approx(difference, abs=1.5e-4)
+    assert "6 results are not in the verdict" in section(found, "verdict").text
+
+
+def test_differences_over_some_of_the_seeds_have_a_note(tmp_path):
+    runs = [run for run in runs_of("adamw", "muon") if run.optimizer == "muon" or run.seed < 4]
+    text = section(page(tmp_path, runs), "ranking").text
+    assert "it need not be that of the two means" in text

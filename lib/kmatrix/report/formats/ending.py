@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
-from kmatrix.report.verdict_text import LineLabel, VerdictText, verdict_texts
+from kmatrix.report.sentences.rankings import no_result_text
+from kmatrix.report.sentences.values import LineLabel, VerdictText
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import ELLIPSIS, UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
 
@@ -88,6 +90,8 @@ def _ranking(ranking: Ranking, verdict: VerdictText) -> Iterator[str]:
         yield _fit(f"{place}. {group.name}  {unit} {mean} ({plural(len(group.losses), 'seed')})")
     if (hidden := len(ranking.groups) - MOST_GROUPS) > 0:
         yield f"and {plural(hidden, 'more configuration')}"
+    for group in ranking.without_result[:MOST_GROUPS]:
+        yield _fit(f"-  {group.name}  {no_result_text(group)}")
     # Never shortened in the middle: it could state the opposite.
     yield from wrap(f"{verdict.report}.", "", WIDTH)
     for label in (LineLabel.EVIDENCE, LineLabel.COST, LineLabel.DIVERGED):

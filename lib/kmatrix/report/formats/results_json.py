@@ -25,8 +25,10 @@ from kmatrix.report.numbers import (
     Scaling,
 )
 from kmatrix.report.pair_text import no_more_text
+from kmatrix.report.sentences.rankings import no_result_text
+from kmatrix.report.sentences.values import VerdictText
 from kmatrix.report.target import Effort, TargetGroup, TargetNumbers, reached, target_numbers
-from kmatrix.report.verdict_text import VerdictText, verdict_texts
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.status.stragglers import RankNumbers
 from kmatrix.verdict.family import PairOutcome, PairVerdict
@@ -222,6 +224,7 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
         "comparisons": [
             {"leader": pair.a, "other": pair.b, "word": _word(pair), **_pair(pair)} for pair in family.against_reference
         ],
+        "no_result": [_without_result(group) for group in ranking.without_result],
         "notes": list(ranking.notes),
         "state": str(text.state),
         "preliminary": text.is_preliminary,
@@ -246,6 +249,16 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
             "raised": list(ranking.raised),
             "spent_error": ranking.spent_error,
         },
+    }
+
+
+def _without_result(group: GroupNumbers) -> dict[str, Any]:
+    """Return a configuration of which no run has a loss, and why."""
+    return {
+        "name": group.name,
+        "reason": no_result_text(group),
+        "runs": len(group.runs),
+        "diverged": len(group.diverged),
     }
 
 

@@ -14,8 +14,21 @@ from kmatrix.records.files import write_text
 from kmatrix.records.runs import Status
 from kmatrix.report.formats import facts
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, Ranking, RunNumbers
-from kmatrix.report.pair_text import Part, PartKind, digits_for, mirrored_pair, number_text, outcome_word, p_text
-from kmatrix.report.verdict_text import VerdictText, matrix_command, unit_of, verdict_texts
+from kmatrix.report.pair_text import (
+    Part,
+    PartKind,
+    digits_for,
+    mirrored_pair,
+    number_text,
+    outcome_word,
+    p_text,
+    percent_text,
+    signed_text,
+)
+from kmatrix.report.sentences.next_seeds import matrix_command
+from kmatrix.report.sentences.rankings import no_result_text, unit_of
+from kmatrix.report.sentences.values import VerdictText
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import mean
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import UNKNOWN, count, duration, money, plural, printable, shortened, time_of_day
@@ -104,8 +117,11 @@ def _parts(parts: Iterable[Part]) -> str:
 
 
 def _ranking(ranking: Ranking) -> Iterator[str]:
-    titles = ["", "configuration", f"mean loss, {unit_of(ranking)}", "95 % interval", "sd", "seeds", "difference"]
+    level = percent_text(ranking.verdict.rules.confidence)
+    titles = ["", "configuration", f"mean loss, {unit_of(ranking)}", f"{level} interval", "sd", "seeds", "difference"]
     rows = [_ranking_row(place, group, ranking) for place, group in enumerate(ranking.groups, start=1)]
+    for group in ranking.without_result:
+        rows.append(["", quoted(group.name, in_table=True), *[UNKNOWN] * 3, "0", *[UNKNOWN] * 2, no_result_text(group)])
     yield _table([*titles, "p", "it is"], rows, words=(0, 1, 8))
     if any(pair.p_holm is not None for pair in ranking.verdict.pairs):
         tests = len(ranking.verdict.pairs)
@@ -133,7 +149,7 @@ def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]
     half = "" if pair.interval is None else f" ± {(pair.interval.high - pair.interval.low) / 2:.{digits}f}"
     return [
         *row,
-        f"{number_text(pair.difference, digits)}{half}",
+        f"{number_text(pair.difference, digits)}{half}" if half else escaped(signed_text(pair.difference, digits)),
         UNKNOWN if pair.p_holm is None else p_text(pair.p_holm, ranking.verdict.rules.alpha).removeprefix("p = "),
         outcome_word(pair.outcome, pair.method),
     ]

@@ -11,7 +11,7 @@ from kmatrix.report.page.parts.figures import SAME_COST, Panel, Point, pareto
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed, percent
 from kmatrix.report.page.parts.units import ENERGY, MEMORY, TIME, TOKEN_ENERGY, Unit, unit_of
-from kmatrix.stats import mean, mean_interval
+from kmatrix.stats import LEVEL, mean, mean_interval
 
 RESAMPLES = 1000  # of the seeds of a front
 RESAMPLE_SEED = 20261120  # fixed: the same runs give the same page
@@ -35,7 +35,7 @@ class Amount:
     """What the finished runs of a configuration take, in the unit of its column."""
 
     mean: float
-    half: float | None  # of the confidence interval of the mean (95 %); None for a single run
+    half: float | None  # of the confidence interval of the mean; None for a single run
     low: float
     high: float
     runs: int  # for which it is known
@@ -76,6 +76,7 @@ class CostSection:
 
     columns: tuple[CostColumn, ...]
     rows: tuple[CostRow, ...]
+    level: float  # of all intervals
     fronts: tuple[Fronts, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()  # kinds of cost that are unknown for every run
     simulated: bool = False  # some energy was left out because simulated GPUs have none
@@ -154,7 +155,8 @@ def cost(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CostSection | N
         CostRow(
             group=group,
             amounts=tuple(
-                amount_of(group.values(kind.pick), column.size) for kind, column in zip(known, columns, strict=True)
+                amount_of(group.values(kind.pick), column.size, numbers.confidence)
+                for kind, column in zip(known, columns, strict=True)
             ),
         )
         for group in counted
@@ -162,6 +164,7 @@ def cost(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CostSection | N
     return CostSection(
         columns=columns,
         rows=rows,
+        level=numbers.confidence,
         fronts=_fronts(numbers, counted, list(zip(known, columns, strict=True))),
         missing=tuple(kind.title for kind in KINDS if kind not in known),
         simulated=any(run.gpu is not None and run.gpu.simulated for run in runs),
@@ -169,12 +172,12 @@ def cost(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CostSection | N
     )
 
 
-def amount_of(values: Sequence[float], size: float) -> Amount | None:
+def amount_of(values: Sequence[float], size: float, level: float = LEVEL) -> Amount | None:
     """Return what runs take, in a unit of this size; None without a value."""
     if not values:
         return None
     scaled = [value / size for value in values]
-    interval = mean_interval(scaled)
+    interval = mean_interval(scaled, level)
     return Amount(
         mean=mean(scaled),
         half=None if interval is None else (interval.high - interval.low) / 2,

@@ -13,7 +13,7 @@ from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_lab
 from kmatrix.report.page.parts.forecasts import RunningRuns, running_runs
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import shown
-from kmatrix.stats import LEVEL, critical_t, mean
+from kmatrix.stats import critical_t, mean
 
 TRAINING_BYTES = 1_000_000  # of all training curves in a page
 COLUMN_BYTES = 25  # of one column: mean, minimum, maximum
@@ -62,6 +62,7 @@ class CurvesSection:
 
     static: StaticCurves | None  # None: no configuration has two evaluations in all of its finished runs
     running: RunningRuns | None  # None: no run is going
+    reference: str  # "leader" or "baseline": what differences are to
     is_simulated: bool  # energy is that of simulated GPUs
     script: Mapping[str, object]
 
@@ -73,15 +74,26 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
     most_freedom = min(CRITICAL, max(len(group.runs) for group in groups) - 1)  # 0: no interval, and no need of SciPy
     most = training_columns(sum(len(run.curves.train) > 0 for run in numbers.runs))
     evaluations = evaluations_of(sum(len(run.curves.val) for run in numbers.runs), len(numbers.runs))
+    baseline = _baseline(numbers, groups)
     return CurvesSection(
+        reference="leader" if baseline is None else "baseline",
         static=static_curves(groups),
         running=running_runs(numbers, groups),
         is_simulated=any(run.curves.simulated for run in numbers.runs),
         script={
+            "level": numbers.confidence,
+            "baseline": baseline,
             "runs": [curve_of(run, most, evaluations) for run in numbers.runs],
-            "t": [round(critical_t(LEVEL, freedom), 4) for freedom in range(1, most_freedom + 1)],
+            "t": [round(critical_t(numbers.confidence, freedom), 4) for freedom in range(1, most_freedom + 1)],
         },
     )
+
+
+def _baseline(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> int | None:
+    """Return the place of the baseline among the groups; None without one: differences are to the leader."""
+    names = [group.numbers.name for group in groups]
+    first = numbers.rankings[0].verdict.rules.baseline if numbers.rankings else None
+    return names.index(first) if first in names else None
 
 
 def training_columns(curves_: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,8 @@ from kmatrix.report.pair_text import (
     outcome_word,
     p_text,
 )
-from kmatrix.report.verdict_text import unit_of, verdict_texts
+from kmatrix.report.sentences.rankings import no_result_text, unit_of
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.text import plural
 from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict
@@ -61,7 +63,7 @@ class RankRow:
     """A configuration in a ranking."""
 
     group: PageGroup
-    rank: int | None  # None: all of its runs diverged
+    rank: int | None  # None: none of its runs has a loss
     seeds: int  # that count
     diverged: int
     ended: int  # runs that ended with a loss or diverged
@@ -121,6 +123,7 @@ class RankingTable:
     family: int  # comparisons that p values are corrected for, also those without a test
     is_paired: bool
     is_sequential: bool
+    is_partial: bool  # a difference is over some of the seeds of the means: they do not subtract
     rows: tuple[RankRow, ...]
     loss_ticks: tuple[Tick, ...]
     gap_ticks: tuple[Tick, ...]
@@ -178,7 +181,7 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         )
         for rank, group in enumerate(one.groups, 1)
     ]
-    rows += [_diverged_row(pages[group.name], one, against.get(group.name)) for group in one.diverged_only]
+    rows += [_row_without_result(pages[group.name], group, one) for group in one.without_result]
     return RankingTable(
         about=about,
         measure="bits per byte" if one.metric == BITS else "final validation loss",
@@ -191,6 +194,7 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         family=len(family.pairs),
         is_paired=any(pair.method in (Method.PAIRED, Method.SEQUENTIAL) for pair in family.pairs),
         is_sequential=any(pair.method is Method.SEQUENTIAL for pair in family.pairs),
+        is_partial=any(_is_partial(pair, one) for pair in family.against_reference),
         rows=tuple(rows),
         loss_ticks=losses.ticks(TICKS),
         gap_ticks=gaps.ticks(TICKS),
@@ -307,16 +311,24 @@ def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
             yield f"about {plural(pair.more_seeds, 'more seed')}"
 
 
-def _diverged_row(group: PageGroup, one: Ranking, pair: PairVerdict | None) -> RankRow:
-    """Return the row of a configuration of which every run diverged."""
+def _is_partial(pair: PairVerdict, one: Ranking) -> bool:
+    """Return whether the difference of a pair is not that of the two means: it is over the seeds that both have."""
+    means = {group.name: group.mean for group in one.groups}
+    a, b = means.get(pair.a), means.get(pair.b)
+    if a is None or b is None or pair.difference is None:
+        return False
+    return not math.isclose(a - b, pair.difference, abs_tol=10**-MOST_DIGITS)
+
+
+def _row_without_result(page: PageGroup, group: GroupNumbers, one: Ranking) -> RankRow:
+    """Return the row of a configuration of which no run has a loss."""
     nothing = Strip(seeds=(), mean=None, interval=None)
-    outcome = PairOutcome.OPEN if pair is None else other_side(pair.outcome)
     return RankRow(
-        group=group,
+        group=page,
         rank=None,
         seeds=0,
-        diverged=len(group.numbers.diverged),
-        ended=one.ended_runs[group.numbers.name],
+        diverged=len(group.diverged),
+        ended=one.ended_runs[group.name],
         mean=None,
         half=None,
         deviation=None,
@@ -324,10 +336,10 @@ def _diverged_row(group: PageGroup, one: Ranking, pair: PairVerdict | None) -> R
         against=Against(
             difference=None,
             half=None,
-            outcome=outcome,
-            word="no loss",
+            outcome=PairOutcome.OPEN,
+            word=no_result_text(group),
             p="",
-            details=("every run diverged",),
+            details=(),
             strip=nothing,
         ),
     )

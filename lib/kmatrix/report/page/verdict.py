@@ -12,7 +12,8 @@ from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import MINUS, big, dollars, duration
 from kmatrix.report.page.provenance import Fact
 from kmatrix.report.pair_text import Part, PartKind, Parts
-from kmatrix.report.verdict_text import LineLabel, VerdictLine, VerdictState, VerdictText, verdict_texts
+from kmatrix.report.sentences.values import LineLabel, VerdictLine, VerdictState, VerdictText
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import plural
 

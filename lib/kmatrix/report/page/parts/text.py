@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from kmatrix.records.decode import Scalar
+from kmatrix.report.pair_text import percent_text
 from kmatrix.text import count, money, plural, time_of_day
 
 UNKNOWN = "–"
@@ -109,6 +110,11 @@ def significant(value: float | None, digits: int = 3) -> str:
             text = f"{number:.{digits - 1 - math.floor(math.log10(abs(number)))}f}"
     mantissa, e, exponent = text.partition("e")
     return mantissa.replace("-", MINUS) + (f"e{int(exponent)}" if e else "")
+
+
+def level(value: float) -> str:
+    """Return a level of confidence with its digits: 97.5 %."""
+    return percent_text(value)
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -220,6 +226,7 @@ FILTERS: dict[str, Callable[..., str]] = {
             whole,
             significant,
             percent,
+            level,
             change,
             p_value,
             duration,

@@ -87,7 +87,8 @@ function membersOf(group) { // the runs that are shown, and those of them that t
   return { members, counted: finished.length ? finished : members };
 }
 const isGap = (panel) => panel === 0 && view.mode === "gap";
-const leader = () => D.groups.find((group) => group.rank === 1 && group.ranking === 0) ?? D.groups[0];
+const referenceWord = D.curves?.baseline == null ? "leader" : "baseline";
+const reference = () => D.groups[D.curves.baseline] ?? D.groups.find((group) => group.rank === 1 && group.ranking === 0) ?? D.groups[0];
 function build(panel) { // what a figure shows: per configuration its line, and the thin lines of its runs
   const axis = view.axes[panel], half = halfLife(), found = [];
   for (const [index, group] of D.groups.entries()) {
@@ -99,7 +100,7 @@ function build(panel) { // what a figure shows: per configuration its line, and 
       if (x) thin.push({ i, x, y: smoothed(raw, half), raw, step: raw.step, ended: D.run[i].s });
     }
     const used = thin.filter((one) => counted.includes(one.i));
-    const line = isGap(panel) ? gapLine(group, leader(), axis) : meanLine(used);
+    const line = isGap(panel) ? gapLine(group, reference(), axis) : meanLine(used);
     if (line) found.push({ index, group, thin: isGap(panel) ? [] : thin, line });
   }
   return found;

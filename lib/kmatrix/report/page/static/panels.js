@@ -81,7 +81,7 @@ class LossFigure {
   }
   words(e) {
     const loss = `${view.metric === "val" ? "validation" : "training"} loss, nats/token`;
-    const about = isGap(this.number) ? "difference to the leader, nats/token; band: 95 % interval" : loss;
+    const about = isGap(this.number) ? `difference to the ${referenceWord}, nats/token; band: ${Number((100 * D.curves.level).toPrecision(4))} % interval` : loss;
     return [about, e.cut ? "begins above the view" : "", view.zoom[this.number] ? "zoomed" : ""].filter(Boolean).join(" · ");
   }
   options(e) {

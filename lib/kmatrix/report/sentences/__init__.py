@@ -1,0 +1,1 @@
+"""The parts that the sentences about verdicts consist of: values, headlines, and what to run next."""
