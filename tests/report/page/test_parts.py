@@ -19,7 +19,7 @@ def test_the_examples_of_text_hold():
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf")])
 def test_unknown_numbers_are_an_en_dash(value):
-    formats = (text.fixed, text.signed, text.whole, text.significant, text.percent, text.change, text.p_value)
+    formats = (text.fixed, text.signed, text.whole, text.significant, text.percent, text.change)
     for form in (*formats, text.duration, text.date_time, text.big, text.dollars):
         assert form(value) == "–", form.__name__
 

@@ -9,6 +9,7 @@ from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.page.parts.figures import Scale, Tick, nice_ticks, tick_text
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.units import TIME, Unit, unit_of
+from kmatrix.report.pair_text import p_text
 from kmatrix.report.target import QUANTITIES, TargetGroup, target_numbers
 from kmatrix.verdict.target import Reach, TargetTest
 
@@ -28,6 +29,7 @@ class TargetRow:
     ratio: float | None  # of the median time to that of the fastest configuration
     marks: tuple[float, ...]  # percent of the strip: the time of each run that reached the target
     test: TargetTest | None  # is the mean below the target? None without TARGET_LOSS
+    p: str  # of that test, corrected; "" without one
 
     @property
     def missed(self) -> int:
@@ -76,8 +78,9 @@ def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection
     scale = Scale(0.0, max(times, default=0.0) or 1.0, 0.0, EDGE)
     size, unit = unit_of(TIME if strip == "seconds" else STEPS, scale.high)
     medians = [median for group in found.groups if (median := group.reached(strip).median) is not None]
+    alpha = 1 - numbers.confidence
     rows = [
-        _row(group, by_name[group.name], known, scale, strip=strip, fastest=min(medians, default=None))
+        _row(group, by_name[group.name], known, scale, strip=strip, fastest=min(medians, default=None), alpha=alpha)
         for group in found.groups
     ]
     # Those that did not reach the target have the order of the ranking.
@@ -102,7 +105,14 @@ def _values(group: TargetGroup, quantity: str) -> list[float]:
 
 
 def _row(
-    one: TargetGroup, group: PageGroup, known: Sequence[str], scale: Scale, *, strip: str, fastest: float | None
+    one: TargetGroup,
+    group: PageGroup,
+    known: Sequence[str],
+    scale: Scale,
+    *,
+    strip: str,
+    fastest: float | None,
+    alpha: float,
 ) -> TargetRow:
     median = one.reached(strip).median
     return TargetRow(
@@ -114,4 +124,5 @@ def _row(
         ratio=None if median is None or not fastest else median / fastest,
         marks=tuple(scale.at(time) for time in sorted(_values(one, strip))),
         test=one.test,
+        p="" if one.test is None or one.test.p_holm is None else p_text(one.test.p_holm, alpha),
     )

@@ -130,19 +130,6 @@ def change(ratio: float | None) -> str:
     return f"{signed(share, 0 if abs(share) >= 9.5 else 1)} %"
 
 
-def p_value(value: float | None) -> str:
-    """Return a p value with one or two digits.
-
-    >>> p_value(0.0312), p_value(0.0031), p_value(1e-9)
-    ('p = 0.03', 'p = 0.003', 'p < 0.0001')
-    """
-    if value is None or not known(value):
-        return UNKNOWN
-    if value < 1e-4:
-        return "p < 0.0001"
-    return f"p = {value:.1g}" if value < 0.01 else f"p = {value:.2f}"
-
-
 def duration(seconds: float | None) -> str:
     """Return a duration as a sentence can hold it.
 
@@ -228,7 +215,6 @@ FILTERS: dict[str, Callable[..., str]] = {
             percent,
             level,
             change,
-            p_value,
             duration,
             date_time,
         ),
