@@ -265,13 +265,15 @@ def test_hostile_text_is_text_in_a_browser(window, tmp_path):
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_pages_of_large_matrices_are_small_and_quick(window, tmp_path, count):
+def test_pages_of_large_matrices_are_small_and_quick(window, tmp_path, capsys, count):
     page = page_of(make_large_matrix(tmp_path, count))
     size = page.stat().st_size / 1e6
     open_page(window, page)
     window.wait_until(lambda: window.run("return document.querySelectorAll('.uplot').length") >= 2, "figures are drawn")
     times = [window.run_until_called(FILTER, word) for word in WORDS]
-    print(f"{count:,} runs: {size:.2f} MB, filter: median {statistics.median(times):.0f} ms, worst {max(times):.0f} ms")
+    with capsys.disabled():  # how quick depends on the machine: printed for the reader, not asserted
+        middle = statistics.median(times)
+        print(f"\n{count:,} runs: {size:.2f} MB, filter: median {middle:.0f} ms, worst {max(times):.0f} ms")
     assert size <= SIZES[count]
     assert window.run("return document.getElementById('runs-count').textContent") == f"{count:,} runs"
     check_quiet(window, page)

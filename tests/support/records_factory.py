@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -61,12 +62,7 @@ class FakeRun:
 
     @property
     def run_id(self) -> str:
-        return f"{abs(hash_of(self.name)):010x}"[:10]
-
-
-def hash_of(text: str) -> int:
-    """Return the same number for the same text in every process."""
-    return int.from_bytes(text.encode(), "big") % (16**10)
+        return hashlib.sha256(self.name.encode()).hexdigest()[:10]
 
 
 def runs_with_seeds(count: int, losses: Sequence[float], **fields: Any) -> list[FakeRun]:
