@@ -200,3 +200,71 @@ def test_fail_on_worse_is_an_exit_status_for_ci(tmp_path, base, new, status):
 def test_other_values_of_fail_on_are_refused(tmp_path, capsys):
     assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "FAIL_ON=better"]) == 2
     assert "invalid FAIL_ON=better" in capsys.readouterr().err
+
+
+def status_of(tmp_path, base, new, base_rules=None, new_rules=None):
+    """Return the exit status of FAIL_ON=worse for two matrices of these runs."""
+    make_matrix(tmp_path, base, name=BASE, verdict=base_rules)
+    make_matrix(tmp_path, new, name=NEW, verdict=new_rules)
+    return main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "FAIL_ON=worse"])
+
+
+def other_seeds(losses):
+    return [FakeRun(seed=seed, final_loss=loss, axes={"seed": str(seed)}) for seed, loss in enumerate(losses, 11)]
+
+
+@pytest.mark.parametrize(("losses", "status"), [(HIGH, 1), (LOW, 0)])
+def test_fail_on_worse_compares_different_seeds_without_pairs(tmp_path, losses, status):
+    assert status_of(tmp_path, runs_with_seeds(3, LOW), other_seeds(losses)) == status
+
+
+def test_fail_on_worse_cannot_pass_without_a_test(tmp_path, capsys):
+    assert status_of(tmp_path, [FakeRun(final_loss=3.2)], [FakeRun(final_loss=3.3)]) == 2
+    assert "FAIL_ON=worse: no final loss could be tested" in capsys.readouterr().err
+
+
+def test_fail_on_worse_cannot_pass_without_a_common_configuration(tmp_path, capsys):
+    assert status_of(tmp_path, runs_with_seeds(3, LOW), runs_with_seeds(3, LOW, optimizer="muon")) == 2
+    assert "adamw, 1 rank" in capsys.readouterr().err
+
+
+def test_fail_on_worse_names_what_it_could_not_test(tmp_path, capsys):
+    base = [*runs_with_seeds(3, LOW), *runs_with_seeds(3, LOW, optimizer="muon")]
+    assert status_of(tmp_path, base, runs_with_seeds(3, LOW)) == 0
+    assert "FAIL_ON=worse: not tested: muon, 1 rank" in capsys.readouterr().err
+
+
+def test_runs_that_diverge_in_new_are_worse(tmp_path, capsys):
+    assert status_of(tmp_path, runs_with_seeds(3, LOW), runs_with_seeds(3, [20.0, 21.0, 22.0])) == 1
+    text = capsys.readouterr().out
+    assert "without a loss in new, where all runs failed or diverged: adamw, 1 rank" in text
+
+
+@pytest.mark.parametrize(("margin", "status", "words"), [(None, 1, "worse, p"), (0.2, 0, "equivalent within 0.2")])
+def test_a_difference_within_the_margin_of_base_is_not_worse(tmp_path, capsys, margin, status, words):
+    rules = {"confidence": 0.95, "min_difference": margin}
+    assert status_of(tmp_path, runs_with_seeds(3, LOW), runs_with_seeds(3, HIGH), rules, rules) == status
+    assert words in capsys.readouterr().out
+
+
+def test_the_level_is_that_of_base(tmp_path, capsys):
+    status_of(tmp_path, runs_with_seeds(3, LOW), runs_with_seeds(3, HIGH), {"confidence": 0.999}, {"confidence": 0.9})
+    text = capsys.readouterr().out
+    assert "99.9 % CI" in text
+    assert "95 %" not in text
+    assert "significant if p <= 0.001" in text
+    assert "those of base are used" in text
+
+
+def test_the_json_output_has_what_a_ranking_has(compare_runs_of):
+    value = to_json(compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, [3.32, 3.28, 3.31])))
+    loss = value["configurations"][0]["measures"]["final loss"]
+    assert loss["margin"] > abs(loss["difference"])
+    assert (loss["no_more"], loss["looks"]) == (None, [])
+    assert (value["worse"], value["lost"], value["untested"]) == ([], [], [])
+    assert (value["confidence"], value["min_difference"]) == (0.95, None)
+
+
+def test_a_small_difference_is_not_printed_as_0(compare_runs_of):
+    text = render(compare_runs_of([FakeRun(final_loss=3.3)], [FakeRun(final_loss=3.30002)]))
+    assert "< 0.0001" in text

@@ -20,7 +20,7 @@ from kmatrix.report.formats.results_json import clean
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.write import draw_graphs, write_page, write_summary
 from kmatrix.runner.cluster import is_own_engine
-from kmatrix.text import shown
+from kmatrix.text import first_names, shown
 
 WORSE = "worse"  # value of FAIL_ON
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
@@ -90,7 +90,8 @@ def _draw(numbers: MatrixNumbers) -> None:
 def compare(arguments: Arguments) -> int:
     """Print the different settings of two matrices or two runs, and a comparison of their results.
 
-    With FAIL_ON=worse the exit status is 1 if the final loss of any configuration is worse in NEW=.
+    With FAIL_ON=worse the exit status is 1 if the final loss of any configuration is worse in NEW=, or if all of its
+    runs there failed or diverged. Raises ConfigError (2) if there was nothing to test.
     """
     fail_on = arguments.get("FAIL_ON")
     if fail_on not in (None, "", WORSE):
@@ -112,7 +113,18 @@ def compare(arguments: Arguments) -> int:
         print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
     else:
         print(render(found), end="")
-    return 1 if fail_on and found.worse else 0
+    if not fail_on or found.worse or found.lost:
+        return 1 if fail_on else 0
+    if found.untested:
+        names = first_names(found.untested)
+        if len(found.untested) == len(found.pairs) + len(found.only_base):
+            raise ConfigError(
+                "FAIL_ON=worse: no final loss could be tested",
+                why=f"{names}: a test needs two finished runs on both sides, on the same data",
+                hint="train further seeds with `make add SEED=`",
+            )
+        print(f"FAIL_ON=worse: not tested: {names}", file=sys.stderr)
+    return 0
 
 
 def _named(arguments: Arguments, name: str) -> MatrixDir | RunDir:

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status, read_run_file_or_empty
+from kmatrix.records.runs import Status, VerdictRules, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import SEED_AXIS, RunNumbers
-from kmatrix.report.pair_text import digits_for, other_side, outcome_word, p_text, percent_text, signed_text
+from kmatrix.report.pair_text import (
+    digits_for,
+    margin_text,
+    other_side,
+    outcome_word,
+    p_text,
+    percent_text,
+    signed_text,
+)
 from kmatrix.report.ranking import differences, measured_differently, ranks
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
 from kmatrix.verdict.family import Method, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.fixed import FixedTest, corrected, tested
-
-RULES = Rules(seeds=())  # of all seeds that both sides have
 
 FINAL_LOSS = "final loss"
 AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
@@ -72,6 +78,14 @@ class ComparedRow:
         return self.corrected.p_holm if self.corrected else None
 
     @property
+    def is_tested(self) -> bool:
+        """True if there is a p, or all differences by seed are 0, which needs none."""
+        if self.p is not None:
+            return True
+        found = None if self.measured_differently or self.test is None else self.test.pair
+        return found is not None and found.difference == 0 and len(found.seeds) > 1
+
+    @property
     def outcome(self) -> PairOutcome:
         """Return the outcome about new."""
         outcome = self.corrected.outcome if self.corrected else PairOutcome.OPEN
@@ -106,6 +120,7 @@ class RunSet:
 
     name: str
     runs: tuple[tuple[RunDir, RunNumbers], ...]
+    rules: VerdictRules = field(default_factory=VerdictRules)  # of its matrix
 
     @property
     def numbers(self) -> list[RunNumbers]:
@@ -126,7 +141,25 @@ class ComparedRuns:
     pairs: tuple[ConfigurationPair, ...]
     only_base: tuple[str, ...]  # configurations without a counterpart
     only_new: tuple[str, ...]  # configurations without a counterpart
-    notes: tuple[str, ...]  # changes of code, packages and devices
+    notes: tuple[str, ...]  # changes of rules, code, packages and devices
+    rules: Rules  # those of base
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The configurations with a final loss in base whose runs in new have all ended without one."""
+        over = (Status.FINISHED, Status.FAILED)
+        return tuple(
+            pair.name
+            for pair in self.pairs
+            if any(run.counts for run in pair.base) and all(run.status in over and not run.counts for run in pair.new)
+        )
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """The configurations of base whose final losses were not compared: one seed, other data, none in new."""
+        rows = {pair.name: row for pair in self.pairs for row in pair.rows if row.metric.name == FINAL_LOSS}
+        names = [pair.name for pair in self.pairs if not (pair.name in rows and rows[pair.name].is_tested)]
+        return tuple(name for name in [*names, *self.only_base] if name not in self.lost)
 
     @property
     def worse(self) -> tuple[str, ...]:
@@ -137,18 +170,21 @@ class ComparedRuns:
 
 def runs_of_matrix(matrix: MatrixDir) -> RunSet:
     """Return all runs of a matrix."""
-    return RunSet(name=matrix.name, runs=tuple((matrix.run(run.name), run) for run in analyse(matrix).runs))
+    runs = tuple((matrix.run(run.name), run) for run in analyse(matrix).runs)
+    return RunSet(name=matrix.name, runs=runs, rules=read_matrix_file_or_empty(matrix).verdict)
 
 
 def single_run(run: RunDir) -> RunSet:
     """Return one run, with its status as its matrix has it."""
     matrix = MatrixDir(run.path.parent)
     runs = tuple((run, known) for known in analyse(matrix).runs if known.name == run.name)
-    return RunSet(name=f"{matrix.name}/{run.name}", runs=runs)
+    return RunSet(name=f"{matrix.name}/{run.name}", runs=runs, rules=read_matrix_file_or_empty(matrix).verdict)
 
 
 def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, one: bool = False) -> ComparedRuns:
     """Compare the configurations of two sides.
+
+    The level, and the margin within which losses are equivalent, are those of base: they were known before new.
 
     neutral: symbols that cannot change a result.  one: both sides are a single run, compared even if their axes differ.
     """
@@ -157,7 +193,8 @@ def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, on
     in_base, in_new = _configurations(base, axes), _configurations(new, axes)
     names = _names([*in_base.items(), *in_new.items()])
     common = [key for key in in_base if key in in_new]
-    pairs = _with_corrected_p([_pair(names[key], in_base[key], in_new[key]) for key in common])
+    rules = Rules(seeds=(), confidence=base.rules.confidence, min_difference=base.rules.min_difference)
+    pairs = _with_corrected_p([_pair(names[key], in_base[key], in_new[key], rules) for key in common], rules)
     return ComparedRuns(
         base=base,
         new=new,
@@ -166,6 +203,7 @@ def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, on
         only_base=tuple(names[key] for key in in_base if key not in in_new),
         only_new=tuple(names[key] for key in in_new if key not in in_base),
         notes=tuple(_notes(base, new, pairs)),
+        rules=rules,
     )
 
 
@@ -202,10 +240,10 @@ def _names(configurations: Iterable[tuple[AxisValues, list[RunNumbers]]]) -> dic
     return {key: " -> ".join(dict.fromkeys(both)) for key, both in names.items()}
 
 
-def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> ConfigurationPair:
+def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers], rules: Rules) -> ConfigurationPair:
     finished = [run for run in base if run.counts], [run for run in new if run.counts]
     property_name = measured_differently(*finished)
-    rows = [_row(metric, *finished, property_name if metric.is_loss else "") for metric in METRICS]
+    rows = [_row(metric, *finished, property_name if metric.is_loss else "", rules) for metric in METRICS]
     return ConfigurationPair(
         name=name,
         base=tuple(base),
@@ -216,14 +254,14 @@ def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> C
 
 
 def _row(
-    metric: ComparedMetric, base: Sequence[RunNumbers], new: Sequence[RunNumbers], differently: str
+    metric: ComparedMetric, base: Sequence[RunNumbers], new: Sequence[RunNumbers], differently: str, rules: Rules
 ) -> ComparedRow:
     before, after = _by_seed(metric, base), _by_seed(metric, new)
     return ComparedRow(
         metric=metric,
         base=mean(list(before.values())) if before else None,
         new=mean(list(after.values())) if after else None,
-        test=tested(("new", "base"), after, before, RULES) if before and after else None,
+        test=tested(("new", "base"), after, before, rules) if before and after else None,
         measured_differently=differently if before and after else "",
     )
 
@@ -237,7 +275,7 @@ def _by_seed(metric: ComparedMetric, runs: Sequence[RunNumbers]) -> dict[int, fl
     return found
 
 
-def _with_corrected_p(pairs: Sequence[ConfigurationPair]) -> tuple[ConfigurationPair, ...]:
+def _with_corrected_p(pairs: Sequence[ConfigurationPair], rules: Rules) -> tuple[ConfigurationPair, ...]:
     """Return the pairs with verdicts, Holm-corrected per metric for the number of configurations."""
     # Per metric: a question about the loss is not weakened by tests of the speed.
     found: dict[tuple[int, str], PairVerdict] = {}
@@ -248,7 +286,9 @@ def _with_corrected_p(pairs: Sequence[ConfigurationPair]) -> tuple[Configuration
             for row in pair.rows
             if row.metric is metric and row.test and row.test.pair.p is not None and not row.measured_differently
         }
-        verdicts = corrected(list(tests.values()), RULES, len(tests))
+        # The margin is one of losses.
+        own = rules if metric.is_loss else replace(rules, min_difference=None)
+        verdicts = corrected(list(tests.values()), own, len(tests))
         found |= {(place, metric.name): verdict for place, verdict in zip(tests, verdicts, strict=True)}
     return tuple(
         replace(pair, rows=tuple(replace(row, corrected=found.get((place, row.metric.name))) for row in pair.rows))
@@ -283,8 +323,11 @@ def _same_seed(pair: ConfigurationPair) -> list[tuple[RunNumbers, RunNumbers]]:
 
 
 def _notes(base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair]) -> Iterable[str]:
-    """Return the changes of code, packages, processor and devices, without duplicates."""
+    """Return the changes of rules, code, packages, processor and devices, without duplicates."""
     notes: dict[str, None] = {}
+    rules = [(side.rules.confidence, side.rules.min_difference) for side in (base, new)]
+    if rules[0] != rules[1]:
+        notes["MATRIX_CONFIDENCE or MATRIX_MIN_DIFFERENCE differ: those of base are used"] = None
     for pair in pairs:
         found = changes(base.directory(pair.base[0]), new.directory(pair.new[0]))
         if found.code:
@@ -319,6 +362,10 @@ def to_json(found: ComparedRuns) -> dict[str, Any]:
         "only_in_base": list(found.only_base),
         "only_in_new": list(found.only_new),
         "worse": list(found.worse),
+        "lost": list(found.lost),
+        "untested": list(found.untested),
+        "confidence": found.rules.confidence,
+        "min_difference": found.rules.min_difference,
     }
 
 
@@ -350,21 +397,23 @@ def _row_json(row: ComparedRow) -> dict[str, Any]:
     }
 
 
-TITLES = ("", "base", "new", "difference", "", f"{percent_text(RULES.confidence)} CI", "new is")
-
-
 def render(found: ComparedRuns) -> str:
     """Return the comparison as text."""
     title = "Comparison"
     lines = [title, "=" * len(title), *wrap(f"base  {found.base.name}"), *wrap(f"new   {found.new.name}"), ""]
     lines += [*section("Changed settings", list(_symbol_lines(found))), ""]
     for pair in found.pairs:
-        lines += [*section(pair.name, list(_pair_lines(pair))), ""]
+        lines += [*section(pair.name, list(_pair_lines(pair, found.rules))), ""]
     for side, names in (("base", found.only_base), ("new", found.only_new)):
         if names:
             lines += [*wrap(f"only in {side}: {'; '.join(names)}"), ""]
     if not found.pairs:
         lines += ["no configuration in common", ""]
+    if found.lost:
+        lines += [
+            *wrap(f"without a loss in new, where all runs failed or diverged: {'; '.join(found.lost)}"),
+            "",
+        ]
     return "\n".join(line.rstrip() for line in [*lines, *wrap(_method(found))]).rstrip() + "\n"
 
 
@@ -385,11 +434,12 @@ def _symbol(symbol: SymbolChange) -> str:
     return f"{symbol.name} {symbol.base or '(none)'} -> {symbol.new or '(none)'}"
 
 
-def _pair_lines(pair: ConfigurationPair) -> Iterator[str]:
+def _pair_lines(pair: ConfigurationPair, rules: Rules) -> Iterator[str]:
     yield from wrap(f"base {_counts(pair.base)}; new {_counts(pair.new)}")
     if pair.rows:
-        rows = [_row_cells(row) for row in pair.rows]
-        yield from table(columns(TITLES, (0, len(TITLES) - 1)), rows, WIDTH, rule=True)
+        titles = ("", "base", "new", "difference", "", f"{percent_text(rules.confidence)} CI", "new is")
+        rows = [_row_cells(row, rules) for row in pair.rows]
+        yield from table(columns(titles, (0, len(titles) - 1)), rows, WIDTH, rule=True)
     else:
         yield "no finished run on either side"
     for note in pair.notes:
@@ -405,7 +455,7 @@ def _counts(runs: Sequence[RunNumbers]) -> str:
     return ", ".join([listed, *(text for text in others if not text.startswith("0 "))])
 
 
-def _row_cells(row: ComparedRow) -> list[str]:
+def _row_cells(row: ComparedRow, rules: Rules) -> list[str]:
     digits = row.metric.digits
     name = f"{row.metric.name}, {row.metric.unit}"
     means = [UNKNOWN if value is None else f"{value:,.{digits}f}" for value in (row.base, row.new)]
@@ -419,16 +469,18 @@ def _row_cells(row: ComparedRow) -> list[str]:
         digits = max(digits, digits_for(interval))
     bounds = f"[{signed(interval.low, digits)}, {signed(interval.high, digits)}]" if interval else ""
     difference = signed(verdict.difference, digits) if interval else signed_text(verdict.difference, digits)
-    return [name, *means, difference, percent, bounds, _outcome_text(row, verdict)]
+    return [name, *means, difference, percent, bounds, _outcome_text(row, verdict, rules)]
 
 
-def _outcome_text(row: ComparedRow, verdict: PairVerdict) -> str:
+def _outcome_text(row: ComparedRow, verdict: PairVerdict, rules: Rules) -> str:
     """Return the outcome about new with its p value, or the reason why there is none."""
     if row.measured_differently:
         return f"not comparable (different {row.measured_differently})"
     if row.p is None:
         return "equal" if verdict.difference == 0 else f"not significant ({verdict.reason.partition(':')[0]})"
-    return f"{outcome_word(row.outcome, verdict.method)}, {p_text(row.p)}"
+    if row.outcome is PairOutcome.EQUIVALENT:
+        return f"equivalent within {margin_text(rules.min_difference or 0.0)}"
+    return f"{outcome_word(row.outcome, verdict.method)}, {p_text(row.p, rules.alpha)}"
 
 
 def _method(found: ComparedRuns) -> str:
@@ -438,5 +490,5 @@ def _method(found: ComparedRuns) -> str:
         return ""
     methods = " and ".join(dict.fromkeys(row.verdict.method for row in tested if row.verdict))
     correction = ", p Holm-corrected for the number of configurations" if len(found.pairs) > 1 else ""
-    level, alpha = percent_text(RULES.confidence), round(RULES.alpha, 10)
+    level, alpha = percent_text(found.rules.confidence), round(found.rules.alpha, 10)
     return f"{level} CI of the difference; Student's t test ({methods}){correction}; significant if p <= {alpha:g}"
