@@ -8,7 +8,7 @@ from factories import make_data
 from instant import instant_program
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty
+from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty, read_run_file
 from programs import give_gpus
 from programs import run as program
 
@@ -145,6 +145,8 @@ def test_an_addition_keeps_the_rules(made):
 def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4", "SEED=7")
+    # What `continue` knows them by if matrix.json is lost.
+    assert all(read_run_file(run).selected for run in MatrixDir(path).runs())
     for words in (["MATRIX_SEEDS_MAX=5", "MATRIX_SEEDS_MIN=4"], ["MATRIX_SEEDS_MIN=4"]):
         assert "by other rules: seeds_min 3" in kmatrix.refused("add", *words, f"TARGET={path}")
     assert "there is a list of them" in kmatrix.refused("add", "SEED=11", f"TARGET={path}")

@@ -19,6 +19,7 @@ from kmatrix.records.runs import (
     RunResult,
     Tracking,
     UsedFile,
+    VerdictRules,
     merged_metrics,
     metric_line,
     read_result,
@@ -197,3 +198,36 @@ def test_adjustments_of_the_trainer_are_read():
     found = parse({"train": {"batch_size": 6}, "adjusted": [entry]}, UsedFile)
     assert found.adjusted == (Adjustment(name="batch_size", asked=12, used=6, why="out of memory"),)
     assert found.train == {"batch_size": 6}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"confidence": 0.0},  # every difference would be "better"
+        {"confidence": 0.49},
+        {"confidence": 1.0},
+        {"confidence": "0.95"},
+        {"seeds": [1, 2, 2]},
+        {"seeds": [-1]},
+        {"seeds": [2**31]},
+        {"seeds": list(range(101))},
+        {"seeds_min": 1},
+        {"seeds_min": 101},
+        {"raised": [2**53]},  # as many looks: a table that never ends
+        {"raised": [0]},
+        {"raised": [5] * 101},
+        {"min_difference": -0.1},
+        {"baseline": {"optimizer": 3}},
+        [],
+    ],
+)
+def test_rules_that_no_matrix_has_are_damage(damaged):
+    with pytest.raises(RecordError, match="is damaged"):
+        parse({"verdict": damaged}, MatrixFile)
+
+
+def test_the_widest_rules_are_read():
+    rules = {"seeds_auto": True, "seeds": [*range(99), 2**31 - 1], "seeds_min": 100, "raised": [4], "confidence": 0.5}
+    assert parse({"verdict": {**rules, "future": 1}}, MatrixFile).verdict == VerdictRules(
+        seeds_auto=True, seeds=(*range(99), 2**31 - 1), seeds_min=100, raised=(4,), confidence=0.5
+    )

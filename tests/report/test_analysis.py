@@ -403,3 +403,13 @@ def test_the_report_header_lists_what_the_runs_have_in_common(tmp_path):
     numbers = analyse(matrix)
     assert numbers.equal == "tokens: 1,000 tokens, to a step"
     assert "Equal     tokens: 1,000 tokens, to a step" in render_summary(numbers)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_verdicts_without_the_rules_of_adaptive_seeds_have_a_warning(tmp_path, value):
+    matrix = make_matrix(tmp_path, runs_with_seeds(3, ADAMW))
+    (*_, run) = matrix.runs()
+    write_json(run.run_json, {**read_json(run.run_json), "selected": value})
+    assert not [text for text in analyse(matrix).warnings if "the rules of the verdict" in text]
+    matrix.matrix_json.write_text("{")
+    assert bool([text for text in analyse(matrix).warnings if "the rules of the verdict" in text]) is value

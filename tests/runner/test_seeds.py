@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.errors import RecordError
+from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.states import Request, change_requests
 from kmatrix.runner.archive import archive_results
@@ -234,3 +235,18 @@ def test_a_rerun_trains_what_it_names_and_the_verdict_waits_for_it(matrix):
     assert started(engine) == ["adamw2", "adamw5"]
     (replay,), wanted = verdict_of(matrix)
     assert (wanted, replay.unused) == (frozenset(), 1)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"verdict": {"confidence": 0}}'])
+def test_a_matrix_that_has_lost_its_rules_does_not_run_all_its_seeds(matrix, content):
+    adaptive_matrix(matrix, tuple(CLEAR))
+    for folder in matrix.runs():
+        write_json(folder.run_json, {**read_json(folder.run_json), "selected": True})
+    assert len(reopen(matrix, ()).plans) == 6
+    matrix.matrix_json.unlink()
+    if content is not None:
+        matrix.matrix_json.write_text(content)
+    with pytest.raises(RecordError, match="has lost the rules by which it selects runs"):
+        reopen(matrix, ())
+    one = name_of("muon", 6)
+    assert [plan.name for plan in reopen(matrix, (), names=[one], unasked=True).plans] == [one]  # the user names it

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kmatrix.verdict import sequential
 from kmatrix.verdict.adaptive import error_spent
 from kmatrix.verdict.sequential import boundary, crossing, crossing_table, level, weight
 from kmatrix.verdict.student import critical, detectable_shift, lower_tail, power
@@ -46,6 +47,16 @@ def test_the_recursion_agrees_with_simulated_sequences(first, most, one_sided):
     crossed = np.maximum.accumulate(t[:, first - 1 :] >= limits, axis=1).mean(0)
     assert exact[-1] == pytest.approx(one_sided, rel=2e-6)
     assert np.all(np.abs(crossed - exact) < 4.5 * np.sqrt(exact * (1 - exact) / len(x)))
+
+
+@pytest.mark.parametrize(("first", "most"), [(3, 40), (20, 45)])
+@pytest.mark.parametrize("a", [0.3, 0.02, 1e-4])
+def test_fewer_points_after_many_seeds_give_the_same_probability(first, most, a, monkeypatch):
+    limits = boundary(a, first, most)
+    found = crossing(limits, first)[-1]
+    monkeypatch.setattr(sequential, "MANY", most)
+    monkeypatch.setattr(sequential, "PER_PANEL", 120)
+    assert found == pytest.approx(crossing(limits, first)[-1], rel=3e-5)
 
 
 def test_one_look_is_an_ordinary_t_test():

@@ -10,13 +10,12 @@ from kmatrix.kconfig.assignments import cause
 from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, in_order, label, parse_condition
 from kmatrix.matrix.expand import SEED, Matrix, Run
-from kmatrix.records.runs import VerdictRules
+from kmatrix.records.runs import LARGEST_SEED, VerdictRules
 from kmatrix.text import plural
 
 AUTO, LEAST, MOST = "MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX"
 BASELINE, CONFIDENCE, MIN_DIFFERENCE = "MATRIX_BASELINE", "MATRIX_CONFIDENCE", "MATRIX_MIN_DIFFERENCE"
 TARGET = "TARGET_LOSS"
-LARGEST_SEED = 2**31 - 1
 SHOWN = 8  # configurations in an error
 # All pairs of more configurations are too many comparisons for the usual 10 seeds: 9 have 36.
 MOST_WITHOUT_BASELINE = 8

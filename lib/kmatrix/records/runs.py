@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from kmatrix.own_file import read_file
 from kmatrix.records.decode import (
@@ -38,6 +40,8 @@ NETWORK_VARIABLES = (
 )
 PLAIN = re.compile(r"[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}")  # values of these variables
 COLLECTIVE_TIMEOUT = "KMATRIX_COLLECTIVE_TIMEOUT"  # environment variable: seconds
+LARGEST_SEED = 2**31 - 1  # of a run
+MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
 
@@ -125,6 +129,7 @@ class RunFile(Record, frozen=True, kw_only=True):
     recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # `environment` checks it
     train_tokens: Count | None = None  # in the training shards
     expected_s: Amount | None = None  # estimate of the plan
+    selected: bool = False  # the rules in matrix.json decide from losses whether, and how far, it is executed
     reused_from: str | None = None  # <matrix>/<run> that trained this run; None if it was trained here
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -191,17 +196,26 @@ class AxisEntry(Record, frozen=True, kw_only=True):
 
 
 class VerdictRules(Record, frozen=True, kw_only=True):
-    """How the losses of a matrix are compared, fixed before its first run. The defaults hold for earlier versions."""
+    """How the losses of a matrix are compared, fixed before its first run. The defaults hold for earlier versions.
+
+    The ranges are those of the symbols: a file with other values is damaged, and no verdict is made from it.
+    """
 
     seeds_auto: bool = False  # further seeds run only where the verdict is open
-    seeds: tuple[int, ...] = ()  # of seeds_auto, in the order in which they run
-    seeds_min: Count = 3
-    raised: tuple[int, ...] = ()  # former numbers of seeds, if the maximum was raised after runs had started
-    confidence: Amount = 0.95
+    # Of seeds_auto, in the order in which they run. Each is a look, whose exact probability takes time.
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=LARGEST_SEED)], ...], Meta(max_length=MOST_SEEDS)] = ()
+    seeds_min: Annotated[int, Meta(ge=2, le=MOST_SEEDS)] = 3
+    # Former numbers of seeds, if the maximum was raised after runs had started.
+    raised: Annotated[tuple[Annotated[int, Meta(ge=1, le=MOST_SEEDS)], ...], Meta(max_length=MOST_SEEDS)] = ()
+    confidence: Annotated[float, Meta(ge=0.5, le=0.9999)] = 0.95
     min_difference: Amount | None = None  # nats/token
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
     target_loss: Amount | None = None  # nats/token
     halving: Count = 0  # of MATRIX_HALVING: the best 1/halving of the configurations of a rung train on; 0: all
+
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("a seed counts twice")
 
 
 class MatrixFile(Record, frozen=True, kw_only=True):

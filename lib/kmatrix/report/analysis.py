@@ -39,6 +39,7 @@ from kmatrix.report.read_run import read_numbers, times_on_hosts
 from kmatrix.stats import mean
 from kmatrix.status.activity import MatrixActivity
 from kmatrix.status.cost import MatrixBudget, Spent
+from kmatrix.status.outcomes import rules_are_lost
 from kmatrix.text import first_names
 
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
@@ -94,7 +95,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         reserve=ranked.reserve,
         scalings=_scalings(groups),
         settings=settings,
-        warnings=(*_run_warnings(runs, ranked.reserve), *_tuning_warnings(settings)),
+        warnings=(*_lost_rules(matrix, plan), *_run_warnings(runs, ranked.reserve), *_tuning_warnings(settings)),
         engine=activity.engine.engine if activity.engine else "",
         usage=usage_of(matrix, activity.claim_ages()) if activity.engine else None,
     )
@@ -211,6 +212,15 @@ def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def _lost_rules(matrix: MatrixDir, plan: MatrixFile) -> Iterator[str]:
+    """Yield the warning that the runs of a selection are compared without its rules. plan: matrix.json, as read."""
+    if plan == MatrixFile() and any(rules_are_lost(plan, read_run_file_or_empty(run)) for run in matrix.all_runs()):
+        yield (
+            "matrix.json is missing or damaged, and with it the rules of the verdict: the comparisons are tested as if "
+            "the number of seeds had been fixed before, which calls more of them different"
+        )
 
 
 def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Iterator[str]:

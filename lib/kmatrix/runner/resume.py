@@ -20,7 +20,7 @@ from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.runner.seeds import SeedRounds, as_requested, seed_rounds
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
-from kmatrix.status.outcomes import NOT_NEEDED
+from kmatrix.status.outcomes import NOT_NEEDED, rules_are_lost
 from kmatrix.status.selection.select import selects
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
@@ -60,16 +60,25 @@ def reopen(
     retry_failed: retry failed runs, too; runs that were killed are always retried.
     limits: of a job on a cluster. Then times come from the plan: measured ones need all runs, in each of many jobs.
     unasked: also execute seeds that no verdict wants now.
+    Raises RecordError if the rules of a selection are lost.
     """
     plans, skipped, stays = [], {}, {}
     damaged = []
     estimates = _Estimates(matrix, limits)
-    rules = read_matrix_file_or_empty(matrix).verdict
+    plan_of_matrix = read_matrix_file_or_empty(matrix)
+    rules = plan_of_matrix.verdict
     # A selection needs all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
     records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if selects(rules) else {}
     rounds, states = seed_rounds(matrix, records) if selects(rules) else None, {}
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), records.get(run.name) or read_run_file_or_empty(run)
+        if rules_are_lost(plan_of_matrix, record) and not unasked:
+            raise RecordError(
+                f"{matrix.name} has lost the rules by which it selects runs: all of them would be executed",
+                why=f"{matrix.matrix_json.name} is missing or damaged",
+                hint="bring it back from a copy, or start a new matrix with the same values, which reuses the "
+                "finished runs",
+            )
         train = record.train
         # Without a readable run.json there is nothing to train: the run stays failed, with the damage as the reason.
         known = record != RunFile()

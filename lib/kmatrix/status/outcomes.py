@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import (
     AxisEntry,
+    MatrixFile,
     RunFile,
     RunResult,
     Status,
@@ -324,6 +325,14 @@ def without_budget(verdict: FamilyVerdict) -> FamilyVerdict:
         return replace(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
 
     return replace(verdict, pairs=tuple(pair_without(pair) for pair in verdict.pairs))
+
+
+def rules_are_lost(plan: MatrixFile, run: RunFile) -> bool:
+    """Return whether a matrix that executes what its losses want has lost its rules: no sound matrix.json.
+
+    plan: as read.  run: any of its runs.
+    """
+    return plan == MatrixFile() and run.selected
 
 
 def adaptive_seeds(matrix: MatrixDir, records: Mapping[str, RunFile]) -> AdaptiveSeeds | None:
