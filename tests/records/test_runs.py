@@ -217,6 +217,8 @@ def test_adjustments_of_the_trainer_are_read():
         {"raised": [0]},
         {"raised": [5] * 101},
         {"min_difference": -0.1},
+        {"halving": 1},  # all would go on, for ever
+        {"halving": -3},
         {"baseline": {"optimizer": 3}},
         [],
     ],

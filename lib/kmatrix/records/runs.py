@@ -216,6 +216,8 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("a seed counts twice")
+        if self.halving == 1:
+            raise ValueError("a selection that keeps all")
 
 
 class MatrixFile(Record, frozen=True, kw_only=True):
