@@ -13,7 +13,6 @@ import pytest
 from factories import make_data
 from fake_scheduler import FakeScheduler
 from kmatrix.cli.running.follow import follow
-from kmatrix.cli.running.jobs import REPORT_S, report_submission
 from kmatrix.engines.base import JobRules
 from kmatrix.records.decode import replaced
 from kmatrix.records.files import read_json, write_json
@@ -31,6 +30,7 @@ from kmatrix.records.paths import matrix_dirs
 from kmatrix.records.runs import Status
 from kmatrix.runner.cluster import signed
 from kmatrix.runner.loop import EXIT_STOPPED
+from kmatrix.runner.shares import REPORT_S, report_submission
 from kmatrix.status.state import RunState
 from programs import Program
 

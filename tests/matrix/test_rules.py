@@ -39,6 +39,9 @@ def test_the_seeds_are_an_axis_from_the_seed_of_the_configuration(kmatrix):
     assert "configurations x" not in listed.out
 
 
+KUBERNETES = ("ENGINE=kubernetes", "K8S_IMAGE=kmatrix:1", "K8S_CLAIM=data", "K8S_MOUNT=/data", "K8S_NAMESPACE=lab")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -47,7 +50,7 @@ def test_the_seeds_are_an_axis_from_the_seed_of_the_configuration(kmatrix):
         ([*TWO, "MATRIX_SEEDS_MIN=5"], "depends on MATRIX_SEEDS_AUTO=n"),
         ([*TWO, "MATRIX_SEEDS_AUTO=y", "SEED=2147483646"], "leaves no room for 10 seeds"),
         (["OPTIMIZER=adamw", "NUM_GPUS=1", "MATRIX_SEEDS_AUTO=y"], "has nothing to compare"),
-        ([*TWO, "MATRIX_SEEDS_AUTO=y", "ENGINE=slurm"], "needs ENGINE=local"),
+        ([*TWO, "MATRIX_SEEDS_AUTO=y", *KUBERNETES], "needs the runner of this machine, or ENGINE=slurm"),
         ([*TWO, "MATRIX_BASELINE=OPTIMIZER=sgd"], "there are: optimizer=adamw; optimizer=muon"),
         (["OPTIMIZER=adamw,muon", "NUM_GPUS=1,2", "MATRIX_BASELINE=OPTIMIZER=adamw"], "names 2 configurations"),
         ([*TWO, "MATRIX_BASELINE=SEED=1"], "a seed is not a configuration"),

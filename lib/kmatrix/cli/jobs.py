@@ -133,14 +133,7 @@ def next_steps(view: MatrixView) -> Iterator[str]:
     if jobs is None:
         return
     again = make_command("continue", view.path)
-    idle: dict[str, list[str]] = {}
-    for run in view.runs:
-        if run.status is Status.FAILED and run.kind == NO_PROGRESS:
-            idle.setdefault(run.job.before if run.job else "", []).append(run.name)
-    for why, names in idle.items():
-        retry = make_command("continue", view.path, RETRY_FAILED="1") + " SLURM_TIME=<longer>" * (jobs.engine == SLURM)
-        what = f"{why}; change that" if why else "find out why"
-        yield f"{first_names(names, 3)} got nowhere: {what}, then {retry}"
+    yield from _stuck(view, jobs)
     if jobs.original:
         former = printable(jobs.original)
         if not any(run.status in TO_COME for run in view.runs):
@@ -149,12 +142,28 @@ def next_steps(view: MatrixView) -> Iterator[str]:
             yield f"a copy: its jobs belong to {former}; submit its own: {again}"
         else:
             yield f"moved from {former}: {again} ends jobs that were submitted there, and submits its own"
+    elif jobs.next_seeds in (Activity.QUEUED, Activity.RUNNING):
+        yield f"job {jobs.next_job} submits the next seeds, if the verdict needs any, after the jobs of this round"
     elif not jobs.unsubmitted:
         return
     elif jobs.is_rendered:
         yield f"{plural(jobs.unsubmitted, 'run')} not submitted: submit the rendered scripts, or: {again}"
+    elif jobs.next_seeds is not None:
+        yield f"the next seeds have no job: {plural(jobs.unsubmitted, 'run')}; submit: {again}"
     elif jobs.is_interrupted:
         yield f"the submission was interrupted: {plural(jobs.unsubmitted, 'run')} without a job; submit: {again}"
+
+
+def _stuck(view: MatrixView, jobs: MatrixJobs) -> Iterator[str]:
+    """Yield what to type for runs that failed because their jobs got nowhere."""
+    idle: dict[str, list[str]] = {}
+    for run in view.runs:
+        if run.status is Status.FAILED and run.kind == NO_PROGRESS:
+            idle.setdefault(run.job.before if run.job else "", []).append(run.name)
+    for why, names in idle.items():
+        retry = make_command("continue", view.path, RETRY_FAILED="1") + " SLURM_TIME=<longer>" * (jobs.engine == SLURM)
+        what = f"{why}; change that" if why else "find out why"
+        yield f"{first_names(names, 3)} got nowhere: {what}, then {retry}"
 
 
 def queue_of(view: MatrixView) -> str:

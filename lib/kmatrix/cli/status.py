@@ -237,7 +237,11 @@ def _reserve_word(run: RunView) -> str:
 
 
 def _reserve_notes(view: MatrixView) -> Iterator[str]:
-    """Yield why runs are in reserve: seeds in one line, with successive halving a line for each rung."""
+    """Yield what the last look at a verdict has decided, and why runs are in reserve.
+
+    Seeds are one line, with successive halving a line for each rung.
+    """
+    yield from (f"verdict {text}" for text in view.looks)
     runs = [run for run in view.runs if run.reserve]
     if number := sum(run.rung is None for run in runs):
         yield f"{plural(number, 'run')} in reserve: {NOT_NEEDED}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import cast
 
 from kmatrix.engines.base import Scheduler
+from kmatrix.engines.slurm.settings import VARIABLES
 from kmatrix.errors import ConfigError
 from kmatrix.records.jobs.files import KUBERNETES, SLURM
 
@@ -26,6 +28,14 @@ def find_scheduler(engine: str, settings: Mapping[str, str]) -> Scheduler:
         raise ConfigError(f"ENGINE={engine} has no scheduler", why=f"expected one of {', '.join(SCHEDULERS)}")
     module, _, name = SCHEDULERS[engine].partition(":")
     return cast("Scheduler", getattr(importlib.import_module(module), name)(settings))
+
+
+def site_settings(engine: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that the variables of this process give, of those that are empty: SBATCH_PARTITION ..."""
+    if engine != SLURM:
+        return {}
+    found = {symbol: os.environ.get(variable, "") for symbol, variable in VARIABLES.items()}
+    return {symbol: text for symbol, text in found.items() if text and not settings.get(symbol)}
 
 
 def is_setting(engine: str, symbol: str) -> bool:

@@ -45,7 +45,7 @@ from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import Risk, risks
-from kmatrix.records.jobs.files import LOCAL
+from kmatrix.records.jobs.files import KUBERNETES, LOCAL, SLURM
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig, budget_s
@@ -323,13 +323,16 @@ def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
 
 
 def _refuse_submission(engine: str, *, by_hand: bool) -> None:
-    """Raise ConfigError for adaptive seeds of jobs, which are made before the first loss is known."""
-    if engine != LOCAL or by_hand:
-        raise ConfigError(
-            f"{AUTO}=y needs ENGINE=local",
-            why="jobs are submitted before the losses that decide about further seeds are known",
-            hint="pass ENGINE=local, or the seeds and no MATRIX_SEEDS_AUTO: SEED=1,2,3",
-        )
+    """Raise ConfigError for adaptive seeds where no runner and no job can start the next ones."""
+    if engine == SLURM or (engine == LOCAL and not by_hand):
+        return
+    raise ConfigError(
+        f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
+        why="pods may not make the Jobs of further seeds"
+        if engine == KUBERNETES
+        else "nobody starts further seeds after scripts that are started by hand",
+        hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
+    )
 
 
 def _planned_runs(

@@ -88,6 +88,7 @@ def drive(
     left: Collection[str] = (),
     reserve: Sequence[RunPlan] = (),
     seeds: SeedRounds | None = None,
+    again: bool = False,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
@@ -101,6 +102,7 @@ def drive(
     and the reason of the stop.  requests_s: time (s) between two reads of the user's requests.
     left: kinds of ends after which the caller starts a run again, and not this call.
     reserve: plans of runs that are not wanted so far, checked by the engine, too; executed when `seeds` wants them.
+    again: a failed run gets one more attempt, as with `seeds`.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -122,6 +124,7 @@ def drive(
             left=left,
             reserve=reserve,
             seeds=seeds,
+            again=again,
             disk_s=disk_s,
         )
         released.callback(driver.requests.close)
@@ -159,12 +162,13 @@ class _Driver:
         left: Collection[str],
         reserve: Sequence[RunPlan],
         seeds: SeedRounds | None,
+        again: bool,
         disk_s: float,
     ) -> None:
         self._matrix, self._engine, self._skipped = matrix, engine, skipped
         self._limits, self._on_note = limits, on_note
         every = (*plans, *reserve)
-        self._attempts = Attempts(every, again=seeds is not None, left=left)
+        self._attempts = Attempts(every, again=again or seeds is not None, left=left)
         self._plans, self._train = self._attempts.plans, self._attempts.train
         self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
         self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None, self._hold.report)

@@ -35,7 +35,8 @@ class ResumePlan:
 
     plans: tuple[RunPlan, ...]  # in the matrix's order; of adaptive seeds, seed by seed
     reserve: tuple[RunPlan, ...] = ()  # of adaptive seeds: executed only if the verdict wants them later
-    seeds: SeedRounds | None = None  # None without adaptive seeds
+    seeds: SeedRounds | None = None  # None without adaptive seeds, and in a job, which has a part of the runs
+    again: bool = False  # a failed run gets one more attempt: of adaptive seeds
     skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
     stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
     requests: Mapping[str, RunRequest] = field(default_factory=dict)  # runs of `plans` that wait for a release
@@ -68,8 +69,10 @@ def reopen(
     plan_of_matrix = read_matrix_file_or_empty(matrix)
     rules = plan_of_matrix.verdict
     # A selection needs all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
-    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if selects(rules) else {}
-    rounds, states = seed_rounds(matrix, records) if selects(rules) else None, {}
+    # A job has a part of the runs: what is wanted was decided when it was submitted.
+    is_whole = selects(rules) and limits is None
+    records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if is_whole else {}
+    rounds, states = seed_rounds(matrix, records) if is_whole else None, {}
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), records.get(run.name) or read_run_file_or_empty(run)
         if rules_are_lost(plan_of_matrix, record) and not unasked:
@@ -85,7 +88,7 @@ def reopen(
         damaged += [] if known else [run.name]
         attempt = None
         if known:
-            attempt = _attempt(state, train, resume, retry_failed=retry_failed, again=rounds is not None)
+            attempt = _attempt(state, train, resume, retry_failed=retry_failed, again=selects(rules))
         states[run.name] = state
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
@@ -95,7 +98,9 @@ def reopen(
             # A job's time limit needs an estimate with a basis, not one that only orders runs.
             expected_s = estimates.known_s(record) if gpus is None else estimates.expected_s(record)
             # Seed by seed, not the longest first: a verdict needs the first seeds of all configurations.
-            plan = run_plan(run, record, attempt, command, None if rules.seeds_auto else expected_s)
+            # The time limit of a job has to know how long it takes.
+            in_order = rules.seeds_auto and gpus is not None
+            plan = run_plan(run, record, attempt, command, None if in_order else expected_s)
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
     requests = read_requests(matrix)
     reserve: list[RunPlan] = []
@@ -114,6 +119,7 @@ def reopen(
         plans=tuple(plans),
         reserve=tuple(reserve),
         seeds=rounds,
+        again=selects(rules),
         skipped=skipped,
         stays=stays,
         requests=requests,

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import RunFile, Status
+from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.records.states import Request, RunRequest
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.outcomes import Outcomes
 from kmatrix.status.selection.halving import Halving, RungPlace
 from kmatrix.status.selection.rung_losses import RungLosses
-from kmatrix.status.selection.select import Selection, selection_of_matrix
+from kmatrix.status.selection.select import Selection, selection_of_matrix, selects
 from kmatrix.status.state import MAY_BE_LEFT_OUT, RunPlan, RunState, is_left_out, overall
 
 TO_COME = RunState()
@@ -145,6 +145,14 @@ def seed_rounds(matrix: MatrixDir, records: Mapping[str, RunFile]) -> SeedRounds
     """Return the rounds of a matrix, None of one that executes all its runs. records: run -> its run.json."""
     selection = selection_of_matrix(matrix, records)
     return None if selection is None else SeedRounds(selection, Outcomes(matrix, records), RungLosses(matrix))
+
+
+def unneeded_runs(matrix: MatrixDir, states: Mapping[str, RunState]) -> frozenset[str]:
+    """Return the runs that a matrix without a runner does not need so far. states: of its runs."""
+    if not selects(read_matrix_file_or_empty(matrix).verdict):
+        return frozenset()
+    rounds = seed_rounds(matrix, {run.name: read_run_file_or_empty(run) for run in matrix.runs()})
+    return frozenset() if rounds is None else rounds.reserve(states)
 
 
 def as_requested(state: RunState, request: RunRequest | None) -> RunState:

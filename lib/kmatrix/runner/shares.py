@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.engines.base import JobRules
 from kmatrix.records.decode import replaced
-from kmatrix.records.jobs.files import Shape, ShareEntry, SubmissionFile
+from kmatrix.records.jobs.files import REPORT, Shape, ShareEntry, SubmissionFile
 from kmatrix.status.state import RunPlan
 from kmatrix.text import duration, plural
 
+REPORT_S = 1800.0  # time limit of the job that writes the report
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 # Time limits are rounded up to a multiple of the step below the first limit above them. So runs of similar length are
 # one array, and a scheduler that backfills still sees short jobs as short.
@@ -46,6 +47,21 @@ def submissions_of(plans: Sequence[RunPlan], rules: JobRules) -> list[Submission
         for shape, shares in sorted(found.items(), key=lambda item: _width(item[0]), reverse=True)
         for first in range(0, len(shares), most)
     ]
+
+
+def report_submission(
+    rules: JobRules, *, seeds: bool = False, arguments: Mapping[str, str] | None = None
+) -> SubmissionFile:
+    """Return the submission of the report. seeds: of a matrix with adaptive seeds.  arguments: for their jobs."""
+    # A longer one than the partition allows would never start.
+    limit = min(REPORT_S, rules.most_seconds or REPORT_S)
+    return SubmissionFile(
+        kind=REPORT,
+        shape=Shape(seconds=limit if rules.has_times else None),
+        shares=(ShareEntry(task=0),),
+        arguments=dict(arguments or {}),
+        seeds=seeds,
+    )
 
 
 def _width(shape: Shape) -> tuple[int, int, float]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kmatrix.engines.base import Scheduler, UnreachableError
+from kmatrix.engines.base import JobRules, Scheduler, UnreachableError
 from kmatrix.engines.polling import known_jobs, own_views
 from kmatrix.errors import KmatrixError, LaunchError, RecordError, reason_of
 from kmatrix.own_file import opener
@@ -41,19 +41,25 @@ from kmatrix.records.jobs.files import (
     SubmissionFile,
     SubmitterFile,
     append_job_line,
+    given_up,
     job_label,
     job_lines,
     newest_shares,
     read_submission,
     read_submitter,
     submitted_jobs,
+    write_engine,
 )
 from kmatrix.records.jobs.paths import JobsDir, SubmissionDir
 from kmatrix.records.lock import try_lock
 from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.shares import report_submission, submissions_of
 from kmatrix.status.activity import Activity, MatrixActivity, ShareState
+from kmatrix.status.state import RunPlan
 from kmatrix.text import first_names, shown
 
+# Arguments of a command that also hold for the seeds that are submitted after its runs.
+OF_FURTHER_SEEDS = frozenset({"TRACKER", "DISK_WAIT", "SIMULATE", "BUDGET_HOURS", "BUDGET_DOLLARS"})
 LOCK_S = 60.0  # wait for a submitter, or for an sbatch that has outlived its own
 WAIT_S = 0.1  # between two tries
 MOST_LOST = 3  # submissions in a row without their folders that are looked for
@@ -223,7 +229,7 @@ def resolve_doubts(
     if any(label not in found and folder.number in intended for label, folder in doubtful.items()):
         time.sleep(doubt_s)
         found |= scheduler.find([label for label in doubtful if label not in found])
-    resolved, given_up = {}, []
+    resolved, lost = {}, []
     for label, folder in doubtful.items():
         # The claim first: a script that was submitted twice by hand has two jobs, of which one trains.
         if job := _claimed_job(folder) or found.get(label):
@@ -231,8 +237,8 @@ def resolve_doubts(
             resolved[folder.number] = job
         elif folder.number in intended:
             _note(submitter, CANCELLED, folder.number, why="the command was interrupted before it was submitted")
-            given_up.append(folder.number)
-    return Resolved(found=resolved, given_up=tuple(given_up))
+            lost.append(folder.number)
+    return Resolved(found=resolved, given_up=tuple(lost))
 
 
 def _claimed_job(folder: SubmissionDir) -> str:
@@ -293,11 +299,9 @@ def occupied_runs(
     Raises LaunchError if a submission.json is missing or damaged.
     """
     need_submissions(JobsDir(matrix), engine)
-    last = {line.submission: line for line in job_lines(JobsDir(matrix))}
-    # A job of one that was given up may appear later: it leaves its runs alone.
-    given_up = {number for number, line in last.items() if line.event == CANCELLED and line.job is None}
+    none = given_up(JobsDir(matrix))
     known = known_jobs(matrix, engine, scheduler).items()
-    jobs = {share: job for share, job in known if int(share.partition(".")[0]) not in given_up}
+    jobs = {share: job for share, job in known if int(share.partition(".")[0]) not in none}
     views = own_views(scheduler, engine, jobs)
     activity = MatrixActivity(matrix, PollFile(jobs=views), is_new=True)
     # A script that was submitted twice by hand has two jobs: the one that was not asked for may have the claim.
@@ -321,6 +325,42 @@ def _job_of(state: ShareState) -> JobView:
     phase = SchedulerPhase.PENDING if state.activity is Activity.QUEUED else SchedulerPhase.RUNNING
     job = state.owner.job if state.owner else state.view.job if state.view else ""
     return JobView(job=job, phase=phase, state="claimed")
+
+
+def refuse_submissions(scheduler: Scheduler, submissions: Sequence[SubmissionFile]) -> None:
+    """Raise LaunchError if the scheduler has no place for one of these submissions."""
+    if problems := scheduler.check(submissions):
+        raise LaunchError(f"{scheduler.name} cannot run this: {problems[0]}", why="; ".join(problems[1:]))
+
+
+def submit_plans(
+    submitter: Submitter,
+    engine: EngineFile,
+    scheduler: Scheduler,
+    plans: Sequence[RunPlan],
+    *,
+    is_busy: bool,
+    seeds: bool,
+    arguments: Mapping[str, str],
+    site: Mapping[str, str],
+    on_submitted: Callable[[int, SubmissionFile, str], object] = lambda *_: None,
+) -> None:
+    """Submit these attempts, none of which has a job, and the report after all jobs of the matrix.
+
+    is_busy: other runs have jobs.  seeds: the matrix has adaptive seeds.  arguments: of the command.
+    site: settings that come from the environment of the user, which a job does not have.
+    Raises LaunchError if the scheduler refuses one; those before it stay submitted.
+    """
+    rules = scheduler.rules() if plans or is_busy else JobRules()
+    submissions = [replaced(one, arguments=dict(arguments)) for one in submissions_of(plans, rules)]
+    if submissions:
+        refuse_submissions(scheduler, submissions)
+    write_engine(submitter.jobs.matrix, replaced(engine, rendered=False))
+    # The report is one of a command that was interrupted, too.
+    last = bool(submissions) or (is_busy and not has_report(submitter.jobs, engine, scheduler))
+    further = {**site, **{name: text for name, text in arguments.items() if name in OF_FURTHER_SEEDS}}
+    report = report_submission(rules, seeds=seeds, arguments=further if seeds else {}) if last else None
+    hand_over(submitter, engine, scheduler, submissions, report=report, on_submitted=on_submitted)
 
 
 def hand_over(

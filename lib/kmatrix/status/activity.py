@@ -164,6 +164,7 @@ class MatrixActivity:
         self._submissions: dict[str, SubmissionFile] = {}  # folder -> its file, which never changes
         self._runs: dict[str, _Share] = {}  # run -> its newest share
         self._shares: list[_Share] = []  # the same, each once
+        self._next: _Share | None = None  # of the job that submits the next seeds after them; None: there is none
         self._handovers: dict[int, Handover] = {}  # of submissions
         self._given: PollFile | None = None
         self._poll = PollFile()
@@ -192,7 +193,7 @@ class MatrixActivity:
         if poll is not self._given or self._poll_at != before or self._poll_at is None:
             self._given = poll
             self._poll = poll or read_poll(self._jobs) or PollFile(why_not=NOT_ASKED)
-            for share in self._shares:
+            for share in [*self._shares, *([self._next] if self._next else [])]:
                 share.state = None
         is_new = self._now is not None and self._poll_at is not None and self._now - self._poll_at < TRUST_S
         self._answers = (is_new or poll is not None) and not self._poll.why_not
@@ -250,10 +251,16 @@ class MatrixActivity:
         """Yield the states of the newest shares of all runs; none on this machine."""
         return (self._state(share) for share in self._shares)
 
+    @property
+    def next_seeds(self) -> ShareState | None:
+        """The job that submits the next seeds of a matrix after all others, or writes the report; None without one."""
+        return None if self._next is None else self._state(self._next)
+
     def counts(self) -> Counter[Activity]:
         """Return activity -> number of jobs on the cluster; each task of an array is one."""
         if self._counts is None:
-            self._counts = Counter(state.activity for state in self.shares())
+            last = self.next_seeds
+            self._counts = Counter(state.activity for state in [*self.shares(), *([last] if last else [])])
         return self._counts
 
     def claim_ages(self) -> dict[str, float]:
@@ -310,6 +317,9 @@ class MatrixActivity:
                 for entry in self._submissions.get(folder.path.name, SubmissionFile()).shares:
                     self._runs.update(dict.fromkeys(entry.runs, _Share(folder.share(entry.task), of_folder)))
             self._shares = list(dict.fromkeys(self._runs.values()))
+            newest = next((folder for folder in reversed(folders) if folder.path.name in self._submissions), None)
+            is_next = newest is not None and self._submissions[newest.path.name].seeds
+            self._next = _Share(newest.share(0), str(newest.path)) if newest and is_next else None
         # Of several lines the last one counts: a job that was cancelled is not submitted again under its number.
         self._handovers = {
             line.submission: HANDOVERS.get(line.event, Handover.INTENT) for line in job_lines(self._jobs)

@@ -270,9 +270,19 @@ class AdaptiveSeeds:
         """Yield a line per family whose verdict was looked at since the last call: what is decided, what is open."""
         for place, last in self._rounds.items():
             rounds = last.replay.rounds
-            if len(rounds) > self._logged.get(place, 0) and len(self.families[place].configurations) > 1:
-                yield f"looked after {plural(rounds[-1], 'seed')}: {_described(last.replay.verdict.against_reference)}"
+            if len(rounds) > self._logged.get(place, 0):
+                yield from self._look(place)
             self._logged[place] = len(rounds)
+
+    def looks(self) -> tuple[str, ...]:
+        """Return a line per family: what was decided and what was open when its verdict was looked at last."""
+        return tuple(text for place in self._rounds for text in self._look(place))
+
+    def _look(self, place: int) -> Iterator[str]:
+        replay = self._rounds[place].replay
+        if replay.rounds and len(self.families[place].configurations) > 1:
+            pairs = _described(replay.verdict.against_reference)
+            yield f"looked after {plural(replay.rounds[-1], 'seed')}: {pairs}"
 
 
 def _likely_seeds(now: Replay) -> dict[str, int]:

@@ -58,6 +58,8 @@ class MatrixJobs:
     left_out: Mapping[str, str] = field(default_factory=dict)  # run whose job waits -> that its user has held it
     original: str = ""  # the path that its jobs were submitted for, if it is another one
     is_copy: bool = False  # the matrix that they belong to is still there
+    next_seeds: Activity | None = None  # of the job that submits the next seeds; None without one
+    next_job: str = ""  # its id
 
 
 def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainFields) -> RunJob | None:
@@ -106,7 +108,7 @@ def jobs_of(
     engine = activity.engine
     if engine is None:
         return None
-    counts = activity.counts()
+    counts, last = activity.counts(), activity.next_seeds
     states = [activity.of(name) for name, status in runs if status in (Status.PLANNED, Status.STOPPED)]
     without = [
         one for one in states if one.activity is Activity.NONE and one.handover in (Handover.NO, Handover.INTENT)
@@ -119,7 +121,8 @@ def jobs_of(
         waiting=counts[Activity.QUEUED],
         unknown=counts[Activity.UNKNOWN],
         silent=activity.why_silent,
-        unsubmitted=len(without),
+        # The job of the next seeds submits them.
+        unsubmitted=len(without) if last is None or last.activity is Activity.NONE else 0,
         is_rendered=engine.rendered,
         is_interrupted=not engine.rendered and (not engine.submitted or any(one.share is not None for one in without)),
         # A runner follows a request: until its job starts, only the file of the requests has it.
@@ -128,6 +131,8 @@ def jobs_of(
         },
         original=activity.original,
         is_copy=activity.is_copy,
+        next_seeds=last.activity if last is not None else None,
+        next_job=_id(last) if last is not None else "",
     )
 
 

@@ -19,7 +19,7 @@ from kmatrix.records.jobs.files import LIVE, REPORT, EngineFile, read_submission
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.lock import Process, held, holder
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Status, read_matrix_file_or_empty
 from kmatrix.runner.cluster import is_own_engine, own_engine
 from kmatrix.runner.submit import cancel_jobs, need_submissions, submitting
 from kmatrix.status.activity import Activity, MatrixActivity
@@ -113,8 +113,10 @@ def _stop_jobs(matrix: MatrixDir, activity: MatrixActivity, engine: EngineFile) 
     ran = [run for run in matrix.runs() if activity.has_runner(run.name)]
     with submitting(matrix) as submitter:  # no other command submits meanwhile, so that these are all of its jobs
         live = _live_jobs(matrix, engine, scheduler)
-        if live and all(recover_status(run, has_runner=True).status is Status.PLANNED for run in matrix.runs()):
-            live |= _live_jobs(matrix, engine, scheduler, reports=True)  # there is nothing to report
+        # There is nothing to report; or the last job would submit the next seeds.
+        is_planned = all(recover_status(run, has_runner=True).status is Status.PLANNED for run in matrix.runs())
+        if is_planned if live else read_matrix_file_or_empty(matrix).verdict.seeds_auto:
+            live |= _live_jobs(matrix, engine, scheduler, reports=True)
         cancel_jobs(submitter, scheduler, live, why="make stop")
     names = f": {first_names(live.values())}" if live else ", because all have ended"
     print(f"cancelled {plural(len(live), 'job')} of {shown(matrix.path)}{names}", flush=True)
@@ -175,7 +177,8 @@ def _wait(matrix: MatrixDir, activity: MatrixActivity) -> str:
     """Wait until no job of a matrix runs or waits; return which do after the limit, "" for none."""
     activity.refresh(ask(matrix, now=True))
     deadline = time.monotonic() + JOBS_S
-    while activity.activity is not Activity.NONE:
+    # Not for the report, which is to be written.
+    while any(state.activity is not Activity.NONE for state in activity.shares()):
         if time.monotonic() > deadline:
             return job_counts(activity.counts())
         time.sleep(JOBS_POLL_S)

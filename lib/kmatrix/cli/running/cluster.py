@@ -14,8 +14,6 @@ from kmatrix.cli.running.jobs import (
     content_of,
     engine_of,
     print_job_commands,
-    refuse_submissions,
-    report_submission,
 )
 from kmatrix.cli.running.limits import (
     BUDGETS,
@@ -29,11 +27,11 @@ from kmatrix.cli.running.make import make_dirs
 from kmatrix.cli.running.restore import exit_code, open_matrix
 from kmatrix.cli.targets import chosen_runs, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers
-from kmatrix.engines.base import JobRules, Scheduler
+from kmatrix.engines.base import Scheduler
 from kmatrix.engines.kubernetes.scheduler import KubernetesScheduler
 from kmatrix.engines.kubernetes.shell import run_shell
 from kmatrix.engines.polling import known_jobs, refresh
-from kmatrix.engines.schedulers import OWN_JOBS_ONLY, find_scheduler, is_setting, settings_of
+from kmatrix.engines.schedulers import OWN_JOBS_ONLY, find_scheduler, is_setting, settings_of, site_settings
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.experiment.data import Key
 from kmatrix.experiment.plan import Plan, make_plan
@@ -69,7 +67,7 @@ from kmatrix.runner.execute import check_simulation, nodes_of_runs
 from kmatrix.runner.loop import EXIT_FAILED
 from kmatrix.runner.resume import ResumePlan, describe_plan, reopen
 from kmatrix.runner.shares import submissions_of
-from kmatrix.runner.submit import hand_over, has_report, occupied_runs, resolve_doubts, submitting
+from kmatrix.runner.submit import hand_over, occupied_runs, resolve_doubts, submit_plans, submitting
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.state import GPU_LOST, NCCL, RunPlan
 from kmatrix.status.status_file import recover_status
@@ -175,33 +173,33 @@ def _submit(
     names: Collection[str] | None = None,
     resume: str = "auto",
     resumed: bool = False,
+    unasked: bool = False,
     arguments: Mapping[str, str],
 ) -> Submitted:
-    """Submit the open runs of a matrix that have no job, and print the jobs. resumed: print what each run does."""
+    """Submit the open runs of a matrix that have no job, and print the jobs.
+
+    resumed: print what each run does.  unasked: also submit seeds that no verdict wants now.
+    """
     retry = arguments.get("RETRY_FAILED") in ("1", "y")
     with submitting(matrix) as submitter:
         doubts = resolve_doubts(submitter, engine, scheduler)
         for number, job in doubts.found.items():
             print(f"job {job}: submission {number}, submitted by an earlier command")
-        plan = reopen(matrix, None, names=names, resume=resume, retry_failed=retry)
+        plan = reopen(matrix, None, names=names, resume=resume, retry_failed=retry, unasked=unasked)
         wanted = {one.name for one in plan.plans if one.name not in plan.requests}
         busy = occupied_runs(matrix, engine, scheduler, wanted)
         plans = [one for one in plan.plans if one.name in wanted and one.name not in busy]
-        rules = scheduler.rules() if plans or busy else JobRules()
-        submissions = [replaced(one, arguments=dict(arguments)) for one in submissions_of(plans, rules)]
-        if submissions:
-            refuse_submissions(scheduler, submissions)
         former = read_engine(matrix)
-        write_engine(matrix, replaced(engine, rendered=False))
-        # The report is one of a command that was interrupted, too.
-        last = bool(submissions) or bool(busy and not has_report(submitter.jobs, engine, scheduler))
         try:
-            hand_over(
+            submit_plans(
                 submitter,
                 engine,
                 scheduler,
-                submissions,
-                report=report_submission(rules) if last else None,
+                plans,
+                is_busy=bool(busy),
+                seeds=plan.seeds is not None,
+                arguments=arguments,
+                site=site_settings(engine.engine, engine.settings),
                 on_submitted=_print_submitted,
             )
         except LaunchError as error:  # the matrix is made, and perhaps some of its jobs
@@ -219,7 +217,8 @@ def _submit(
                 f"note: jobs keep the settings that they were submitted with; first {make_command('stop', matrix.path)}"
             )
         what = plural(len(plans), "run") if plans else "nothing"
-        print(f"{what} submitted to {scheduler.name}: {shown(matrix.path)}")
+        more = f", {len(plan.reserve)} in reserve" if plan.reserve and not resumed else ""
+        print(f"{what} submitted to {scheduler.name}: {shown(matrix.path)}{more}")
         if plans or busy:
             print_job_commands(matrix)
     # Last: a command that is killed before is found, and completed, by the next one.
@@ -287,13 +286,18 @@ def continue_matrix(matrix: MatrixDir, engine: EngineFile, arguments: Arguments)
     return exit_code(matrix, EXIT_FAILED if failed and done.is_idle else 0, lost, done.plan.damaged)
 
 
-def submit_runs(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> int:
-    """Submit these runs of a matrix of a cluster, after `test-rerun` or `add` has made them."""
+def submit_runs(
+    matrix: MatrixDir, arguments: Arguments, names: Collection[str] | None, *, unasked: bool = False
+) -> int:
+    """Submit these runs of a matrix of a cluster, after `test-rerun` or `add` has made them.
+
+    names: None for all that are open.  unasked: also seeds that no verdict wants now.
+    """
     engine = engine_of(matrix)
     settings = _settings(matrix, engine, arguments)
     scheduler = find_scheduler(engine.engine, settings)
     engine = _current(matrix, engine, settings, scheduler)
-    _submit(matrix, engine, scheduler, names=names, arguments=_for_runner(arguments))
+    _submit(matrix, engine, scheduler, names=names, unasked=unasked, arguments=_for_runner(arguments))
     return follow(matrix) if yes(arguments, "WAIT") else 0
 
 

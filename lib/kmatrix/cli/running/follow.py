@@ -13,6 +13,7 @@ from kmatrix.records.jobs.paths import JobsDir, SubmissionDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED
+from kmatrix.runner.seeds import unneeded_runs
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import shown
@@ -34,7 +35,8 @@ def follow(matrix: MatrixDir, *, report: bool = True) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped following; the jobs go on: {make_command('status', matrix.path)}")
         return EXIT_STOPPED
-    counts = Counter(known.values())
+    reserve = unneeded_runs(matrix, {run.name: recover_status(run, has_runner=False) for run in matrix.runs()})
+    counts = Counter(status for name, status in known.items() if name not in reserve)
     print(", ".join(f"{counts[status]} {status}" for status in Status if counts[status]))
     if counts[Status.FAILED]:
         return EXIT_FAILED
@@ -43,10 +45,12 @@ def follow(matrix: MatrixDir, *, report: bool = True) -> int:
 
 def _wait_for_report(matrix: MatrixDir) -> None:
     """Wait until the job of the newest report has ended, or the scheduler does not answer."""
-    job = ""
+    job, has_seeds = "", False
     while (poll := ask(matrix)) is not None and not poll.why_not:
         reports = [folder.share(0) for folder in JobsDir(matrix).submissions() if _is_report(folder)]
         view = poll.jobs.get(reports[-1].id) if reports else None
+        newest = read_submission(SubmissionDir(reports[-1].folder.parent)) if reports else None
+        has_seeds = newest is not None and newest.seeds  # then `watch` has waited for it
         if view is None or view.phase not in LIVE:
             break
         if not job:
@@ -54,7 +58,7 @@ def _wait_for_report(matrix: MatrixDir) -> None:
             print(f"job {job} writes the report", flush=True)
         time.sleep(FOLLOW_S)
         check_interrupt()
-    if job and matrix.summary.exists():
+    if (job or has_seeds) and matrix.summary.exists():
         print(f"report: {shown(matrix.summary)}")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.running.make import make_dirs
-from kmatrix.engines.base import JobRules, Scheduler
-from kmatrix.engines.schedulers import find_scheduler, settings_of
+from kmatrix.engines.base import Scheduler
+from kmatrix.engines.schedulers import find_scheduler, settings_of, site_settings
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.cluster.jobs import planned_attempts
 from kmatrix.experiment.plan import Plan
@@ -19,23 +19,22 @@ from kmatrix.records.jobs.files import (
     REPORT,
     EngineFile,
     Shape,
-    ShareEntry,
     SubmissionFile,
     read_engine,
 )
 from kmatrix.records.jobs.usage import HOUR
 from kmatrix.records.paths import MatrixDir, below_root
 from kmatrix.runner.resume import reopen
-from kmatrix.runner.shares import parallel_notes, submissions_of, time_notes
-from kmatrix.runner.submit import prepare, submitting
+from kmatrix.runner.shares import parallel_notes, report_submission, submissions_of, time_notes
+from kmatrix.runner.submit import prepare, refuse_submissions, submitting
+from kmatrix.status.outcomes import SEED_AXIS
+from kmatrix.status.state import RunPlan
 from kmatrix.text import duration, plural, shown
-
-REPORT_S = 1800.0  # time limit of the job that writes the report
 
 
 def check_plan(scheduler: Scheduler, plan: Plan) -> list[str]:
     """Return notes about the jobs of a plan. Raises LaunchError if the cluster would refuse or never start one."""
-    rules, plans = scheduler.rules(), planned_attempts(plan)
+    rules, plans = scheduler.rules(), _first_attempts(plan)
     folders = [below_root(path).resolve() for path in (plan.config.results_dir, plan.config.data_dir)]
     if problems := scheduler.check_paths(folders):
         raise LaunchError(problems[0], hint="set RESULTS_DIR and DATA_DIR to folders that the jobs see")
@@ -45,21 +44,30 @@ def check_plan(scheduler: Scheduler, plan: Plan) -> list[str]:
     return [*time_notes(plans, rules), *parallel_notes(submissions, parallel)]
 
 
-def refuse_submissions(scheduler: Scheduler, submissions: Sequence[SubmissionFile]) -> None:
-    """Raise LaunchError if the scheduler has no place for one of these submissions."""
-    if problems := scheduler.check(submissions):
-        raise LaunchError(f"{scheduler.name} cannot run this: {problems[0]}", why="; ".join(problems[1:]))
+def _first_attempts(plan: Plan) -> list[RunPlan]:
+    """Return the attempts that are submitted at once: of adaptive seeds, those of the first ones."""
+    attempts = planned_attempts(plan)
+    if not plan.verdict.seeds_auto:
+        return attempts
+    first = {str(seed) for seed in plan.verdict.seeds[: plan.verdict.seeds_min]}
+    names = {planned.name for planned in plan.runs if dict(planned.run.axes).get(SEED_AXIS) in first}
+    return [one for one in attempts if one.name in names]
 
 
 def show_jobs(plan: Plan) -> None:
     """Print the jobs that a plan would be submitted as. Raises LaunchError if the cluster has no place for one."""
     scheduler = find_scheduler(plan.config.engine, settings_of(plan.config.engine, plan.runs[0].values.texts))
     notes = check_plan(scheduler, plan)
-    submissions = submissions_of(planned_attempts(plan), scheduler.rules())
-    for submission in submissions:
+    rules = scheduler.rules()
+    for submission in submissions_of(_first_attempts(plan), rules):
         print(f"{scheduler.name}: {content_of(submission)}")
-    if most := _most_hours([submission.shape for submission in submissions for _ in submission.shares]):
-        print(f"{scheduler.name}: {most} if each job starts once and takes its whole time")
+    which = ""
+    if plan.verdict.seeds_auto:
+        every_run, which = plural(len(plan.runs), "run"), ", with all seeds,"
+        print(f"{scheduler.name}: these are the first seeds; a last job submits the next ones, up to {every_run}")
+    every = submissions_of(planned_attempts(plan), rules)
+    if most := _most_hours([submission.shape for submission in every for _ in submission.shares]):
+        print(f"{scheduler.name}: {most}{which} if each job starts once and takes its whole time")
     for note in notes:
         print(f"note: {note}")
 
@@ -83,7 +91,10 @@ def render(arguments: Arguments, plan: Plan) -> None:
     engine, written = engine_of(matrix), []
     with submitting(matrix) as submitter:
         pending, rules, numbers = reopen(matrix, None), scheduler.rules(), list[int]()
-        for submission in [*submissions_of(pending.plans, rules), report_submission(rules)]:
+        has_seeds = pending.seeds is not None
+        site = site_settings(engine.engine, engine.settings) if has_seeds else {}
+        report = report_submission(rules, seeds=has_seeds, arguments=site)
+        for submission in [*submissions_of(pending.plans, rules), report]:
             after = tuple(numbers) if submission.kind == REPORT else ()
             made, _ = prepare(submitter, engine, scheduler, replaced(submission, after=after))
             numbers.append(made.number)
@@ -120,19 +131,11 @@ def empty_folder(folder: Path) -> None:
         raise ConfigError(f"RENDER={folder} is not empty", why=f"it has {there.name}", hint="pass a new directory")
 
 
-def report_submission(rules: JobRules) -> SubmissionFile:
-    """Return the submission of the report."""
-    # A longer one than the partition allows would never start.
-    limit = min(REPORT_S, rules.most_seconds or REPORT_S)
-    shape = Shape(seconds=limit if rules.has_times else None)
-    return SubmissionFile(kind=REPORT, shape=shape, shares=(ShareEntry(task=0),))
-
-
 def content_of(submission: SubmissionFile) -> str:
     """Return a submission as text: `3 runs, 3 tasks, each on 2 nodes with 4 GPUs per node, at most 1h00m`."""
     shape = submission.shape
     if submission.kind == REPORT:
-        return "the report, after all others"
+        return f"{'the next seeds, or ' if submission.seeds else ''}the report, after all others"
     runs = sum(len(share.runs) for share in submission.shares)
     tasks = f", {len(submission.shares):,} tasks, each" if len(submission.shares) > 1 else ","
     each = plural(shape.gpus_per_node, "GPU") if shape.gpus_per_node else plural(shape.cpus_per_node, "CPU")

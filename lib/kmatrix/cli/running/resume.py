@@ -141,7 +141,7 @@ def test_rerun(arguments: Arguments) -> int:
     if on_cluster:
         from kmatrix.cli.running.cluster import submit_runs
 
-        return submit_runs(matrix, arguments, {run.name for run in runs})
+        return submit_runs(matrix, arguments, {run.name for run in runs}, unasked=True)
     plan = reopen(matrix, gpus, names={run.name for run in runs}, unasked=True)
     status = run_and_report(
         matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget

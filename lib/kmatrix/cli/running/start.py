@@ -105,12 +105,12 @@ def add(arguments: Arguments) -> int:
         matrix, plan, command=" ".join(["kmatrix", arguments.target, *arguments.all_words]), on_message=print
     )
     print(f"added {plural(len(names), 'run')} to {shown(matrix.path)}: {first_names(names)}")
+    # A new configuration, or a higher maximum, may need further seeds of those that were there.
+    chosen = None if selects(plan.verdict) else set(names)
     if read_engine(matrix) is not None:
         from kmatrix.cli.running.cluster import submit_runs
 
-        return submit_runs(matrix, arguments, names)
-    # A new configuration, or a higher maximum, may need further seeds of those that were there.
-    chosen = None if selects(plan.verdict) else set(names)
+        return submit_runs(matrix, arguments, chosen)
     return run_and_report(matrix, reopen(matrix, plan.gpus, names=chosen), gpus=plan.gpus, recorders=recorders)
 
 

@@ -132,7 +132,7 @@ def _template(name: str) -> Any:
 def _content(submission: SubmissionFile) -> str:
     shape = submission.shape
     if submission.kind == REPORT:
-        return "the report, after all runs"
+        return f"{'the next seeds, or ' if submission.seeds else ''}the report, after all runs"
     runs = sum(len(share.runs) for share in submission.shares)
     each = plural(shape.nodes, "node")
     each += (

@@ -88,6 +88,7 @@ class SubmissionFile(Record, frozen=True, kw_only=True):
     # NAME=value of the command that submitted it, for the first start of the runner: RESUME, RETRY_FAILED, TRACKER,
     # DISK_WAIT, SIMULATE, BUDGET_HOURS, BUDGET_DOLLARS.
     arguments: dict[str, str] = field(default_factory=dict)
+    seeds: bool = False  # of a report: its job first submits the seeds that the verdict wants next, if there are any
 
 
 class JobLine(Record, frozen=True, kw_only=True):
@@ -336,6 +337,12 @@ def job_lines(jobs: JobsDir) -> Iterator[JobLine]:
 def submitted_jobs(jobs: JobsDir) -> Mapping[int, str]:
     """Return submission -> job id, of those that were handed over and noted."""
     return {line.submission: line.job for line in job_lines(jobs) if line.event == SUBMITTED and line.job}
+
+
+def given_up(jobs: JobsDir) -> frozenset[int]:
+    """Return the submissions that were not submitted: a job of one that appears later leaves its runs alone."""
+    last = {line.submission: line for line in job_lines(jobs)}
+    return frozenset(number for number, line in last.items() if line.event == CANCELLED and line.job is None)
 
 
 def is_cancelled(jobs: JobsDir, submission: int, job: str) -> bool:

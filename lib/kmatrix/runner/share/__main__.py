@@ -17,9 +17,11 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.runner.share.folder import RunningShare
 from kmatrix.runner.share.job import open_job
 from kmatrix.runner.share.log import say
+from kmatrix.runner.share.next_seeds import submit_next_seeds
 from kmatrix.runner.share.report import wait_for_others, write_report
 
 EXIT_REFUSED = 2
+EXIT_NOT_SUBMITTED = 3  # the next seeds
 
 
 def run_job(
@@ -52,7 +54,8 @@ def run_job(
             wait_for_others(matrix, folder, submission)
         elif submit_report_later(folder, script, engine, say):
             return 0
-        return write_report(matrix, folder)
+        could_submit = not submission.seeds or submit_next_seeds(matrix, folder, submission)
+        return write_report(matrix, folder) or (0 if could_submit else EXIT_NOT_SUBMITTED)
     names = next((entry.runs for entry in submission.shares if entry.task == task), ())
     share = RunningShare(matrix.path, number, task, names=names)
     allocation = find_allocation(engine.engine, environment, engine.settings)

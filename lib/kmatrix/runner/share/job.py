@@ -308,6 +308,7 @@ class ShareJob:
             plan.plans,
             engine,
             skipped=plan.skipped,
+            again=plan.again,
             on_progress=ProgressLog(),
             on_note=lambda text: say(f"note: {text}"),
             limits=Thresholds.of(values),

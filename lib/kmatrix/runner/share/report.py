@@ -30,6 +30,7 @@ from kmatrix.records.runs import Status
 from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.cluster import is_own_engine
 from kmatrix.runner.execute import finish, foreign_command, symbols
+from kmatrix.runner.seeds import unneeded_runs
 from kmatrix.runner.share.log import say
 from kmatrix.status.state import overall
 from kmatrix.status.status_file import recover_status, writing
@@ -128,10 +129,11 @@ def _has_ended(share: ShareDir) -> bool:
 
 def write_status(matrix: MatrixDir) -> None:
     """Write status.json of a matrix whose jobs have ended, from the states of its runs."""
-    states = [recover_status(run, has_runner=False) for run in matrix.runs()]
-    counts = Counter(state.status for state in states)
-    counts[Status.PLANNED] += len(matrix.missing())
-    status = overall([status for status, number in counts.items() if number])
+    known = {run.name: recover_status(run, has_runner=False) for run in matrix.runs()}
+    states, missing = list(known.values()), [Status.PLANNED] * len(matrix.missing())
+    counts = Counter([*(state.status for state in states), *missing])
+    reserve = unneeded_runs(matrix, known)
+    status = overall([*(state.status for name, state in known.items() if name not in reserve), *missing])
     now, former = time.time(), read_matrix_status(matrix)
     # Each by the clock of its host: as good as those of a cluster agree.
     begun = [state.attempts[0].started for state in states if state.attempts and state.attempts[0].started is not None]

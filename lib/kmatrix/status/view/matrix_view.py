@@ -135,6 +135,7 @@ class MatrixView:
     gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order
     full_disk: FullDisk | None = None  # that its running runs wait for
     jobs: MatrixJobs | None = None  # on a cluster; None on one machine
+    looks: tuple[str, ...] = ()  # with adaptive seeds: what was decided at the last look at the verdict
     seeds: FurtherSeeds | None = None  # with adaptive seeds, while there are runs in reserve
     rungs: FurtherRungs | None = None  # with successive halving, before its last rung is decided
 

@@ -100,7 +100,12 @@ class Overview:
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(self._gpus_now(record.gpus, views, now)),
             full_disk=self._full_disk(views) if running else None,
-            jobs=jobs_of(self._activity, ((view.name, view.status) for view in views), self._requests()),
+            jobs=jobs_of(
+                self._activity,
+                ((view.name, view.status) for view in views if not view.reserve),
+                self._requests(),
+            ),
+            looks=self._seeds.looks(),
             seeds=further,
             rungs=self._seeds.further_rungs(views, left_s),
         )

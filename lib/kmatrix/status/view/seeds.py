@@ -70,6 +70,10 @@ class SeedsOfView:
             for view in views
         ]
 
+    def looks(self) -> tuple[str, ...]:
+        """Return what was decided at the last look at the verdict, a line per family. Ask `marked` before."""
+        return self._seeds.looks() if isinstance(self._seeds, AdaptiveSeeds) else ()
+
     def further(self, views: Sequence[RunView], estimated: Estimated) -> FurtherSeeds | None:
         """Return how long the runs in reserve would take, None without one. views: as returned by `marked`."""
         reserve = [view.name for view in views if view.reserve]
