@@ -165,8 +165,10 @@ gputop: $(CORE)
 	$(KMATRIX)
 
 # Results
-.PHONY: report summary update-graphs compare
+.PHONY: report gallery summary update-graphs compare
 report: $(CORE)
+	$(KMATRIX)
+gallery: $(CORE)
 	$(KMATRIX)
 summary: $(CORE)
 	$(KMATRIX)

@@ -304,6 +304,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     },
     "Results (TARGET=, the newest by default)": {
         "report": Command(RESULTS + "page", "write report.html, the page of all results", MATRIX),
+        "gallery": Command(RESULTS + "gallery", "write gallery.html, a page of all matrices", "MATRICES= RESULTS_DIR="),
         "summary": Command(RESULTS + "summary", "write and print the summary", MATRIX),
         "update-graphs": Command(RESULTS + "graphs", "draw the graphs", MATRIX),
         "compare": Command(

@@ -1,4 +1,4 @@
-"""The commands that report results: report, summary, graphs and compare. They read only the run directories."""
+"""The commands that report results: pages, summary, graphs and compare. They read only the run directories."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import ask, find_named, find_target, results_dir, warn_missing
 from kmatrix.engines.accounting import refresh_usage
-from kmatrix.errors import ConfigError
+from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.formats.results_json import clean
+from kmatrix.report.gallery.assemble import write_gallery
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.write import draw_graphs, write_page, write_summary
 from kmatrix.runner.cluster import is_own_engine
 from kmatrix.text import first_names, shown
 
+MOST_MATRICES = 100  # of a gallery; MATRICES= may name more
 WORSE = "worse"  # value of FAIL_ON
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
@@ -33,6 +35,32 @@ def page(arguments: Arguments) -> int:
     write_summary(numbers)
     print(f"wrote {shown(path)}")
     return 0
+
+
+def gallery(arguments: Arguments) -> int:
+    """Write gallery.html into RESULTS_DIR=: a page about the matrices of MATRICES=, by default the newest there."""
+    folder = results_dir(arguments)
+    names = (arguments.get("MATRICES") or "").split()
+    chosen = [_folder_named(folder, text) for text in names] or list(reversed(matrix_dirs(folder)))
+    if not chosen:
+        raise RecordError(
+            f"no matrix in {folder.resolve()}",
+            why="no test_matrix_results_* directory is there",
+            hint="pass MATRICES='<matrix> <matrix>', or RESULTS_DIR=<folder of matrices>",
+        )
+    if len(chosen) > MOST_MATRICES:
+        print(f"note: the newest {MOST_MATRICES} of {len(chosen)} matrices; MATRICES= chooses others", file=sys.stderr)
+    path = write_gallery(folder, chosen[: None if names else MOST_MATRICES])
+    print(f"wrote {shown(path)}")
+    return 0
+
+
+def _folder_named(below: Path, text: str) -> MatrixDir:
+    """Return the matrix with this path or name. A folder that is none is shown with its error."""
+    for path in (Path(text).expanduser(), below / text):
+        if path.is_dir():
+            return MatrixDir(path.resolve())
+    return find_named(below, text, "MATRICES")
 
 
 def summary(arguments: Arguments) -> int:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.text import first_names
 
 SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance
 MAX_HOSTS = 6  # named in a line
+WANDB = "wandb"  # key of the links of a run
+WANDB_RUN = re.compile(r"((?:/[\w.%~-]+)+)/runs/[\w.%~-]+/?", re.ASCII)  # path of a run there, below its project
+HOST = re.compile(r"[a-z0-9.-]+(?::\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def machines(numbers: MatrixNumbers) -> str:
@@ -64,3 +69,23 @@ def models(numbers: MatrixNumbers) -> str:
         if run.model and (run.params or run.model not in params):
             params[run.model] = f"{run.model} ({run.params:,} parameters)" if run.params else run.model
     return ", ".join(params.values())
+
+
+def wandb_groups(numbers: MatrixNumbers) -> list[str]:
+    """Return the address of the runs of this matrix in each W&B project that runs were uploaded to.
+
+    It is made of the recorded addresses of runs. Only https, and only characters that need no escaping anywhere.
+    """
+    found: dict[str, None] = {}
+    for run in numbers.runs:
+        address = urlsplit(run.links.get(WANDB, "")) if _is_address(run.links.get(WANDB, "")) else None
+        path = None if address is None else WANDB_RUN.fullmatch(address.path)
+        if address is not None and path is not None and address.scheme == "https" and HOST.fullmatch(address.netloc):
+            group = quote(numbers.name, safe="")
+            found[f"https://{address.netloc}{path[1]}/groups/{group}/workspace"] = None
+    return list(found)
+
+
+def _is_address(text: str) -> bool:
+    """Return whether a text can be parsed as an address: urlsplit raises for a bracket, and drops line ends."""
+    return text.isascii() and text.isprintable() and "[" not in text and "]" not in text

@@ -211,6 +211,8 @@ def _provenance(numbers: MatrixNumbers) -> Iterator[str]:
         "Command": numbers.command,
     }
     yield "\n".join(f"- {name}: {quoted(text, MOST_TEXT)}" for name, text in known.items() if text)
+    if links := facts.wandb_groups(numbers):
+        yield "\n".join(f"- W&B: <{link}>" for link in links)
     best = next((run for ranking in numbers.rankings for run in ranking.groups[0].counted), None)
     if best is not None:
         yield "The first run of the best configuration is repeated by"

@@ -47,17 +47,30 @@ def write_page(numbers: MatrixNumbers) -> Path:
 
 def render_page(numbers: MatrixNumbers) -> str:
     """Return the page as HTML."""
+    page = page_of(numbers)
+    return render(
+        "report.html.j2",
+        [packaged(HERE / "static" / FIRST), packaged(UPLOT / "uPlot.iife.min.js"), _own_script()],
+        data=embedded(script_data(page, numbers)),
+        uplot=packaged(UPLOT / "uPlot.min.css"),
+        page=page,
+        groups=page.groups,
+    )
+
+
+def render(template: str, scripts: Sequence[str], *, data: str = "", uplot: str = "", **values: object) -> str:
+    """Return a page with the styles of all pages, and a policy under which only its own scripts run.
+
+    data: JSON for the scripts, from `embedded`.  uplot: the styles of uPlot, for a page that uses it.
+    """
     # Here, not at the top: 0.1 s that the other commands would wait, too.
     from markupsafe import Markup
 
-    environment = _environment()
-    page = page_of(numbers)
-    css = environment.get_template("page.css.j2").render(uplot=Markup(_text(UPLOT / "uPlot.min.css")))
-    scripts = [_text(HERE / "static" / FIRST), _text(UPLOT / "uPlot.iife.min.js"), _own_script()]
-    return environment.get_template("report.html.j2").render(
-        page=page,
-        groups=page.groups,
-        data=Markup(embedded(script_data(page, numbers))),
+    templates = _environment()
+    css = templates.get_template("page.css.j2").render(uplot=Markup(uplot))
+    return templates.get_template(template).render(
+        **values,
+        data=Markup(data),
         policy=policy(scripts, [css]),
         css=Markup(css),
         scripts=[Markup(script) for script in scripts],
@@ -98,23 +111,23 @@ def source_hash(content: str) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    found = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(FILTERS)
-    return environment
+    found.filters.update(FILTERS)
+    return found
 
 
 def _own_script() -> str:
     """Return the scripts of the page as one function, so that nothing of it is global."""
-    parts = "\n".join(_text(HERE / "static" / name) for name in SCRIPTS)
+    parts = "\n".join(packaged(HERE / "static" / name) for name in SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
-def _text(path: Path) -> str:
+def packaged(path: Path) -> str:
     """Return the text of a packaged file as it will stand in the page: with line feeds only, so that its hash holds."""
     return path.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")

@@ -29,6 +29,7 @@ class ProvenanceSection:
     """Where the numbers come from. Commands are for a shell in the checkout."""
 
     facts: tuple[Fact, ...]
+    links: tuple[str, ...]  # addresses of the runs of this matrix at W&B
     command: str  # that made the matrix; "" if it was not recorded
     reproduce: str  # the command that repeats a run of the leader, and compares the two
     any_run: str  # the same command for any run, which it calls NAME
@@ -40,6 +41,7 @@ def provenance(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> Provenanc
     first = next((run for group in groups for run in (*group.counted, *group.runs)), numbers.runs[0])
     return ProvenanceSection(
         facts=tuple(Fact(label=label, text=text) for label, text in _facts(numbers) if text),
+        links=tuple(facts.wandb_groups(numbers)),
         command=_as_make(numbers.command),
         reproduce=_reproduce(numbers, first.name),
         any_run=_reproduce(numbers, "NAME"),

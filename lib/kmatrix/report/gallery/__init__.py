@@ -1,0 +1,1 @@
+"""gallery.html: one page about several matrices, with a link to the page of each."""
