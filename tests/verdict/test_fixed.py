@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kmatrix.stats import critical_t
 from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, Rules
 from kmatrix.verdict.fixed import fixed_verdict
-from kmatrix.verdict.pairs import OPPOSITE, holm, holm_levels, sign_flip_p
+from kmatrix.verdict.pairs import OPPOSITE, holm, holm_levels, outcome_of, sign_flip_p
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
 RULES = Rules(seeds=())
@@ -95,6 +95,13 @@ def test_holm_asks_less_of_what_is_left():
     """0.001 is tested at 0.05 / 4, 0.01 at 0.05 / 3; the two that are left at 0.05 / 2."""
     assert holm_levels([0.3, 0.001, 0.04, 0.01], 0.05) == pytest.approx([0.025, 0.0125, 0.025, 0.05 / 3])
     assert holm_levels([0.001, 0.01], 0.05) == pytest.approx([0.025, 0.05])
+    assert holm_levels([0.025, 0.9], 0.05) == [0.025, 0.05]  # a p at its level is rejected
+
+
+def test_a_p_at_the_level_decides():
+    assert outcome_of(-1.0, 0.05, 0.05, (0, 0)) == (BETTER, False)
+    assert outcome_of(1.0, 0.05, 0.05, (0, 0)) == (WORSE, False)
+    assert outcome_of(0.0, 0.05, 0.05, (0, 0)) == (OPEN, False)
 
 
 def test_a_paired_test_matches_a_calculation_by_hand():
