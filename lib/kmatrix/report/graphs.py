@@ -394,4 +394,4 @@ def _draw_bar(axes: Axes, y: int, run: RunNumbers, colour: str, font: float) -> 
 
 
 def _is_lost(run: RunNumbers) -> bool:
-    return run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)
+    return run.ended_badly

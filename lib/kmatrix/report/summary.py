@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
 from kmatrix.report.formats.allocation import allocation_lines
@@ -29,6 +28,7 @@ from kmatrix.report.numbers import (
 from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import short
 from kmatrix.report.sentences.rankings import no_result_text
+from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.alerts import Alert, Severity, by_subject, worst
 from kmatrix.text import (
@@ -72,6 +72,7 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
         ("Verdict", list(_verdicts(numbers))),
         ("Runs", _run_table(numbers)),
         *_rankings(numbers),
+        *_ended_at_rungs(numbers),
         ("Optimizer settings", _optimizer_settings(numbers.settings)),
         _scaling_section(numbers.scalings),
         ("Benchmarks", _benchmarks(numbers.runs)),
@@ -191,7 +192,7 @@ def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool, reserve: bool) -> li
         utilization(run),
         duration(run.seconds),
         # Trained in another matrix: its time and speed are of another day, or another machine.
-        f"{run.status}, reused" if run.reused_from else "reserve" if reserve else str(run.status),
+        f"{run.status}, reused" if run.reused_from else run.word(reserve=reserve),
     ]
 
 
@@ -229,6 +230,16 @@ def _rankings(numbers: MatrixNumbers) -> Iterator[Section]:
         if ranking.metric == BITS:
             title = "Ranking by mean bits per byte: same text, different tokenizers"
         yield title, list(_ranking(ranking))
+
+
+def _ended_at_rungs(numbers: MatrixNumbers) -> Iterator[Section]:
+    """Yield a section per family on the configurations that successive halving ended."""
+    for halving in numbers.halvings:
+        rows = [list(row) for row in ended_rows(halving)]
+        if rows:
+            data = f" on data {short(halving.data_sha256)}" if len(numbers.halvings) > 1 else ""
+            lines = table(columns(["configuration", "ended at step", "val loss there"], (0,)), rows, WIDTH, rule=True)
+            yield f"Ended at a rung{data}", [*lines, *wrap("Losses of one step are compared with each other alone.")]
 
 
 def _ranking(ranking: Ranking) -> Iterator[str]:
@@ -485,7 +496,7 @@ def _reused(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _failure(run: RunNumbers) -> Iterator[str]:
     """Yield why a run did not finish, the path of its log, and the last lines of the log."""
-    if run.status not in (Status.FAILED, Status.STOPPED, Status.SKIPPED):
+    if not run.ended_badly:
         return
     known = run.steps is not None and run.max_iters is not None
     progress = f" (after {run.steps:,} of {run.max_iters:,} steps)" if known else ""

@@ -78,7 +78,7 @@ def _row(run: RunNumbers, *, reserve: bool) -> tuple[str, ...]:
         count(run.tokens_per_second),
         "" if run.mfu is None else f"{run.mfu:.1%}",
         duration(run.seconds),
-        "reused" if run.reused_from else "reserve" if reserve else str(run.status),
+        "reused" if run.reused_from else run.word(reserve=reserve),
     )
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.records.files import write_text
-from kmatrix.records.runs import Status
 from kmatrix.report.formats import facts
-from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.numbers import GroupNumbers, HalvingNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.pair_text import (
     Part,
     PartKind,
@@ -27,6 +26,7 @@ from kmatrix.report.pair_text import (
 )
 from kmatrix.report.sentences.next_seeds import matrix_command
 from kmatrix.report.sentences.rankings import no_result_text, unit_of
+from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.sentences.values import VerdictText
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import mean
@@ -40,7 +40,6 @@ TAIL_LINES = 6  # of a failed run's log
 MOST_LINE = 200  # characters of a line of a log
 SPECIAL = re.compile(r"[\\`*_\[\]<>#|~$&]")  # characters that mean something inside a line of Markdown
 BACKTICKS = re.compile("`+")
-UNSUCCESSFUL = (Status.FAILED, Status.STOPPED, Status.SKIPPED)
 
 
 def write_markdown(path: Path, numbers: MatrixNumbers) -> None:
@@ -56,6 +55,7 @@ def markdown(numbers: MatrixNumbers) -> str:
         blocks += _verdict(text)
         if numbers.rankings:
             blocks += _ranking(numbers.rankings[place])
+    blocks += [block for halving in numbers.halvings for block in _ended_at_rungs(halving)]
     return "\n\n".join([*blocks, *_cost(numbers), *_failures(numbers), *_provenance(numbers)]) + "\n"
 
 
@@ -129,6 +129,12 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
         yield f"Differences are to {quoted(ranking.verdict.reference)}{correction}."
 
 
+def _ended_at_rungs(halving: HalvingNumbers) -> Iterator[str]:
+    rows = [[quoted(one, in_table=True), step, loss] for one, step, loss in ended_rows(halving)]
+    if rows:
+        yield _table(["ended at a rung", "step", "loss there"], rows)
+
+
 def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]:
     interval, digits = group.interval, digits_for(group.interval)
     row = [
@@ -182,7 +188,7 @@ def _cost_row(group: GroupNumbers) -> list[str]:
 
 
 def _failures(numbers: MatrixNumbers) -> Iterator[str]:
-    failed = [run for run in numbers.runs if run.status in UNSUCCESSFUL]
+    failed = [run for run in numbers.runs if run.ended_badly]
     if not failed:
         return
     yield "## Failed, stopped and skipped"

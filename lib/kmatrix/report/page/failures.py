@@ -88,7 +88,7 @@ def _ended(runs: Sequence[RunNumbers]) -> tuple[EndedRuns, ...]:
     kinds: dict[tuple[Status, str], list[int]] = {}
     for status in ENDED_BADLY:
         for place, run in enumerate(runs):
-            if run.status is status:
+            if run.status is status and run.ended_badly:
                 kinds.setdefault((status, run.kind), []).append(place)
     found, logs = [], MOST_LOGS
     for (status, kind), places in kinds.items():

@@ -21,6 +21,7 @@ from kmatrix.report.pair_text import (
     p_text,
 )
 from kmatrix.report.sentences.rankings import no_result_text, unit_of
+from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.text import plural
@@ -143,17 +144,19 @@ class RankingSection:
     """All rankings of a matrix."""
 
     tables: tuple[RankingTable, ...]
+    ended: tuple[tuple[str, str, str], ...] = ()  # by successive halving: configuration, step and loss there
     rows_shown: int = ROWS_SHOWN
 
 
 def ranking(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RankingSection | None:
     """Return the section, or None if there is nothing to rank."""
     pages = {group.numbers.name: group for group in groups}
-    if not numbers.rankings:
+    ended = tuple(row for halving in numbers.halvings for row in ended_rows(halving))
+    if not numbers.rankings and not ended:
         return None
     texts = verdict_texts(numbers)
-    tables = [_table(one, text.about, pages) for one, text in zip(numbers.rankings, texts, strict=True)]
-    return RankingSection(tables=tuple(tables))
+    tables = [_table(one, text.about, pages) for one, text in zip(numbers.rankings, texts, strict=False)]
+    return RankingSection(tables=tuple(tables), ended=ended)
 
 
 def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingTable:

@@ -42,7 +42,8 @@ def more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
         return matrix_command("continue", TARGET=matrix)  # planned seeds come before further ones
     known = {run.seed for run in numbers.runs if run.seed is not None}
     more = needed(open_pairs(ranking.verdict)) if comparisons_of(ranking.verdict) else MORE_SEEDS
-    if not more or not known:
+    # With successive halving, a further seed would begin at the first rung, with all configurations.
+    if not more or not known or numbers.halvings:
         return ""
     return matrix_command("add", TARGET=matrix, SEED=",".join(str(max(known) + place) for place in range(1, more + 1)))
 

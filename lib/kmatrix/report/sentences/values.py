@@ -34,6 +34,7 @@ class LineLabel(StrEnum):
     SO_FAR = "So far"
     WHY = "Why"
     NEXT = "Next"
+    RUNG = "Rung"
     NOTE = "Note"
 
 
