@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+import kmatrix.report.formats
 from clones import Clone, environment, make_clone
 from factories import make_data
 from kmatrix.records.paths import MatrixDir
@@ -25,6 +27,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.slow, pytest.mark.timeout(600)]
 
 Losses = Mapping[str, Sequence[float]]  # optimizer -> loss of each seed
 
+SCHEMA = Path(kmatrix.report.formats.__file__).parent / "results.schema.json"
 FIRST = 1337  # the default of SEED
 SETTINGS = (
     *("OPTIMIZER=adamw,muon", "NUM_GPUS=1", "MAX_ITERS=10", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n"),
@@ -158,6 +161,9 @@ def test_rounds_end_as_on_one_machine(story):
     assert verdict_of(tie) == verdict_of(here)
     assert verdict_of(tie)[0].rounds == (3, 4, 5)
     assert sorted(starts(tie)) == sorted(starts(here))
+    results = load_json(tie.results)
+    jsonschema.validate(results, load_json(SCHEMA))
+    assert results["allocation"]["jobs"] == len(starts(tie))
 
 
 def test_cancelled_jobs_wait_for_continue_and_change_no_verdict(story):

@@ -384,3 +384,44 @@ def test_the_summary_has_the_allocated_hours_and_says_if_nobody_answers(user, sl
     assert "1 job, " in found.out
     assert "from the files of the jobs" in found.out
     assert "note: no answer about allocated hours: asked at" in found.err
+
+
+SEEDS = ("OPTIMIZER=adamw,sgd", "NUM_NODES=1", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4")
+
+
+def test_adaptive_seeds_are_submitted_round_by_round_and_the_last_job_counts(user, slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.engines.polling.EVERY_S", 0.0)
+    monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
+    planned = user.check("plan", *SEEDS).out
+    assert "Slurm: 6 runs, 6 tasks, each on 1 node" in planned
+    assert "these are the first seeds; a last job submits the next ones, up to 8 runs" in planned
+    out = user.check("test-matrix", *SEEDS).out
+    assert "job 101: the next seeds, or the report, after all others" in out
+    assert "6 runs submitted" in out
+    assert "2 in reserve" in out
+    matrix = only_matrix(tmp_path)
+    assert read_submission(JobsDir(matrix).submission(2)).arguments == {"SLURM_ACCOUNT": "lab"}
+    status = user.check("status").out
+    assert "6 planned, 2 in reserve, jobs: 7 waiting" in status
+    assert "job 101 submits the next seeds, if the verdict needs any" in status
+    # While only the last job is left, the matrix is not over, and the same command makes no second one.
+    slurm.change("100", SchedulerPhase.ENDED)
+    assert "jobs: 1 waiting" in user.check("status").out
+    assert "no second matrix is made" in user.check("test-matrix", *SEEDS).out
+    (share,) = {share.submission for share in newest_shares(matrix).values()}
+    assert share == 3  # the runs of the first one had ended without a result
+    for job in ("101", "102"):
+        slurm.change(job, SchedulerPhase.ENDED)
+    assert "cancelled 1 job" in user.check("stop").out
+    assert "without a job" not in user.check("status").out
+    assert "continue: make continue" in user.check("status").out
+
+
+def test_a_rerun_submits_a_seed_that_is_in_reserve(user, slurm, tmp_path):
+    user.check("test-matrix", *SEEDS)
+    for job in slurm.state:
+        slurm.change(job, SchedulerPhase.ENDED)
+    matrix = only_matrix(tmp_path)
+    user.check("test-rerun", f"TARGET={matrix.path}", "RUN=*sgd_seed1340*")
+    (run,) = read_submission(JobsDir(matrix).submission(3)).shares[0].runs
+    assert "sgd_seed1340" in run
