@@ -14,8 +14,10 @@ import pytest
 
 from axe import serious_violations
 from browsing import Browser, browser
+from gpu_factory import FakeGpus, record, write_phases
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
+from kmatrix.report.gallery.assemble import write_gallery
 from kmatrix.report.write import write_page
 from large_matrix import make_large_matrix
 from records_factory import FakeRun, make_matrix, runs_with_seeds
@@ -262,6 +264,94 @@ def test_hostile_text_is_text_in_a_browser(window, tmp_path):
     check_quiet(window, page)
     refused = "try { document.body.insertAdjacentHTML('beforeend', '<b>x</b>'); return false; } catch { return true; }"
     assert window.run(refused), "a script can turn text into markup"
+
+
+def test_the_selection_is_exported_as_text_that_no_spreadsheet_calculates(window, tmp_path):
+    formula = '=HYPERLINK("http:||x","a")'
+    runs = [run for note in (formula, "b") for run in runs_with_seeds(2, [3.1, 3.2], axes={"note": note})]
+    page = page_of(make_matrix(tmp_path, runs))
+    open_page(window, page)
+    window.run("document.getElementById('filter').focus()")
+    window.type("seed=2")
+    window.wait_until(lambda: "2 of 4 runs" in window.text, "two runs are left")
+
+    rows = window.download_csv("#csv")
+
+    assert [row["note"] for row in rows] == [f"'{formula}", "b"]
+    assert [row["run"] for row in rows] == [run.name for run in runs if run.seed == 2]
+    assert [float(row["final loss"]) for row in rows] == [3.2, 3.2]
+    check_quiet(window, page)
+
+
+POWER, LOAD, MEMORY = (150.0, 210.0, 149.0, 151.0), (95.0, 60.0, 96.0, 94.0), (18_800.0, 12_750.0, 12_825.0, 12_780.0)
+READOUT = "return [...document.querySelectorAll('#timeline-legend tr')].map((row) => row.innerText.split('\\t'))"
+
+
+def test_recordings_are_read_out_with_the_keyboard(window, tmp_path):
+    runs = [FakeRun(optimizer="muon", gpus=4, device="cuda"), FakeRun(gpus=12, device="cuda", final_loss=3.4)]
+    matrix = make_matrix(tmp_path, runs)
+    few, many = (matrix.run(run.name) for run in runs)
+    record(few, FakeGpus(memory=MEMORY, power=POWER, utilization=LOAD, samples=60))
+    record(many, FakeGpus(memory=(9_000.0,) * 12, power=tuple(map(float, range(100, 112))), utilization=(50.0,) * 12))
+    write_phases(few, ("set-up", 0, 8), ("evaluation", 20, 23), ("checkpoint", 23, 25))
+    page = page_of(matrix)
+    open_page(window, page)
+
+    at_rest = window.wait_until(lambda: window.run(READOUT), "the first run is drawn")
+    assert at_rest == [
+        [f"GPU {k}", f"mean {LOAD[k]:.0f} %", f"mean {POWER[k]:.0f} W", f"mean {MEMORY[k] / 1024:.1f} GiB"]
+        for k in range(4)
+    ]
+    shades = window.run("return [...document.querySelectorAll('#timeline-note .phasekey')].map((one) => one.innerText)")
+    assert shades == ["set-up", "evaluation", "checkpoint", "ending"]  # after the end of the trainer
+    window.run("document.querySelector('#timeline-lanes .plot').focus()")
+    for keys in ("\ue014", "\ue008\ue014\ue008"):  # Right; Right with Shift
+        window.type(keys)
+        moved = window.wait_until(lambda: (now := window.run(READOUT)) != at_rest and now, "the cursor moves")
+        for k, row in enumerate(moved):
+            assert row[:3] == [f"GPU {k}", f"{LOAD[k]:.0f} %", f"{POWER[k]:.0f} W"]
+    assert window.run("return document.activeElement.matches('.plot')")
+    assert window.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+    window.run("document.getElementById('timeline-run').focus()")
+    window.type("\ue015")  # Down
+    window.wait_until(lambda: [row[0] for row in window.run(READOUT)] == ["all 12 devices"], "the second run is drawn")
+    window.run("document.querySelector('#timeline-lanes .plot').focus()")
+    window.type("\ue014")
+    window.wait_until(lambda: window.run(READOUT)[0][0] == "GPU 0", "Right reads out the first device")
+    window.type("\ue015")
+    window.wait_until(lambda: window.run(READOUT)[0][0] == "GPU 1", "Down reads out the next one")
+    for theme in ("light", "dark"):
+        window.prefer(prefers_color_scheme=theme)
+        window.run("document.getElementById('timeline').scrollIntoView()")
+        window.save_screenshot(f"report-devices-{theme}")
+        assert serious_violations(window) == [], theme
+    behaviour = "return getComputedStyle(document.documentElement).scrollBehavior"
+    window.prefer(prefers_reduced_motion="reduce")
+    assert window.run(behaviour) == "auto"
+    window.prefer(prefers_reduced_motion="no-preference")
+    assert window.run(behaviour) == "smooth"
+    check_quiet(window, page)
+
+
+def test_a_gallery_needs_no_network_and_leads_to_the_pages(window, tmp_path):
+    names = [f"test_matrix_results_2026112{day}_052300" for day in range(3)]
+    matrices = [make_matrix(tmp_path, two_optimizers(3), name=name) for name in names[:2]]
+    pages = [page_of(matrix) for matrix in matrices]
+    (tmp_path / names[2]).mkdir()
+    gallery = write_gallery(tmp_path, [*matrices, MatrixDir(tmp_path / names[2])])
+    open_page(window, gallery)
+    assert "the matrix cannot be read" in window.text
+    for theme, width in (("light", 1280), ("dark", 1280), ("light", 400), ("light", 3840)):
+        window.prefer(prefers_color_scheme=theme)
+        window.resize(width, 900)
+        window.wait_until(lambda: window.run(OVERFLOW) == 0, "the page holds the gallery")
+        window.save_screenshot(f"gallery-{theme}-{width}")
+        assert serious_violations(window) == [], (theme, width)
+    check_quiet(window, gallery)
+    window.resize(1280, 900)
+    window.click("main a")
+    window.wait_until(lambda: window.run("return location.href") == pages[0].as_uri(), "the link opens the page")
 
 
 @pytest.mark.parametrize("count", SIZES)
