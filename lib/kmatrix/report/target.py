@@ -67,24 +67,33 @@ class TargetNumbers:
 def target_numbers(numbers: MatrixNumbers) -> TargetNumbers | None:
     """Return what it took to reach TARGET_LOSS, else the mean final loss of the middle configuration, rounded up.
 
-    None without both. Only the first ranking counts: losses on other data have other targets.
+    None without both. TARGET_LOSS holds for every ranking; the default is that of the first, and only for it.
     """
-    ranking = next((ranking for ranking in numbers.rankings[:1] if ranking.metric == LOSS), None)
+    rankings = [ranking for ranking in numbers.rankings if ranking.metric == LOSS]
     # A ranking has the runs of its family: those without data so far, which may still reach the target, are not there.
     by_name = {group.name: group for group in numbers.groups}
-    ranked = [by_name.get(group.name, group) for group in ranking.groups] if ranking else []
     value = read_matrix_file_or_empty(MatrixDir(numbers.path)).verdict.target_loss
     is_set = value is not None
-    middle = None if is_set or not ranked else ranked[len(ranked) // 2]
+    families = [
+        [by_name.get(group.name, group) for group in (*ranking.groups, *ranking.without_result)]
+        for ranking in (rankings if is_set else rankings[:1])
+    ]
+    ranked = [group for family in families for group in family]
+    first = [by_name.get(group.name, group) for group in rankings[0].groups] if rankings else []
+    middle = None if is_set or not first else first[len(first) // 2]
     if middle is not None and middle.mean is not None:
         value = rounded_up(middle.mean)
     if value is None:
         return None
     # A configuration without a finished run is in no ranking: its runs did not reach the target.
-    in_any = {group.name for one in numbers.rankings for group in one.groups}
+    in_any = {group.name for one in numbers.rankings for group in (*one.groups, *one.without_result)}
     unranked = [group for group in numbers.groups if group.name not in in_any and any(map(_has_ended, group.runs))]
     groups = [*ranked, *unranked]
-    tests = _tests(groups, value, ranking) if is_set else {}
+    tests: dict[str, TargetTest] = {}
+    if is_set:
+        # Each family is corrected by itself, as in its ranking.
+        for family, ranking in zip([*families, unranked], [*rankings, None], strict=True):
+            tests |= _tests(family, value, ranking)
     return TargetNumbers(
         value=value,
         is_set=is_set,

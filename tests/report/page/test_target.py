@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+
 import pytest
 
 from kmatrix.records.files import read_json, write_json
@@ -61,3 +64,49 @@ def test_configurations_without_a_finished_run_are_listed(tmp_path):
 
 def test_no_section_without_a_ranking_and_a_target(tmp_path):
     assert section_of(make_matrix(tmp_path, [FakeRun(status="failed", stop_at=40)])) is None
+
+
+def test_a_target_holds_for_every_ranking(tmp_path):
+    runs = [
+        *runs_with_seeds(3, (3.27, 3.271, 3.272), optimizer="muon"),
+        *runs_with_seeds(3, (3.28, 3.281, 3.282), optimizer="adamw", data_sha256="f" * 64),
+        *runs_with_seeds(3, (3.5, 3.6, 3.7), optimizer="sgd", data_sha256="f" * 64),
+    ]
+    section = section_of(make_matrix(tmp_path, runs), 3.295)
+
+    found = {row.group.numbers.axes["optimizer"]: row for row in section.rows}
+    assert {name: (row.reached, row.runs) for name, row in found.items()} == {
+        "muon": (3, 3),
+        "adamw": (3, 3),
+        "sgd": (0, 3),
+    }
+    # Holm's correction is that of each family: one comparison for muon, two for the others.
+    assert found["muon"].test.p_holm == pytest.approx(found["muon"].test.p)
+    assert found["adamw"].test.p_holm == pytest.approx(2 * found["adamw"].test.p)
+    assert {name: row.test.is_below for name, row in found.items()} == {"muon": True, "adamw": True, "sgd": False}
+
+
+def test_joules_to_the_target_come_from_the_evaluations(tmp_path):
+    numbers = analyse(make_matrix(tmp_path, runs_with_seeds(3, (3.27, 3.271, 3.272))))
+
+    def with_joules(run):
+        val = replace(run.curves.val, joules=array("d", (2.0 * step for step in run.curves.val.step)))
+        return replace(run, curves=replace(run.curves, val=val))
+
+    groups = tuple(replace(group, runs=tuple(map(with_joules, group.runs))) for group in numbers.groups)
+    section = target(replace(numbers, groups=groups), page_groups(numbers))
+
+    place = section.quantities.index("joules")
+    assert section.rows[0].reach[place].median == 2 * section.rows[0].reach[0].median
+
+
+def test_the_script_knows_which_runs_more_training_would_not_have_helped(tmp_path):
+    runs = [
+        *runs_with_seeds(2, (3.27, 3.28)),
+        FakeRun(optimizer="sgd", seed=1, axes={"seed": "1"}, status="failed", kind="nan", stop_at=40),
+        FakeRun(optimizer="lion", seed=1, axes={"seed": "1"}, status="failed", kind="error", stop_at=40),
+    ]
+    section = section_of(make_matrix(tmp_path, runs), 3.29501)
+
+    assert section.script["never"] == [0, 1, 2]
+    assert (section.script["value"], section.script["text"], section.script["stride"]) == (3.29501, "3.29501", 0)

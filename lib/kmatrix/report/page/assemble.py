@@ -31,6 +31,7 @@ SCRIPTS = (
     "address.js",
     "devices.js",
     "runs.js",
+    "target.js",
     "start.js",
 )
 UPLOT = HERE / "vendor" / "uplot"

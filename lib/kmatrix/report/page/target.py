@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from kmatrix.curves.values import Evaluations
+from kmatrix.records.runs import Status
 from kmatrix.report.numbers import MatrixNumbers
+from kmatrix.report.page.curves import evaluations_of
 from kmatrix.report.page.parts.figures import Scale, Tick, nice_ticks, tick_text
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.units import TIME, Unit, unit_of
-from kmatrix.report.pair_text import p_text
+from kmatrix.report.pair_text import margin_text, p_text
 from kmatrix.report.target import QUANTITIES, TargetGroup, target_numbers
 from kmatrix.verdict.target import Reach, TargetTest
 
@@ -53,6 +57,8 @@ class TargetSection:
     rows: tuple[TargetRow, ...]  # fastest first
     strip: str  # of QUANTITIES: what the strips show
     strip_unit: str
+    text: str  # the target
+    script: Mapping[str, object] = field(repr=False)
     ticks: tuple[Tick, ...] = field(default=(), repr=False)
 
     @property
@@ -94,8 +100,37 @@ def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection
         rows=tuple(rows),
         strip=strip,
         strip_unit=unit,
+        text=margin_text(found.value),
+        script=_script(numbers, found.value, known, strip),
         ticks=tuple((scale.at(tick * size), tick_text(tick, step)) for tick in values) if times else (),
     )
+
+
+def _script(numbers: MatrixNumbers, value: float, known: Sequence[str], strip: str) -> dict[str, object]:
+    """Return what the script needs to count for another target; runs by their places.
+
+    never: runs that more training would not have helped; stride: steps between the evaluations of a thinned curve.
+    """
+    runs = list(enumerate(numbers.runs))
+    shown = evaluations_of(sum(len(run.curves.val) for _, run in runs), len(runs))
+    return {
+        "value": float(margin_text(value)),
+        "text": margin_text(value),
+        "quantities": list(known),
+        "strip": strip,
+        "never": [at for at, run in runs if run.status is Status.FINISHED or run.diverged],
+        "reused": [at for at, run in runs if run.reused_from],
+        "simulated": [at for at, run in runs if run.curves.simulated],
+        "stride": max((_stride(run.curves.val, shown) for _, run in runs), default=0),
+    }
+
+
+def _stride(val: Evaluations, shown: int | None) -> int:
+    """Return the most steps between two evaluations that the page has of a run; 0 if it has all of them."""
+    kept = val if shown is None else val.thinned(shown)
+    if len(kept) == max(len(val), val.total):
+        return 0
+    return max((after - before for before, after in pairwise(kept.step)), default=0)
 
 
 def _values(group: TargetGroup, quantity: str) -> list[float]:
