@@ -235,6 +235,49 @@ def test_the_verdict_needs_no_scripts_and_no_screen(window, tmp_path):
     check_quiet(window, page)
 
 
+def reach_cells(window: Browser) -> dict[str, dict[str, str]]:
+    """Return the cells of the table of the target: configuration -> quantity -> text."""
+    rows = window.run(
+        "return [...document.querySelectorAll('#target tbody tr')].map((row) => [row.querySelector('th').innerText, "
+        "Object.fromEntries([...row.querySelectorAll('[data-q]')].map((cell) => [cell.dataset.q, cell.innerText]))])"
+    )
+    return {name.strip(): cells for name, cells in rows}
+
+
+@pytest.mark.parametrize("target", [3.5, 3.2805, 3.2815, 3.2001])
+def test_the_target_is_counted_again_for_another_loss(window, tmp_path, target):
+    """What the script counts for a target is what the report counts if it is TARGET_LOSS."""
+    broken = [
+        FakeRun(optimizer="sgd", seed=1, axes={"seed": "1"}, status="failed", kind="nan", stop_at=40),
+        FakeRun(optimizer="sgd", seed=2, axes={"seed": "2"}, final_loss=3.3),
+        FakeRun(optimizer="sgd", seed=3, axes={"seed": "3"}, final_loss=3.4),
+    ]
+    pages = {}
+    for value in (3.2935, target):
+        rules = {"target_loss": value}
+        pages[value] = page_of(make_matrix(tmp_path / str(value), [*two_optimizers(5), *broken], verdict=rules))
+    open_page(window, pages[target])
+    expected, quantities = reach_cells(window), ("reached", "step", "tokens", "seconds")
+    open_page(window, pages[3.2935])
+    before = reach_cells(window)
+    window.run("document.getElementById('target-loss').focus(); document.getElementById('target-loss').select()")
+    window.type(str(target))
+    for name, cells in reach_cells(window).items():
+        for quantity in quantities:
+            assert cells[quantity] == expected[name][quantity], (name, quantity)
+        ratios = cells["ratio"], expected[name]["ratio"]
+        if ratios[0] != ratios[1]:  # the page has seconds with one decimal
+            assert float(ratios[0][:-1]) == pytest.approx(float(ratios[1][:-1]), abs=0.02)
+    assert window.run("return document.querySelector('#target h2').innerText") == f"Time and cost to a loss of {target}"
+    note = window.run("return document.getElementById('target-note').innerText")
+    assert "not reached in" not in note
+    assert ("Not reached in" in note) == any("not reached in" in cells["reached"] for cells in expected.values())
+    window.save_screenshot("report-target")
+    window.run("document.getElementById('target-reset').click()")
+    assert reach_cells(window) == before
+    check_quiet(window, pages[3.2935])
+
+
 def test_hostile_text_is_text_in_a_browser(window, tmp_path):
     hidden = f"\x1b[31m\u202e{MARKUP}"
     runs = [

@@ -281,8 +281,8 @@ def _without_result(ranking: Ranking) -> Iterator[VerdictLine]:
         rest = sentence(f"and {plural(len(lost) - MOST_LINES, 'more configuration')}, in the ranking")
         yield VerdictLine(label=LineLabel.NO_RESULT, parts=rest)
     if lost and comparisons_of(ranking.verdict):
-        them = "it counts as a comparison" if len(lost) == 1 else f"these {len(lost)} count as comparisons"
-        yield VerdictLine(label=LineLabel.NOTE, parts=sentence(f"{them} in the correction of p"))
+        whose = "its comparisons" if len(lost) == 1 else f"the comparisons of these {len(lost)}"
+        yield VerdictLine(label=LineLabel.NOTE, parts=sentence(f"{whose} count in the correction of p"))
 
 
 def _runs(situation: Situation) -> Iterator[VerdictLine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +15,7 @@ from kmatrix.report.page.parts.figures import Scale, Tick, nice_ticks, tick_text
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.units import TIME, Unit, unit_of
 from kmatrix.report.pair_text import margin_text, p_text
-from kmatrix.report.target import QUANTITIES, TargetGroup, target_numbers
+from kmatrix.report.target import QUANTITIES, TargetGroup, reached, target_numbers
 from kmatrix.verdict.target import Reach, TargetTest
 
 EDGE = 88.0  # percent of the strip: the last place of a run that reached the target
@@ -78,7 +79,7 @@ def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection
     if found is None:
         return None
     by_name = {group.numbers.name: group for group in groups}
-    known = tuple(quantity for quantity in QUANTITIES if any(_values(group, quantity) for group in found.groups))
+    known = tuple(quantity for quantity in QUANTITIES if any(_is_known(group, quantity) for group in found.groups))
     strip = "seconds" if "seconds" in known else "step"
     times = [time for group in found.groups for time in _values(group, strip)]
     scale = Scale(0.0, max(times, default=0.0) or 1.0, 0.0, EDGE)
@@ -131,6 +132,12 @@ def _stride(val: Evaluations, shown: int | None) -> int:
     if len(kept) == max(len(val), val.total):
         return 0
     return max((after - before for before, after in pairwise(kept.step)), default=0)
+
+
+def _is_known(group: TargetGroup, quantity: str) -> bool:
+    """Return whether a quantity is known at the target, or at an evaluation at all: a reader may choose a target."""
+    firsts = [reached(one.run, math.inf) for one in group.runs]
+    return bool(_values(group, quantity)) or any(getattr(first, quantity) is not None for first in firsts if first)
 
 
 def _values(group: TargetGroup, quantity: str) -> list[float]:
