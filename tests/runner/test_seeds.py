@@ -132,7 +132,8 @@ def test_a_seed_whose_second_attempt_succeeds_counts(matrix):
 def test_a_diverged_seed_is_not_tried_again_and_its_configuration_is_never_better(matrix, how):
     adaptive_matrix(matrix, ["adamw", "muon"])
     engine = ScriptedEngine({**CLEAR, "muon": [how, *CLEAR["muon"][1:]]})
-    run(matrix, engine)
+    outcome = run(matrix, engine)
+    assert (outcome.exit_code == EXIT_FAILED) is (how == NAN)  # a run above its first loss finished
     assert engine.started.count((name_of("muon", 1), 1)) == 1
     assert (name_of("muon", 1), 2) not in engine.started
     (replay,), wanted = verdict_of(matrix)

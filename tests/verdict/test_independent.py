@@ -11,7 +11,7 @@ import pytest
 from scipy import optimize, stats
 
 from kmatrix.verdict.adaptive import adaptive_verdict, error_spent
-from kmatrix.verdict.family import Method, PairOutcome, Rules
+from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, Rules
 from kmatrix.verdict.fixed import fixed_verdict
 from kmatrix.verdict.target import below_target
 
@@ -102,13 +102,13 @@ def is_about(p, share, errors=4.5):
     return abs(p - share) <= errors * math.sqrt(max(share * (1 - share), 1e-5) / PATHS)
 
 
-@pytest.mark.parametrize(("k", "first", "most"), [(2, 3, 10), (2, 2, 6), (3, 3, 10), (4, 4, 8)])
+@pytest.mark.parametrize(("k", "first", "most"), [(2, 3, 10), (2, 2, 6), (3, 3, 10), (4, 4, 8), (5, 3, 6)])
 def test_a_sequential_p_is_the_share_of_simulated_sequences_with_as_much_evidence(k, first, most):
     dice = np.random.default_rng(100 * k + most)
     null = evidence(first, most)[most]
     for n in range(first, most + 1):
         table = np.stack([dice.normal(0.6 * place, 1, n) for place in range(k)])
-        names = "abcd"[:k]
+        names = "abcde"[:k]
         losses = {name: dict(enumerate(row.tolist())) for name, row in zip(names, table, strict=True)}
         verdict = adaptive_verdict(losses, Rules(seeds=tuple(range(most)), seeds_min=first))
         smallest = {}
@@ -163,3 +163,22 @@ def test_the_error_spent_by_a_raised_maximum_is_that_of_simulated_sequences(befo
             crossed |= p[n] / 2 <= a * (n - 1) / (most - 1)
     # The boundaries are simulated, too: twice the error.
     assert is_about(error_spent([before, after], 3, confidence), np.mean(crossed), errors=8)
+
+
+def test_a_tie_is_futile_from_four_seeds_on():
+    a = dict.fromkeys(range(4), 3.28)
+    b = {0: 3.281, 1: 3.279, 2: 3.2811, 3: 3.2789}
+    rules = Rules(seeds=tuple(range(5)))
+    found = [adaptive_verdict({"a": a, "b": dict([*b.items()][:n])}, rules).pairs[0].no_more for n in (3, 4)]
+    assert found == [None, NoMoreSeeds.FUTILE]
+
+
+def test_welchs_test_of_rounded_losses_has_the_variance_of_rounding():
+    """A side without a spread has that of rounding, 1e-4 squared / 12."""
+    a, b = [3.2817] * 3, [3.2810, 3.2813, 3.2816]
+    losses = {"a": dict(enumerate(a)), "b": dict(enumerate(b, start=10))}
+    (pair,) = fixed_verdict(losses, Rules(seeds=(), resolution=1e-4)).pairs
+    shares = [1e-8 / 12 / 3, np.var(b, ddof=1) / 3]
+    freedom = sum(shares) ** 2 / sum(share**2 / 2 for share in shares)
+    t = (np.mean(a) - np.mean(b)) / math.sqrt(sum(shares))
+    assert pair.p == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-9)

@@ -85,6 +85,20 @@ def test_a_runner_that_only_asks_for_verdicts_spends_the_same_seeds(number, k, m
     )
 
 
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([None, 2.0]))
+def test_a_raised_maximum_and_an_added_configuration_give_the_verdict_of_a_matrix_that_had_them(number, k, margin):
+    """6 seeds of k - 1 configurations were run first, in any order; then come the other one and further seeds."""
+    dice = random.Random(number)
+    losses = matrix(dice, k)
+    before = {name: losses[name] for name in list(losses)[:-1]}
+    known = run_to_the_end(before, Rules(seeds=TEN.seeds[:6], min_difference=margin), dice)
+    rules = Rules(seeds=TEN.seeds, min_difference=margin)
+    found = replay(run_to_the_end(losses, rules, dice, known), rules)
+    undisturbed = replay(losses, rules)
+    assert (repr(found.verdict), found.rounds) == (repr(undisturbed.verdict), undisturbed.rounds)
+
+
 def test_the_first_round_is_the_least_seeds_of_all():
     found = replay({"a": {}, "b": {2: 3.1}}, Rules(seeds=(5, 2, 9, 4), seeds_min=3))
     assert found.wanted == {("a", 5), ("a", 2), ("a", 9), ("b", 5), ("b", 9)}
