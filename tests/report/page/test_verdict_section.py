@@ -457,7 +457,6 @@ def test_curves_are_compared_with_the_baseline_where_the_ranking_is(tmp_path):
     baseline = script_data(found)["curves"]["baseline"]
     assert configurations(found)[baseline].startswith("adamw")
     assert "Difference to the baseline" in section(found, "curves").text
-    assert "leader" not in section(found, "curves").text
 
 
 def test_results_that_no_round_asked_for_are_in_no_mean(tmp_path):
