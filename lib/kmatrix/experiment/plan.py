@@ -32,23 +32,17 @@ from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
-from kmatrix.matrix.rules import (
-    AUTO,
-    Configuration,
-    families_of,
-    read_settings,
-    resolve_rules,
-    rules_warnings,
-    with_seeds,
-)
+from kmatrix.matrix.halving import PlannedRungs
+from kmatrix.matrix.rules import AUTO, HALVING, read_settings, with_seeds
+from kmatrix.matrix.verdict_plan import plan_verdict
 from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import Risk, risks
-from kmatrix.records.jobs.files import KUBERNETES, LOCAL, SLURM
+from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
-from kmatrix.records.train_config import TrainConfig, budget_s
+from kmatrix.records.train_config import budget_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
 from kmatrix.text import first_names, plural
@@ -157,6 +151,7 @@ class Plan:
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
     cpu_runs: CpuRuns  # earlier runs on the CPU of this machine
     verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
+    rungs: tuple[PlannedRungs, ...] = ()  # of successive halving, by family
     left_out: tuple[Assignment, ...] = ()  # lines of a foreign .config that are never taken from it
 
     @property
@@ -252,7 +247,8 @@ def _plan(
     settings = read_settings(tree, base)
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
-        settings = dataclasses.replace(settings, seeds=(), baseline=None)  # a single run has nothing to compare
+        # A single run has nothing to compare.
+        settings = dataclasses.replace(settings, seeds=(), baseline=None, halving=0)
     axes = with_seeds(tree, axes, settings)
     # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
     there = resolve(tree, base, axes, gpus)
@@ -277,13 +273,9 @@ def _plan(
     # Equal in all runs.
     warned = [*([nodes.warning] if nodes and nodes.warning else []), *environment_warnings(values.texts)]
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
-    families: list[Mapping[Configuration, Run]] = []
-    if settings.seeds or settings.baseline:  # 100,000 runs take a while
-        families = families_of(tree, {planned.run: _measured_on(planned.kind.config.train) for planned in runs})
-    rules = resolve_rules(tree, matrix, settings, families)
-    if rules.seeds_auto:
-        _refuse_submission(control.engine, by_hand=by_hand)
-        warned += rules_warnings(rules, [len(family) for family in families])
+    trained = {planned.run: planned.kind.config.train for planned in runs}
+    verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine, by_hand=by_hand)
+    warned += verdict.warnings
     if foreign:
         for planned in runs:
             check_values(tree, planned.values.texts, foreign.own)
@@ -313,25 +305,8 @@ def _plan(
         initial=initial,
         left_out=foreign.left_out if foreign else (),
         cpu_runs=cpu_runs,
-        verdict=rules,
-    )
-
-
-def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
-    """Return what the losses of a run are measured on: those of runs with the same are comparable."""
-    return train.dataset, train.data_path, train.data_mix, train.tokenizer, train.block_size, train.eval_samples
-
-
-def _refuse_submission(engine: str, *, by_hand: bool) -> None:
-    """Raise ConfigError for adaptive seeds where no runner and no job can start the next ones."""
-    if engine == SLURM or (engine == LOCAL and not by_hand):
-        return
-    raise ConfigError(
-        f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
-        why="pods may not make the Jobs of further seeds"
-        if engine == KUBERNETES
-        else "nobody starts further seeds after scripts that are started by hand",
-        hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
+        verdict=verdict.rules,
+        rungs=verdict.rungs,
     )
 
 
@@ -456,7 +431,7 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
     several = [
         values[0].where.removeprefix("command line: ")
         for name, values in asked.items()
-        if len(values) > 1 or (name == AUTO and values[0].value == "y")
+        if len(values) > 1 or (name, values[0].value) == (AUTO, "y") or (name == HALVING and values[0].value != "0")
     ]
     if several:
         raise ConfigError(

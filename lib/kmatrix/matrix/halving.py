@@ -1,0 +1,113 @@
+"""Successive halving before the first run: the rungs of each family, and what forbids them or makes them mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kmatrix.errors import ConfigError
+from kmatrix.matrix.rules import HALVING
+from kmatrix.records.train_config import TrainConfig
+from kmatrix.text import plural
+from kmatrix.verdict.halving import Rung, most_steps, rungs
+
+# What shapes the first part of a loss curve other than its end: the name in messages, and the value.
+MISLEADING: dict[str, Callable[[TrainConfig], object]] = {
+    "optimizer": lambda train: train.optimizer,
+    "learning rate schedule": lambda train: train.schedule,
+    "warm-up": lambda train: train.warmup_steps,
+    "tokens per step": lambda train: train.global_batch * train.block_size,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRungs:
+    """The rungs of the configurations of one family."""
+
+    configurations: int
+    max_iters: int  # steps of a complete run; 0: not known before the data are prepared
+    rungs: tuple[Rung, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Return `12 configurations to step 500, 4 to step 1,500, 2 to the end: at most 43 % of the steps`."""
+        if not self.max_iters:
+            return f"{plural(self.configurations, 'configuration')}: the rungs are known when the data are prepared"
+        if not self.rungs:
+            return f"{plural(self.configurations, 'configuration')} to the end: too few to halve"
+        kept = [self.configurations, *(rung.keep for rung in self.rungs)]
+        parts = [f"{number} to step {rung.step:,}" for number, rung in zip(kept[1:], self.rungs[1:], strict=False)]
+        first = f"{plural(self.configurations, 'configuration')} to step {self.rungs[0].step:,}"
+        share = most_steps(self.max_iters, self.configurations, self.rungs) / (self.max_iters * self.configurations)
+        end = f"{kept[-1]} to the end"
+        return f"{', '.join([first, *parts, end])}: at most {100 * share:.0f} % of the steps"
+
+
+def plan_rungs(eta: int, families: Sequence[Sequence[TrainConfig]], *, has_runner: bool) -> tuple[PlannedRungs, ...]:
+    """Return the rungs of each family. families: the training of each of their configurations.
+
+    has_runner: this machine executes the runs, and they are not started by hand.
+
+    Raises ConfigError if the losses at a rung would not be comparable, if there is no rung at all, and for jobs.
+    """
+    if not has_runner:
+        raise ConfigError(
+            f"{HALVING}={eta} needs ENGINE=local",
+            why="jobs, and scripts that are started by hand, cannot wait for the losses that decide which runs train on",
+            hint=f"pass ENGINE=local, or {HALVING}=0",
+        )
+    found = tuple(_family_rungs(eta, family) for family in families)
+    if all(family.max_iters and not family.rungs for family in found):
+        most = max(family.configurations for family in found)
+        few = f"{plural(most, 'configuration')} with comparable losses, fewer than {eta}"
+        none = "no evaluation between the warm-up and the end"
+        raise ConfigError(
+            f"{HALVING}={eta} has nothing to halve",
+            why=few if most < eta else none,
+            hint="pass more configurations" if most < eta else "pass a smaller EVAL_INTERVAL",
+        )
+    return found
+
+
+def _family_rungs(eta: int, family: Sequence[TrainConfig]) -> PlannedRungs:
+    for train in family:
+        for name, limit in (("MAX_TIME", train.max_time), ("MAX_COST", train.max_cost)):
+            if limit is not None:
+                raise ConfigError(
+                    f"{HALVING}={eta} conflicts with {name}",
+                    why="a run that its budget ends is at another part of its learning rate schedule than the others",
+                    hint=f"set the length with MAX_ITERS or MAX_TOKENS, and remove {name}; "
+                    "BUDGET_HOURS and BUDGET_DOLLARS limit the whole matrix",
+                )
+    for symbol, values in (
+        ("MAX_ITERS", {train.max_iters for train in family}),
+        ("EVAL_INTERVAL", {train.eval_interval for train in family}),
+    ):
+        if len(values) > 1:
+            raise ConfigError(
+                f"{HALVING}={eta} needs the same {symbol} in all configurations",
+                why=f"they have {', '.join(f'{value:,}' for value in sorted(values))}; "
+                "at a rung, all are compared at one step and one part of the schedule",
+                hint=f"pass one {symbol}, or a matrix for each",
+            )
+    one = family[0]
+    known: tuple[Rung, ...] = ()
+    if one.max_iters:
+        warmup = max(train.warmup_steps for train in family)
+        known = rungs(one.max_iters, len(family), eta, eval_interval=one.eval_interval, warmup=warmup)
+    return PlannedRungs(configurations=len(family), max_iters=one.max_iters, rungs=known)
+
+
+def halving_warnings(eta: int, families: Sequence[Sequence[TrainConfig]]) -> list[str]:
+    """Return a warning if configurations differ in something that makes early losses mislead."""
+    differing = [
+        name
+        for name, value in MISLEADING.items()
+        if any(len({value(train) for train in family}) > 1 for family in families)
+    ]
+    if not differing:
+        return []
+    return [
+        f"{HALVING}={eta} compares early losses, which mislead if configurations differ in {', '.join(differing)}: "
+        "the best one at the end may be dropped"
+    ]

@@ -1,0 +1,74 @@
+"""How the losses of a matrix will be compared: its rules, the rungs of successive halving, and warnings about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kmatrix.errors import ConfigError
+from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.expand import Matrix, Run
+from kmatrix.matrix.halving import PlannedRungs, halving_warnings, plan_rungs
+from kmatrix.matrix.rules import AUTO, Configuration, VerdictSettings, families_of, resolve_rules, rules_warnings
+from kmatrix.records.jobs.files import KUBERNETES, LOCAL, SLURM
+from kmatrix.records.runs import VerdictRules
+from kmatrix.records.train_config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedVerdict:
+    """How the losses of a matrix will be compared."""
+
+    rules: VerdictRules
+    rungs: tuple[PlannedRungs, ...] = ()  # of successive halving, by family
+    warnings: tuple[str, ...] = ()
+
+
+def plan_verdict(
+    tree: Tree,
+    matrix: Matrix,
+    settings: VerdictSettings,
+    trained: Mapping[Run, TrainConfig],
+    *,
+    engine: str,
+    by_hand: bool,
+) -> PlannedVerdict:
+    """Return how the losses of these runs will be compared. trained: by run.  by_hand: the user starts them.
+
+    Raises ConfigError for rules that these runs or this engine cannot follow.
+    """
+    if not (settings.seeds or settings.baseline or settings.halving):  # the families of 100,000 runs take a while
+        return PlannedVerdict(rules=resolve_rules(tree, matrix, settings, ()))
+    families: list[Mapping[Configuration, Run]] = families_of(
+        tree, {run: _measured_on(train) for run, train in trained.items()}
+    )
+    rules = resolve_rules(tree, matrix, settings, families)
+    if rules.seeds_auto:
+        _refuse_submission(engine, by_hand=by_hand)
+        return PlannedVerdict(rules=rules, warnings=tuple(rules_warnings(rules, [len(family) for family in families])))
+    if not rules.halving:
+        return PlannedVerdict(rules=rules)
+    members = [[trained[run] for run in family.values()] for family in families]
+    return PlannedVerdict(
+        rules=rules,
+        rungs=plan_rungs(rules.halving, members, has_runner=engine == LOCAL and not by_hand),
+        warnings=tuple(halving_warnings(rules.halving, members)),
+    )
+
+
+def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
+    """Return what the losses of a run are measured on: those of runs with the same are comparable."""
+    return train.dataset, train.data_path, train.data_mix, train.tokenizer, train.block_size, train.eval_samples
+
+
+def _refuse_submission(engine: str, *, by_hand: bool) -> None:
+    """Raise ConfigError for adaptive seeds where no runner and no job can start the next ones."""
+    if engine == SLURM or (engine == LOCAL and not by_hand):
+        return
+    raise ConfigError(
+        f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
+        why="pods may not make the Jobs of further seeds"
+        if engine == KUBERNETES
+        else "nobody starts further seeds after scripts that are started by hand",
+        hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
+    )

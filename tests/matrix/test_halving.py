@@ -1,0 +1,89 @@
+"""MATRIX_HALVING before the first run: the rungs of the plan, warnings, and what it cannot be combined with."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmatrix.matrix.halving import PlannedRungs
+from kmatrix.verdict.halving import rungs
+from programs import give_gpus
+from programs import run as program
+
+RATES = "LEARNING_RATE=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3,9e-3"
+NINE = ("OPTIMIZER=adamw", "NUM_GPUS=1", RATES, "MAX_ITERS=900", "EVAL_INTERVAL=50")
+LINE = "9 configurations to step 100, 3 to step 300, 1 to the end: at most 26 % of the steps"
+
+
+@pytest.fixture
+def kmatrix(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    config = f"O={tmp_path}"
+    assert program("defconfig-gpt2-cpu-quick", config).status == 0
+    return lambda *words: program(*words, config)
+
+
+def refused(result):
+    assert result.status == 2
+    assert "Traceback" not in result.err
+    return result.err
+
+
+def test_the_plan_says_where_configurations_are_compared(kmatrix):
+    result = kmatrix("test-matrix-dry-run", *NINE, "MATRIX_HALVING=3")
+    assert LINE in result.out
+    assert "MATRIX_HALVING" not in result.out  # they differ only in the rate: no warning
+    plain = kmatrix("test-matrix-dry-run", *NINE)
+    assert "to the end" not in plain.out
+    assert (plain.names, plain.ids) == (result.names, result.ids)  # so that runs are reused in both directions
+    assert LINE in kmatrix("plan", *NINE, "MATRIX_HALVING=3").out
+
+
+def test_seeds_are_no_configurations(kmatrix):
+    assert LINE in kmatrix("test-matrix-dry-run", *NINE, "SEED=1,2", "MATRIX_HALVING=3").out
+
+
+def test_other_data_have_rungs_of_their_own(kmatrix):
+    result = kmatrix("test-matrix-dry-run", *NINE, "BLOCK_SIZE=32,64", "MATRIX_HALVING=3")
+    assert result.out.count(LINE) == 2
+
+
+def test_configurations_whose_early_losses_mislead_are_a_warning(kmatrix):
+    words = [word for word in NINE if not word.startswith("OPTIMIZER")]
+    result = kmatrix(
+        "test-matrix-dry-run", *words, "OPTIMIZER=adamw,sgd", "WARMUP_FRACTION=0.01,0.02", "MATRIX_HALVING=3"
+    )
+    warning = "MATRIX_HALVING=3 compares early losses, which mislead if configurations differ in optimizer, warm-up"
+    assert result.out.count(warning) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["MATRIX_HALVING=1"], "MATRIX_HALVING=1 drops no configuration"),
+        (["MATRIX_HALVING=-2"], "MATRIX_HALVING"),
+        (["MATRIX_HALVING=3", "MATRIX_SEEDS_AUTO=y"], "MATRIX_HALVING=3 and MATRIX_SEEDS_AUTO=y exclude each other"),
+        (["MATRIX_HALVING=3", "MATRIX_BASELINE=LR=1e-3"], "MATRIX_HALVING=3 and MATRIX_BASELINE exclude each other"),
+        (["MATRIX_HALVING=3", "ENGINE=slurm"], "MATRIX_HALVING=3 needs ENGINE=local"),
+        (["MATRIX_HALVING=3", "MAX_TIME=1h"], "MATRIX_HALVING=3 conflicts with MAX_TIME"),
+        (["MATRIX_HALVING=3", "MAX_ITERS=100,900"], "MATRIX_HALVING=3 needs the same MAX_ITERS in all configurations"),
+        (["MATRIX_HALVING=3", "EVAL_INTERVAL=50,100"], "MATRIX_HALVING=3 needs the same EVAL_INTERVAL"),
+        (["MATRIX_HALVING=10"], "why: 9 configurations with comparable losses, fewer than 10"),
+        (["MATRIX_HALVING=3", "EVAL_INTERVAL=900"], "why: no evaluation between the warm-up and the end"),
+    ],
+)
+def test_halving_that_cannot_work_is_one_error(kmatrix, words, message):
+    given = {word.partition("=")[0] for word in words}
+    rest = [word for word in NINE if word.partition("=")[0] not in given]
+    assert message in refused(kmatrix("test-matrix-dry-run", *rest, *words))
+
+
+def test_a_single_run_is_not_halved(kmatrix):
+    assert "use make test-matrix" in refused(kmatrix("train", "MATRIX_HALVING=3"))
+
+
+def test_a_plan_without_rungs_says_why():
+    assert PlannedRungs(configurations=2, max_iters=90).text == "2 configurations to the end: too few to halve"
+    unknown = PlannedRungs(configurations=9, max_iters=0).text
+    assert unknown == "9 configurations: the rungs are known when the data are prepared"
+    twelve = PlannedRungs(configurations=12, max_iters=4500, rungs=rungs(4500, 12, 3, eval_interval=100))
+    assert twelve.text == "12 configurations to step 500, 4 to step 1,500, 2 to the end: at most 30 % of the steps"
