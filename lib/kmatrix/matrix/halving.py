@@ -53,7 +53,7 @@ def plan_rungs(eta: int, families: Sequence[Sequence[TrainConfig]], *, has_runne
     if not has_runner:
         raise ConfigError(
             f"{HALVING}={eta} needs ENGINE=local",
-            why="jobs, and scripts that are started by hand, cannot wait for the losses that decide which runs train on",
+            why="jobs and scripts do not wait for the losses that decide which runs train on",
             hint=f"pass ENGINE=local, or {HALVING}=0",
         )
     found = tuple(_family_rungs(eta, family) for family in families)
