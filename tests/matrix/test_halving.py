@@ -38,7 +38,7 @@ def test_the_plan_says_where_configurations_are_compared(kmatrix):
     assert LINE in kmatrix("plan", *NINE, "MATRIX_HALVING=3").out
 
 
-def test_seeds_are_no_configurations(kmatrix):
+def test_seeds_share_their_configuration(kmatrix):
     assert LINE in kmatrix("test-matrix-dry-run", *NINE, "SEED=1,2", "MATRIX_HALVING=3").out
 
 
