@@ -27,14 +27,14 @@ from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.initial import asked as asked_checkpoints
 from kmatrix.experiment.keys import redacted_comments, refuse_keys
+from kmatrix.experiment.verdict.halving import PlannedRungs
+from kmatrix.experiment.verdict.plan import plan_verdict
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
-from kmatrix.matrix.halving import PlannedRungs
 from kmatrix.matrix.rules import AUTO, HALVING, read_settings, with_seeds
-from kmatrix.matrix.verdict_plan import plan_verdict
 from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmatrix.errors import ConfigError
+from kmatrix.experiment.verdict.halving import PlannedRungs, halving_warnings, plan_rungs
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.expand import Matrix, Run
-from kmatrix.matrix.halving import PlannedRungs, halving_warnings, plan_rungs
 from kmatrix.matrix.rules import AUTO, Configuration, VerdictSettings, families_of, resolve_rules, rules_warnings
 from kmatrix.records.jobs.files import KUBERNETES, LOCAL, SLURM
 from kmatrix.records.runs import VerdictRules

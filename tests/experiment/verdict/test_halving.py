@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmatrix.matrix.halving import PlannedRungs
+from kmatrix.experiment.verdict.halving import PlannedRungs
 from kmatrix.verdict.halving import rungs
 from programs import give_gpus
 from programs import run as program

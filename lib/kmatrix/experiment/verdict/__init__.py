@@ -1,0 +1,1 @@
+"""How the losses of a planned matrix will be compared."""
