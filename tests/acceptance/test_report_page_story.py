@@ -5,13 +5,19 @@ Screenshots are in test-artifacts/.
 
 from __future__ import annotations
 
+import csv
 import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
+import jsonschema
 import pytest
+from markdown_it import MarkdownIt
 
+import kmatrix.report.formats
 from axe import serious_violations
 from browsing import Browser, browser
 from gpu_factory import FakeGpus, record, write_phases
@@ -82,6 +88,7 @@ def test_a_matrix_ends_with_a_page_that_answers(clone, window, tmp_path):
     assert f"Report: {page}" in completed.stdout
     again = clone.make("report", f"RESULTS_DIR={results}")
     assert again.stdout.endswith(f"wrote {page}\n"), again.stdout + again.stderr
+    check_files(matrix, clone.make("summary", f"RESULTS_DIR={results}").stdout)
 
     open_page(window, page)
     check_verdict(window, matrix)
@@ -98,6 +105,36 @@ def test_a_matrix_ends_with_a_page_that_answers(clone, window, tmp_path):
     check_quiet(window, page)
     check_address(window, page)
     assert window.console() == []
+
+
+def check_files(matrix: Path, summary: str) -> None:
+    """Check that programs read the same losses in every file, and people in the summary."""
+    results = load_json(matrix / "results.json")
+    schema = load_json(Path(kmatrix.report.formats.__file__).parent / "results.schema.json")
+    jsonschema.validate(results, schema)
+    losses = {run["name"]: run["final_val_loss"] for run in results["runs"]}
+    assert len(losses) == 10
+    with (matrix / "results.csv").open(newline="", encoding="utf-8") as file:
+        assert {row["run"]: float(row["final_val_loss"]) for row in csv.DictReader(file)} == losses
+    suites = ElementTree.parse(matrix / "junit.xml").getroot()
+    assert {case.get("name") for case in suites.iter("testcase")} == losses.keys()
+    assert (suites.get("tests"), suites.get("failures"), suites.get("errors")) == ("10", "0", "0")
+    html = MarkdownIt("commonmark").enable("table").render((matrix / "report.md").read_text(encoding="utf-8"))
+    tree = ElementTree.fromstring(f"<html>{html}</html>")
+    ranked = list(tree.find(".//table").iter("tr"))[1:]
+    names = ["".join(row[1].itertext()) for row in ranked]
+    assert names == results["rankings"][0]["order"]
+    for row, name in zip(ranked, names, strict=True):
+        mean = statistics.fmean(losses[run] for run in results_group(results, name)["counted"])
+        assert row[2].text == f"{mean:.{len(row[2].text.partition('.')[2])}f}"
+        assert f"{mean:.4f}" in summary
+    assert results["verdict"][0].split(",")[0] in " ".join(summary.split())
+    assert (matrix / "summary_report.txt").read_text(encoding="utf-8").rstrip() in summary
+
+
+def results_group(results: Any, name: str) -> Any:
+    (group,) = [one for one in results["groups"] if one["name"] == name]
+    return group
 
 
 def check_verdict(window: Browser, matrix: Path) -> None:

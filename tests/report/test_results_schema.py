@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -48,6 +49,38 @@ MATRICES = {
     "adaptive": (
         runs_with_seeds(3, ADAMW) + runs_with_seeds(3, MUON, optimizer="muon"),
         {"planned": seeds(3) + seeds(3, optimizer="muon"), "verdict": AUTO | {"raised": [4]}},
+    ),
+    "running": (
+        [FakeRun(), FakeRun(optimizer="muon", status="running", stop_at=30, result=False)],
+        {"planned": [FakeRun(optimizer="sgd")], "took": None},
+    ),
+    "without a loss": (
+        [FakeRun(status="failed", kind="oom", reason="out of memory", stop_at=3, result=False, log_tail=("x",))],
+        {"planned": [FakeRun(optimizer="muon")]},
+    ),
+    "all diverged": (
+        runs_with_seeds(2, [11.5, 12.0]) + runs_with_seeds(2, [11.6, 12.1], optimizer="muon"),
+        {"verdict": {"target_loss": 3.0}},
+    ),
+    "other seeds": (
+        runs_with_seeds(3, ADAMW) + [replace(run, optimizer="muon") for run in seeds(3)],
+        {"verdict": {"confidence": 0.99}},
+    ),
+    "two sets of data": (
+        runs_with_seeds(3, ADAMW, axes={"dataset": "a"})
+        + runs_with_seeds(3, MUON, axes={"dataset": "b"}, data_sha256="f" * 64),
+        {"verdict": {"target_loss": 3.3}},
+    ),
+    "an adaptive baseline": (
+        runs_with_seeds(3, ADAMW) + runs_with_seeds(3, MUON, optimizer="muon"),
+        {
+            "planned": seeds(3) + seeds(3, optimizer="muon"),
+            "verdict": AUTO | {"baseline": {"optimizer": "adamw"}, "min_difference": 0.004, "target_loss": 3.275},
+        },
+    ),
+    "stopped by a budget": (
+        [FakeRun(), FakeRun(optimizer="muon", ended_by="max_time", stop_at=50)],
+        {"took": 3.0},
     ),
 }
 

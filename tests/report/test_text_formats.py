@@ -9,11 +9,14 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
+from kmatrix.cli.output import PlainStream
 from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
+from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.formats.junit import junit
 from kmatrix.report.formats.results_csv import results_csv
 from kmatrix.report.formats.results_md import code_block, escaped, markdown, quoted
+from kmatrix.report.summary import render_summary
 from kmatrix.report.write import write_summary
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
@@ -152,6 +155,29 @@ def test_hostile_text_in_the_markdown_is_text(tmp_path):
     assert "\x1b" not in html
     assert SCRIPT in "".join(tree.itertext())
     assert max(map(len, "".join(tree.itertext()).splitlines())) < 3_000
+
+
+# ------------------------------------------------------------------------------------------- summary and terminal
+
+
+def ending(numbers):
+    """Return the end of a matrix as the console prints it: cli.output filters it, not the report."""
+    PlainStream(text := io.StringIO()).write(render_ending(numbers, ["Report: x"]))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("shown", [render_summary, ending])
+def test_hostile_text_on_a_terminal_is_text_on_its_own_line(tmp_path, shown):
+    spoof = f"\u202e{ANSI}\rsgd wins\n\nVerdict\n-------\nsgd wins\n" + "x" * 10_000
+    bad = {"status": "failed", "kind": "exit", "reason": spoof, "stop_at": 40, "log_tail": (spoof,)}
+    runs = [FakeRun(), FakeRun(optimizer="sgd", train={"model": spoof, "dataset": spoof}, **bad)]
+    text = shown(analyse(make_matrix(tmp_path, runs, cuts=[(3, spoof)])))
+    lines = text.splitlines()
+    assert not set(text) & {"\x1b", "\x07", "\r", "\x00", "\u202e"}
+    assert "sgd wins" not in lines
+    assert lines.count("Verdict") <= 1
+    assert max(map(len, lines)) < 400
+    assert "sgd" in text
 
 
 def test_the_files_are_written_with_the_summary(tmp_path):

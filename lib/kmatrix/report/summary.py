@@ -506,7 +506,8 @@ def _failure(run: RunNumbers) -> Iterator[str]:
         yield f"    on {host_names(hosts, MAX_HOSTS)}"
     if run.log:
         yield f"    log: {run.log}"
-    for line in run.log_tail[-TAIL_LINES:]:
+    # A carriage return (of a progress bar) ends a line, too: each gets its mark, and none looks like the report.
+    for line in printable("\n".join(run.log_tail)).splitlines()[-TAIL_LINES:]:
         yield f"    | {line[: WIDTH - 6]}"
 
 

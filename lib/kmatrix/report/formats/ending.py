@@ -103,7 +103,9 @@ def _notes(numbers: MatrixNumbers) -> Iterator[str]:
     """Yield why runs failed, and the number of warnings and alerts."""
     failed = [run for run in numbers.runs if run.status in (Status.FAILED, Status.SKIPPED)]
     for run in failed[:MOST_FAILURES]:
-        yield f"{run.name} {run.status}: {run.reason or 'no reason recorded'}"
+        # Text of any program, on one line: it cannot look like a line of this report.
+        reason = " ".join((run.reason or "no reason recorded").split())
+        yield f"{run.name} {run.status}: {reason}"
     if len(failed) > MOST_FAILURES:
         yield f"and {len(failed) - MOST_FAILURES} more failed or skipped"
     retried = sum(len(run.attempts) > 1 for run in numbers.runs)
