@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -13,11 +14,19 @@ from hypothesis import strategies as st
 
 from gpu_factory import STARTED, FakeGpus, write_samples
 from kmatrix.curves.file import CurvesFile, read_curves_file
-from kmatrix.curves.make import MOST_COLUMNS, MOST_EVALUATIONS, make_curves, read_curves, write_curves
+from kmatrix.curves.make import (
+    END_BYTES,
+    MOST_COLUMNS,
+    MOST_EVALUATIONS,
+    digest_of_ends,
+    make_curves,
+    read_curves,
+    write_curves,
+)
 from kmatrix.curves.values import curves_of_file
 from kmatrix.errors import damaged_files
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import merged_metrics
+from kmatrix.records.runs import RunResult, merged_metrics
 
 
 def write_lines(folder, lines):
@@ -225,6 +234,50 @@ def test_the_report_of_a_damaged_log_counts_its_lines_with_and_without_the_file(
     for _ in range(2):
         read_curves(run, 1, keep=True)
         assert damaged_files() == [f"{run.metrics}: 1 of 3 lines are damaged and were skipped"]
+
+
+@pytest.mark.parametrize("steps", [10, 200])  # a log that is shorter, and one that is longer, than its two ends
+@pytest.mark.parametrize("line", [0, -1])
+def test_the_file_of_another_run_of_the_same_size_is_made_again(tmp_path, steps, line):
+    logs = [[training(step) for step in range(steps)] for _ in range(2)]
+    logs[1][line]["train/loss"] = 4.0
+    run, other = (write_lines(tmp_path / name, log) for name, log in zip("ab", logs, strict=True))
+    assert run.metrics.stat().st_size == other.metrics.stat().st_size
+    good = read_curves(run, 1, keep=True)
+    text = run.curves.read_text()
+    read_curves(other, 1, keep=True)
+    run.curves.write_bytes(other.curves.read_bytes())
+    assert read_curves(run, 1, keep=True) == good
+    assert run.curves.read_text() == text
+
+
+def test_a_file_that_does_not_name_the_ends_of_its_log_is_made_again(tmp_path):
+    run = write_lines(tmp_path / "run", [training(step) for step in range(10)])
+    good = read_curves(run, 1, keep=True)
+    text = run.curves.read_text()
+    stored = json.loads(text)
+    del stored["metrics_ends"]
+    stored["train"]["mean"][3] = 9.0
+    run.curves.write_text(json.dumps(stored))
+    assert read_curves(run, 1, keep=True) == good
+    assert run.curves.read_text() == text
+
+
+def test_a_file_is_not_believed_without_a_log(tmp_path):
+    run = write_lines(tmp_path / "run", [])
+    forged = CurvesFile(metrics_bytes=0, attempt=1, measured=RunResult(final_val_loss=0.1, step=9))
+    write_curves(run, forged)
+    assert read_curves(run, 1, keep=False).measured == RunResult()
+
+
+def test_the_digest_of_a_log_has_the_bytes_of_both_ends_once(tmp_path):
+    path = tmp_path / "log"
+    for size in (1, END_BYTES, END_BYTES + 1, 2 * END_BYTES, 2 * END_BYTES + 1):
+        data = os.urandom(size)
+        path.write_bytes(data + b"what is appended meanwhile")
+        ends = data if size <= 2 * END_BYTES else data[:END_BYTES] + data[-END_BYTES:]
+        assert digest_of_ends(path, size) == hashlib.sha256(ends).hexdigest()
+    assert digest_of_ends(path, 0) == digest_of_ends(tmp_path / "missing", 5) == ""
 
 
 DAMAGES = {

@@ -1,7 +1,8 @@
 """curves.json: the thinned curves of a run, from which reports draw without parsing its log again.
 
-It is a cache of metrics.jsonl and of the recording. It counts if it names their sizes and the last attempt; otherwise
-it is made again.
+It is a cache of metrics.jsonl and of the recording. It counts if it names their sizes, the digest of the ends of
+metrics.jsonl, and the last attempt; otherwise it is made again. It guards against files of another run and of an
+earlier version, not against somebody who may write into the folder: such a person could change metrics.jsonl as well.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class KnotColumns(Record, frozen=True, kw_only=True):
 
 
 class CurvesFile(Record, frozen=True, kw_only=True):
-    """curves.json. The first three fields say what it was made from."""
+    """curves.json. The first four fields say what it was made from."""
 
     metrics_bytes: Count  # size of metrics.jsonl
+    metrics_ends: str = ""  # `digest_of_ends` of metrics.jsonl; "": there is none, or it cannot be read
     samples_bytes: Count = 0  # size of all recordings of GPUs
     attempt: Count | None = None  # the last one of the run
     lines: Count = 0  # sound lines of metrics.jsonl

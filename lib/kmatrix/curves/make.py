@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import statistics
@@ -24,6 +25,7 @@ from kmatrix.curves.metrics import MetricColumns, read_metrics
 from kmatrix.curves.thin import columns, evenly, knots
 from kmatrix.curves.values import RunCurves, curves_of_file, number
 from kmatrix.errors import RecordError, note_damage, note_lines
+from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import decode_bytes
 from kmatrix.records.files import write_bytes
 from kmatrix.records.jobs.paths import nodes_of
@@ -34,6 +36,7 @@ MOST_EVALUATIONS = 400  # per run
 MOST_COLUMNS = 400  # of the training loss
 DIGITS = 7  # significant digits of the training loss and of the knots
 MOST_ENERGIES = 1000  # steps at which the energy is looked up, without evaluations
+END_BYTES = 4096  # of a log, at its beginning and at its end: with their times, they are those of one run only
 
 
 def read_curves(run_dir: RunDir, attempt: int | None, *, keep: bool) -> RunCurves:
@@ -83,6 +86,7 @@ def make_curves(run_dir: RunDir, attempt: int | None) -> CurvesFile:
     joules, simulated = _joules(run_dir, rows, kept) if samples_bytes else ({}, False)
     return CurvesFile(
         metrics_bytes=metrics_bytes,
+        metrics_ends=digest_of_ends(run_dir.metrics, metrics_bytes),
         samples_bytes=samples_bytes,
         attempt=attempt,
         lines=rows.lines,
@@ -113,8 +117,31 @@ def source_bytes(run_dir: RunDir) -> tuple[int, int]:
     return _size(run_dir.metrics), sum(map(_size, (run_dir.gpu_samples, *run_dir.earlier_gpu_samples())))
 
 
+def digest_of_ends(path: Path, size: int) -> str:
+    """Return the SHA-256 of the first and the last END_BYTES of the first `size` bytes of a log; "" if it has none.
+
+    The whole log would take seconds for a thousand runs.
+    """
+    if not size:
+        return ""
+    try:
+        with open_to_read(path) as file:
+            ends = file.read(min(END_BYTES, size))
+            file.seek(max(len(ends), size - END_BYTES))
+            ends += file.read(size - file.tell())
+    except OSError:
+        return ""
+    return hashlib.sha256(ends).hexdigest()
+
+
 def _is_valid(curves: CurvesFile, run_dir: RunDir, attempt: int | None) -> bool:
-    return (curves.metrics_bytes, curves.samples_bytes) == source_bytes(run_dir) and attempt in (None, curves.attempt)
+    """Return whether curves.json was made from the files that are here now. Without a log, it saves nothing."""
+    return (
+        attempt in (None, curves.attempt)
+        and (curves.metrics_bytes, curves.samples_bytes) == source_bytes(run_dir)
+        and curves.metrics_ends != ""
+        and curves.metrics_ends == digest_of_ends(run_dir.metrics, curves.metrics_bytes)
+    )
 
 
 def _write_own(run_dir: RunDir, curves: CurvesFile) -> None:
