@@ -185,6 +185,7 @@ READERS = {
     "estimate": Reader(("JSON=1",)),
     "summary": Reader(),
     "report": Reader(),
+    "gallery": Reader(("MATRICES={matrix}", "RESULTS_DIR={checkout}"), target=False),
     "update-graphs": Reader(weight=2, changes=True),
     "compare": Reader(("BASE={matrix}/" + FINISHED, "NEW={matrix}/" + STOPPED), target=False),
     "list-checkpoints": Reader((RUN,)),
