@@ -24,14 +24,14 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(600)]
 FAILED = 2  # exit status of make if a recipe fails
 MAX_ITERS, FIRST, SECOND = 90, 10, 30
 RATES = [f"0.00{place}" for place in range(1, 10)]
-# At the first rung 3, 6 and 9 are best; then 9, which was the last of the three. 1 diverges, and 4 fails each time.
+# At the first rung 3, 6 and 9 are best; then 6 and 9, which were the worse of the three. 1 diverges, 4 fails each time.
 CURVES = {rate: {"5": 5.0, str(FIRST): 4.0 + place / 10} for place, rate in enumerate(RATES)}
 CURVES["0.003"] = {"5": 5.0, str(FIRST): 3.1, str(SECOND): 2.9}
-CURVES["0.006"] = {"5": 5.0, str(FIRST): 3.2, str(SECOND): 2.8}
+CURVES["0.006"] = {"5": 5.0, str(FIRST): 3.2, str(SECOND): 2.8, str(MAX_ITERS): 2.6}
 CURVES["0.009"] = {"5": 5.0, str(FIRST): 3.3, str(SECOND): 2.7, str(MAX_ITERS): 2.5}
 CURVES["0.001"] = {"5": 5.0, "7": "nan"}
 CURVES["0.004"] = {"5": 5.0, "8": "fails"}
-STEPS = dict.fromkeys(RATES, FIRST) | {"0.003": SECOND, "0.006": SECOND, "0.009": MAX_ITERS, "0.001": 6, "0.004": 7}
+STEPS = dict.fromkeys(RATES, FIRST) | {"0.003": SECOND, "0.006": MAX_ITERS, "0.009": MAX_ITERS, "0.001": 6, "0.004": 7}
 SETTINGS = (
     *("OPTIMIZER=adamw", "NUM_GPUS=1", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n", "MATRIX_HALVING=3"),
     *("DATASET=shards", "BLOCK_SIZE=32", "EVAL_SAMPLES=10", f"LEARNING_RATE={','.join(RATES)}"),
@@ -108,27 +108,29 @@ def test_the_best_train_on_and_kills_and_reuse_change_nothing(story):
     story.make("test-matrix", *story.words(), status=FAILED)  # two configurations have no loss
     calm = MatrixDir(matrices(story.results)[-1])
     assert steps_of(calm) == STEPS
-    assert [(rung["step"], len(rung["kept"])) for rung in halving_of(calm)["rungs"]] == [(FIRST, 3), (SECOND, 1)]
+    assert [(rung["step"], len(rung["kept"])) for rung in halving_of(calm)["rungs"]] == [(FIRST, 3), (SECOND, 2)]
     assert load_json(calm.status)["status"] == "failed"
     text = " ".join(calm.summary.read_text().split())
-    assert "1 finished, 2 failed, 6 ended at a rung" in text
+    assert "2 finished, 2 failed, 5 ended at a rung" in text
     # Each part was trained once; the failed one twice.
     parts = sorted((rate_of(calm.run(line["run"])), line["from"], line["until"]) for line in story.trained(calm))
     whole = [(rate, 0, FIRST) for rate in RATES] + [("0.004", 7, FIRST)]
-    whole += [(rate, FIRST, SECOND) for rate in ("0.003", "0.006", "0.009")] + [("0.009", SECOND, MAX_ITERS)]
+    whole += [(rate, FIRST, SECOND) for rate in ("0.003", "0.006", "0.009")] + [
+        (rate, SECOND, MAX_ITERS) for rate in ("0.006", "0.009")
+    ]
     assert parts == sorted(whole)
     # Nothing is left, and the commands say why.
     again = story.make("continue", f"TARGET={calm.path}", status=FAILED)
     assert "nothing to run" in again
     assert "4 runs ended at step 10: not among the best 3 of 9" in again
-    assert "6 ended at a rung" in story.make("status", f"TARGET={calm.path}")
+    assert "5 ended at a rung" in story.make("status", f"TARGET={calm.path}")
     assert len(story.trained(calm)) == len(parts)
 
-    # In another matrix the finished run is reused, and its losses at the rungs with it.
+    # In another matrix the finished runs are reused, and their losses at the rungs with it.
     story.make("test-matrix", *story.words(), status=FAILED)
     second = MatrixDir(matrices(story.results)[-1])
     assert halving_of(second) == halving_of(calm)
-    assert "0.009" not in {rate_of(second.run(line["run"])) for line in story.trained(second)}
+    assert not {"0.006", "0.009"} & {rate_of(second.run(line["run"])) for line in story.trained(second)}
 
     # A third one is killed and stopped again and again.
     story.script(seconds=0.01)
@@ -159,11 +161,11 @@ def test_real_training_waits_at_the_rung_and_goes_on_from_its_checkpoint(story):
     matrix = MatrixDir(matrices(story.results)[-1])
     (rung,) = halving_of(matrix)["rungs"]
     assert rung["step"] == 4
-    assert len(rung["kept"]) == 1
+    assert len(rung["kept"]) == 2
     runs = {run["name"]: run for run in load_json(matrix.results)["runs"]}
-    assert sorted(run["steps"] for run in runs.values()) == [4, 4, 12]
-    (best,) = (run for run in runs.values() if run["status"] == "finished")
-    ends = [(attempt["status"], attempt["kind"], attempt["resume"]) for attempt in best["attempts"]]
-    assert ends == [("stopped", "rung", "none"), ("finished", None, "auto")]
+    assert sorted(run["steps"] for run in runs.values()) == [4, 12, 12]
+    for best in (run for run in runs.values() if run["status"] == "finished"):
+        ends = [(attempt["status"], attempt["kind"], attempt["resume"]) for attempt in best["attempts"]]
+        assert ends == [("stopped", "rung", "none"), ("finished", None, "auto")]
     losses = {one["name"]: one["loss"] for one in rung["configurations"]}
-    assert losses[rung["kept"][0]] == min(losses.values())
+    assert sorted(losses[name] for name in rung["kept"]) == sorted(losses.values())[:2]

@@ -49,11 +49,11 @@ def test_a_run_at_a_rung_waits_and_the_estimate_has_the_rungs_to_come(matrix):
     assert [run.until for run in view.runs] == [None] * 5 + [10] * 4
     # Each of those four takes as long for its 10 steps as the five before, and 9 times as long for all 90.
     assert view.left_s == pytest.approx(4.0, rel=0.1)
-    assert [(leg.configurations, leg.until, leg.run_steps) for leg in view.rungs.legs] == [(3, 30, 60), (1, None, 60)]
-    assert view.rungs.whole_s == pytest.approx(view.left_s * 160 / 40)
+    assert [(leg.configurations, leg.until, leg.run_steps) for leg in view.rungs.legs] == [(3, 30, 60), (2, None, 120)]
+    assert view.rungs.whole_s == pytest.approx(view.left_s * 220 / 40)
     estimate = lines(view, NOW, {})
     (further,) = [line for line in estimate if line.startswith("until the next rung only; ")]
-    assert further.endswith("; then 3 configurations to step 30, 1 configuration to the end: about 16.0s in all")
+    assert further.endswith("; then 3 configurations to step 30, 2 configurations to the end: about 22.0s in all")
 
 
 def test_the_runs_that_a_rung_has_ended_are_not_stopped(matrix):
@@ -61,9 +61,9 @@ def test_the_runs_that_a_rung_has_ended_are_not_stopped(matrix):
     view = Overview(matrix).poll(NOW)
     assert (view.status, view.rungs, view.left_s) == ("finished", None, None)
     text = plain(view)
-    assert text[0].endswith(": finished, 1 finished, 8 ended at a rung")
+    assert text[0].endswith(": finished, 2 finished, 7 ended at a rung")
     assert "6 runs ended at step 10: not among the best 3 of 9" in text
-    assert "2 runs ended at step 30: not among the best one of 3" in text
+    assert "1 run ended at step 30: not among the best 2 of 3" in text
     assert not any(line.startswith("continue: ") for line in text)
     estimate = lines(view, NOW, {})
     assert "nothing is left to run" in estimate

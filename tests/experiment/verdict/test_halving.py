@@ -11,7 +11,7 @@ from programs import run as program
 
 RATES = "LEARNING_RATE=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3,9e-3"
 NINE = ("OPTIMIZER=adamw", "NUM_GPUS=1", RATES, "MAX_ITERS=900", "EVAL_INTERVAL=50")
-LINE = "9 configurations to step 100, 3 to step 300, 1 to the end: at most 26 % of the steps"
+LINE = "9 configurations to step 100, 3 to step 300, 2 to the end: at most 33 % of the steps"
 
 
 @pytest.fixture
