@@ -72,9 +72,10 @@ def digits_for(interval: Interval | None) -> int:
 def p_text(p: float, level: float = 0.05) -> str:
     """Return "p = 0.003", or "p < 0.001"; with a fourth digit if three would hide on which side of `level` it is.
 
-    >>> p_text(0.0004), p_text(0.0031), p_text(0.04996), p_text(0.04996, 0.01)
-    ('p < 0.001', 'p = 0.003', 'p = 0.04996', 'p = 0.050')
+    >>> p_text(0.0004), p_text(0.0031), p_text(0.04996), p_text(0.04996, 0.01), p_text(0.04996, 1 - 0.95)
+    ('p < 0.001', 'p = 0.003', 'p = 0.04996', 'p = 0.050', 'p = 0.04996')
     """
+    level = round(level, 12)  # 1 - 0.95 is 0.050000000000000044
     if p < 0.001 <= level:
         return "p < 0.001"
     digits = next((n for n in range(3, MOST_DIGITS) if (float(f"{p:.{n}f}") <= level) == (p <= level)), MOST_DIGITS)
