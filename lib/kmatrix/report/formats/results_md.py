@@ -38,7 +38,8 @@ MOST_TEXT = 1_000  # characters of a reason
 MOST_RUNS = 20  # failures listed
 TAIL_LINES = 6  # of a failed run's log
 MOST_LINE = 200  # characters of a line of a log
-SPECIAL = re.compile(r"[\\`*_\[\]<>#|~$&]")  # characters that mean something inside a line of Markdown
+# Characters that mean something inside a line of Markdown. Nothing begins with "< ": "p < 0.001" stays readable.
+SPECIAL = re.compile(r"[\\`*_\[\]>#|~$&]|<(?! )")
 BACKTICKS = re.compile("`+")
 
 
@@ -62,8 +63,8 @@ def markdown(numbers: MatrixNumbers) -> str:
 def escaped(text: str) -> str:
     """Return a text of ours as Markdown that shows it on one line.
 
-    >>> escaped("a|b * c")
-    'a\\\\|b \\\\* c'
+    >>> escaped("a|b * c"), escaped("p < 0.001 <b>")
+    ('a\\\\|b \\\\* c', 'p < 0.001 \\\\<b\\\\>')
     """
     return SPECIAL.sub(lambda found: f"\\{found[0]}", text)
 
