@@ -23,6 +23,7 @@ ALLOWED_SLEEPS = {
     "support/fakes.py": "a step of the fake trainer",
     "support/instant.py": "a slow creation of a matrix, so that kills come in its middle",
     "support/hub_server.py": "a server that sends its answer slowly",
+    "support/rung_trainer.py": "a training that kills come in the middle of",
     "support/scripted_trainer.py": "a training that kills come in the middle of",
     "support/trainer_faults.py": "a slow and a hanging rank",
     "support/waiting.py": "the helper itself",

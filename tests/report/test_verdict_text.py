@@ -214,16 +214,21 @@ def test_one_configuration_has_nothing_to_be_compared_with():
 
 
 @pytest.mark.parametrize(
-    ("counts", "goes_on", "headline"),
+    ("counts", "goes_on", "state", "headline"),
     [
-        ([("failed", 2)], False, "No verdict: no run finished"),
-        ([("failed", 1), ("running", 1)], True, "No verdict yet: no run has finished"),
-        ([("finished", 1)], False, "No verdict: no finished run has a loss on known data"),
+        ([("failed", 2)], False, VerdictState.NO_RUN, "No verdict: no run finished"),
+        ([("failed", 1), ("running", 1)], True, VerdictState.NO_RUN, "No verdict yet: no run has finished"),
+        (
+            [("finished", 1)],
+            False,
+            VerdictState.NO_LOSS,
+            "No verdict: no finished run has a loss that can be compared",
+        ),
     ],
 )
-def test_a_matrix_without_a_ranking(counts, goes_on, headline):
+def test_a_matrix_without_a_ranking(counts, goes_on, state, headline):
     text = no_ranking_text(counts, [("oom", 2)], goes_on=goes_on)
-    assert (text.state, text.sentence) == (VerdictState.NO_RUN, headline)
+    assert (text.state, text.sentence) == (state, headline)
     assert text.line(LineLabel.WHY).text == "2 x oom"
     assert text.is_preliminary is goes_on
 

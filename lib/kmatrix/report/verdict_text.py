@@ -112,7 +112,7 @@ def no_ranking_text(
     if goes_on and not finished:
         text = "No verdict yet: no run has finished"
     elif finished:
-        text = "No verdict: no finished run has a loss on known data"
+        text = "No verdict: no finished run has a loss that can be compared"
     else:
         text = "No verdict: no run finished"
     lines = [VerdictLine(label=LineLabel.RUNS, parts=sentence(runs or "none"))]
@@ -121,7 +121,8 @@ def no_ranking_text(
         for place, (kind, number_of) in enumerate(kinds):
             why += sentence(", " if place else "", f"{number_of:,} x ", Part(kind, PartKind.QUOTE))
         lines.append(VerdictLine(label=LineLabel.WHY, parts=tuple(why)))
-    return VerdictText(state=VerdictState.NO_RUN, headline=sentence(text), lines=tuple(lines), is_preliminary=goes_on)
+    state = VerdictState.NO_LOSS if finished else VerdictState.NO_RUN
+    return VerdictText(state=state, headline=sentence(text), lines=tuple(lines), is_preliminary=goes_on)
 
 
 def _finished(text: VerdictText, situation: Situation) -> VerdictText:

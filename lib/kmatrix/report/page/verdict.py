@@ -27,6 +27,7 @@ CLASSES = {
     VerdictState.NOT_EVIDENCE: "open",
     VerdictState.NO_COMPARISON: "none",
     VerdictState.NO_RUN: "bad",
+    VerdictState.NO_LOSS: "bad",
 }
 
 

@@ -17,6 +17,7 @@ class VerdictState(StrEnum):
     NOT_EVIDENCE = "not evidence"  # one seed per configuration
     NO_COMPARISON = "no comparison"  # one configuration
     NO_RUN = "no run finished"
+    NO_LOSS = "no loss"  # runs finished, and none has a loss that can be compared
 
 
 class LineLabel(StrEnum):

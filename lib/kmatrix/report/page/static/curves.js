@@ -182,7 +182,9 @@ function extent(lines, panel) { // the ranges of a figure; cut: curves begin abo
   if (!x) return null;
   const [x0, x1] = x, gap = isGap(panel), zoomed = view.zoom[panel], whole = zoomed || view.part !== "fall";
   const own = lines.map((one) => yRange(one, panel, x0, x1, whole));
-  const tops = own.map((one) => one.top).filter(known);
+  // A run that ended at once has its first loss only, far above all others.
+  const long = lines.some(({ line }) => line.x.length > 1);
+  const tops = own.filter((_, k) => !long || lines[k].line.x.length > 1).map((one) => one.top).filter(known);
   let top = Math.max(...tops), bottom = Math.min(...own.map((one) => one.bottom));
   if (!gap && !whole && tops.length) top = Math.min(top, Math.min(...tops) + 1.2 * (Math.min(...tops) - bottom)); // one that stays high does not squeeze the rest
   if (gap) { bottom = Math.min(bottom, 0); top = Math.max(top, 0); }
