@@ -10,14 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+import scripted_trainer
 from clones import environment
 from factories import make_data
+from fake_torchrun import install
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file
 from kmatrix.status.outcomes import Outcomes, adaptive_seeds
 from kmatrix.status.status_file import recover_status
-from scripted_trainer import install
 from story import complete_lines, kill, load_json, matrices, processes_of
 from waiting import wait_until
 
@@ -42,7 +43,7 @@ class Story:
     def __init__(self, clone, folder: Path) -> None:
         self.clone, self.results = clone, folder / "results"
         self.results.mkdir(parents=True)
-        self.path = install(folder / "python")
+        self.path = install(folder / "python", scripted_trainer.__file__)
         self.data = folder / "data"
         make_data(self.data)
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0

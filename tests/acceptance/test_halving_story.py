@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+import rung_trainer
 from clones import environment
 from factories import make_data
+from fake_torchrun import install
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import MatrixDir
-from rung_trainer import install
 from story import complete_lines, kill, load_json, matrices, processes_of
 from waiting import wait_until
 
@@ -44,7 +45,7 @@ class Story:
     def __init__(self, clone, folder: Path) -> None:
         self.clone, self.results, self.data = clone, folder / "results", folder / "data"
         self.results.mkdir(parents=True)
-        self.path = install(folder / "python")
+        self.path = install(folder / "python", rung_trainer.__file__)
         make_data(self.data)
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
         self.script()

@@ -12,14 +12,15 @@ import jsonschema
 import pytest
 
 import kmatrix.report.formats
+import scripted_trainer
 from clones import Clone, environment, make_clone
 from factories import make_data
+from fake_torchrun import install
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.status.outcomes import Outcomes, adaptive_seeds
 from kmatrix.status.status_file import recover_status
 from kmatrix.verdict.family import Replay
-from scripted_trainer import install
 from slurm_stage import SlurmStage
 from story import complete_lines, load_json, matrices, only
 
@@ -136,7 +137,7 @@ def story(venv: Path) -> Iterator[Story]:
         (clone.root / ".venv").symlink_to(venv)
         data = stage.shared / "data"
         make_data(data)
-        made = Story(stage, clone, install(stage.shared / "python"), data)
+        made = Story(stage, clone, install(stage.shared / "python", scripted_trainer.__file__), data)
         made.make("defconfig-gpt2-cpu-quick")
         yield made
 

@@ -9,8 +9,7 @@ from instant import instant_program
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty, read_run_file
-from programs import give_gpus
-from programs import run as program
+from programs import Program, give_gpus
 
 TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
 
@@ -18,15 +17,9 @@ TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
 @pytest.fixture
 def kmatrix(tmp_path, monkeypatch):
     give_gpus(monkeypatch, 0)
-    config = f"O={tmp_path}"
-    assert program("defconfig-gpt2-cpu-quick", config).status == 0
-    return lambda *words: program(*words, config)
-
-
-def refused(result):
-    assert result.status == 2
-    assert "Traceback" not in result.err
-    return result.err
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick")
+    return program
 
 
 def test_the_seeds_are_an_axis_from_the_seed_of_the_configuration(kmatrix):
@@ -59,7 +52,7 @@ KUBERNETES = ("ENGINE=kubernetes", "K8S_IMAGE=kmatrix:1", "K8S_CLAIM=data", "K8S
     ],
 )
 def test_rules_that_cannot_hold_are_one_error(kmatrix, words, message):
-    assert message in refused(kmatrix("test-matrix-dry-run", *words))
+    assert message in kmatrix.refused("test-matrix-dry-run", *words)
 
 
 def test_the_lines_of_a_configuration_count_as_those_of_the_command_line(kmatrix, tmp_path):
@@ -68,13 +61,13 @@ def test_the_lines_of_a_configuration_count_as_those_of_the_command_line(kmatrix
     config.write_text(text)
     assert "2 configurations x 3 to 10 seeds" in kmatrix("test-matrix-dry-run", *TWO).out
     config.write_text(text.replace('CONFIG_MATRIX_GPT2_SEED=""', 'CONFIG_MATRIX_GPT2_SEED="1 2"'))
-    assert "there is a list of them" in refused(kmatrix("test-matrix-dry-run", *TWO))
+    assert "there is a list of them" in kmatrix.refused("test-matrix-dry-run", *TWO)
     # A single run has no matrix: its rules do not matter.
     assert kmatrix("test-matrix-dry-run", "OPTIMIZER=adamw", "NUM_GPUS=1", "MATRIX_SEEDS_AUTO=n", "SEED=1").status == 0
 
 
 def test_a_single_run_takes_no_adaptive_seeds(kmatrix):
-    assert "use make test-matrix" in refused(kmatrix("train", "MATRIX_SEEDS_AUTO=y"))
+    assert "use make test-matrix" in kmatrix.refused("train", "MATRIX_SEEDS_AUTO=y")
 
 
 def test_many_configurations_without_a_baseline_are_warned_about(kmatrix):

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 import kmatrix.report.formats
-from halved import HalvedEngine, halved_matrix
+from halved import halved_matrix, run_scripted
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
@@ -19,8 +19,6 @@ from kmatrix.report.formats.results_md import markdown
 from kmatrix.report.page.assemble import render_page
 from kmatrix.report.summary import render_summary
 from kmatrix.report.write import write_summary
-from kmatrix.runner.loop import drive
-from kmatrix.runner.resume import reopen
 from scripted import NAN
 
 SCHEMA = json.loads((Path(kmatrix.report.formats.__file__).parent / "results.schema.json").read_text(encoding="utf-8"))
@@ -36,23 +34,13 @@ def matrix(tmp_path):
     return halved_matrix(folder, "abcdefghijkl", seeds=2)
 
 
-def run(matrix, starts=None):
-    engine = HalvedEngine(CURVES)
-    engine.kill_after = starts
-    plan = reopen(matrix, ())
-    try:
-        drive(matrix, plan.plans, engine, reserve=plan.reserve, seeds=plan.seeds, poll_s=0.0)
-    except KeyboardInterrupt:
-        assert starts is not None
-    return analyse(matrix)
-
-
 def flat(text):
     return " ".join(text.split())
 
 
 def test_the_verdict_compares_the_survivors_and_the_others_are_listed_with_their_rung(matrix):
-    numbers = run(matrix)
+    run_scripted(matrix, CURVES)
+    numbers = analyse(matrix)
     (ranking,) = numbers.rankings
     assert [group.name for group in ranking.groups] == ["c, 1 rank", "d, 1 rank"]
     assert len(ranking.verdict.pairs) == 1
@@ -71,7 +59,8 @@ def test_the_verdict_compares_the_survivors_and_the_others_are_listed_with_their
 
 
 def test_results_json_markdown_and_junit_have_the_rungs(matrix):
-    numbers = run(matrix)
+    run_scripted(matrix, CURVES)
+    numbers = analyse(matrix)
     write_summary(numbers)
     found = json.loads(matrix.results.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
@@ -97,14 +86,16 @@ def test_results_json_markdown_and_junit_have_the_rungs(matrix):
 
 
 def test_the_page_lists_them_below_the_ranking(matrix):
-    page = flat(render_page(run(matrix)))
+    run_scripted(matrix, CURVES)
+    page = flat(render_page(analyse(matrix)))
     assert "10 configurations ended at a rung" in page
     assert '<tr><th scope="row">b, 1 rank</th><td class="n">30</td><td class="n">2.8000</td></tr>' in page
     assert "An early loss can mislead" in page
 
 
 def test_a_matrix_between_two_rungs_says_what_it_waits_for(matrix):
-    numbers = run(matrix, starts=20)
+    run_scripted(matrix, CURVES, starts=20)
+    numbers = analyse(matrix)
     assert numbers.rankings == ()
     assert numbers.states == {"planned": 4, "waiting at a rung": 20}
     text = flat(render_summary(numbers))

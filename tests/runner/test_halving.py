@@ -12,12 +12,12 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file
 from kmatrix.records.states import Request, change_requests
 from kmatrix.runner.archive import archive_results
-from kmatrix.runner.loop import EXIT_FAILED, drive
+from kmatrix.runner.loop import EXIT_FAILED
 from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.runner.seeds import seed_rounds
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.status_file import recover_status
-from scripted import FAIL, NAN, name_of
+from scripted import FAIL, NAN, name_of, run
 
 NINE = "abcdefghi"
 FIRST, SECOND = 10, 30  # rungs of 9 configurations at 90 steps, with evaluations after each 5
@@ -33,21 +33,6 @@ def matrix(tmp_path):
     folder = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
     folder.path.mkdir()
     return folder
-
-
-def run(matrix, engine, *, names=None, budget=None, unasked=False, retry_failed=False, on_progress=None):
-    plan = reopen(matrix, (), names=names, unasked=unasked, retry_failed=retry_failed)
-    return drive(
-        matrix,
-        plan.plans,
-        engine,
-        reserve=plan.reserve,
-        seeds=plan.seeds,
-        budget=budget,
-        on_progress=on_progress,
-        poll_s=0.0,
-        requests_s=1e-9,
-    )
 
 
 def wanted_of(matrix):

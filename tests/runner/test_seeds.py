@@ -16,7 +16,7 @@ from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.outcomes import Outcomes, adaptive_seeds
 from kmatrix.status.status_file import recover_status
-from scripted import ABOVE, FAIL, NAN, ScriptedEngine, adaptive_matrix, name_of
+from scripted import ABOVE, FAIL, NAN, ScriptedEngine, adaptive_matrix, name_of, run
 
 # muon is clearly better; the difference of the others is lost in the noise.
 CLEAR = {"adamw": [3.30, 3.31, 3.29, 3.30, 3.31, 3.29], "muon": [3.20, 3.2101, 3.1902, 3.2003, 3.2101, 3.1902]}
@@ -28,21 +28,6 @@ def matrix(tmp_path):
     folder = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
     folder.path.mkdir()
     return folder
-
-
-def run(matrix, engine, *, names=None, budget=None, unasked=False, retry_failed=False, on_progress=None):
-    plan = reopen(matrix, (), names=names, unasked=unasked, retry_failed=retry_failed)
-    return drive(
-        matrix,
-        plan.plans,
-        engine,
-        reserve=plan.reserve,
-        seeds=plan.seeds,
-        budget=budget,
-        on_progress=on_progress,
-        poll_s=0.0,
-        requests_s=1e-9,
-    )
 
 
 def started(engine):

@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from halved import HalvedEngine, halved_matrix
+from halved import halved_matrix, run_scripted
 from kmatrix.cli.status import as_json, lines, plain
 from kmatrix.records.paths import MatrixDir
-from kmatrix.runner.loop import drive
-from kmatrix.runner.resume import reopen
 from kmatrix.status.view.overview import Overview
 from scripted import name_of
 
@@ -25,19 +23,8 @@ def matrix(tmp_path):
     return halved_matrix(folder, "abcdefghi")
 
 
-def run(matrix, starts=None):
-    """Run the matrix; the runner dies after this many starts."""
-    engine = HalvedEngine(CURVES)
-    engine.kill_after = starts
-    plan = reopen(matrix, ())
-    try:
-        drive(matrix, plan.plans, engine, reserve=plan.reserve, seeds=plan.seeds, poll_s=0.0)
-    except KeyboardInterrupt:
-        assert starts is not None
-
-
 def test_a_run_at_a_rung_waits_and_the_estimate_has_the_rungs_to_come(matrix):
-    run(matrix, starts=5)
+    run_scripted(matrix, CURVES, starts=5)
     view = Overview(matrix).poll(NOW)
     assert view.status == "stopped"
     text = plain(view)
@@ -57,7 +44,7 @@ def test_a_run_at_a_rung_waits_and_the_estimate_has_the_rungs_to_come(matrix):
 
 
 def test_the_runs_that_a_rung_has_ended_are_not_stopped(matrix):
-    run(matrix)
+    run_scripted(matrix, CURVES)
     view = Overview(matrix).poll(NOW)
     assert (view.status, view.rungs, view.left_s) == ("finished", None, None)
     text = plain(view)

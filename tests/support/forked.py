@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ class Forked:
 
 def start(program: Sequence[str], environment: Mapping[str, str], *, ranks: int = 1) -> Forked:
     """Start a program: the file of a script, or -m and a module, and its arguments."""
-    server, folder = _server(), Path(tempfile.mkdtemp(prefix="forked-"))
+    server, folder = _server(), Path(tempfile.mkdtemp(dir=_folders()))
     request = {"program": list(program), "environment": dict(environment), "ranks": ranks, "folder": str(folder)}
     assert server.stdin
     assert server.stdout
@@ -77,6 +78,14 @@ def run(
     finally:
         process.kill()
     return subprocess.CompletedProcess(list(program), int(process.returncode or 0), out, err)
+
+
+@functools.cache
+def _folders() -> str:
+    """Return the folder for the output of this process's programs, removed at its end."""
+    folder = tempfile.mkdtemp(prefix="forked-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from typing import Any
 
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.loop import drive
+from kmatrix.runner.resume import reopen
 from kmatrix.status.state import JobPhase, JobState, RunPlan
 from scripted import FAIL, MEASURED, NAN, START_LOSS, TRAIN, ScriptedEngine, name_of
 
@@ -102,3 +104,14 @@ class HalvedEngine(ScriptedEngine):
             return 0
         write_json(run.dir.result, {**values, "status": "finished", "step": step, "final_val_loss": loss})
         return 0
+
+
+def run_scripted(matrix: MatrixDir, curves: Mapping[str, Curve], starts: int | None = None) -> None:
+    """Run the matrix with these losses; the runner dies after this many starts."""
+    engine = HalvedEngine(curves)
+    engine.kill_after = starts
+    plan = reopen(matrix, ())
+    try:
+        drive(matrix, plan.plans, engine, reserve=plan.reserve, seeds=plan.seeds, poll_s=0.0)
+    except KeyboardInterrupt:
+        assert starts is not None

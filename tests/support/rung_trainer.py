@@ -17,16 +17,6 @@ from pathlib import Path
 START_LOSS = 11.0
 
 
-def install(folder: Path) -> str:
-    """Write a package torch whose torchrun is this program, and return the folder for PYTHONPATH."""
-    for name in ("torch", "torch/distributed"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text("")
-    text = f"import runpy\nrunpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')\n"
-    (folder / "torch" / "distributed" / "run.py").write_text(text)
-    return str(folder)
-
-
 def option(name: str) -> int | None:
     """Return the number that follows an option of the command line, None without it."""
     return int(sys.argv[sys.argv.index(name) + 1]) if name in sys.argv else None

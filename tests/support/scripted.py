@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.loop import Outcome, drive
+from kmatrix.runner.resume import reopen
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.state import JobPhase, JobState, RunPlan
+from kmatrix.status.watch import RunProgress
 
 FAIL, NAN, ABOVE = "fail", "nan", "above"  # a crash; a loss that is not a number; one above that of the first step
 START_LOSS = 11.0
@@ -106,3 +110,26 @@ def write_end(run: RunPlan, outcome: float | str) -> int:
     loss = START_LOSS + 1 if outcome == ABOVE else outcome
     write_json(run.dir.result, {**values, "status": "finished", "final_val_loss": loss})
     return 0
+
+
+def run(
+    matrix: MatrixDir,
+    engine: ScriptedEngine,
+    *,
+    budget: MatrixBudget | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    **asked: Any,
+) -> Outcome:
+    """Run or continue a matrix as its runner does, and return how it ended. asked: keywords of reopen()."""
+    plan = reopen(matrix, (), **asked)
+    return drive(
+        matrix,
+        plan.plans,
+        engine,
+        reserve=plan.reserve,
+        seeds=plan.seeds,
+        budget=budget,
+        on_progress=on_progress,
+        poll_s=0.0,
+        requests_s=1e-9,
+    )

@@ -14,18 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-PACKAGE = ("torch", "torch/distributed")
 START_LOSS = 11.0
-
-
-def install(folder: Path) -> str:
-    """Write a package torch whose torchrun is this program, and return the folder for PYTHONPATH."""
-    for name in PACKAGE:
-        (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text("")
-    text = f"import runpy\nrunpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')\n"
-    (folder / "torch" / "distributed" / "run.py").write_text(text)
-    return str(folder)
 
 
 def train() -> int:

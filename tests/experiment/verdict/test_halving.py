@@ -6,8 +6,7 @@ import pytest
 
 from kmatrix.experiment.verdict.halving import PlannedRungs
 from kmatrix.verdict.halving import rungs
-from programs import give_gpus
-from programs import run as program
+from programs import Program, give_gpus
 
 RATES = "LEARNING_RATE=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3,9e-3"
 NINE = ("OPTIMIZER=adamw", "NUM_GPUS=1", RATES, "MAX_ITERS=900", "EVAL_INTERVAL=50")
@@ -17,15 +16,9 @@ LINE = "9 configurations to step 100, 3 to step 300, 2 to the end: at most 33 % 
 @pytest.fixture
 def kmatrix(tmp_path, monkeypatch):
     give_gpus(monkeypatch, 0)
-    config = f"O={tmp_path}"
-    assert program("defconfig-gpt2-cpu-quick", config).status == 0
-    return lambda *words: program(*words, config)
-
-
-def refused(result):
-    assert result.status == 2
-    assert "Traceback" not in result.err
-    return result.err
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick")
+    return program
 
 
 def test_the_plan_says_where_configurations_are_compared(kmatrix):
@@ -74,11 +67,11 @@ def test_configurations_whose_early_losses_mislead_are_a_warning(kmatrix):
 def test_halving_that_cannot_work_is_one_error(kmatrix, words, message):
     given = {word.partition("=")[0] for word in words}
     rest = [word for word in NINE if word.partition("=")[0] not in given]
-    assert message in refused(kmatrix("test-matrix-dry-run", *rest, *words))
+    assert message in kmatrix.refused("test-matrix-dry-run", *rest, *words)
 
 
 def test_a_single_run_is_not_halved(kmatrix):
-    assert "use make test-matrix" in refused(kmatrix("train", "MATRIX_HALVING=3"))
+    assert "use make test-matrix" in kmatrix.refused("train", "MATRIX_HALVING=3")
 
 
 def test_a_plan_without_rungs_says_why():
