@@ -14,7 +14,7 @@ from kmatrix.records.states import Request, change_requests
 from kmatrix.runner.archive import archive_results
 from kmatrix.runner.loop import EXIT_FAILED
 from kmatrix.runner.resume import describe_plan, reopen
-from kmatrix.runner.seeds import seed_rounds
+from kmatrix.runner.rounds import rounds_of_matrix
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.status_file import recover_status
 from scripted import FAIL, NAN, name_of, run
@@ -39,7 +39,7 @@ def wanted_of(matrix):
     """Return the runs that are wanted now, and why the others are not."""
     records = {run.name: read_run_file(run) for run in matrix.runs()}
     states = {run.name: recover_status(run, has_runner=False) for run in matrix.runs()}
-    rounds = seed_rounds(matrix, records)
+    rounds = rounds_of_matrix(matrix, records)
     return dict(rounds.wanted(states)), {name: place.text for name, place in rounds.places().items()}
 
 

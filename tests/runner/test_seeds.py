@@ -71,7 +71,7 @@ def test_an_open_comparison_gets_one_more_seed_in_each_round(matrix):
     notes = []
     plan = reopen(matrix, ())
     outcome = drive(
-        matrix, plan.plans, engine, reserve=plan.reserve, seeds=plan.seeds, on_note=notes.append, poll_s=0.0
+        matrix, plan.plans, engine, reserve=plan.reserve, rounds=plan.rounds, on_note=notes.append, poll_s=0.0
     )
     assert outcome.exit_code == 0
     assert started(engine)[:8] == ["adamw1", "muon1", "adamw2", "muon2", "adamw3", "muon3", "adamw4", "muon4"]

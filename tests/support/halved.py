@@ -112,6 +112,6 @@ def run_scripted(matrix: MatrixDir, curves: Mapping[str, Curve], starts: int | N
     engine.kill_after = starts
     plan = reopen(matrix, ())
     try:
-        drive(matrix, plan.plans, engine, reserve=plan.reserve, seeds=plan.seeds, poll_s=0.0)
+        drive(matrix, plan.plans, engine, reserve=plan.reserve, rounds=plan.rounds, poll_s=0.0)
     except KeyboardInterrupt:
         assert starts is not None

@@ -127,7 +127,7 @@ def run(
         plan.plans,
         engine,
         reserve=plan.reserve,
-        seeds=plan.seeds,
+        rounds=plan.rounds,
         budget=budget,
         on_progress=on_progress,
         poll_s=0.0,

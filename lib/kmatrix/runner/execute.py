@@ -84,7 +84,7 @@ def execute(
         plan.plans,
         engine,
         reserve=plan.reserve,
-        seeds=plan.seeds,
+        rounds=plan.rounds,
         skipped=plan.skipped,
         on_progress=on_progress,
         on_note=on_note,

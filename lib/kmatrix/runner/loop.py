@@ -30,7 +30,7 @@ from kmatrix.runner.execution.disk_hold import DiskHold
 from kmatrix.runner.execution.display import RunDisplay, ignoring_errors, with_retry
 from kmatrix.runner.execution.gpus import PoolWatch
 from kmatrix.runner.execution.requests import RequestWatch
-from kmatrix.runner.seeds import Reserve, SeedRounds
+from kmatrix.runner.rounds import Reserve, SelectionRounds
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
@@ -87,7 +87,7 @@ def drive(
     requests_s: float | None = None,
     left: Collection[str] = (),
     reserve: Sequence[RunPlan] = (),
-    seeds: SeedRounds | None = None,
+    rounds: SelectionRounds | None = None,
     again: bool = False,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
@@ -101,8 +101,8 @@ def drive(
     on_stop: called with the name of the first signal.  cause: called after it, when a run has ended; returns the kind
     and the reason of the stop.  requests_s: time (s) between two reads of the user's requests.
     left: kinds of ends after which the caller starts a run again, and not this call.
-    reserve: plans of runs that are not wanted so far, checked by the engine, too; executed when `seeds` wants them.
-    again: a failed run gets one more attempt, as with `seeds`.
+    reserve: plans of runs that are not wanted so far, checked by the engine, too; executed when `rounds` wants them.
+    again: a failed run gets one more attempt, as with `rounds`.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -123,7 +123,7 @@ def drive(
             requests_s=requests_s,
             left=left,
             reserve=reserve,
-            seeds=seeds,
+            rounds=rounds,
             again=again,
             disk_s=disk_s,
         )
@@ -161,14 +161,14 @@ class _Driver:
         requests_s: float | None,
         left: Collection[str],
         reserve: Sequence[RunPlan],
-        seeds: SeedRounds | None,
+        rounds: SelectionRounds | None,
         again: bool,
         disk_s: float,
     ) -> None:
         self._matrix, self._engine, self._skipped = matrix, engine, skipped
         self._limits, self._on_note = limits, on_note
         every = (*plans, *reserve)
-        self._attempts = Attempts(every, again=again or seeds is not None, left=left)
+        self._attempts = Attempts(every, again=again or rounds is not None, left=left)
         self._plans, self._train = self._attempts.plans, self._attempts.train
         self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
         self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None, self._hold.report)
@@ -178,7 +178,7 @@ class _Driver:
         self._curves = CurvesQueue(self._writer.log)
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self.open = {plan.name for plan in plans}  # runs of this execution that have not ended
-        self._reserve = Reserve(self, self._writer, [plan.name for plan in reserve], seeds, on_note)
+        self._reserve = Reserve(self, self._writer, [plan.name for plan in reserve], rounds, on_note)
         self._display = RunDisplay(on_progress, self._writer, self._train, self._reserve, self._plans)
         self.requests = RequestWatch(matrix, self, self._writer, requests_s)
         self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None

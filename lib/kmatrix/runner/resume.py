@@ -17,7 +17,7 @@ from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.records.states import Request, RunRequest, read_matrix_status, read_requests, read_run_status
 from kmatrix.records.train_config import TrainFields, budget_s
-from kmatrix.runner.seeds import SeedRounds, as_requested, seed_rounds
+from kmatrix.runner.rounds import SelectionRounds, as_requested, rounds_of_matrix
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.outcomes import NOT_NEEDED, rules_are_lost
@@ -34,9 +34,9 @@ class ResumePlan:
     """The pending attempts of a matrix, and the runs without one."""
 
     plans: tuple[RunPlan, ...]  # in the matrix's order; of adaptive seeds, seed by seed
-    reserve: tuple[RunPlan, ...] = ()  # of adaptive seeds: executed only if the verdict wants them later
-    seeds: SeedRounds | None = None  # None without adaptive seeds, and in a job, which has a part of the runs
-    again: bool = False  # a failed run gets one more attempt: of adaptive seeds
+    reserve: tuple[RunPlan, ...] = ()  # executed only if the selection wants them later
+    rounds: SelectionRounds | None = None  # None without a selection, and in a job, which has a part of the runs
+    again: bool = False  # a failed run gets one more attempt, because the selection waits for it
     skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
     stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
     requests: Mapping[str, RunRequest] = field(default_factory=dict)  # runs of `plans` that wait for a release
@@ -60,7 +60,7 @@ def reopen(
     resume: start of an attempt after the first.
     retry_failed: retry failed runs, too; runs that were killed are always retried.
     limits: of a job on a cluster. Then times come from the plan: measured ones need all runs, in each of many jobs.
-    unasked: also execute seeds that no verdict wants now.
+    unasked: also execute runs that the selection does not want now.
     Raises RecordError if the rules of a selection are lost.
     """
     plans, skipped, stays = [], {}, {}
@@ -72,7 +72,7 @@ def reopen(
     # A job has a part of the runs: what is wanted was decided when it was submitted.
     is_whole = selects(rules) and limits is None
     records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if is_whole else {}
-    rounds, states = seed_rounds(matrix, records) if is_whole else None, {}
+    rounds, states = rounds_of_matrix(matrix, records) if is_whole else None, {}
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), records.get(run.name) or read_run_file_or_empty(run)
         if rules_are_lost(plan_of_matrix, record) and not unasked:
@@ -118,7 +118,7 @@ def reopen(
     return ResumePlan(
         plans=tuple(plans),
         reserve=tuple(reserve),
-        seeds=rounds,
+        rounds=rounds,
         again=selects(rules),
         skipped=skipped,
         stays=stays,
@@ -274,7 +274,7 @@ def describe_plan(plan: ResumePlan) -> list[str]:
 
 def _describe_reserve(plan: ResumePlan) -> list[str]:
     """Return why the runs in reserve are not executed: one line, or one for each rung."""
-    places = {} if plan.seeds is None else plan.seeds.places()
+    places = {} if plan.rounds is None else plan.rounds.places()
     found = Counter(places[one.name].text if one.name in places else NOT_NEEDED for one in plan.reserve)
     return [
         f"{plural(number, 'run')} in reserve: {why}" if why == NOT_NEEDED else f"{plural(number, 'run')} {why}"

@@ -268,7 +268,7 @@ def test_a_job_has_no_rounds_of_its_own_and_tries_a_failed_seed_once_more(made):
     names = (name_of("adamw", 1),)
     share = RunningShare(cluster.matrix.path, 1, 0, names=names)
     plan = reopen(share, (), limits=Limits(jobs=1))
-    assert ([one.name for one in plan.plans], plan.seeds, plan.reserve) == ([*names], None, ())
+    assert ([one.name for one in plan.plans], plan.rounds, plan.reserve) == ([*names], None, ())
     engine = ScriptedEngine({"adamw": [FAIL]}, twice=True)
     share.folder.mkdir(exist_ok=True)
     drive(share, plan.plans, engine, again=plan.again, poll_s=0.0)

@@ -178,7 +178,7 @@ def _submit(
 ) -> Submitted:
     """Submit the open runs of a matrix that have no job, and print the jobs.
 
-    resumed: print what each run does.  unasked: also submit seeds that no verdict wants now.
+    resumed: print what each run does.  unasked: also submit runs that the selection does not want now.
     """
     retry = arguments.get("RETRY_FAILED") in ("1", "y")
     with submitting(matrix) as submitter:
@@ -197,7 +197,7 @@ def _submit(
                 scheduler,
                 plans,
                 is_busy=bool(busy),
-                seeds=plan.seeds is not None,
+                seeds=plan.rounds is not None,
                 arguments=arguments,
                 site=site_settings(engine.engine, engine.settings),
                 on_submitted=_print_submitted,
@@ -291,7 +291,7 @@ def submit_runs(
 ) -> int:
     """Submit these runs of a matrix of a cluster, after `test-rerun` or `add` has made them.
 
-    names: None for all that are open.  unasked: also seeds that no verdict wants now.
+    names: None for all that are open.  unasked: also runs that the selection does not want now.
     """
     engine = engine_of(matrix)
     settings = _settings(matrix, engine, arguments)

@@ -13,7 +13,7 @@ from kmatrix.records.jobs.paths import JobsDir, SubmissionDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED
-from kmatrix.runner.seeds import unneeded_runs
+from kmatrix.runner.rounds import unneeded_runs
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import shown

@@ -91,7 +91,7 @@ def render(arguments: Arguments, plan: Plan) -> None:
     engine, written = engine_of(matrix), []
     with submitting(matrix) as submitter:
         pending, rules, numbers = reopen(matrix, None), scheduler.rules(), list[int]()
-        has_seeds = pending.seeds is not None
+        has_seeds = pending.rounds is not None
         site = site_settings(engine.engine, engine.settings) if has_seeds else {}
         report = report_submission(rules, seeds=has_seeds, arguments=site)
         for submission in [*submissions_of(pending.plans, rules), report]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kmatrix.records.runs import Status
 from kmatrix.records.train_config import TrainFields
-from kmatrix.runner.seeds import Reserve
+from kmatrix.runner.rounds import Reserve
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.state import JobState, RunPlan
 from kmatrix.status.watch import RunProgress, RunUpdate

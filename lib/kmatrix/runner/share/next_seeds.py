@@ -122,7 +122,7 @@ def _never_submitted(matrix: MatrixDir, plans: Sequence[RunPlan]) -> list[RunPla
 
 
 def _explain(plan: ResumePlan, new: Sequence[RunPlan], busy: Mapping[str, object]) -> None:
-    for text in plan.seeds.decisions() if plan.seeds is not None else ():
+    for text in plan.rounds.decisions() if plan.rounds is not None else ():
         say(text)
     taken = {one.name for one in new} | busy.keys()
     if held := [one.name for one in plan.plans if one.name in plan.requests]:

@@ -30,7 +30,7 @@ from kmatrix.records.runs import Status
 from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.cluster import is_own_engine
 from kmatrix.runner.execute import finish, foreign_command, symbols
-from kmatrix.runner.seeds import unneeded_runs
+from kmatrix.runner.rounds import unneeded_runs
 from kmatrix.runner.share.log import say
 from kmatrix.status.state import overall
 from kmatrix.status.status_file import recover_status, writing

@@ -34,7 +34,7 @@ from kmatrix.status.view.changes import KnownRun, RunList, Signature, changed
 from kmatrix.status.view.devices import gpus_now, memory_of
 from kmatrix.status.view.estimates import Estimates, completed
 from kmatrix.status.view.matrix_view import TO_COME, GpuView, MatrixView, RunView
-from kmatrix.status.view.seeds import SeedsOfView
+from kmatrix.status.view.selection import SelectionOfView
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
 
@@ -58,7 +58,7 @@ class Overview:
         self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._runs = RunList()
         self._estimates = Estimates(matrix, self._records)
-        self._seeds = SeedsOfView(matrix, self._records)
+        self._selection = SelectionOfView(matrix, self._records)
 
     def poll(self, now: float | None = None) -> MatrixView:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
@@ -67,7 +67,7 @@ class Overview:
             self._activity = MatrixActivity(self._matrix, self._ask())
         else:
             self._activity.refresh(self._ask())
-        if self._seeds.read_plan():
+        if self._selection.read_plan():
             self._runs = RunList()  # reads all runs again, with the values on the axes
             self._records.clear()
         running = self._activity.is_running
@@ -78,10 +78,12 @@ class Overview:
         ]
         if self._activity.activity is Activity.NONE and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
-        found = self._seeds.marked(found)
+        found = self._selection.marked(found)
         on_cluster = self._activity.engine is not None
         views = self._estimates.with_estimates(found, on_cluster=on_cluster)
-        further = self._seeds.further(found, lambda some: self._estimates.with_estimates(some, on_cluster=on_cluster))
+        further = self._selection.further(
+            found, lambda some: self._estimates.with_estimates(some, on_cluster=on_cluster)
+        )
         record = read_matrix_status(self._matrix)
         left = [view.ends_s for view in views if view.to_come]
         # One run without an estimate makes the end of the matrix unknown.
@@ -105,9 +107,9 @@ class Overview:
                 ((view.name, view.status) for view in views if not view.reserve),
                 self._requests(),
             ),
-            looks=self._seeds.looks(),
+            looks=self._selection.looks(),
             seeds=further,
-            rungs=self._seeds.further_rungs(views, left_s),
+            rungs=self._selection.further_rungs(views, left_s),
         )
 
     def _requests(self) -> Mapping[str, RunRequest]:
@@ -172,7 +174,7 @@ class Overview:
 
     def _run(self, run: RunDir, now: float, activity: MatrixActivity, *, rerun: bool) -> RunView:
         if run.name not in self._records:
-            self._records[run.name] = _needed(read_run_file_or_empty(run), self._seeds.axes)
+            self._records[run.name] = _needed(read_run_file_or_empty(run), self._selection.axes)
         known_record = self._records[run.name]
         state = recover_status(
             run,
@@ -184,7 +186,7 @@ class Overview:
 
         # The result of an attempt that ended, else the newest metrics.
         result = current_result(run, state)
-        self._seeds.keep(run.name, state, train, result)
+        self._selection.keep(run.name, state, train, result)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
         live = state.status is Status.RUNNING

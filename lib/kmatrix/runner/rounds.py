@@ -20,7 +20,7 @@ TO_COME = RunState()
 IN_RESERVE, AT_RUNG = "in reserve", "waiting or ended at a rung"
 
 
-class SeedRounds:
+class SelectionRounds:
     """The rounds of a matrix: after each, its selection wants further seeds, or survivors of a rung, or nothing."""
 
     def __init__(self, selection: Selection, outcomes: Outcomes, losses: RungLosses) -> None:
@@ -84,7 +84,7 @@ class Reserve:
         runs: RunStarter,
         writer: StatusWriter,
         names: Sequence[str],
-        rounds: SeedRounds | None,
+        rounds: SelectionRounds | None,
         on_note: Callable[[str], None],
     ) -> None:
         """Create the reserve. names: of its runs, in the order of their starts."""
@@ -141,17 +141,17 @@ class Reserve:
         return overall([*found, *([Status.PLANNED] if self._writer.missing else [])])
 
 
-def seed_rounds(matrix: MatrixDir, records: Mapping[str, RunFile]) -> SeedRounds | None:
+def rounds_of_matrix(matrix: MatrixDir, records: Mapping[str, RunFile]) -> SelectionRounds | None:
     """Return the rounds of a matrix, None of one that executes all its runs. records: run -> its run.json."""
     selection = selection_of_matrix(matrix, records)
-    return None if selection is None else SeedRounds(selection, Outcomes(matrix, records), RungLosses(matrix))
+    return None if selection is None else SelectionRounds(selection, Outcomes(matrix, records), RungLosses(matrix))
 
 
 def unneeded_runs(matrix: MatrixDir, states: Mapping[str, RunState]) -> frozenset[str]:
     """Return the runs that a matrix without a runner does not need so far. states: of its runs."""
     if not selects(read_matrix_file_or_empty(matrix).verdict):
         return frozenset()
-    rounds = seed_rounds(matrix, {run.name: read_run_file_or_empty(run) for run in matrix.runs()})
+    rounds = rounds_of_matrix(matrix, {run.name: read_run_file_or_empty(run) for run in matrix.runs()})
     return frozenset() if rounds is None else rounds.reserve(states)
 
 

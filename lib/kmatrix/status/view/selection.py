@@ -1,4 +1,4 @@
-"""The selection of a matrix in its view: which runs are in reserve, and how long further seeds or rungs would take."""
+"""The selection of a matrix in its view: which runs are in reserve, and the time of further seeds or rungs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kmatrix.status.view.matrix_view import FurtherRungs, FurtherSeeds, RunView
 Estimated = Callable[[Sequence[RunView]], Sequence[RunView]]  # views -> the same with their estimates
 
 
-class SeedsOfView:
+class SelectionOfView:
     """The selection of a matrix, if it has one; matrix.json is read again only if it has changed."""
 
     def __init__(self, matrix: MatrixDir, records: Mapping[str, RunFile]) -> None:
@@ -29,7 +29,7 @@ class SeedsOfView:
         self._files = FilesRead()
         self._ends: dict[str, SeedEnd | None] = {}
         self._plan = MatrixFile()
-        self._seeds: AdaptiveSeeds | Halving | None = None
+        self._selection: AdaptiveSeeds | Halving | None = None
         self._states: dict[str, RunState] = {}
         self._losses = RungLosses(matrix)
         self._known: frozenset[str] = frozenset()  # runs that the families were made of
@@ -43,7 +43,7 @@ class SeedsOfView:
         """Read matrix.json if it has changed; return whether other fields of each run.json are needed now."""
         if not self._files.must_read((changed(str(self._matrix.matrix_json)),), time.time()):
             return False
-        before, self._plan, self._seeds = self.axes, read_matrix_file_or_empty(self._matrix), None
+        before, self._plan, self._selection = self.axes, read_matrix_file_or_empty(self._matrix), None
         return self.axes != before
 
     def keep(self, run: str, state: RunState, train: TrainFields, result: RunResult | None) -> None:
@@ -72,14 +72,14 @@ class SeedsOfView:
 
     def looks(self) -> tuple[str, ...]:
         """Return what was decided at the last look at the verdict, a line per family. Ask `marked` before."""
-        return self._seeds.looks() if isinstance(self._seeds, AdaptiveSeeds) else ()
+        return self._selection.looks() if isinstance(self._selection, AdaptiveSeeds) else ()
 
     def further(self, views: Sequence[RunView], estimated: Estimated) -> FurtherSeeds | None:
         """Return how long the runs in reserve would take, None without one. views: as returned by `marked`."""
         reserve = [view.name for view in views if view.reserve]
-        if not isinstance(self._seeds, AdaptiveSeeds) or not reserve:
+        if not isinstance(self._selection, AdaptiveSeeds) or not reserve:
             return None
-        likely = self._seeds.likely(reserve)
+        likely = self._selection.likely(reserve)
         most = _end(estimated(_needed(views, reserve)))
         return FurtherSeeds(
             runs=len(reserve),
@@ -93,7 +93,7 @@ class SeedsOfView:
 
         views: as returned by `marked`.  left_s: seconds until the runs that are wanted now have ended.
         """
-        if not isinstance(self._seeds, Halving) or not (legs := list(self._seeds.legs())):
+        if not isinstance(self._selection, Halving) or not (legs := list(self._selection.legs())):
             return None
         steps = {view.name: (view.until or view.max_iters or 0) - (view.step or 0) for view in views if view.to_come}
         now, later = sum(max(0, left) for left in steps.values()), sum(leg.run_steps for leg in legs)
@@ -106,10 +106,10 @@ class SeedsOfView:
         if not selects(rules):
             return None
         names = frozenset(view.name for view in views if not view.missing)
-        if self._seeds is None or names != self._known:
+        if self._selection is None or names != self._known:
             records = {name: self._records[name] for name in self._records if name in names}
-            self._seeds, self._known = selection_of(rules, self._plan.axis_entries, records), names
-        return self._seeds
+            self._selection, self._known = selection_of(rules, self._plan.axis_entries, records), names
+        return self._selection
 
     def _over(self, views: Sequence[RunView]) -> dict[str, SeedEnd]:
         found = ((view.name, self._ends.get(view.name)) for view in views)
