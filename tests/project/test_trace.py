@@ -71,10 +71,11 @@ def test_a_dry_run_of_the_quickstart_visits_at_most_30_files_with_21_returns(cou
     assert returns <= 21
 
 
-def test_a_run_visits_at_most_42_files_with_47_returns(count_files, tmp_path):
+def test_a_run_visits_at_most_44_files_with_50_returns(count_files, tmp_path):
     (tmp_path / ".config").write_text("\n".join([*TWO_RUNS, ""]))
     make_data(tmp_path / "data" / "random")
     files, returns = count_files("test-matrix", "running")
-    assert files <= 42  # six of them thin the curves of a run that ended
+    # Six of them thin the curves of a run that ended; two more, or not, depending on the first sample of the devices.
+    assert files <= 44
     # Three of them ask whether a verdict or a rung wants further runs: of every matrix.
-    assert returns <= 47
+    assert returns <= 50

@@ -68,7 +68,8 @@ def test_each_rung_keeps_the_best_third_and_the_matrix_is_finished(matrix):
         "step 10: 3 of 9 configurations train on: c (3.1000), f (3.2000), i (3.3000)",
         "step 30: 2 of 3 configurations train on: i (2.7000), f (2.8000)",
     ]
-    assert max(update.total for update in shown) == 9
+    assert {update.total for update in shown} == {9}
+    assert max(update.index for update in shown) == 9
     # Nothing is left, and `continue` says why.
     wanted, why = wanted_of(matrix)
     assert wanted == {}

@@ -274,7 +274,9 @@ def _plan(
     warned = [*([nodes.warning] if nodes and nodes.warning else []), *environment_warnings(values.texts)]
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
     trained = {planned.run: planned.kind.config.train for planned in runs}
-    verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine, by_hand=by_hand)
+    verdict = plan_verdict(
+        tree, matrix, settings, trained, lambda run: configs.of(run).train, engine=control.engine, by_hand=by_hand
+    )
     warned += verdict.warnings
     if foreign:
         for planned in runs:

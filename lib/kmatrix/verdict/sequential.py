@@ -25,7 +25,9 @@ from typing import Any
 
 from kmatrix.verdict.student import critical, lower_tail
 
-PER_PANEL = 64  # points of an interpolated function between two of its kinks: errors below 1e-7, relative
+PER_PANEL = (
+    64  # points of an interpolated function between two of its kinks: errors below 1e-7, relative, of plans up to MANY
+)
 PER_INTEGRAL = 48  # nodes of an integral between two kinks
 # After so many seeds nearly all of the weight of an integral is near its middle, and the functions are flat below
 # t = 1: fewer points give G to 5e-5, relative, where it matters, and a table of 100 looks takes a third of the time.

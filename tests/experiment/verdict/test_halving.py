@@ -50,6 +50,21 @@ def test_configurations_whose_early_losses_mislead_are_a_warning(kmatrix):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [("SCHEDULE=wsd", "WSD_DECAY_FRACTION=0.1,0.2,0.4"), ("MIN_LR=0,1e-5,1e-4",), ("SCHEDULE=cosine,linear,wsd",)],
+)
+def test_schedules_that_differ_in_one_number_are_a_warning(kmatrix, words):
+    result = kmatrix("test-matrix-dry-run", *NINE[:2], "LEARNING_RATE=1e-3", *NINE[3:], *words, "MATRIX_HALVING=2")
+    assert result.out.count("mislead if configurations differ in learning rate schedule: ") == 1
+
+
+def test_a_warm_up_that_moves_the_first_rung_is_said(kmatrix):
+    result = kmatrix("test-matrix-dry-run", *NINE, "WARMUP_FRACTION=0.13", "MATRIX_HALVING=3")
+    assert "9 configurations to step 150 (the warm-up ends at step 117), 3 to step 300, 2 to the end" in result.out
+    assert LINE in kmatrix("test-matrix-dry-run", *NINE, "WARMUP_FRACTION=0.11", "MATRIX_HALVING=3").out
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["MATRIX_HALVING=1"], "MATRIX_HALVING=1 drops no configuration"),
@@ -61,6 +76,10 @@ def test_configurations_whose_early_losses_mislead_are_a_warning(kmatrix):
         (["MATRIX_HALVING=3", "MAX_ITERS=100,900"], "MATRIX_HALVING=3 needs the same MAX_ITERS in all configurations"),
         (["MATRIX_HALVING=3", "EVAL_INTERVAL=50,100"], "MATRIX_HALVING=3 needs the same EVAL_INTERVAL"),
         (["MATRIX_HALVING=10"], "why: 9 configurations with comparable losses, fewer than 10"),
+        (
+            ["MATRIX_HALVING=2", "LEARNING_RATE=1e-3,2e-3"],
+            "why: 2 configurations with comparable losses, and the best 2",
+        ),
         (["MATRIX_HALVING=3", "EVAL_INTERVAL=900"], "why: no evaluation between the warm-up and the end"),
     ],
 )

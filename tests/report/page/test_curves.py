@@ -201,3 +201,10 @@ def test_runs_that_are_going_have_a_forecast_with_its_backtest(tmp_path):
 def test_a_matrix_that_has_ended_forecasts_nothing(tmp_path):
     _, section = section_of(tmp_path, *two_optimizers(1))
     assert section.running is None
+
+
+def test_runs_without_a_second_loss_have_a_sentence_instead_of_figures(tmp_path):
+    found = read_html(render_page(analyse(make_matrix(tmp_path, [FakeRun(status="failed", kind="oom", stop_at=0)]))))
+    text = section_by_id(found, "curves").text
+    assert "No run has two losses of one kind: there is no curve to draw." in text
+    assert "Progress" not in text

@@ -454,9 +454,10 @@ def test_every_level_of_an_interval_is_that_of_the_rules(tmp_path, confidence):
 
 def test_curves_are_compared_with_the_baseline_where_the_ranking_is(tmp_path):
     found, _ = matrix_of(tmp_path, *SCENES["baseline"])
-    baseline = script_data(found)["curves"]["baseline"]
+    (baseline,) = script_data(found)["curves"]["baselines"]
     assert configurations(found)[baseline].startswith("adamw")
     assert "Difference to the baseline" in section(found, "curves").text
+    assert "to the leader" not in section(found, "curves").text
 
 
 def test_results_that_no_round_asked_for_are_in_no_mean(tmp_path):

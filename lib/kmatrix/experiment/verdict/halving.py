@@ -9,12 +9,12 @@ from kmatrix.errors import ConfigError
 from kmatrix.matrix.rules import HALVING
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
-from kmatrix.verdict.halving import Rung, most_steps, rungs
+from kmatrix.verdict.halving import LEAST, Rung, most_steps, rungs
 
 # What shapes the first part of a loss curve other than its end: the name in messages, and the value.
 MISLEADING: dict[str, Callable[[TrainConfig], object]] = {
     "optimizer": lambda train: train.optimizer,
-    "learning rate schedule": lambda train: train.schedule,
+    "learning rate schedule": lambda train: (train.schedule, _least_share(train), train.wsd_decay_fraction),
     "warm-up": lambda train: train.warmup_steps,
     "tokens per step": lambda train: train.global_batch * train.block_size,
 }
@@ -27,6 +27,7 @@ class PlannedRungs:
     configurations: int
     max_iters: int  # steps of a complete run; 0: not known before the data are prepared
     rungs: tuple[Rung, ...] = ()
+    warmup: int = 0  # steps of the longest warm-up, if it has moved the first rung; else 0
 
     @property
     def text(self) -> str:
@@ -38,6 +39,8 @@ class PlannedRungs:
         kept = [self.configurations, *(rung.keep for rung in self.rungs)]
         parts = [f"{number} to step {rung.step:,}" for number, rung in zip(kept[1:], self.rungs[1:], strict=False)]
         first = f"{plural(self.configurations, 'configuration')} to step {self.rungs[0].step:,}"
+        if self.warmup:
+            first += f" (the warm-up ends at step {self.warmup:,})"
         share = most_steps(self.max_iters, self.configurations, self.rungs) / (self.max_iters * self.configurations)
         end = f"{kept[-1]} to the end"
         return f"{', '.join([first, *parts, end])}: at most {100 * share:.0f} % of the steps"
@@ -59,12 +62,14 @@ def plan_rungs(eta: int, families: Sequence[Sequence[TrainConfig]], *, has_runne
     found = tuple(_family_rungs(eta, family) for family in families)
     if all(family.max_iters and not family.rungs for family in found):
         most = max(family.configurations for family in found)
-        few = f"{plural(most, 'configuration')} with comparable losses, fewer than {eta}"
-        none = "no evaluation between the warm-up and the end"
+        are_few = most < eta or most <= LEAST
+        few = f"fewer than {eta}" if most < eta else f"and the best {LEAST} always train to the end"
         raise ConfigError(
             f"{HALVING}={eta} has nothing to halve",
-            why=few if most < eta else none,
-            hint="pass more configurations" if most < eta else "pass a smaller EVAL_INTERVAL",
+            why=f"{plural(most, 'configuration')} with comparable losses, {few}"
+            if are_few
+            else "no evaluation between the warm-up and the end",
+            hint="pass more configurations" if are_few else "pass a smaller EVAL_INTERVAL",
         )
     return found
 
@@ -91,11 +96,19 @@ def _family_rungs(eta: int, family: Sequence[TrainConfig]) -> PlannedRungs:
                 hint=f"pass one {symbol}, or a matrix for each",
             )
     one = family[0]
-    known: tuple[Rung, ...] = ()
-    if one.max_iters:
-        warmup = max(train.warmup_steps for train in family)
-        known = rungs(one.max_iters, len(family), eta, eval_interval=one.eval_interval, warmup=warmup)
-    return PlannedRungs(configurations=len(family), max_iters=one.max_iters, rungs=known)
+    if not one.max_iters:
+        return PlannedRungs(configurations=len(family), max_iters=0)
+    warmup = max(train.warmup_steps for train in family)
+    known, unmoved = (
+        rungs(one.max_iters, len(family), eta, eval_interval=one.eval_interval, warmup=steps) for steps in (warmup, 0)
+    )
+    moved = known[:1] != unmoved[:1]
+    return PlannedRungs(configurations=len(family), max_iters=one.max_iters, rungs=known, warmup=warmup if moved else 0)
+
+
+def _least_share(train: TrainConfig) -> str:
+    """Return the rate at the last step as a share of the peak."""
+    return f"{train.min_lr / train.learning_rate:.6g}" if train.learning_rate else ""
 
 
 def halving_warnings(eta: int, families: Sequence[Sequence[TrainConfig]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kmatrix.errors import ConfigError
@@ -29,11 +29,14 @@ def plan_verdict(
     matrix: Matrix,
     settings: VerdictSettings,
     trained: Mapping[Run, TrainConfig],
+    own: Callable[[Run], TrainConfig],
     *,
     engine: str,
     by_hand: bool,
 ) -> PlannedVerdict:
-    """Return how the losses of these runs will be compared. trained: by run.  by_hand: the user starts them.
+    """Return how the losses of these runs will be compared. by_hand: the user starts them.
+
+    trained: by run, where runs of a kind share that of the first one.  own: of a run itself, which takes longer.
 
     Raises ConfigError for rules that these runs or this engine cannot follow.
     """
@@ -48,7 +51,7 @@ def plan_verdict(
         return PlannedVerdict(rules=rules, warnings=tuple(rules_warnings(rules, [len(family) for family in families])))
     if not rules.halving:
         return PlannedVerdict(rules=rules)
-    members = [[trained[run] for run in family.values()] for family in families]
+    members = [[own(run) for run in family.values()] for family in families]
     return PlannedVerdict(
         rules=rules,
         rungs=plan_rungs(rules.halving, members, has_runner=engine == LOCAL and not by_hand),

@@ -63,6 +63,8 @@ class CurvesSection:
     static: StaticCurves | None  # None: no configuration has two evaluations in all of its finished runs
     running: RunningRuns | None  # None: no run is going
     reference: str  # "leader" or "baseline": what differences are to
+    is_drawn: bool  # some run has two losses of one kind
+    has_rungs: bool  # some run ended, or waits, at a rung
     is_simulated: bool  # energy is that of simulated GPUs
     script: Mapping[str, object]
 
@@ -74,26 +76,28 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
     most_freedom = min(CRITICAL, max(len(group.runs) for group in groups) - 1)  # 0: no interval, and no need of SciPy
     most = training_columns(sum(len(run.curves.train) > 0 for run in numbers.runs))
     evaluations = evaluations_of(sum(len(run.curves.val) for run in numbers.runs), len(numbers.runs))
-    baseline = _baseline(numbers, groups)
+    baselines = _baselines(numbers, groups)
     return CurvesSection(
-        reference="leader" if baseline is None else "baseline",
+        reference="baseline" if baselines else "leader",
         static=static_curves(groups),
         running=running_runs(numbers, groups),
+        is_drawn=any(max(len(run.curves.val), len(run.curves.train)) > 1 for run in numbers.runs),
+        has_rungs=any(run.rung is not None for run in numbers.runs),
         is_simulated=any(run.curves.simulated for run in numbers.runs),
         script={
             "level": numbers.confidence,
-            "baseline": baseline,
+            "baselines": baselines,
             "runs": [curve_of(run, most, evaluations) for run in numbers.runs],
             "t": [round(critical_t(numbers.confidence, freedom), 4) for freedom in range(1, most_freedom + 1)],
         },
     )
 
 
-def _baseline(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> int | None:
-    """Return the place of the baseline among the groups; None without one: differences are to the leader."""
+def _baselines(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> list[int]:
+    """Return the places of the baselines of all rankings among the groups; without one, differences are to leaders."""
     names = [group.numbers.name for group in groups]
-    first = numbers.rankings[0].verdict.rules.baseline if numbers.rankings else None
-    return names.index(first) if first in names else None
+    found = [ranking.verdict.rules.baseline for ranking in numbers.rankings]
+    return [names.index(name) for name in found if name in names]
 
 
 def training_columns(curves_: int) -> int:

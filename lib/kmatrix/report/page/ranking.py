@@ -144,14 +144,14 @@ class RankingSection:
     """All rankings of a matrix."""
 
     tables: tuple[RankingTable, ...]
-    ended: tuple[tuple[str, str, str], ...] = ()  # by successive halving: configuration, step and loss there
+    ended: tuple[tuple[PageGroup, str, str], ...] = ()  # by successive halving: configuration, step and loss there
     rows_shown: int = ROWS_SHOWN
 
 
 def ranking(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RankingSection | None:
     """Return the section, or None if there is nothing to rank."""
     pages = {group.numbers.name: group for group in groups}
-    ended = tuple(row for halving in numbers.halvings for row in ended_rows(halving))
+    ended = tuple((pages[name], step, loss) for halving in numbers.halvings for name, step, loss in ended_rows(halving))
     if not numbers.rankings and not ended:
         return None
     texts = verdict_texts(numbers)

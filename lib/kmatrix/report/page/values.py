@@ -103,7 +103,8 @@ def script_data(page: PageValues, numbers: MatrixNumbers) -> dict[str, object]:
 def _runs(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> list[dict[str, object]]:
     """Return each run with short keys.
 
-    n: name, g: group, s: status, e: seed, a: value of each axis by its number (-1: none), f: final loss, w: ranks.
+    n: name, g: group, s: status, e: seed, a: value of each axis by its number (-1: none), f: final loss, w: ranks,
+    r: 1 for a run that ended, or waits, at a rung.
     """
     group_of = {place: group.index for group in groups for place in group.places}
     numbered = {label: {value: at for at, value in enumerate(values)} for label, values in numbers.axes.items()}
@@ -116,6 +117,7 @@ def _runs(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> list[dict[str,
             "a": _axis_values(run, numbered),
             "f": run.final_val_loss if run.counts else None,
             "w": run.world_size,
+            **({"r": 1} if run.rung else {}),
         }
         for at, run in enumerate(numbers.runs)
     ]

@@ -54,11 +54,12 @@ class RunDisplay:
             status = Status.PLANNED  # it waits for its next attempt
         train = self._train.get(name)
         reserve = len(self._reserve.names)
+        unstarted = sum(name not in self._places for name in self._reserve.names)  # others have their place, and wait
         self._on_progress(
             RunProgress(
                 run=name,
                 index=self._places.get(name, 0),
-                total=len(self._planned) - reserve,
+                total=len(self._planned) - unstarted,
                 status=status,
                 reason=reason,
                 note=note,

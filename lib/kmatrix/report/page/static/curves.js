@@ -87,8 +87,8 @@ function membersOf(group) { // the runs that are shown, and those of them that t
   return { members, counted: finished.length ? finished : members };
 }
 const isGap = (panel) => panel === 0 && view.mode === "gap";
-const referenceWord = D.curves?.baseline == null ? "leader" : "baseline";
-const reference = () => D.groups[D.curves.baseline] ?? D.groups.find((group) => group.rank === 1 && group.ranking === 0) ?? D.groups[0];
+const referenceWord = D.curves?.baselines.length ? "baseline" : "leader";
+const reference = () => D.groups[D.curves.baselines[0]] ?? D.groups.find((group) => group.rank === 1 && group.ranking === 0) ?? D.groups[0];
 function build(panel) { // what a figure shows: per configuration its line, and the thin lines of its runs
   const axis = view.axes[panel], half = halfLife(), found = [];
   for (const [index, group] of D.groups.entries()) {
@@ -97,7 +97,7 @@ function build(panel) { // what a figure shows: per configuration its line, and 
     const thin = [];
     for (const i of members) {
       const raw = curve(i, view.metric), x = place(i, view.metric, axis);
-      if (x) thin.push({ i, x, y: smoothed(raw, half), raw, step: raw.step, ended: D.run[i].s });
+      if (x) thin.push({ i, x, y: smoothed(raw, half), raw, step: raw.step, ended: D.run[i].r ? "rung" : D.run[i].s });
     }
     const used = thin.filter((one) => counted.includes(one.i));
     const line = isGap(panel) ? gapLine(group, reference(), axis) : meanLine(used);

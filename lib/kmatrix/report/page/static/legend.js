@@ -16,12 +16,13 @@ function legend(speak = false) {
     }
   }
   const drawn = new Map(figures.flatMap((figure) => (isGap(figure.number) ? [] : figure.lines)).map((one) => [one.index, one.line]));
-  const firsts = new Map(D.groups.flatMap((group, index) => (group.rank === 1 && drawn.has(index) ? [[group.ranking, index]] : [])));
+  const leaders = D.groups.flatMap((group, index) => (group.rank === 1 ? [index] : []));
+  const references = new Map([...leaders, ...D.curves.baselines].map((index) => [D.groups[index].ranking, index])); // a baseline replaces the leader
   const spoken = [];
   visible.forEach(({ group, index }, k) => {
     const row = body.children[k], line = drawn.get(index);
     row.classList.toggle("off", view.hidden.has(index));
-    const values = readout(group, index, line, group.rank === null ? undefined : firsts.get(group.ranking), drawn);
+    const values = readout(group, index, line, group.rank === null ? undefined : references.get(group.ranking), drawn);
     $$("td", row).forEach((cell, c) => { cell.textContent = values[c]; });
     if (line && spoken.length < 4) spoken.push(`${group.name}: step ${values[2]}, loss ${values[3]}`);
   });
@@ -46,7 +47,7 @@ function readout(group, index, line, first, drawn) { // the cells of a configura
   const step = pointer.at ? pointer.at.steps.get(index) : line?.step[line.step.length - 1];
   if (!line || step == null) return [...head, "", "", "", "", ""];
   const at = nearest(line.step, step);
-  const there = first !== undefined && first !== index ? drawn.get(first).step.indexOf(line.step[at]) : -1;
+  const there = first !== undefined && first !== index && drawn.has(first) ? drawn.get(first).step.indexOf(line.step[at]) : -1;
   const mean = (axis) => average(counted.map((i) => { const x = place(i, view.metric, axis); return x ? x[nearest(curve(i, view.metric).step, line.step[at])] : NaN; }));
   return [
     ...head, fixed(line.step[at], 0), fine(line.y[at]), there < 0 ? "" : signed(line.y[at] - drawn.get(first).y[there]),

@@ -176,14 +176,17 @@ class LossFigure {
     trace(context, px, py, line.x, line.y);
     context.stroke();
     context.setLineDash([]);
-    context.strokeStyle = ink().bad;
     context.lineWidth = 2 * scale;
-    for (const { x, y, ended } of thin) if (!["finished", "running", "planned"].includes(ended)) { // × where a run ended badly
+    for (const { x, y, ended } of thin) if (!["finished", "running", "planned"].includes(ended)) { // how a run ended, if not at its last step
       let k = y.length - 1;
       while (k > 0 && !known(y[k])) k--;
       const a = px(x[k]), b = Math.max(top + 6 * scale, Math.min(top + height - 6 * scale, py(y[k]))), r = 4 * scale;
       context.beginPath();
-      context.moveTo(a - r, b - r); context.lineTo(a + r, b + r); context.moveTo(a + r, b - r); context.lineTo(a - r, b + r); context.stroke();
+      if (ended === "rung") { context.moveTo(a, b - r); context.lineTo(a, b + r); } else {
+        context.strokeStyle = ink().bad;
+        context.moveTo(a - r, b - r); context.lineTo(a + r, b + r); context.moveTo(a + r, b - r); context.lineTo(a - r, b + r);
+      }
+      context.stroke();
     }
   }
   drawNames(u, context, scale, px, py) {
@@ -273,7 +276,7 @@ class LossFigure {
   }
 }
 
-const figures = D.curves ? [new LossFigure(0), new LossFigure(1)] : [];
+const figures = D.curves && $("#plot0") ? [new LossFigure(0), new LossFigure(1)] : [];
 function zoom(figure, range) {
   view.zoom[figure] = range;
   schedule();
