@@ -277,6 +277,20 @@ def test_a_configuration_that_is_worse_than_a_third_one_is_not_an_open_question(
     assert text.line(LineLabel.OPEN) is None
 
 
+def test_the_counts_of_a_verdict_that_is_partly_open_add_up():
+    names = ("muon", "soap", "adamw", "sgd")
+    about = [pair("muon", "soap", OPEN, -0.001), pair("muon", "adamw", BETTER), pair("muon", "sgd", OPEN, -0.5, 0.6)]
+    third = pair("soap", "sgd", BETTER, -0.4)
+    text = verdict_text(ranking(*about, third, groups=names), Situation())
+    assert text.sentence == "muon leads, but soap is not distinguishable from it"
+    assert text.line(LineLabel.BETTER).text.endswith("nats/token; sgd is worse than another configuration")
+    about[1] = pair("muon", "adamw", OPEN, -0.002)
+    text = verdict_text(ranking(*about, third, groups=names), Situation())
+    assert text.sentence == (
+        "muon leads, but soap and adamw are not distinguishable from it; sgd is worse than another configuration"
+    )
+
+
 def several(outcomes, **fields):
     """Return comparisons of muon with so many others, named a, b, c, ..."""
     return [pair("muon", chr(ord("a") + place), outcome, **fields) for place, outcome in enumerate(outcomes)]

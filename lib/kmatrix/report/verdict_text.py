@@ -28,7 +28,7 @@ from kmatrix.report.pair_text import (
     sentence,
     size_text,
 )
-from kmatrix.report.sentences.headlines import headline
+from kmatrix.report.sentences.headlines import headline, worse_elsewhere
 from kmatrix.report.sentences.next_seeds import more_seeds_command, next_line, to_end
 from kmatrix.report.sentences.rankings import compared_pairs, no_result_text, open_pairs, unit_of
 from kmatrix.report.sentences.rungs import rung_lines
@@ -189,7 +189,8 @@ def _better(ranking: Ranking, main: PairVerdict, state: VerdictState) -> Iterato
         return  # the headline has it
     many = f"than {len(beaten)} of {len(about)} configurations; the closest, " if len(beaten) > 1 else "than "
     parts = sentence(many, name(main.b), ", by ", number(amount(main)), f" {unit_of(ranking)}")
-    yield VerdictLine(label=LineLabel.BETTER, parts=parts)
+    rest = () if state is VerdictState.DECIDED else worse_elsewhere(ranking)  # else in the headline
+    yield VerdictLine(label=LineLabel.BETTER, parts=(*parts, *rest))
 
 
 def _evidence(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:

@@ -58,7 +58,7 @@ def test_schedules_that_differ_in_one_number_are_a_warning(kmatrix, words):
     assert result.out.count("mislead if configurations differ in learning rate schedule: ") == 1
 
 
-def test_a_warm_up_that_moves_the_first_rung_is_said(kmatrix):
+def test_the_plan_has_a_warm_up_that_moves_the_first_rung(kmatrix):
     result = kmatrix("test-matrix-dry-run", *NINE, "WARMUP_FRACTION=0.13", "MATRIX_HALVING=3")
     assert "9 configurations to step 150 (the warm-up ends at step 117), 3 to step 300, 2 to the end" in result.out
     assert LINE in kmatrix("test-matrix-dry-run", *NINE, "WARMUP_FRACTION=0.11", "MATRIX_HALVING=3").out

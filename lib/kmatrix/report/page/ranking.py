@@ -164,8 +164,10 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
     against = {pair.b: pair for pair in family.against_reference}
     limit = far_off([group.mean or 0.0 for group in one.groups], list(_half_widths(one.groups)))
     near = [group for group in one.groups if group.mean is not None and group.mean <= limit]
-    losses = Scale(*padded(_loss_marks(near)))
-    gaps = Scale(*padded(_gap_marks([against[group.name] for group in near if group.name in against]), zero=True))
+    first = near[:ROWS_SHOWN]  # what is seen at once has the whole width: further rows may be beyond the edge
+    losses = Scale(*padded(_loss_marks(first)))
+    gaps = Scale(*padded(_gap_marks([against[group.name] for group in first if group.name in against]), zero=True))
+    near = [group for group in near if not losses.beyond(group.mean or 0.0)]
     reference = next((group for group in one.groups if group.name == family.reference), one.groups[0])
     rows = [
         RankRow(

@@ -24,7 +24,8 @@ def headline(ranking: Ranking, main: PairVerdict) -> Parts:
         verb = "is" if len(still_open) == 1 else "are"
         end = "still open" if goes_on(still_open) else "not distinguishable from it"
         names = listed([pair.b for pair in still_open], len(about))
-        return sentence(name(main.a), " leads, but ", *names, f" {verb} {end}")
+        rest = () if main.outcome is PairOutcome.BETTER else worse_elsewhere(ranking)  # else next to what it beats
+        return sentence(name(main.a), " leads, but ", *names, f" {verb} {end}", *rest)
     if any(pair.outcome is PairOutcome.EQUIVALENT for pair in about):
         return _of_equals(ranking)
     return _of_winner(ranking, main)
@@ -36,12 +37,12 @@ def _of_winner(ranking: Ranking, main: PairVerdict) -> Parts:
     by = sentence(" by ", number(amount(main)), f" {unit_of(ranking)}")
     beaten = sum(pair.outcome is PairOutcome.BETTER for pair in about)
     if beaten == 1:
-        return sentence(name(main.a), " beats ", name(main.b), *by, *_worse_elsewhere(about))
+        return sentence(name(main.a), " beats ", name(main.b), *by, *worse_elsewhere(ranking))
     others = f"{beaten} of {len(about)}"
     if beaten == len(about):
         others = "both" if beaten == 2 else f"all {beaten}"
     closest = sentence("; the closest, ", name(main.b), ",", *by)
-    return sentence(name(main.a), f" beats {others} other configurations", *closest, *_worse_elsewhere(about))
+    return sentence(name(main.a), f" beats {others} other configurations", *closest, *worse_elsewhere(ranking))
 
 
 def listed(names: Sequence[str], of: int = 0) -> Parts:
@@ -79,10 +80,12 @@ def _undecided(pairs: Sequence[PairVerdict]) -> str:
     return "not yet distinguishable" if goes_on(pairs) else "not distinguishable"
 
 
-def _worse_elsewhere(about: Sequence[PairVerdict]) -> Parts:
+def worse_elsewhere(ranking: Ranking) -> Parts:
     """Return the end of a sentence on what the leader does not beat, though another configuration does."""
-    rest = [pair.b for pair in about if pair.outcome is PairOutcome.OPEN]
-    if not rest:
+    family = ranking.verdict
+    asked = {pair.b for pair in open_pairs(family)}
+    rest = [pair.b for pair in compared_pairs(family) if pair.outcome is PairOutcome.OPEN and pair.b not in asked]
+    if not rest or family.rules.baseline is not None:
         return ()
     verb = "is" if len(rest) == 1 else "are"
     return sentence("; ", *listed(rest), f" {verb} worse than another configuration")
@@ -94,7 +97,7 @@ def _of_equals(ranking: Ranking) -> Parts:
     equal = [pair.b for pair in about if pair.outcome is PairOutcome.EQUIVALENT]
     beaten = [pair.b for pair in about if pair.outcome is PairOutcome.BETTER]
     leader, within = name(ranking.verdict.reference), _within(ranking)
-    rest = _worse_elsewhere(about)
+    rest = worse_elsewhere(ranking)
     verb = "is" if len(equal) == 1 else "are"
     if not beaten and len(about) == 1:
         return sentence(leader, " and ", *listed(equal), " are equivalent", *within)
