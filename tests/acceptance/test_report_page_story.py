@@ -46,6 +46,18 @@ requestAnimationFrame(() => requestAnimationFrame(() => {
 WORDS = ("muon", "seed=1", "-seed=1", "loss<3.205", "", "finished", "")
 LEGEND = "return [...document.querySelectorAll('#legend tr')].map((row) => row.innerText)"
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# What Tab should reach, from the top: of radio buttons with one name, the one that is chosen.
+REACHABLE = """return [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex="0"]')]
+  .filter((one) => one.checkVisibility() && !one.disabled && !(one.type === 'radio' && !one.checked))
+  .map((one, at) => { one.dataset.at = at; return one.outerHTML.slice(0, 120); });"""
+# The number of the element with the focus, whether a line around it shows so, and whether it is in view.
+FOCUSED = """const one = document.activeElement, drawn = one.type === 'radio' ? one.closest('label') : one;
+const style = getComputedStyle(drawn), box = drawn.getBoundingClientRect(), bar = document.querySelector('.bar');
+const top = bar.contains(one) || drawn.matches('.skip') ? 0 : bar.getBoundingClientRect().bottom;
+const line = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
+return [Number(one.dataset.at ?? NaN), line, box.bottom > top && box.top < innerHeight];"""
+EDGES = """return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => [one.tabIndex === 0, one.classList.contains('more-left'), one.classList.contains('more-right')]);"""
 DRAWN = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)));"
 MARKED = """return [...document.querySelectorAll('.marks')].map((canvas) => {
   const blank = document.createElement('canvas');
@@ -101,6 +113,7 @@ def test_a_matrix_ends_with_a_page_that_answers(clone, window, tmp_path):
         window.run("window.scrollTo(0, 0)")
         window.save_screenshot(f"report-{theme}")
         assert serious_violations(window) == [], theme
+    check_tab_order(window)
     check_widths(window)
     check_quiet(window, page)
     check_address(window, page)
@@ -234,15 +247,39 @@ def check_address(window: Browser, page: Path) -> None:
     window.requests()
 
 
+def check_tab_order(window: Browser) -> None:
+    """Check that Tab reaches every control once, in the order of the page, each in view and with a line around it."""
+    window.prefer(prefers_reduced_motion="reduce")  # what comes into view is there at once
+    reachable = window.run(REACHABLE)
+    # Where Tab begins: an element that had the focus.
+    window.run("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
+    window.run("scrollTo({top: 0, behavior: 'instant'})")
+    assert len(reachable) > 30
+    for at, element in enumerate(reachable):
+        window.type("\ue004")  # Tab
+        assert window.run(FOCUSED) == [at, True, True], element
+    window.prefer()
+
+
 def check_widths(window: Browser) -> None:
-    """Check that a telephone and a large screen show the page without scrolling sideways."""
+    """Check that a telephone and a large screen show the page without scrolling sideways, and wide tables say so."""
     window.prefer(prefers_color_scheme="light")
     for width, height in ((400, 800), (3840, 2160)):
         window.resize(width, height)
         window.wait_until(lambda: window.run(OVERFLOW) == 0, f"{width} px hold the page")
         window.save_screenshot(f"report-{width}")
         assert serious_violations(window) == [], width
+        if width == 400:
+            check_edges(window)
     window.resize(1280, 900)
+
+
+def check_edges(window: Browser) -> None:
+    """Check that a table that is cut shows at which edge it goes on."""
+    at_rest = window.run(EDGES)
+    assert at_rest == [[True, False, True]] * len(at_rest) != []
+    window.run("for (const one of document.querySelectorAll('.scroll')) one.scrollTo({left: 9e9, behavior: 'instant'})")
+    window.wait_until(lambda: window.run(EDGES) == [[True, True, False]] * len(at_rest), "the other edge is marked")
 
 
 def two_optimizers(seeds: int) -> list[FakeRun]:

@@ -62,9 +62,15 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "-20% 0px -70% 0px" });
 for (const section of $$("main > section")) seen.observe(section);
 
-// A table that is wider than the page can be scrolled with the keyboard.
+// A table that is wider than the page can be scrolled with the keyboard, and shows at which edge it goes on.
+function showEdges(table) {
+  const hidden = table.scrollWidth - table.clientWidth, at = Math.abs(table.scrollLeft);
+  table.classList.toggle("more-left", hidden > 1 && at > 1);
+  table.classList.toggle("more-right", hidden > 1 && at < hidden - 1);
+}
 const scrollers = new ResizeObserver((entries) => {
-  for (const { target: table } of entries) {
+  for (const table of new Set(entries.map(({ target }) => target.closest(".scroll")))) {
+    showEdges(table);
     if (table.scrollWidth > table.clientWidth + 1) {
       table.setAttribute("tabindex", "0");
       table.setAttribute("role", "group");
@@ -72,7 +78,11 @@ const scrollers = new ResizeObserver((entries) => {
     } else for (const name of ["tabindex", "role", "aria-label"]) table.removeAttribute(name);
   }
 });
-for (const table of $$(".scroll")) scrollers.observe(table);
+for (const table of $$(".scroll")) {
+  scrollers.observe(table);
+  if (table.firstElementChild) scrollers.observe(table.firstElementChild); // rows that are added may widen it
+  table.addEventListener("scroll", () => showEdges(table), { passive: true });
+}
 
 readAddress();
 showTheme();
