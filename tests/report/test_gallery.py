@@ -115,7 +115,47 @@ def test_the_command_chooses_matrices(tmp_path, capsys):
     assert "absent" in capsys.readouterr().err
     (empty := tmp_path / "empty").mkdir()
     assert main(["gallery", f"RESULTS_DIR={empty}"]) == 2
-    assert "no matrix in" in capsys.readouterr().err
+    assert "no test_matrix_results_* directory is there" in capsys.readouterr().err
+    assert main(["gallery", f"RESULTS_DIR={tmp_path / 'nowhere'}"]) == 2
+    assert "it is no folder" in capsys.readouterr().err
+
+
+def test_the_command_says_which_matrix_it_reads(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("kmatrix.cli.results.READING_S", 0.0)
+    for name in NAMES[:2]:
+        make_matrix(tmp_path, [FakeRun()], name=name)
+
+    assert main(["gallery", f"RESULTS_DIR={tmp_path}"]) == 0
+
+    lines = [f"reading matrix {number} of 2: {name}" for number, name in enumerate((NAMES[1], NAMES[0]), 1)]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_matrix_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
+    secret, good = (make_matrix(tmp_path, two_optimizers(), name=name) for name in NAMES[:2])
+
+    def refuse(matrix):
+        if matrix.path == secret.path:
+            raise PermissionError(13, "Permission denied", str(matrix.path))
+        return analyse(matrix)
+
+    monkeypatch.setattr("kmatrix.report.gallery.cards.analyse", refuse)
+
+    first, second = cards(tmp_path, [secret, good])
+
+    assert f"{secret.path} cannot be read" in first.text
+    assert "Permission denied" in first.text
+    assert second.one("h2").text.startswith("muon beats adamw")
+
+
+def test_a_gallery_that_cannot_be_written_is_one_error(tmp_path, capsys):
+    make_matrix(tmp_path, [FakeRun()], name=NAMES[0])
+    (tmp_path / "gallery.html").mkdir()
+
+    assert main(["gallery", f"RESULTS_DIR={tmp_path}"]) == 2
+
+    assert f"why: {tmp_path / 'gallery.html'}: Is a directory" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gallery.html", NAMES[0]]
 
 
 def with_link(tmp_path, link: str):

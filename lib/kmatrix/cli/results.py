@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
@@ -21,9 +23,10 @@ from kmatrix.report.gallery.assemble import write_gallery
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.write import draw_graphs, write_page, write_summary
 from kmatrix.runner.cluster import is_own_engine
-from kmatrix.text import first_names, shown
+from kmatrix.text import first_names, printable, shown
 
 MOST_MATRICES = 100  # of a gallery; MATRICES= may name more
+READING_S = 2.0  # between two lines about the matrices that are read
 WORSE = "worse"  # value of FAIL_ON
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
@@ -45,14 +48,24 @@ def gallery(arguments: Arguments) -> int:
     if not chosen:
         raise RecordError(
             f"no matrix in {folder.resolve()}",
-            why="no test_matrix_results_* directory is there",
+            why="no test_matrix_results_* directory is there" if folder.is_dir() else "it is no folder",
             hint="pass MATRICES='<matrix> <matrix>', or RESULTS_DIR=<folder of matrices>",
         )
     if len(chosen) > MOST_MATRICES:
         print(f"note: the newest {MOST_MATRICES} of {len(chosen)} matrices; MATRICES= chooses others", file=sys.stderr)
-    path = write_gallery(folder, chosen[: None if names else MOST_MATRICES])
+    path = write_gallery(folder, _announced(chosen[: None if names else MOST_MATRICES]))
     print(f"wrote {shown(path)}")
     return 0
+
+
+def _announced(matrices: Sequence[MatrixDir]) -> Iterator[MatrixDir]:
+    """Yield matrices to be read, with a line now and then: logs without a curves.json take long."""
+    said = time.monotonic()
+    for number, matrix in enumerate(matrices, 1):
+        if time.monotonic() - said >= READING_S:
+            said = time.monotonic()
+            print(f"reading matrix {number} of {len(matrices)}: {printable(matrix.name)}", file=sys.stderr, flush=True)
+        yield matrix
 
 
 def _folder_named(below: Path, text: str) -> MatrixDir:

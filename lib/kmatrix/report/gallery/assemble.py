@@ -24,7 +24,7 @@ def write_gallery(folder: Path, matrices: Iterable[MatrixDir]) -> Path:
     except OSError as error:
         raise RecordError(
             f"{path} cannot be written",
-            why=f"{error.filename or folder}: {error.strerror or error}",
+            why=f"{error.filename2 or error.filename or folder}: {error.strerror or error}",
             hint="free disk space or fix the permissions of the folder, then run the command again",
         ) from None
     return path

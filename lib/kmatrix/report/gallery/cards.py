@@ -53,6 +53,9 @@ def card(matrix: MatrixDir, folder: Path) -> MatrixCard:
     except KmatrixError as error:
         why = Unreadable(what=shown(error.what), why=shown(error.why))
         return MatrixCard(name=name(matrix.name), link=link, error=why)
+    except OSError as error:  # a folder of somebody else: the other matrices are shown
+        why = Unreadable(what=shown(f"{error.filename or matrix.path} cannot be read"), why=shown(error.strerror or ""))
+        return MatrixCard(name=name(matrix.name), link=link, error=why)
     groups = page_groups(numbers)
     section = verdict(numbers, groups)
     return MatrixCard(
