@@ -52,10 +52,10 @@ REACHABLE = """return [...document.querySelectorAll('a[href], button, input, sel
   .map((one, at) => { one.dataset.at = at; return one.outerHTML.slice(0, 120); });"""
 # The number of the element with the focus, whether a line around it shows so, and whether it is in view.
 FOCUSED = """const one = document.activeElement, drawn = one.type === 'radio' ? one.closest('label') : one;
-const style = getComputedStyle(drawn), box = drawn.getBoundingClientRect(), bar = document.querySelector('.bar');
+const style = getComputedStyle(drawn), place = drawn.getBoundingClientRect(), bar = document.querySelector('.bar');
 const top = bar.contains(one) || drawn.matches('.skip') ? 0 : bar.getBoundingClientRect().bottom;
 const line = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
-return [Number(one.dataset.at ?? NaN), line, box.bottom > top && box.top < innerHeight];"""
+return [Number(one.dataset.at ?? NaN), line, place.bottom > top && place.top < innerHeight];"""
 EDGES = """return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1)
   .map((one) => [one.tabIndex === 0, one.classList.contains('more-left'), one.classList.contains('more-right')]);"""
 DRAWN = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)));"

@@ -117,7 +117,7 @@ def test_the_command_chooses_matrices(tmp_path, capsys):
     assert main(["gallery", f"RESULTS_DIR={empty}"]) == 2
     assert "no test_matrix_results_* directory is there" in capsys.readouterr().err
     assert main(["gallery", f"RESULTS_DIR={tmp_path / 'nowhere'}"]) == 2
-    assert "it is no folder" in capsys.readouterr().err
+    assert "it is not a folder" in capsys.readouterr().err
 
 
 def test_the_command_says_which_matrix_it_reads(tmp_path, capsys, monkeypatch):

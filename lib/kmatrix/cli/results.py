@@ -48,7 +48,7 @@ def gallery(arguments: Arguments) -> int:
     if not chosen:
         raise RecordError(
             f"no matrix in {folder.resolve()}",
-            why="no test_matrix_results_* directory is there" if folder.is_dir() else "it is no folder",
+            why="no test_matrix_results_* directory is there" if folder.is_dir() else "it is not a folder",
             hint="pass MATRICES='<matrix> <matrix>', or RESULTS_DIR=<folder of matrices>",
         )
     if len(chosen) > MOST_MATRICES:
