@@ -68,6 +68,10 @@ PULSE_S = 5.0  # between two writes of .submitter.json
 DOUBT_S = 3.0
 
 
+class OtherSubmitterError(LaunchError):
+    """Another process submits jobs of the matrix now, or the host of a submitter has failed a moment ago."""
+
+
 @dataclass(slots=True)
 class Submitter:
     """The right of this process to submit jobs of a matrix. No other process has it meanwhile, on no host."""
@@ -78,10 +82,10 @@ class Submitter:
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
-        """Raise LaunchError if another host submits now, because this process was suspended for too long."""
+        """Raise OtherSubmitterError if another host submits now, because this process was suspended for too long."""
         found = read_submitter(self.jobs)
         if found is None or found.token != self.entry.token:
-            raise LaunchError(
+            raise OtherSubmitterError(
                 f"another process submits the jobs of {self.jobs.matrix.name} now",
                 why="this one was suspended",
                 hint=f"see its jobs with {make_command('status', self.jobs.matrix.path)}",
@@ -109,7 +113,7 @@ class Submitter:
 def submitting(matrix: MatrixDir, *, wait_s: float = LOCK_S) -> Iterator[Submitter]:
     """Return a context in which no other process submits jobs of a matrix.
 
-    Raises LaunchError if another one does, or if an sbatch of an earlier one still waits for its answer.
+    Raises OtherSubmitterError if another one does, or if an sbatch of an earlier one still waits for its answer.
     """
     jobs = JobsDir(matrix)
     try:
@@ -185,10 +189,10 @@ def _write_once(path: Path, content: bytes, token: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _in_use(jobs: JobsDir) -> LaunchError:
+def _in_use(jobs: JobsDir) -> OtherSubmitterError:
     other = read_submitter(jobs)
     who = f"process {other.pid} on {other.host}" if other and other.pid else "another process"
-    return LaunchError(
+    return OtherSubmitterError(
         f"jobs of {jobs.matrix.name} are being submitted by {who}",
         why="two submitters would submit each run twice",
         hint=f"wait for it; after a crash of that host, this ends within {FRESH_S:g} s",

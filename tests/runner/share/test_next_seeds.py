@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from fake_scheduler import FakeScheduler
 from kmatrix.packing import Limits
 from kmatrix.records.decode import replaced
 from kmatrix.records.files import read_json, write_json
+from kmatrix.records.jobs.claim import FRESH_S
 from kmatrix.records.jobs.files import (
     REPORT,
     SchedulerPhase,
@@ -229,6 +231,25 @@ def test_a_scheduler_that_is_away_is_asked_again(made, slurm, monkeypatch):
     assert cluster.next()
     assert waited == [next_seeds.AGAIN_S] * 3
     assert cluster.submissions()[3] == seeds(4)
+
+
+def test_a_start_whose_node_failed_while_it_submitted_is_waited_out(made, monkeypatch):
+    cluster = made(**EQUAL)
+    cluster.train(TIE)
+    submitter, waited = JobsDir(cluster.matrix).submitter, []
+    write_json(submitter, {"host": "a_lost_node", "pid": 4711, "token": "of the start before", "counter": 3})
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            old = submitter.stat().st_mtime - FRESH_S
+            os.utime(submitter, (old, old))
+
+    monkeypatch.setattr(next_seeds.time, "sleep", sleep)
+    assert cluster.next()
+    assert waited == [next_seeds.AGAIN_S] * 3
+    assert cluster.submissions() == {1: seeds(1, 2, 3), 2: None, 3: seeds(4), 4: None}
+    assert not submitter.exists()
 
 
 def test_settings_of_somebody_else_are_not_used(made, capsys):

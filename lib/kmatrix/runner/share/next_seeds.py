@@ -33,13 +33,22 @@ from kmatrix.runner.cluster import is_own_engine
 from kmatrix.runner.execute import symbols
 from kmatrix.runner.resume import ResumePlan, reopen
 from kmatrix.runner.share.log import say
-from kmatrix.runner.submit import Submitter, occupied_runs, resolve_doubts, submit_plans, submitting
+from kmatrix.runner.submit import (
+    OtherSubmitterError,
+    Submitter,
+    occupied_runs,
+    resolve_doubts,
+    submit_plans,
+    submitting,
+)
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.state import RunPlan
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural
 
-TRY_S, AGAIN_S = 600.0, 15.0  # how long a scheduler is asked that does not answer, and how often
+# How long is it tried, and how often, if the scheduler does not answer, or another process submits. A start of this job
+# whose node failed, or that was requeued, while it submitted, is taken for another process until its files are old.
+TRY_S, AGAIN_S = 600.0, 15.0
 
 
 def submit_next_seeds(matrix: MatrixDir, folder: SubmissionDir, submission: SubmissionFile) -> bool:
@@ -55,7 +64,8 @@ def submit_next_seeds(matrix: MatrixDir, folder: SubmissionDir, submission: Subm
             return True
         except KmatrixError as error:
             why = ": ".join(filter(None, (error.what, error.why)))
-            if not isinstance(error, UnreachableError) or time.monotonic() > deadline:
+            passes = isinstance(error, UnreachableError | OtherSubmitterError)
+            if not passes or time.monotonic() > deadline:
                 again = make_command("continue", matrix.path)
                 say(f"error: cannot submit the next seeds from {socket.gethostname()}: {why}; on a login node: {again}")
                 return False
