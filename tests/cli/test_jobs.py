@@ -11,12 +11,16 @@ from cluster_factory import FakeScheduler, age, answer, claim, end, make_engine,
 from kmatrix.cli.status import as_json, headline, lines, plain
 from kmatrix.gpu.formats.json_array import JsonArrayFile
 from kmatrix.records.files import read_json, write_json
-from kmatrix.records.jobs.files import CANCELLED, EngineFile, JobLine, append_job_line, write_engine
+from kmatrix.records.jobs.files import CANCELLED, REPORT, EngineFile, JobLine, append_job_line, write_engine
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
+from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.loop import drive
+from kmatrix.runner.resume import reopen
 from kmatrix.status.activity import QUIET_S
 from kmatrix.status.view.overview import Overview
 from kmatrix.text import time_of_day
 from records_factory import CREATED, FakeRun, make_matrix
+from scripted import ScriptedEngine, adaptive_matrix, name_of
 
 DONE = FakeRun(optimizer="sgd")
 WIDE = FakeRun(device="cuda", gpus=2, status="running", stop_at=40, train={"num_nodes": 2})
@@ -283,3 +287,22 @@ def test_a_job_that_is_gone_says_why_unless_its_user_has_cancelled_it(matrix):
     assert line in plain(Overview(matrix).poll())
     append_job_line(JobsDir(matrix), JobLine(event=CANCELLED, submission=2, time=1.0))
     assert line not in plain(Overview(matrix).poll())
+
+
+def test_seeds_that_the_last_job_did_not_submit_come_with_its_log_and_the_command(tmp_path):
+    made = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
+    made.path.mkdir()
+    losses = {"adamw": [3.285, 3.271, 3.28], "muon": [3.287, 3.272, 3.29]}  # another seed of each is wanted
+    first = [name_of(one, number) for one in losses for number in (1, 2, 3)]
+    plans = reopen(adaptive_matrix(made, list(losses), 5), (), names=first).plans
+    drive(made, plans, ScriptedEngine(losses), poll_s=0.0)
+    make_engine(made)
+    make_submission(made, [[name] for name in first], job="12")
+    (last,) = make_submission(made, [[]], number=2, job="13", kind=REPORT, seeds=True)
+    answer(made, {**{f"1.{task}": view(f"12_{task}", "ended") for task in range(6)}, "2.0": view("13", "ended")})
+    again = f"submit: make continue TARGET={made.path}"
+    assert f"the next seeds have no job: 2 runs; {again}" in plain(Overview(made).poll())
+    last.log.write_text("no further seeds are submitted: the budget of the matrix is spent\n")
+    found = Overview(made).poll()
+    assert f"the next seeds have no job: 2 runs; why: {last.log}; {again}" in plain(found)
+    assert as_json(found)["jobs"]["next_log"] == "jobs/0002/0/slurm.log"

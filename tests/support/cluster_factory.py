@@ -60,6 +60,7 @@ def make_submission(
     events: Sequence[str] = ("intent", "submitted"),
     nodes: int = 1,
     kind: str = "runs",
+    seeds: bool = False,
     **shape: int,
 ) -> list[ShareDir]:
     """Write a submission, its lines in jobs.jsonl and the folders of its shares. shares: the runs of each."""
@@ -68,7 +69,8 @@ def make_submission(
     found = [folder.share(entry.task) for entry in entries]
     for share in found:
         share.folder.mkdir(parents=True, exist_ok=True)
-    about = SubmissionFile(kind=kind, label=job_label("k7", number), shape=Shape(nodes=nodes, **shape), shares=entries)
+    label, wanted = job_label("k7", number), Shape(nodes=nodes, **shape)
+    about = SubmissionFile(kind=kind, label=label, shape=wanted, shares=entries, seeds=seeds)
     write_submission(folder, about)
     for event in events:
         known = job if event == "submitted" else None

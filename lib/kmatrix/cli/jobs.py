@@ -11,7 +11,7 @@ from kmatrix.status.activity import Activity
 from kmatrix.status.run_jobs import MatrixJobs
 from kmatrix.status.state import NO_PROGRESS
 from kmatrix.status.view.matrix_view import TO_COME, MatrixView, RunView
-from kmatrix.text import duration, first_names, host_names, plural, printable, time_of_day
+from kmatrix.text import duration, first_names, host_names, plural, printable, shown, time_of_day
 
 WAITING = (Status.PLANNED, Status.STOPPED)  # statuses of a run whose job waits, or starts
 
@@ -149,7 +149,8 @@ def next_steps(view: MatrixView) -> Iterator[str]:
     elif jobs.is_rendered:
         yield f"{plural(jobs.unsubmitted, 'run')} not submitted: submit the rendered scripts, or: {again}"
     elif jobs.next_seeds is not None:
-        yield f"the next seeds have no job: {plural(jobs.unsubmitted, 'run')}; submit: {again}"
+        why = f"; why: {printable(shown(view.path / jobs.next_log))}" if jobs.next_log else ""
+        yield f"the next seeds have no job: {plural(jobs.unsubmitted, 'run')}{why}; submit: {again}"
     elif jobs.is_interrupted:
         yield f"the submission was interrupted: {plural(jobs.unsubmitted, 'run')} without a job; submit: {again}"
 

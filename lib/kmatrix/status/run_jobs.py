@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kmatrix.records.jobs.claim import is_listed
 from kmatrix.records.jobs.files import SchedulerPhase
+from kmatrix.records.jobs.paths import ShareDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import RunRequest
@@ -60,6 +61,7 @@ class MatrixJobs:
     is_copy: bool = False  # the matrix that they belong to is still there
     next_seeds: Activity | None = None  # of the job that submits the next seeds; None without one
     next_job: str = ""  # its id
+    next_log: str = ""  # of that job, below the matrix, if it began: why it has submitted nothing
 
 
 def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainFields) -> RunJob | None:
@@ -133,7 +135,13 @@ def jobs_of(
         is_copy=activity.is_copy,
         next_seeds=last.activity if last is not None else None,
         next_job=_id(last) if last is not None else "",
+        next_log=_log_of(last.share) if last is not None and last.share is not None else "",
     )
+
+
+def _log_of(share: ShareDir) -> str:
+    """Return the log of a job below its matrix, "" if the job has not begun."""
+    return str(share.log.relative_to(share.path)) if is_listed(share.log) else ""
 
 
 def _reason(share: ShareState) -> str:
