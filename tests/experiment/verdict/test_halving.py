@@ -10,6 +10,7 @@ from programs import Program, give_gpus
 
 RATES = "LEARNING_RATE=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3,9e-3"
 NINE = ("OPTIMIZER=adamw", "NUM_GPUS=1", RATES, "MAX_ITERS=900", "EVAL_INTERVAL=50")
+KUBERNETES = ("K8S_IMAGE=kmatrix:1", "K8S_CLAIM=data", "K8S_MOUNT=/data", "K8S_NAMESPACE=lab")
 LINE = "9 configurations to step 100, 3 to step 300, 2 to the end: at most 33 % of the steps"
 
 
@@ -87,6 +88,21 @@ def test_halving_that_cannot_work_is_one_error(kmatrix, words, message):
     given = {word.partition("=")[0] for word in words}
     rest = [word for word in NINE if word.partition("=")[0] not in given]
     assert message in kmatrix.refused("test-matrix-dry-run", *rest, *words)
+
+
+@pytest.mark.parametrize("command", ["plan", "test-matrix-dry-run", "test-matrix"])
+@pytest.mark.parametrize("words", [["ENGINE=slurm", "GPUS_PER_NODE=0"], ["ENGINE=kubernetes", *KUBERNETES]])
+def test_halving_on_a_cluster_is_refused_with_the_reason_and_a_way(kmatrix, command, words):
+    refused = kmatrix.refused(command, *NINE, "MATRIX_HALVING=3", *words)
+    assert refused.startswith("error: MATRIX_HALVING=3 needs ENGINE=local\n")
+    assert f"why: the jobs of {words[0]} do not wait for the losses" in refused
+    assert "hint: pass ENGINE=local on a machine with devices, or MATRIX_HALVING=0" in refused
+
+
+def test_scripts_that_the_user_starts_are_not_halved(kmatrix, tmp_path):
+    refused = kmatrix.refused("plan", *NINE, "MATRIX_HALVING=3", f"RENDER={tmp_path / 'rendered'}")
+    assert "MATRIX_HALVING=3 needs the runner of this machine" in refused
+    assert "hint: omit RENDER=, or pass MATRIX_HALVING=0" in refused
 
 
 def test_a_single_run_is_not_halved(kmatrix):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kmatrix.errors import ConfigError
 from kmatrix.matrix.rules import HALVING
+from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
 from kmatrix.verdict.halving import LEAST, Rung, most_steps, rungs
@@ -46,18 +47,26 @@ class PlannedRungs:
         return f"{', '.join([first, *parts, end])}: at most {100 * share:.0f} % of the steps"
 
 
-def plan_rungs(eta: int, families: Sequence[Sequence[TrainConfig]], *, has_runner: bool) -> tuple[PlannedRungs, ...]:
+def plan_rungs(
+    eta: int, families: Sequence[Sequence[TrainConfig]], *, engine: str, by_hand: bool
+) -> tuple[PlannedRungs, ...]:
     """Return the rungs of each family. families: the training of each of their configurations.
 
-    has_runner: this machine executes the runs, and they are not started by hand.
+    engine: that executes the runs.  by_hand: the user starts them.
 
     Raises ConfigError if the losses at a rung would not be comparable, if there is no rung at all, and for jobs.
     """
-    if not has_runner:
+    if engine != LOCAL:
         raise ConfigError(
             f"{HALVING}={eta} needs ENGINE=local",
-            why="jobs and scripts do not wait for the losses that decide which runs train on",
-            hint=f"pass ENGINE=local, or {HALVING}=0",
+            why=f"the jobs of ENGINE={engine} do not wait for the losses that decide which runs train on",
+            hint=f"pass ENGINE=local on a machine with devices, or {HALVING}=0, which trains all runs to their end",
+        )
+    if by_hand:
+        raise ConfigError(
+            f"{HALVING}={eta} needs the runner of this machine",
+            why="scripts that are started by hand do not wait for the losses that decide which runs train on",
+            hint=f"omit RENDER=, or pass {HALVING}=0, which trains all runs to their end",
         )
     found = tuple(_family_rungs(eta, family) for family in families)
     if all(family.max_iters and not family.rungs for family in found):

@@ -54,7 +54,7 @@ def plan_verdict(
     members = [[own(run) for run in family.values()] for family in families]
     return PlannedVerdict(
         rules=rules,
-        rungs=plan_rungs(rules.halving, members, has_runner=engine == LOCAL and not by_hand),
+        rungs=plan_rungs(rules.halving, members, engine=engine, by_hand=by_hand),
         warnings=tuple(halving_warnings(rules.halving, members)),
     )
 
