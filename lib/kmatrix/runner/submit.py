@@ -69,7 +69,7 @@ DOUBT_S = 3.0
 
 
 class OtherSubmitterError(LaunchError):
-    """Another process submits jobs of the matrix now, or the host of a submitter has failed a moment ago."""
+    """Another process submits jobs of the matrix now, or did until its host failed just now."""
 
 
 @dataclass(slots=True)
