@@ -1,12 +1,14 @@
-"""Simulate whole matrices: how often equal ones get a false "better", and how many runs adaptive seeds save.
+"""Simulate whole matrices: false "better" of equal ones, the runs that adaptive seeds save, and what a report prints.
 
     python bench/verdict.py [--count 4000] [--sizes 2 4 8] [--seed 1]
 
 Losses are normal with a standard deviation of 1 (sigma) and without an effect of the seed. Adaptive seeds are 3 to 10,
 at 95 %, without a baseline or a margin: the family is all pairs. A configuration is decided if it is rightly called
 worse than another one. The fixed plan gives each configuration as many seeds as decide the same share, with Student's
-paired t test and Holm's correction. Losses are drawn from --seed, so the table is the same on every machine. All
-verdicts are those of `replay` and `fixed_verdict`, from which reports are made.
+paired t test and Holm's correction. The last two tables are about two configurations: how much an early stop
+exaggerates a difference, and how often "about n more would decide it" is right when it is printed after 5 seeds.
+Losses are drawn from --seed, so the tables are the same on every machine. All verdicts are those of `replay`,
+`adaptive_verdict` and `fixed_verdict`, from which reports are made.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
+from kmatrix.verdict.adaptive import adaptive_verdict
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Rules
 from kmatrix.verdict.fixed import fixed_verdict
 from kmatrix.verdict.replay import replay
@@ -29,6 +32,9 @@ from kmatrix.verdict.replay import replay
 RULES = Rules(seeds=tuple(range(10)))
 SIZES = (2, 4, 8)  # configurations
 SPREADS = {2.0: 0.20, 4.0: 0.30}  # standard deviation of the true means, sigma -> goal: share of runs saved
+DIFFERENCES = (1.0, 2.0, 3.0)  # true ones of two configurations, sigma
+ASKED_AFTER = 5  # seeds
+SPREAD_ASKED = 4.0  # standard deviation of the true means where more seeds are forecast, sigma
 SLACK = 0.002  # of the share that is decided: fixed plans that miss it by less are of equal power
 
 Matrix = dict[str, dict[int, float]]
@@ -70,10 +76,7 @@ def median_error(values: Sequence[int]) -> float:
 
 def fixed_share(matrices: Sequence[tuple[Matrix, dict[str, float]]], seeds: int) -> float:
     """Return the share of configurations that a fixed plan decides."""
-    right = sum(
-        decided(fixed_verdict({name: {s: row[s] for s in range(seeds)} for name, row in losses.items()}, RULES), means)
-        for losses, means in matrices
-    )
+    right = sum(decided(fixed_verdict(first_seeds(losses, seeds), RULES), means) for losses, means in matrices)
     return right / sum(len(means) - 1 for _, means in matrices)
 
 
@@ -86,6 +89,47 @@ def equal_power(matrices: Sequence[tuple[Matrix, dict[str, float]]], share: floa
         middle = (low + high) // 2
         low, high = (middle, high) if fixed_share(matrices, middle) < share - SLACK else (low, middle)
     return high
+
+
+def first_seeds(losses: Matrix, seeds: int) -> Matrix:
+    """Return the losses of the first seeds of a matrix."""
+    return {name: {seed: row[seed] for seed in RULES.seeds[:seeds]} for name, row in losses.items()}
+
+
+def stopped(difference: float, count: int, seed: int) -> tuple[list[float], int, float]:
+    """Return, of two configurations with a true difference, what is printed where the better one is called better.
+
+    The differences that are printed, the number of intervals at the end that hold the truth, and the mean of the seeds.
+    """
+    dice = random.Random(f"stopped {difference} {seed}")
+    printed, covered, seeds = [], 0, 0
+    for _ in range(count):
+        losses = {
+            name: {seed: dice.gauss(mean, 1) for seed in RULES.seeds} for name, mean in (("a", 0), ("b", difference))
+        }
+        (pair,) = replay(losses, RULES).verdict.pairs
+        assert pair.interval is not None
+        assert pair.difference is not None
+        truth = -difference if pair.a == "a" else difference
+        covered += pair.interval.low <= truth <= pair.interval.high
+        seeds += len(pair.seeds)
+        if pair.outcome is (PairOutcome.BETTER if pair.a == "a" else PairOutcome.WORSE):
+            printed.append(abs(pair.difference))
+    return printed, covered, seeds / count
+
+
+def forecasts(count: int, seed: int) -> dict[int, list[bool]]:
+    """Return the numbers of further seeds that were printed, and whether as many decided the comparison."""
+    dice = random.Random(f"forecasts {seed}")
+    found: dict[int, list[bool]] = {}
+    for _ in range(count):
+        losses, _ = drawn(dice, 2, SPREAD_ASKED)
+        (pair,) = adaptive_verdict(first_seeds(losses, ASKED_AFTER), RULES).pairs
+        more = pair.more_seeds
+        if pair.no_more is None and more is not None and ASKED_AFTER + more <= len(RULES.seeds):
+            (after,) = adaptive_verdict(first_seeds(losses, ASKED_AFTER + more), RULES).pairs
+            found.setdefault(more, []).append(after.outcome is not PairOutcome.OPEN)
+    return found
 
 
 def print_row(*cells: object) -> None:
@@ -115,8 +159,7 @@ def main() -> None:
             losses, _ = drawn(dice, size, 0.0)
             found = replay(losses, RULES)
             wrong += has_false_better(found.verdict)
-            six = {name: {seed: row[seed] for seed in range(6)} for name, row in losses.items()}
-            wrong_fixed += has_false_better(fixed_verdict(six, RULES))
+            wrong_fixed += has_false_better(fixed_verdict(first_seeds(losses, 6), RULES))
             runs.append(size * len(RULES.seeds) - found.unused)
         shares = [
             f"{100 * share:.1f} ± {100 * error_of(share, count):.1f} %"
@@ -149,6 +192,25 @@ def main() -> None:
                 f"{100 * (1 - median / fixed):.0f} ± {100 * median_error(runs) / fixed:.0f} %" if fixed else "-",
                 f"at least {100 * goal:.0f} %",
             )
+
+    print_head("true difference", "called better", "printed difference / true one", "intervals that hold it", "seeds")
+    for difference in DIFFERENCES:
+        printed, covered, seeds_used = stopped(difference, count, arguments.seed)
+        share, held = len(printed) / count, covered / count
+        ratio = statistics.fmean(printed) / difference
+        error = statistics.stdev(printed) / difference / math.sqrt(len(printed))
+        print_row(
+            f"{difference:g} sigma",
+            f"{100 * share:.1f} ± {100 * error_of(share, count):.1f} %",
+            f"{ratio:.3f} ± {error:.3f}",
+            f"{100 * held:.1f} ± {100 * error_of(held, count):.1f} %",
+            f"{seeds_used:.1f}",
+        )
+
+    print_head("about n more", f"printed after {ASKED_AFTER} seeds", "as many or fewer decided it")
+    for more, right_ones in sorted(forecasts(4 * count, arguments.seed).items()):
+        share = statistics.fmean(right_ones)
+        print_row(more, len(right_ones), f"{100 * share:.0f} ± {100 * error_of(share, len(right_ones)):.0f} %")
     print(f"\n{count:,} matrices per row, {time.monotonic() - begin:.0f} s")
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kmatrix.stats import critical_t
 from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, Rules
 from kmatrix.verdict.fixed import fixed_verdict
-from kmatrix.verdict.pairs import OPPOSITE, holm, holm_levels, outcome_of, sign_flip_p
+from kmatrix.verdict.pairs import OPPOSITE, fewest, holm, holm_levels, outcome_of, sign_flip_p
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
 RULES = Rules(seeds=())
@@ -60,7 +60,7 @@ def test_welchs_test_is_that_of_the_vectors(vector):
 
 @pytest.mark.parametrize("vector", VECTORS["sign_flip"], ids=lambda v: f"{v['p_two_sided']:.2g}")
 def test_a_sign_flip_test_is_that_of_the_vectors(vector):
-    assert sign_flip_p(vector["differences"]) == pytest.approx(vector["p_two_sided"], rel=1e-15)
+    assert sign_flip_p(vector["differences"], 0.0) == pytest.approx(vector["p_two_sided"], rel=1e-15)
 
 
 @given(st.lists(st.integers(-20, 20), min_size=6, max_size=10))
@@ -69,14 +69,14 @@ def test_a_sign_flip_test_counts_all_signs(values):
     choices = itertools.product((1, -1), repeat=len(values))
     sums = [sum(sign * value for sign, value in zip(signs, values, strict=True)) for signs in choices]
     expected = sum(abs(total) >= abs(sum(values)) for total in sums) / len(sums)
-    assert sign_flip_p([0.1 * value for value in values]) == pytest.approx(expected, rel=1e-15)
+    assert sign_flip_p([0.1 * value for value in values], 0.0) == pytest.approx(expected, rel=1e-15)
 
 
 def test_forty_differences_have_an_exact_sign_flip_test():
-    assert sign_flip_p([1.0] * 40) == pytest.approx(2 / 2**40, rel=1e-15)
-    assert sign_flip_p([1.0] * 41) is None
-    assert sign_flip_p([1.0] * 5) is None
-    assert sign_flip_p([0.0] * 6) == 1.0
+    assert sign_flip_p([1.0] * 40, 1.0) == pytest.approx(2 / 2**40, rel=1e-15)
+    assert sign_flip_p([1.0] * 41, 1.0) is None
+    assert sign_flip_p([1.0] * 5, 1.0) is None
+    assert sign_flip_p([0.0] * 6, 0.0) == 1.0
 
 
 def test_holms_correction_is_that_of_the_vectors():
@@ -301,6 +301,17 @@ def test_more_seeds_are_those_that_would_decide_it():
     assert 0.5 * math.sqrt(17) < critical_t(0.95, 16)
     assert found.more_seeds == 18 - 3
     assert compare(numbered([0.001, -0.001, 0.00001]), numbered([0.0] * 3)).more_seeds is None
+
+
+def test_more_seeds_have_the_degrees_of_freedom_of_their_number():
+    """t = 2.2 sqrt(n): 3.81 with 3 seeds is below 4.30 (2 degrees of freedom), 4.40 with 4 is above 3.18 (3)."""
+    deviation = math.sqrt(2)  # of 1 and -1
+    found = compare(numbered(2.2 * deviation + x for x in (1, -1)), numbered([0.0] * 2))
+    assert (found.outcome, found.more_seeds) == (OPEN, 2)
+
+
+def test_no_plan_has_a_hundred_more_seeds():
+    assert [fewest(lambda n, needed=needed: n >= needed) for needed in (1, 2, 98, 99, 100)] == [1, 2, 98, 99, None]
 
 
 def test_the_detectable_difference_does_not_depend_on_the_one_found():

@@ -59,6 +59,16 @@ def test_fewer_points_after_many_seeds_give_the_same_probability(first, most, a,
     assert found == pytest.approx(crossing(limits, first)[-1], rel=3e-5)
 
 
+@pytest.mark.parametrize(("first", "most"), [(2, 6), (3, 10), (3, 16)])
+@pytest.mark.parametrize(("a", "error"), [(0.1, 4e-7), (0.022, 4e-7), (0.01, 4e-7), (1e-5, 2e-5)])
+def test_more_points_change_a_probability_by_as_little_as_is_said(first, most, a, error, monkeypatch):
+    limits = boundary(a, first, most)
+    found = crossing(limits, first)[-1]
+    monkeypatch.setattr(sequential, "PER_PANEL", 250)
+    monkeypatch.setattr(sequential, "PER_INTEGRAL", 96)
+    assert found == pytest.approx(crossing(limits, first)[-1], rel=error)
+
+
 def test_one_look_is_an_ordinary_t_test():
     assert crossing([critical(0.025, 4)], 5) == pytest.approx([0.025], rel=1e-12)
     assert level(0.025, 5, 5) == pytest.approx(0.025, rel=1e-9)

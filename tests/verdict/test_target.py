@@ -46,6 +46,15 @@ def test_a_configuration_that_diverged_has_no_p():
     assert found.reason == "diverged in 1 of 4 runs"
 
 
+def test_a_p_at_the_level_is_below_the_target():
+    losses = {"a": numbered([3.27, 3.30, 3.28])}
+    p = below_target(losses, 3.28, RULES, adaptive=False)["a"].p
+    assert p > 0.5  # then 1 - (1 - p) is exactly p
+    for confidence, is_below in ((1 - p, True), (1 - p + 1e-15, False)):
+        rules = Rules(seeds=RULES.seeds, confidence=confidence)
+        assert below_target(losses, 3.28, rules, adaptive=False)["a"].is_below is is_below
+
+
 def test_adaptive_seeds_count_up_to_the_first_that_is_to_come():
     losses = {"a": {1: 3.1, 2: 3.11, 4: math.inf, 5: 3.0}}
     found = below_target(losses, 3.28, RULES, adaptive=True)["a"]

@@ -79,6 +79,11 @@ class PairEvidence:
         return [x - y for x, y in zip(self.a, self.b, strict=True)]
 
     @property
+    def largest(self) -> float:
+        """The largest loss, whose rounding is that of the differences."""
+        return max(map(abs, [*self.a, *self.b]), default=0.0)
+
+    @property
     def p(self) -> float:
         """The two-sided sequential p."""
         return min(1.0, 2 * min(self.low, self.high))
@@ -215,9 +220,7 @@ def _evidence(a: Sequence[float | None], b: Sequence[float | None], rules: Rules
         variances=[],
         looks=[],
     )
-    found.variances = running_variances(
-        found.differences, max(map(abs, [*found.a, *found.b]), default=0.0), rules.resolution
-    )
+    found.variances = running_variances(found.differences, found.largest, rules.resolution)
     return found
 
 
@@ -312,7 +315,7 @@ def _pair_verdict(decision: Decision, pair: Pair, asked: float) -> PairVerdict:
         seeds=found.seeds,
         difference=math.fsum(found.differences) / len(found.seeds) if found.seeds else None,
         deviation=math.sqrt(found.variances[-1]) if found.variances else None,
-        sign_flip_p=sign_flip_p(found.differences),
+        sign_flip_p=sign_flip_p(found.differences, found.largest),
         share_removed=share_removed(found.a, found.b),
         diverged=(decision.diverged[pair[0]], decision.diverged[pair[1]]),
         no_more=decision.no_more[pair],

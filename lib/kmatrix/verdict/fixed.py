@@ -124,12 +124,13 @@ def _finite(known: Mapping[int, float | None]) -> dict[int, float]:
 
 def _paired(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Rules) -> FixedTest:
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    variance = running_variances(differences, max(map(abs, [*a, *b])), rules.resolution)[-1]
+    largest = max(map(abs, [*a, *b]))
+    variance = running_variances(differences, largest, rules.resolution)[-1]
     pair = replace(
         pair,
         difference=math.fsum(differences) / len(differences),
         deviation=math.sqrt(variance),
-        sign_flip_p=sign_flip_p(differences),
+        sign_flip_p=sign_flip_p(differences, largest),
         share_removed=share_removed(a, b),
     )
     if _is_copied(a, b) or variance == 0:

@@ -199,11 +199,12 @@ def share_removed(a: Sequence[float], b: Sequence[float]) -> float | None:
     return 1 - sample_variance([x - y for x, y in zip(a, b, strict=True)]) / both if both > 0 else None
 
 
-def sign_flip_p(differences: Sequence[float]) -> float | None:
+def sign_flip_p(differences: Sequence[float], largest: float) -> float | None:
     """Return the exact two-sided p of the sign-flip test of a mean difference; None below 6 and above 40 differences.
 
-    The share of the 2^n choices of signs whose sum is at least as far from 0; the smallest is 2 / 2^n. The sums of the
-    two halves are combined by sorting, so that 40 differences take 2^20 sums instead of 2^40.
+    largest: the largest loss. p is the share of the 2^n choices of signs whose sum is at least as far from 0; the
+    smallest is 2 / 2^n. The sums of the two halves are combined by sorting, so that 40 differences take 2^20 sums
+    instead of 2^40.
     Source: R. A. Fisher, The Design of Experiments (1935), section 21.
     """
     n = len(differences)
@@ -221,8 +222,9 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
         for value in half:
             sums = np.concatenate([sums + value, sums - value])
         halves.append(sums)
-    # Sums that differ only by rounding are equal.
-    reached = abs(math.fsum(values)) - 1e-12 * math.fsum(map(abs, values))
+    # Sums that differ only by rounding are equal: 3.2817 - 3.2816 and 3.2803 - 3.2802 are both 0.0001.
+    rounding = 1e-12 * math.fsum(map(abs, values)) + n * ROUNDING * math.ulp(largest) / scale
+    reached = abs(math.fsum(values)) - rounding
     if reached <= 0:
         return 1.0
     below = np.searchsorted(np.sort(halves[0]), reached - halves[1], side="left")

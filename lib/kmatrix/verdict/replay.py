@@ -30,7 +30,7 @@ def replay(losses: Losses, rules: Rules) -> Replay:
         }
         if not missing:
             rounds.append(max(seeds.values()))
-        more = set() if missing else _next_round(decision, seeds, len(rules.seeds))
+        more = set() if missing else _next_round(decision, seeds)
         if not more:
             return Replay(
                 verdict=described(decision),
@@ -48,8 +48,11 @@ def _first(known: Mapping[int, float | None], rules: Rules, count: int) -> dict[
     return {seed: known[seed] for seed in rules.seeds[:count] if seed in known}
 
 
-def _next_round(decision: Decision, seeds: Mapping[str, int], most: int) -> set[str]:
-    """Return the configurations that get one more seed: the side of an open pair that has fewer, or both."""
+def _next_round(decision: Decision, seeds: Mapping[str, int]) -> set[str]:
+    """Return the configurations that get one more seed: the side of an open pair that has fewer, or both.
+
+    A pair of which both have all seeds is not asked: it has NoMoreSeeds.MAXIMUM.
+    """
     reference, more = decision.reference, set()
     for name in seeds:
         if name == reference:
@@ -57,7 +60,7 @@ def _next_round(decision: Decision, seeds: Mapping[str, int], most: int) -> set[
         pair = decision.pair(name)
         if decision.outcomes[pair] is PairOutcome.OPEN and decision.no_more[pair] is None:
             fewer = min(seeds[name], seeds[reference])
-            more |= {side for side in pair if seeds[side] == fewer and fewer < most}
+            more |= {side for side in pair if seeds[side] == fewer}
     return more
 
 
