@@ -8,7 +8,7 @@ from factories import make_data
 from instant import instant_program
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.runs import LARGEST_SEED, VerdictRules, read_matrix_file_or_empty, read_run_file
 from programs import Program, give_gpus
 
 TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
@@ -85,6 +85,18 @@ def test_a_configuration_that_cannot_be_compared_is_warned_about(kmatrix):
     result = kmatrix(*words, "OPTIMIZER=adamw,muon", exclude)
     assert "warning: 1 configuration with losses that no other one can be compared with: 3 seeds" in result.out
     assert "cannot be compared" not in kmatrix(*words, "OPTIMIZER=adamw,muon").out
+
+
+def test_the_last_seeds_that_fit_are_taken(kmatrix):
+    result = kmatrix("test-matrix-dry-run", *TWO, "MATRIX_SEEDS_AUTO=y", f"SEED={LARGEST_SEED - 9}")
+    assert f"gpt2_adamw_seed{LARGEST_SEED}_1cpu" in result.names
+
+
+def test_a_configuration_that_is_compared_with_nothing_needs_no_baseline(kmatrix):
+    """On the longer context only adamw is left: it is compared with nothing, and the baseline is that of the other."""
+    words = ("test-matrix-dry-run", *TWO, "BLOCK_SIZE=32,64", "MATRIX_EXCLUDE=OPTIMIZER=muon BLOCK_SIZE=64: not tuned")
+    assert "3 runs" in kmatrix(*words, "MATRIX_BASELINE=OPTIMIZER=muon").out
+    assert "names no configuration" in kmatrix.refused(*words, "MATRIX_BASELINE=OPTIMIZER=sgd")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from kmatrix.records.runs import RunFile, RunResult, Status, VerdictRules, read_
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, adaptive_seeds, end_of, families_of, without_budget
 from kmatrix.status.state import Attempt, RunState
+from kmatrix.verdict.family import FamilyVerdict, Method, PairOutcome, PairVerdict, Replay, Rules
 from scripted import MEASURED, adaptive_matrix, name_of
 
 TRAIN = TrainFields(batch_size=4)
@@ -211,3 +212,35 @@ def test_the_stored_rules_of_an_unreadable_matrix_are_those_of_no_adaptive_seeds
     record = read_json(matrix.matrix_json)
     write_json(matrix.matrix_json, {**record, "verdict": {}})
     assert adaptive_seeds(matrix, records_of(matrix)) is None
+
+
+def test_the_seeds_that_are_likely_are_those_of_the_comparison_that_needs_most_without_those_that_run(
+    matrix, monkeypatch
+):
+    """adamw is in both comparisons: 3 more seeds, of which its fourth is wanted now."""
+    adaptive_matrix(matrix, ["adamw", "muon", "soap"])
+    pairs = tuple(
+        PairVerdict(a="adamw", b=name, outcome=PairOutcome.OPEN, method=Method.SEQUENTIAL, more_seeds=more)
+        for name, more in (("muon", 3), ("soap", 1))
+    )
+    rules = Rules(seeds=(1, 2, 3, 4, 5, 6))
+    verdict = FamilyVerdict(rules=rules, reference="adamw", means={}, pairs=pairs)
+    now = Replay(verdict=verdict, wanted=frozenset({("adamw", 4)}), rounds=(3,), asked={})
+    monkeypatch.setattr(module, "replay", lambda losses, rules: now)
+    seeds = seeds_of(matrix)
+    assert seeds.wanted({}) == {name_of("adamw", 4)}
+    reserve = {name_of(name, seed) for name in ("adamw", "muon", "soap") for seed in (4, 5, 6)} - {name_of("adamw", 4)}
+    assert seeds.likely(reserve) == {
+        *(name_of("adamw", seed) for seed in (5, 6)),
+        *(name_of("muon", seed) for seed in (4, 5, 6)),
+        name_of("soap", 4),
+    }
+
+
+def test_planned_and_stopped_runs_that_are_not_wanted_are_the_reserve(matrix):
+    adaptive_matrix(matrix, ["adamw", "muon"])
+    statuses = dict(zip(sorted(records_of(matrix)), Status, strict=False))
+    waiting = {name for name, status in statuses.items() if status in (Status.PLANNED, Status.STOPPED)}
+    one = min(waiting)
+    assert len(waiting) == 2
+    assert seeds_of(matrix).reserve(statuses, [one]) == waiting - {one}

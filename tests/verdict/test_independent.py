@@ -171,14 +171,3 @@ def test_a_tie_is_futile_from_four_seeds_on():
     rules = Rules(seeds=tuple(range(5)))
     found = [adaptive_verdict({"a": a, "b": dict([*b.items()][:n])}, rules).pairs[0].no_more for n in (3, 4)]
     assert found == [None, NoMoreSeeds.FUTILE]
-
-
-def test_welchs_test_of_rounded_losses_has_the_variance_of_rounding():
-    """A side without a spread has that of rounding, 1e-4 squared / 12."""
-    a, b = [3.2817] * 3, [3.2810, 3.2813, 3.2816]
-    losses = {"a": dict(enumerate(a)), "b": dict(enumerate(b, start=10))}
-    (pair,) = fixed_verdict(losses, Rules(seeds=(), resolution=1e-4)).pairs
-    shares = [1e-8 / 12 / 3, np.var(b, ddof=1) / 3]
-    freedom = sum(shares) ** 2 / sum(share**2 / 2 for share in shares)
-    t = (np.mean(a) - np.mean(b)) / math.sqrt(sum(shares))
-    assert pair.p == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-9)

@@ -110,7 +110,7 @@ def test_one_seed_has_no_p_and_two_have_that_of_cauchys_distribution():
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.1])
-def test_losses_without_a_spread_are_no_evidence(gap):
+def test_losses_without_a_spread_decide_nothing(gap):
     same, other = numbered([3.2] * 10), numbered([3.2 + gap] * 10)
     shifted = numbered([3.2817, 3.2811, 3.2822, 3.2803, 3.2809, 3.2801, 3.2805, 3.2808, 3.2802, 3.2812])
     moved = {seed: loss + gap for seed, loss in shifted.items()}

@@ -61,7 +61,7 @@ def test_fewer_points_after_many_seeds_give_the_same_probability(first, most, a,
 
 @pytest.mark.parametrize(("first", "most"), [(2, 6), (3, 10), (3, 16)])
 @pytest.mark.parametrize(("a", "error"), [(0.1, 4e-7), (0.022, 4e-7), (0.01, 4e-7), (1e-5, 2e-5)])
-def test_more_points_change_a_probability_by_as_little_as_is_said(first, most, a, error, monkeypatch):
+def test_more_points_change_a_probability_by_less_than_the_stated_error(first, most, a, error, monkeypatch):
     limits = boundary(a, first, most)
     found = crossing(limits, first)[-1]
     monkeypatch.setattr(sequential, "PER_PANEL", 250)

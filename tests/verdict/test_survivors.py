@@ -54,6 +54,11 @@ def test_a_diverged_seed_puts_its_configuration_last_and_a_later_loss_does_not_c
     assert rung.kept == ("b", "c", "d")
 
 
+def test_a_run_that_ended_at_the_rung_counts_with_its_final_loss_and_one_that_diverged_at_any_step():
+    assert [SeedAtRungs(over=True, final=4.0, final_step=step).at(10) for step in (9, 10, 11)] == [4.0, 4.0, None]
+    assert [SeedAtRungs(over=True, final=math.inf, final_step=step).at(10) for step in (None, 90)] == [math.inf] * 2
+
+
 def test_the_order_of_ends_changes_nothing():
     """A process that starts what is wanted, one run after the other in any order, ends with the same survivors."""
     dice, ends = random.Random(3), set()

@@ -220,7 +220,7 @@ def _evidence(a: Sequence[float | None], b: Sequence[float | None], rules: Rules
         variances=[],
         looks=[],
     )
-    found.variances = running_variances(found.differences, found.largest, rules.resolution)
+    found.variances = running_variances(found.differences, found.largest)
     return found
 
 

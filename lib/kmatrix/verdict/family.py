@@ -26,7 +26,6 @@ class Rules:
     confidence: float = 0.95  # MATRIX_CONFIDENCE: 1 - the probability of a false "better" in a matrix
     min_difference: float | None = None  # MATRIX_MIN_DIFFERENCE (nats/token); None: nothing is called equivalent
     baseline: str | None = None  # the configuration that all others are compared with; None: all pairs
-    resolution: float = 0.0  # the last digit of a loss; 0: full precision
 
     @property
     def alpha(self) -> float:

@@ -125,7 +125,7 @@ def _finite(known: Mapping[int, float | None]) -> dict[int, float]:
 def _paired(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Rules) -> FixedTest:
     differences = [x - y for x, y in zip(a, b, strict=True)]
     largest = max(map(abs, [*a, *b]))
-    variance = running_variances(differences, largest, rules.resolution)[-1]
+    variance = running_variances(differences, largest)[-1]
     pair = replace(
         pair,
         difference=math.fsum(differences) / len(differences),
@@ -133,7 +133,7 @@ def _paired(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Ru
         sign_flip_p=sign_flip_p(differences, largest),
         share_removed=share_removed(a, b),
     )
-    if _is_copied(a, b) or variance == 0:
+    if variance == 0:
         return _untested(pair, a, b)
     n = len(differences)
     return _with_test(
@@ -144,7 +144,7 @@ def _paired(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Ru
 
 
 def _welch(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Rules) -> FixedTest:
-    variances = tuple(max(sample_variance(side), rules.resolution**2 / 12) for side in (a, b))
+    variances = tuple(map(sample_variance, (a, b)))
     shares = [variance / len(side) for variance, side in zip(variances, (a, b), strict=True)]
     total = sum(shares)
     if _is_copied(a, b) or total == 0:

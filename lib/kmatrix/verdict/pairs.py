@@ -168,12 +168,11 @@ def sample_variance(values: Sequence[float]) -> float:
     return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
 
 
-def running_variances(differences: Sequence[float], largest: float, resolution: float) -> list[float]:
+def running_variances(differences: Sequence[float], largest: float) -> list[float]:
     """Return the variance of the first n differences, n from 2 on. largest: the largest loss.
 
     The squares are updated as in Welford, Technometrics 4 (1962), which keeps the digits of small differences.
     """
-    floor = resolution**2 / 6  # the variance of the difference of two rounded numbers
     rounding = ROUNDING * math.ulp(largest)
     result: list[float] = []
     mean = squares = 0.0
@@ -184,7 +183,7 @@ def running_variances(differences: Sequence[float], largest: float, resolution: 
         squares += step * (difference - mean)
         low, high = min(low, difference), max(high, difference)
         if n >= FEWEST_LOOK:
-            result.append(max(squares / (n - 1) if high - low > rounding else 0.0, floor))
+            result.append(squares / (n - 1) if high - low > rounding else 0.0)
     return result
 
 

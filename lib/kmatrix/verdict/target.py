@@ -94,7 +94,7 @@ def _tested(known: Mapping[int, float | None], target: float, rules: Rules, *, a
     if len(finite) < FEWEST_LOOK:
         return replace(test, reason="one seed: not significant" if finite else "no loss")
     excess = [loss - target for loss in finite]
-    variances = running_variances(excess, max(map(abs, finite)), rules.resolution)
+    variances = running_variances(excess, max(map(abs, finite)))
     if variances[-1] == 0:
         return replace(test, reason="all seeds have the same loss: they count as one seed")
     if not adaptive:
