@@ -59,6 +59,16 @@ def test_each_matrix_has_its_verdict_its_leader_and_a_link(tmp_path):
     assert "(no report.html)" in second.text
 
 
+def test_losses_that_differ_by_little_do_not_read_0(tmp_path):
+    losses = {"muon": (1.00e-6, 1.02e-6, 1.01e-6), "adamw": (2.00e-6, 2.03e-6, 2.01e-6)}
+    runs = [run for optimizer, values in losses.items() for run in runs_with_seeds(3, values, optimizer=optimizer)]
+    (found,) = cards(tmp_path, [make_matrix(tmp_path, runs, name=NAMES[0])])
+    lowest, difference = (one.text for one in found.all("dd")[:2])
+
+    assert lowest == "muon, 0.00000101 nats/token"
+    assert difference.startswith(f"{MINUS}0.00000100 ({MINUS}0.00000102 to {MINUS}0.00000099)")
+
+
 def test_a_gallery_elsewhere_links_to_pages_by_relative_paths_that_hold_any_name(tmp_path):
     matrix = make_matrix(tmp_path / "a #? ü:b", [FakeRun()])
     write_page(analyse(matrix))

@@ -14,9 +14,10 @@ from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.page.curves import StaticCurves, static_curves
 from kmatrix.report.page.parts.groups import PageGroup, page_groups
-from kmatrix.report.page.parts.text import dollars, duration, fixed, name, shown, signed
+from kmatrix.report.page.parts.text import dollars, duration, fine, name, shown, signed
 from kmatrix.report.page.provenance import Fact
 from kmatrix.report.page.verdict import ShownVerdict, verdict
+from kmatrix.report.pair_text import digits_for
 from kmatrix.report.sentences.rankings import unit_of
 from kmatrix.status.cost import total_dollars
 
@@ -82,11 +83,19 @@ def _facts(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> Iterator[tupl
     ranking = next(iter(numbers.rankings), None)
     if ranking is not None and ranking.groups:
         leader, pair = ranking.groups[0], ranking.main_pair
-        yield "Lowest mean loss", f"{short[leader.name]}, {fixed(leader.mean)} {unit_of(ranking)}"
+        yield (
+            "Lowest mean loss",
+            f"{short[leader.name]}, {fine(leader.mean, digits_for(leader.interval))} {unit_of(ranking)}",
+        )
         if pair is not None and pair.difference is not None:
-            other = short.get(pair.b, pair.b)
-            known = f" ({signed(pair.interval.low)} to {signed(pair.interval.high)})" if pair.interval else ""
-            yield "Difference", f"{signed(pair.difference)}{known}, {short.get(pair.a, pair.a)} compared with {other}"
+            compared = f"{short.get(pair.a, pair.a)} compared with {short.get(pair.b, pair.b)}"
+            digits = digits_for(pair.interval)
+            span = pair.interval
+            known = f" ({signed(span.low, digits)} to {signed(span.high, digits)})" if span else ""
+            yield (
+                "Difference",
+                f"{signed(pair.difference, digits)}{known}, {compared}",
+            )
     yield "Runs", ", ".join(f"{number:,} {state}" for state, number in numbers.states.items())
     yield "Configurations", f"{len(groups):,}"
     yield "Took", "" if numbers.took_s is None else duration(numbers.took_s)
