@@ -231,7 +231,7 @@ def test_fail_on_worse_cannot_pass_without_a_common_configuration(tmp_path, caps
 def test_fail_on_worse_names_what_it_could_not_test(tmp_path, capsys):
     base = [*runs_with_seeds(3, LOW), *runs_with_seeds(3, LOW, optimizer="muon")]
     assert status_of(tmp_path, base, runs_with_seeds(3, LOW)) == 0
-    assert "FAIL_ON=worse: not tested: muon, 1 rank" in capsys.readouterr().err
+    assert "FAIL_ON=worse: not tested: 'muon, 1 rank'" in capsys.readouterr().err
 
 
 def test_runs_that_diverge_in_new_are_worse(tmp_path, capsys):

@@ -12,6 +12,7 @@ import pytest
 
 import kmatrix.report.formats
 from halved import halved_matrix, run_scripted
+from html_reader import read_html
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
@@ -20,6 +21,7 @@ from kmatrix.report.formats.results_md import markdown
 from kmatrix.report.page.assemble import render_page
 from kmatrix.report.summary import render_summary
 from kmatrix.report.write import write_summary
+from page_sections import script_data
 from scripted import NAN
 
 SCHEMA = json.loads((Path(kmatrix.report.formats.__file__).parent / "results.schema.json").read_text(encoding="utf-8"))
@@ -88,7 +90,11 @@ def test_results_json_markdown_and_junit_have_the_rungs(matrix):
 
 def test_the_page_lists_them_below_the_ranking(matrix):
     run_scripted(matrix, CURVES)
-    page = flat(render_page(analyse(matrix)))
+    text = render_page(analyse(matrix))
+    marked = [run["n"] for run in script_data(read_html(text))["run"] if "r" in run]
+    assert len(marked) == 18  # without those that diverged before the rung
+    assert not any(name.startswith(("gpt2_c_", "gpt2_d_", "gpt2_l_")) for name in marked)
+    page = flat(text)
     assert "10 configurations ended at a rung" in page
     assert re.search(r'</svg>b, 1 rank</th><td class="n">30</td><td class="n">2.8000</td></tr>', page)
     assert "An early loss can mislead" in page

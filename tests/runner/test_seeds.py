@@ -11,7 +11,7 @@ from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.states import Request, change_requests
 from kmatrix.runner.archive import archive_results
-from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, drive
+from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED
 from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.outcomes import Outcomes, adaptive_seeds
@@ -68,12 +68,10 @@ def test_a_clear_difference_ends_after_the_first_seeds_and_the_matrix_is_finishe
 def test_an_open_comparison_gets_one_more_seed_in_each_round(matrix):
     adaptive_matrix(matrix, ["adamw", "muon"])
     engine = ScriptedEngine(OPEN)
-    notes = []
-    plan = reopen(matrix, ())
-    outcome = drive(
-        matrix, plan.plans, engine, reserve=plan.reserve, rounds=plan.rounds, on_note=notes.append, poll_s=0.0
-    )
-    assert outcome.exit_code == 0
+    notes, shown = [], []
+    assert run(matrix, engine, on_progress=shown.append, on_note=notes.append).exit_code == 0
+    assert (shown[0].total, shown[0].reserve) == (6, 6)
+    assert (shown[-1].total, shown[-1].reserve) == (len(engine.started), 12 - len(engine.started))
     assert started(engine)[:8] == ["adamw1", "muon1", "adamw2", "muon2", "adamw3", "muon3", "adamw4", "muon4"]
     wanted = [line["runs"] for line in read_jsonl(matrix.journal) if line["event"] == "runs wanted"]
     assert wanted[0] == [name_of("adamw", 4), name_of("muon", 4)]

@@ -118,6 +118,7 @@ def run(
     *,
     budget: MatrixBudget | None = None,
     on_progress: Callable[[RunProgress], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     **asked: Any,
 ) -> Outcome:
     """Run or continue a matrix as its runner does, and return how it ended. asked: keywords of reopen()."""
@@ -130,6 +131,7 @@ def run(
         rounds=plan.rounds,
         budget=budget,
         on_progress=on_progress,
+        on_note=on_note,
         poll_s=0.0,
         requests_s=1e-9,
     )

@@ -157,7 +157,7 @@ def compare(arguments: Arguments) -> int:
     if not fail_on or found.worse or found.lost:
         return 1 if fail_on else 0
     if found.untested:
-        names = first_names(found.untested)
+        names = first_names([repr(one) for one in found.untested])  # they have commas
         if len(found.untested) == len(found.pairs) + len(found.only_base):
             raise ConfigError(
                 "FAIL_ON=worse: no final loss could be tested",

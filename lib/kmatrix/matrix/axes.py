@@ -259,7 +259,7 @@ def _pairs(tree: Tree, text: str, where: str) -> list[tuple[str, str]]:
     for word in text.split():
         match = re.fullmatch(r"(\w+)=(\S+)", word)
         if not match:
-            raise ConfigError(where, why=f"{word!r} is not NAME=value")
+            raise ConfigError(where, why=f"{word!r} is not NAME=value", hint="for example: OPTIMIZER=adamw")
         try:
             pairs.append((resolve_name(tree, match[1]), match[2]))
         except ConfigError as error:

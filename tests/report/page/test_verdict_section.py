@@ -227,6 +227,21 @@ def test_the_marks_of_a_strip_are_in_the_order_of_the_losses(scene):
     assert all(0 <= place <= 100 for _, place in ordered)
 
 
+def test_the_strips_of_a_long_ranking_have_the_width_of_the_rows_shown(tmp_path):
+    runs = [FakeRun(axes={"lr": f"{k}e-4"}, final_loss=3.2 + 0.01 * k + (0.1 if k > 15 else 0.0)) for k in range(1, 21)]
+    found, _ = matrix_of(tmp_path, runs, {})
+    strips = [
+        row.one("td", "loss-strip").one("svg")
+        for row in section(found, "ranking").all("tr")
+        if "data-g" in row.attributes
+    ]
+    places = [[float(mark.attributes["cx"].rstrip("%")) for mark in strip.all("circle", "mean")] for strip in strips]
+    assert len(places) == 20
+    assert places[14][0] - places[0][0] > 80  # percent of the strip
+    assert places[15:] == [[]] * 5
+    assert "5 configurations lie beyond the axis" in section(found, "ranking").text
+
+
 def test_every_pair_has_its_outcome_in_the_grid(tmp_path):
     found, results = matrix_of(tmp_path, *SCENES["all pairs"])
     sign = {"better": "<", "worse": ">", "equivalent": "≈", "open": "?"}
