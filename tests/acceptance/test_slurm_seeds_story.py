@@ -16,6 +16,7 @@ import scripted_trainer
 from clones import Clone, environment, make_clone
 from factories import make_data
 from fake_torchrun import install
+from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.status.outcomes import Outcomes, adaptive_seeds
@@ -146,6 +147,10 @@ def test_rounds_end_as_on_one_machine(story):
     clear = story.submit("clear", CLEAR)
     tie = story.submit("tie", TIE, "MATRIX_MIN_DIFFERENCE=0.01")
     here = story.submit("here", TIE, "MATRIX_MIN_DIFFERENCE=0.01", engine="local")
+    # The job that has submitted the second round starts again, while the later rounds run.
+    _, last = jobs_of(tie)[:2]
+    story.stage.wait(lambda: story.stage.job_state(last) == "COMPLETED", "the first round is over")
+    story.stage.login(["scontrol", "requeue", last])
     story.wait(clear)
     # A clear difference needs the first seeds alone: one array, and the last job.
     assert len(jobs_of(clear)) == 2
@@ -158,6 +163,8 @@ def test_rounds_end_as_on_one_machine(story):
     assert "nothing submitted" in story.make("continue", f"TARGET={clear.path}")
     # A tie needs all of them: three rounds.
     story.wait(tie)
+    log = JobsDir(tie).submission(2).share(0).log
+    story.stage.wait(lambda: log.read_text().count("its own last job writes the report") == 2, "its second start")
     assert len(jobs_of(tie)) == 6
     assert verdict_of(tie) == verdict_of(here)
     assert verdict_of(tie)[0].rounds == (3, 4, 5)
