@@ -193,3 +193,11 @@ def test_a_reused_run_is_marked_in_the_table_and_in_all_results(tmp_path):
     assert [line.rpartition("  ")[2] for line in table[:2]] == ["finished", "finished, reused"]
     sources = [run["reused_from"] for run in json.loads(matrix.all_results.read_text())]
     assert sources == [None, "test_matrix_results_x/gpt2_muon_1cpu"]
+
+
+def test_with_a_baseline_differences_are_to_it(tmp_path):
+    runs = [run for name in ("adamw", "muon") for run in runs_with_seeds(3, [3.3, 3.31, 3.29], optimizer=name)]
+    text = write_summary(analyse(make_matrix(tmp_path, runs, verdict={"baseline": {"optimizer": "adamw"}})))
+    assert "difference to baseline" in text
+    assert "baseline: gpt2_adamw_seed1" in text
+    assert "leader" not in text
