@@ -5,8 +5,9 @@
 Losses are normal with a standard deviation of 1 (sigma) and without an effect of the seed. Adaptive seeds are 3 to 10,
 at 95 %, without a baseline or a margin: the family is all pairs. A configuration is decided if it is rightly called
 worse than another one. The fixed plan gives each configuration as many seeds as decide the same share, with Student's
-paired t test and Holm's correction. The last two tables are about two configurations: how much an early stop
-exaggerates a difference, and how often "about n more would decide it" is right when it is printed after 5 seeds.
+paired t test and Holm's correction. The last three tables are about two configurations: how much an early stop
+exaggerates a difference, how often "about n more would decide it" is right when it is printed after 5 seeds, and how
+often equal ones get a false "better" if a fixed number of seeds is extended by what the report proposes.
 Losses are drawn from --seed, so the tables are the same on every machine. All verdicts are those of `replay`,
 `adaptive_verdict` and `fixed_verdict`, from which reports are made.
 """
@@ -35,6 +36,7 @@ SPREADS = {2.0: 0.20, 4.0: 0.30}  # standard deviation of the true means, sigma 
 DIFFERENCES = (1.0, 2.0, 3.0)  # true ones of two configurations, sigma
 ASKED_AFTER = 5  # seeds
 SPREAD_ASKED = 4.0  # standard deviation of the true means where more seeds are forecast, sigma
+MOST_PROPOSED = 10  # seeds that a report proposes to add
 SLACK = 0.002  # of the share that is decided: fixed plans that miss it by less are of equal power
 
 Matrix = dict[str, dict[int, float]]
@@ -132,6 +134,24 @@ def forecasts(count: int, seed: int) -> dict[int, list[bool]]:
     return found
 
 
+def added(seeds: int, times: int, count: int, seed: int) -> float:
+    """Return the share of false results if what is proposed is added to a fixed number of seeds, so many times."""
+    dice, wrong = random.Random(f"added {seeds} {seed}"), 0
+    for _ in range(count):
+        losses = {name: {n: dice.gauss(0, 1) for n in range(seeds + times * MOST_PROPOSED)} for name in "ab"}
+        ran = seeds
+        for _ in range(times + 1):
+            part = {name: {n: row[n] for n in range(ran)} for name, row in losses.items()}
+            (pair,) = fixed_verdict(part, Rules(seeds=())).pairs
+            if pair.outcome is not PairOutcome.OPEN:
+                wrong += 1
+                break
+            if pair.more_seeds is None or pair.more_seeds > MOST_PROPOSED:
+                break
+            ran += pair.more_seeds
+    return wrong / count
+
+
 def print_row(*cells: object) -> None:
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
@@ -211,6 +231,11 @@ def main() -> None:
     for more, right_ones in sorted(forecasts(4 * count, arguments.seed).items()):
         share = statistics.fmean(right_ones)
         print_row(more, len(right_ones), f"{100 * share:.0f} ± {100 * error_of(share, len(right_ones)):.0f} %")
+
+    print_head("fixed seeds, two equal ones", "added 0 times", "once, as proposed", "up to 4 times")
+    for seeds in (3, 5):
+        shares = [added(seeds, times, count, arguments.seed) for times in (0, 1, 4)]
+        print_row(seeds, *(f"{100 * share:.1f} ± {100 * error_of(share, count):.1f} %" for share in shares))
     print(f"\n{count:,} matrices per row, {time.monotonic() - begin:.0f} s")
 
 

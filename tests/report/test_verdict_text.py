@@ -187,7 +187,7 @@ def test_a_pair_in_a_sentence():
         "paired over 5 seeds"
     )
     small = pair("soap", "muon", EQUIVALENT, 0.0011, 0.0003, p_holm=0.01)
-    assert "the difference is real (p = 0.010), and smaller" in plain(pair_sentence(small, family, "nats/token"))
+    assert "there is a difference (p = 0.010), smaller than that" in plain(pair_sentence(small, family, "nats/token"))
 
 
 def test_small_differences_keep_two_digits_of_their_interval():
@@ -259,7 +259,7 @@ def test_the_situation_of_a_verdict_is_reported():
     assert notes[0].startswith("includes 2 reused runs")
     assert notes[1] == "1 result is not in the verdict: no round of it asked for them"
     assert "raised from 6 to 5" in notes[2]
-    assert 'false "better" is 6.87 %, not 5 %' in notes[2]
+    assert 'false "better" of two equal configurations is 6.87 %, not 5 %' in notes[2]
     assert text.line(LineLabel.DIVERGED).text.startswith("adamw in 1 of 2 runs")
 
 
@@ -371,3 +371,10 @@ def test_seeds_are_proposed_for_the_comparisons_that_need_few():
         ("about 3 more seeds per configuration; finished runs are kept", "make add SEED=6,7,8"),
         ("what is then still open needs about 51 more seeds per configuration: probably not worth it", ""),
     ]
+
+
+def test_an_equivalence_of_seeds_that_do_not_match_is_not_called_paired():
+    unmatched = pair("muon", "soap", EQUIVALENT, -0.001, method=Method.WELCH, seeds=(), p_holm=0.4)
+    family = ranking(unmatched, rules=replace(RULES, min_difference=0.004)).verdict
+    text = plain(pair_sentence(unmatched, family, "nats/token"))
+    assert text.endswith("(-0.0041 to 0.0021), Welch's test, not paired")

@@ -228,12 +228,12 @@ def equivalent_sentence(pair: PairVerdict, family: FamilyVerdict, unit: str) -> 
     digits = digits_for(pair.interval)
     real = ""
     if pair.p_holm is not None and pair.p_holm <= family.rules.alpha:
-        real = f"; the difference is real ({p_text(pair.p_holm, family.rules.alpha)}), and smaller than that"
-    seeds = f"paired over {plural(len(pair.seeds), 'seed')}"
+        real = f"; there is a difference ({p_text(pair.p_holm, family.rules.alpha)}), smaller than that"
+    test = method_text(pair) if pair.method is Method.WELCH else f"paired over {plural(len(pair.seeds), 'seed')}"
     return sentence(
         *(name(pair.a), " and ", name(pair.b), " are equivalent within "),
         *(number(margin_text(family.rules.min_difference or 0.0)), f" {unit}: difference "),
-        f"{number_text(pair.difference or 0.0, digits)} ({bounds(pair)}), {seeds}{real}",
+        f"{number_text(pair.difference or 0.0, digits)} ({bounds(pair)}), {test}{real}",
     )
 
 

@@ -310,7 +310,8 @@ def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
     family = ranking.verdict
     if ranking.spent_error is not None:
         raised = " to ".join(map(str, [*ranking.raised, len(family.rules.seeds)]))
-        error = f'the probability of a false "better" is {percent_text(round(ranking.spent_error, 4))}'
+        spent = percent_text(round(ranking.spent_error, 4))
+        error = f'the probability of a false "better" of two equal configurations is {spent}'
         allowed = f"not {percent_text(round(family.rules.alpha, 6))}"
         parts = sentence(f"MATRIX_SEEDS_MAX was raised from {raised} after runs had started: {error}, {allowed}")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)

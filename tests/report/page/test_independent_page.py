@@ -115,7 +115,7 @@ def check_words(words: str, pair: Pair, level: float) -> None:
     outcome = pair.outcome
     assert words.startswith(outcome)
     if outcome.startswith("equivalent"):
-        assert ("the difference is real" in words) == (pair.holm <= 0.05)
+        assert ("there is a difference" in words) == (pair.holm <= 0.05)
         return
     assert re.findall(r"p [=<] [\d.]+", words) == [p_of(pair.holm)]
     assert ("detectable" in words) == ("equal within" in words) == (outcome == "not distinguishable")

@@ -304,7 +304,7 @@ def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
         return
     digits = digits_for(pair.interval)
     if pair.outcome is PairOutcome.EQUIVALENT and pair.p_holm <= family.rules.alpha:
-        yield f"the difference is real: {p_text(pair.p_holm, family.rules.alpha)}"
+        yield f"there is a difference: {p_text(pair.p_holm, family.rules.alpha)}"
     if pair.outcome is PairOutcome.OPEN:
         if why := no_more_text(pair):
             yield why
