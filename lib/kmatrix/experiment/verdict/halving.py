@@ -42,9 +42,11 @@ class PlannedRungs:
         first = f"{plural(self.configurations, 'configuration')} to step {self.rungs[0].step:,}"
         if self.warmup:
             first += f" (the warm-up ends at step {self.warmup:,})"
-        share = most_steps(self.max_iters, self.configurations, self.rungs) / (self.max_iters * self.configurations)
-        end = f"{kept[-1]} to the end"
-        return f"{', '.join([first, *parts, end])}: at most {100 * share:.0f} % of the steps"
+        complete = most_steps(self.max_iters, self.configurations, self.rungs) / self.max_iters
+        share = f"at most {100 * complete / self.configurations:.0f} % of the steps"
+        # The forecasts of time, energy and cost are those of a complete run.
+        runs = f"those of {complete:.3g} complete runs per seed"
+        return f"{', '.join([first, *parts, f'{kept[-1]} to the end'])}: {share}, {runs}"
 
 
 def plan_rungs(
