@@ -71,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=4000, help="matrices per row")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
+    if args.count < 1:
+        parser.error(f"--count {args.count} is below 1")
     error = math.sqrt(0.05 * 0.95 / args.count)
     bound = 0.05 + 3 * error
     print(f"{args.count} matrices per row; standard error at 5 %: {error:.2%}; 5 % and 3 of them: {bound:.2%}")
