@@ -58,3 +58,18 @@ def test_the_runs_that_a_rung_has_ended_are_not_stopped(matrix):
     found = {run["name"]: run for run in json.loads(json.dumps(as_json(view)))["runs"]}
     assert found[name_of("d", 1)]["rung"] == {"step": 10, "kept": 3, "of": 9}
     assert found[name_of("d", 1)]["status"] == "stopped"
+
+
+def test_the_cost_in_total_has_the_rungs_to_come(matrix):
+    for run in matrix.runs():
+        record = json.loads(run.run_json.read_text())
+        record["train"]["machine_hour_price"] = 3600.0
+        run.run_json.write_text(json.dumps(record))
+    run_scripted(matrix, CURVES, starts=5)
+    view = Overview(matrix).poll(NOW)
+    # A second of each run costs a dollar: five of the first rung, four to come, and then 180 of 10 steps each.
+    assert view.dollars == pytest.approx(5.0, rel=0.1)
+    assert view.all_dollars == pytest.approx(5.0 + 4.0 * 220 / 40, rel=0.1)
+    run_scripted(matrix, CURVES)
+    view = Overview(matrix).poll(NOW)
+    assert view.all_dollars == view.dollars == pytest.approx(14.0, rel=0.1)  # 9, 3 and 2 attempts

@@ -12,7 +12,7 @@ from kmatrix.records.runs import RunFile, Status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import spent_in
-from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, measured_before
+from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, left_until, measured_before
 from kmatrix.status.view.matrix_view import RunView
 
 
@@ -45,7 +45,10 @@ class Estimates:
         # Jobs of a cluster run at the same time; here, runs wait for each other.
         spans = {view.name: _span_of_job(view, s) for view, s in open_runs} if on_cluster else self._spans(open_runs)
         known = {view.name: Estimate(left_s, left_from, *spans[view.name]) for view, left_s, left_from in left}
-        return [completed(view, self._train(view), known[view.name]) if view.name in known else view for view in views]
+        return [
+            completed(view, self._train(view), known.get(view.name, ENDED)) if view.name in known or view.rung else view
+            for view in views
+        ]
 
     def _measured(self, views: Sequence[RunView]) -> list[Measured]:
         """Return the durations of the finished runs of this matrix, and the estimated ones of running runs."""
@@ -105,10 +108,7 @@ def _to_rung(
     view: RunView, left_s: float | None, source: EstimateSource | None
 ) -> tuple[float | None, EstimateSource | None]:
     """Return the time left (s) until the rung that a run trains to, if it does not train to its end."""
-    step = view.step or 0
-    if left_s is None or view.until is None or view.max_iters is None or view.max_iters <= step:
-        return left_s, source
-    return left_s * max(0, view.until - step) / (view.max_iters - step), source
+    return left_until(left_s, step=view.step or 0, until=view.until, end=view.max_iters), source
 
 
 def completed(view: RunView, train: TrainFields, known: Estimate = ENDED) -> RunView:

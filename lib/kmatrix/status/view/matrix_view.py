@@ -114,6 +114,9 @@ class FurtherRungs:
     """What successive halving has to do after the rungs that runs train to now."""
 
     legs: tuple[Leg, ...]
+    times: (
+        float | None
+    )  # steps until the end of the matrix, as multiple of those to the next rung; None: none is to come
     whole_s: float | None  # seconds until the end of the matrix, by its steps; None: unknown
 
 

@@ -33,7 +33,7 @@ from kmatrix.status.status_file import current_result, recover_status
 from kmatrix.status.view.changes import KnownRun, RunList, Signature, changed
 from kmatrix.status.view.devices import gpus_now, memory_of
 from kmatrix.status.view.estimates import Estimates, completed
-from kmatrix.status.view.matrix_view import TO_COME, GpuView, MatrixView, RunView
+from kmatrix.status.view.matrix_view import TO_COME, FurtherRungs, GpuView, MatrixView, RunView
 from kmatrix.status.view.selection import SelectionOfView
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
@@ -88,6 +88,7 @@ class Overview:
         left = [view.ends_s for view in views if view.to_come]
         # One run without an estimate makes the end of the matrix unknown.
         left_s = max(s for s in left if s is not None) if left and None not in left else None
+        rungs = self._selection.further_rungs(views, left_s)
         return MatrixView(
             name=self._matrix.name,
             path=self._matrix.path,
@@ -98,7 +99,7 @@ class Overview:
             left_s=left_s,
             ends=None if left_s is None else now + left_s,
             dollars=total_dollars(view.dollars for view in views),
-            all_dollars=_all_dollars(views),
+            all_dollars=_all_dollars(views, rungs),
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(self._gpus_now(record.gpus, views, now)),
             full_disk=self._full_disk(views) if running else None,
@@ -109,7 +110,7 @@ class Overview:
             ),
             looks=self._selection.looks(),
             seeds=further,
-            rungs=self._selection.further_rungs(views, left_s),
+            rungs=rungs,
         )
 
     def _requests(self) -> Mapping[str, RunRequest]:
@@ -319,7 +320,13 @@ def _phases(run: RunDir) -> list[Phase]:
     return [Phase.of(line) for line in decode_lines(run.phases, PhaseLine)]
 
 
-def _all_dollars(views: Sequence[RunView]) -> float | None:
-    """Return the cost of all runs with a price at their end, None if one of them is unknown."""
+def _all_dollars(views: Sequence[RunView], rungs: FurtherRungs | None) -> float | None:
+    """Return the cost of all runs with a price at their end, None if one of them is unknown.
+
+    rungs: what follows the rung that they train to now.
+    """
     priced = [view.all_dollars for view in views if view.dollars is not None]
-    return None if None in priced else total_dollars(priced)
+    whole, spent = None if None in priced else total_dollars(priced), total_dollars(view.dollars for view in views)
+    if rungs is None or whole is None or spent is None:
+        return whole
+    return None if rungs.times is None else spent + (whole - spent) * rungs.times

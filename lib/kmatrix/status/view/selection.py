@@ -97,8 +97,9 @@ class SelectionOfView:
             return None
         steps = {view.name: (view.until or view.max_iters or 0) - (view.step or 0) for view in views if view.to_come}
         now, later = sum(max(0, left) for left in steps.values()), sum(leg.run_steps for leg in legs)
-        whole_s = None if left_s is None or not now else left_s * (now + later) / now
-        return FurtherRungs(legs=tuple(legs), whole_s=whole_s)
+        times = (now + later) / now if now else None
+        whole_s = None if left_s is None or times is None else left_s * times
+        return FurtherRungs(legs=tuple(legs), times=times, whole_s=whole_s)
 
     def _of(self, views: Sequence[RunView]) -> AdaptiveSeeds | Halving | None:
         """Return the selection, which is made again if the matrix has got other runs."""
