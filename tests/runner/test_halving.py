@@ -15,8 +15,10 @@ from kmatrix.runner.archive import archive_results
 from kmatrix.runner.loop import EXIT_FAILED
 from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.runner.rounds import rounds_of_matrix
+from kmatrix.status.alerts import AlertKind
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.status_file import recover_status
+from kmatrix.status.watch import alerts_of_run
 from scripted import FAIL, NAN, name_of, run
 
 NINE = "abcdefghi"
@@ -58,6 +60,11 @@ def test_each_rung_keeps_the_best_third_and_the_matrix_is_finished(matrix):
     assert outcome.exit_code == 0
     assert steps_of(engine) == STEPS
     assert engine.asked[:9] == [(name_of(name, 1), FIRST) for name in NINE]
+    assert {(one.run, one.index, one.total) for one in shown} == {
+        (name_of(name, 1), place, 9) for place, name in enumerate(NINE, 1)
+    }
+    assert [one.until for one in shown if one.run == name_of("c", 1)] == [FIRST, SECOND]
+    assert [one.until for one in shown if one.run == name_of("i", 1)] == [FIRST, SECOND, MAX_ITERS]
     assert engine.asked[9:] == [
         *((name_of(name, 1), SECOND) for name in "cfi"),
         *((name_of(name, 1), None) for name in "fi"),
@@ -108,6 +115,32 @@ def test_a_runner_that_dies_at_any_time_changes_neither_the_survivors_nor_the_st
     assert run(matrix, HalvedEngine(CURVES)).exit_code == 0
     assert starts == 14
     assert read_json(matrix.status)["status"] == "finished"
+
+
+def test_continue_counts_the_runs_that_it_starts(matrix):
+    halved_matrix(matrix, NINE)
+    engine = HalvedEngine(CURVES)
+    engine.kill_after = 5
+    with pytest.raises(KeyboardInterrupt):
+        run(matrix, engine)
+    shown = []
+    run(matrix, HalvedEngine(CURVES), on_progress=shown.append)
+    assert all(1 <= one.index <= one.total <= 9 for one in shown)
+    assert {one.total for one in shown[:3]} == {4}  # to the first rung
+    # c has waited there since before: it is the fifth that this execution starts.
+    assert {(one.run, one.index) for one in shown if one.index > 4} == {(name_of("c", 1), 5)}
+    assert max(one.total for one in shown) == 5
+
+
+def test_a_rising_loss_before_a_rung_raises_no_alert(matrix):
+    halved_matrix(matrix, "abc")
+    rising = {5: 3.0, FIRST: 3.1, 15: 3.2, 20: 3.3, 25: 3.4, SECOND: 3.5}
+    engine = HalvedEngine(
+        {"a": {**rising, 35: 3.6, 40: 3.7, 45: 3.8}, "b": {**rising, 30: 3.4}, "c": {**rising, 30: 9.0}}
+    )
+    run(matrix, engine)
+    found = {one.name: [alert.kind for alert in alerts_of_run(one)] for one in matrix.runs()}
+    assert found == {name_of("a", 1): [AlertKind.LOSS], name_of("b", 1): [], name_of("c", 1): []}
 
 
 def test_the_first_recorded_loss_of_a_rung_counts(matrix):

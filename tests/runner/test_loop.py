@@ -743,7 +743,7 @@ def test_progress_has_step_loss_speed_and_counts(matrix, plan):
     assert (seen[0].run, seen[0].status, seen[0].reason) == ("c", Status.SKIPPED, "why")
     last = seen[-1]
     assert (last.run, last.index, last.total, last.status) == ("b", 2, 2, Status.FINISHED)
-    assert (last.step, last.max_iters, last.val_loss, last.tokens_per_second) == (
+    assert (last.step, last.until, last.val_loss, last.tokens_per_second) == (
         MAX_ITERS - 1,
         MAX_ITERS,
         2.75,

@@ -204,9 +204,9 @@ def _parts(progress: RunProgress) -> list[tuple[int, str]]:
     if progress.step is None:
         begun = "starting" if progress.status is Status.RUNNING else progress.status.value
         if progress.status is Status.RUNNING and progress.start:
-            begun = f"resuming at {_step(progress.start, progress.max_iters)}"
+            begun = f"resuming at {_step(progress.start, progress.until)}"
     else:
-        begun = _step(progress.step, progress.max_iters)
+        begun = _step(progress.step, progress.until)
     parts = [(0, _name(progress)), (0, begun)]
     if progress.loss is not None:
         parts.append((4, f"loss {progress.loss:.2f}"))
@@ -221,8 +221,8 @@ def _parts(progress: RunProgress) -> list[tuple[int, str]]:
     return [*parts, (0, progress.note)] if progress.note else parts
 
 
-def _step(step: int, max_iters: int | None) -> str:
-    return f"step {step}" + (f"/{max_iters}" if max_iters is not None else "")
+def _step(step: int, until: int | None) -> str:
+    return f"step {step}" + (f"/{until}" if until is not None else "")
 
 
 def ended_line(progress: RunProgress) -> str:
@@ -265,7 +265,7 @@ def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
     line.add_column(no_wrap=True, overflow="ellipsis")
     for run in runs[:most]:
         step = run.start if run.step is None else run.step
-        share = step / run.max_iters if step is not None and run.max_iters else 0.0
+        share = step / run.until if step is not None and run.until else 0.0
         drawn = [ProgressBar(total=1.0, completed=min(1.0, share), width=bar)] if bar >= BAR_LEAST else []
         text = running_line(run, None if drawn else width)
         line.add_row(*drawn, Text(printable(text)))

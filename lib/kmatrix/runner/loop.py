@@ -491,9 +491,11 @@ class _Driver:
         self.jobs |= self._engine.submit([plan])
 
     def _watch(self, plan: RunPlan) -> None:
+        # At a rung, the others decide whether a rising loss ends the run; "use the best checkpoint" would mislead.
+        limits = self._limits if plan.until is None else replace(self._limits, loss=0)
         self._watches[plan.name] = RunWatch(
             plan.dir,
-            self._limits,
+            limits,
             self._train[plan.name],
             attempt=plan.attempt,
             ranks=plan.ranks,

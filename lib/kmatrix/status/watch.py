@@ -58,13 +58,13 @@ class RunProgress:
 
     run: str
     index: int  # from 1, in the order in which runs start
-    total: int
+    total: int  # of the runs of this execution, as far as they are wanted now; never below an index
     status: Status
     reason: str = ""
     note: str = ""  # activity besides training, such as "stopping, saving a checkpoint"
     step: int | None = None
     start: int | None = None  # the step at which the attempt starts
-    max_iters: int | None = None
+    until: int | None = None  # the step to which it trains now: that of a rung, or its last one
     loss: float | None = None  # nats/token
     val_loss: float | None = None  # nats/token
     tokens_per_second: float | None = None

@@ -128,7 +128,7 @@ class WandbMirror:
     def close(self, status: Status, *, at_rung: bool = False) -> None:
         """Finish the run as finished, failed or killed; `status` in the summary is its own.
 
-        at_rung: it is no kill that it was stopped there.
+        at_rung: it was stopped there as planned, and counts as finished.
 
         Raises OSError if W&B stopped sending or wrote less than it was given: it reports that only in its own log.
         """
