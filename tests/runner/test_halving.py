@@ -184,6 +184,21 @@ def test_all_configurations_diverge_and_nothing_is_wanted(matrix):
     assert len(engine.started) == 3
 
 
+def test_added_configurations_take_part_in_all_rungs_and_finished_runs_stay(matrix):
+    """As `make add` does: the matrix lists more runs, and the rungs are decided again, with their losses."""
+    halved_matrix(matrix, NINE)
+    run(matrix, HalvedEngine(CURVES))
+    halved_matrix(matrix, NINE + "jkl")
+    added = {"j": {FIRST: 3.0, SECOND: 2.0, MAX_ITERS: 1.9}, "k": {FIRST: 3.4, SECOND: 3.3}, "l": {FIRST: 9.0}}
+    engine = HalvedEngine({**CURVES, **added})
+    assert run(matrix, engine).exit_code == 0
+    # Now 4 of 12 pass the first rung: c, f, i and j; then i and j. f had trained to its end, and keeps its result.
+    assert steps_of(engine) == {"j": MAX_ITERS, "k": FIRST, "l": FIRST}
+    finished = [one.name for one in matrix.runs() if recover_status(one, has_runner=False).status == "finished"]
+    assert finished == [name_of(name, 1) for name in "fij"]
+    assert wanted_of(matrix)[0] == {}
+
+
 def test_the_mean_over_seeds_decides(matrix):
     halved_matrix(matrix, "abcd", seeds=2)
     curves = {
