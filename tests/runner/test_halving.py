@@ -7,7 +7,7 @@ import random
 import pytest
 
 from halved import MAX_ITERS, HalvedEngine, halved_matrix
-from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file
 from kmatrix.records.states import Request, change_requests
@@ -197,6 +197,19 @@ def test_added_configurations_take_part_in_all_rungs_and_finished_runs_stay(matr
     finished = [one.name for one in matrix.runs() if recover_status(one, has_runner=False).status == "finished"]
     assert finished == [name_of(name, 1) for name in "fij"]
     assert wanted_of(matrix)[0] == {}
+
+
+def test_a_result_that_says_finished_and_rung_is_a_mismatch(matrix):
+    halved_matrix(matrix, NINE)
+    run(matrix, HalvedEngine(CURVES))
+    one = matrix.run(name_of("a", 1))
+    write_json(one.result, {**read_json(one.result), "status": "finished", "final_val_loss": 0.1})
+    one.status.unlink()
+    state = recover_status(one, has_runner=False)
+    assert (state.status, state.reason) == (
+        "failed",
+        "result.json says that it has finished, and that it waits at a rung",
+    )
 
 
 def test_the_mean_over_seeds_decides(matrix):

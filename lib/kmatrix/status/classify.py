@@ -161,7 +161,8 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
     kind = (result.kind or "error") if result else ""
     # A finished run counts only if it trained what was planned.
     if status == Status.FINISHED:
-        kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
+        both = "result.json says that it has finished, and that it waits at a rung" if kind == RUNG else ""
+        kind, reason = MISMATCH, both or mismatch(run, attempt.micro_batch)
         if not reason:
             return RunEnd(status=Status.FINISHED, result=result)
     # A stop that came while it saved makes no difference.
