@@ -11,7 +11,7 @@ from kmatrix.report.pair_text import comparisons_of, sentence
 from kmatrix.report.sentences.rankings import open_pairs
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine
 from kmatrix.text import plural
-from kmatrix.verdict.family import NoMoreSeeds, PairVerdict
+from kmatrix.verdict.family import Method, NoMoreSeeds, PairVerdict
 
 TO_END = (Status.PLANNED, Status.RUNNING)
 MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
@@ -66,7 +66,9 @@ def next_line(still_open: Sequence[PairVerdict], situation: Situation) -> Iterat
         return
     affordable = needed(still_open)
     if affordable and situation.command:
-        parts = sentence(f"about {plural(affordable, 'more seed')} per configuration; finished runs are kept")
+        planned = any(pair.method is Method.SEQUENTIAL for pair in still_open)
+        error = "" if planned else "; seeds added after a look add to the error, those of MATRIX_SEEDS_AUTO=y do not"
+        parts = sentence(f"about {plural(affordable, 'more seed')} per configuration{error}")
         yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
     most = max((pair.more_seeds or 0 for pair in still_open), default=0)
     if most > MOST_PROPOSED and not situation.wanted and not situation.unfinished:
