@@ -42,6 +42,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}")  # values of these vari
 COLLECTIVE_TIMEOUT = "KMATRIX_COLLECTIVE_TIMEOUT"  # environment variable: seconds
 LARGEST_SEED = 2**31 - 1  # of a run
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
+MOST_HALVING = 100  # the largest MATRIX_HALVING
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
 
@@ -211,7 +212,8 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     min_difference: Amount | None = None  # nats/token
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
     target_loss: Amount | None = None  # nats/token
-    halving: Count = 0  # of MATRIX_HALVING: the best 1/halving of the configurations of a rung train on; 0: all
+    # Of MATRIX_HALVING: the best 1/halving of the configurations of a rung train on; 0: all.
+    halving: Annotated[int, Meta(ge=0, le=MOST_HALVING)] = 0
 
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
