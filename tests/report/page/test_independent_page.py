@@ -25,6 +25,7 @@ LOSSES = {
     "adamw": dict(zip(range(1, 7), [3.29170, 3.29310, 3.29240, 3.29090, 3.29480, 3.29210], strict=True)),
     "lion": dict(zip(range(7, 11), [3.29490, 3.29150, 3.29730, 3.28910], strict=True)),
 }
+SPEEDS = {"muon": 4000.0, "soap": 3200.0, "adamw": 5000.0, "lion": 4500.0}  # tokens/s
 LEADER = "muon"
 OTHERS = len(LOSSES) - 1
 PAIRS = list(itertools.combinations(LOSSES, 2))
@@ -84,7 +85,7 @@ def found():
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     runs = [
-        FakeRun(optimizer=name, seed=seed, final_loss=loss, axes={"seed": str(seed)})
+        FakeRun(optimizer=name, seed=seed, final_loss=loss, tokens_per_s=SPEEDS[name], axes={"seed": str(seed)})
         for name, losses in LOSSES.items()
         for seed, loss in losses.items()
     ]
@@ -205,8 +206,10 @@ def test_every_number_of_the_target_is_counted_from_the_losses(shown):
         corrected[name] = largest = max(largest, min(1.0, (len(tests) - rank) * tests[name]))
     listed = rows(section(shown, "target").one("table"))
     assert {cells[0] for cells in listed} == LOSSES.keys()
+    tokens_per_step = 8 * 128  # global batch x block size
+    times = {name: 100 * tokens_per_step / SPEEDS[name] for name in ("muon", "soap", "adamw")}  # s, to the last step
     missed = 0
-    for name, reached, below, steps, _, _, _, _ in listed:
+    for name, reached, below, steps, tokens, seconds, ratio, _ in listed:
         runs = [FakeRun(final_loss=loss) for loss in LOSSES[name].values()]
         first = [
             next(
@@ -221,6 +224,10 @@ def test_every_number_of_the_target_is_counted_from_the_losses(shown):
             f"{'below' if corrected[name] <= 0.05 else 'not shown'} {p_of(corrected[name])}, {len(runs)} seeds"
         )
         median = statistics.median(first)
-        assert steps == ("not reached" if math.isinf(median) else f"{median:.0f}")
+        if math.isinf(median):
+            assert (steps, tokens, seconds, ratio) == (*["not reached"] * 3, "–")
+            continue
+        assert (steps, tokens) == (f"{median:.0f}", f"{median * tokens_per_step / 1000:.0f}k")
+        assert (seconds, ratio) == (f"{times[name]:.1f} s", f"{times[name] / min(times.values()):.2f}×")
     assert missed > 0
     assert f"Not reached in {missed} of 22 runs" in section(shown, "target").text
