@@ -76,12 +76,7 @@ def reopen(
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), records.get(run.name) or read_run_file_or_empty(run)
         if rules_are_lost(plan_of_matrix, record) and not unasked:
-            raise RecordError(
-                f"{matrix.name} has lost the rules by which it selects runs: all of them would be executed",
-                why=f"{matrix.matrix_json.name} is missing or damaged",
-                hint="bring it back from a copy, or start a new matrix with the same values, which reuses the "
-                "finished runs",
-            )
+            raise _lost_rules(matrix)
         train = record.train
         # Without a readable run.json there is nothing to train: the run stays failed, with the damage as the reason.
         known = record != RunFile()
@@ -95,22 +90,20 @@ def reopen(
         elif why := _lack(train, gpus):
             skipped[run.name] = why
         else:
-            # A job's time limit needs an estimate with a basis, not one that only orders runs.
-            expected_s = estimates.known_s(record) if gpus is None else estimates.expected_s(record)
-            # Seed by seed, not the longest first: a verdict needs the first seeds of all configurations.
-            # The time limit of a job has to know how long it takes.
-            in_order = rules.seeds_auto and gpus is not None
-            plan = run_plan(run, record, attempt, command, None if in_order else expected_s)
+            if gpus is None:  # a job's time limit needs an estimate with a basis, not one that only orders runs
+                expected_s = estimates.known_s(record)
+            elif rules.seeds_auto:  # seed by seed, not the longest first: a verdict needs the first seeds of all
+                expected_s = None
+            else:
+                expected_s = estimates.expected_s(record)
+            plan = run_plan(run, record, attempt, command, expected_s)
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
     requests = read_requests(matrix)
     reserve: list[RunPlan] = []
     if rounds is not None:
         if rules.seeds_auto:
             plans.sort(key=lambda plan: rounds.place(plan.name))
-        now = {name: as_requested(state, requests.get(name)) for name, state in states.items()}
-        skipped_by_user = {name for name, request in requests.items() if request.request is Request.SKIP}
-        pending = {plan.name for plan in plans} - skipped_by_user  # also if they failed, or could not run, before
-        wanted = rounds.wanted(now, pending)
+        wanted = _wanted(rounds, plans, states, requests)
         plans = [replace(plan, until=wanted.get(plan.name)) for plan in plans]
         if not unasked:
             reserve = [plan for plan in plans if plan.name not in wanted]
@@ -125,6 +118,31 @@ def reopen(
         requests=requests,
         damaged=tuple(damaged),
     )
+
+
+def _lost_rules(matrix: MatrixDir) -> RecordError:
+    """Return the error of a matrix whose runs were planned for a selection that is unknown now."""
+    return RecordError(
+        f"{matrix.name} has lost the rules by which it selects runs: all of them would be executed",
+        why=f"{matrix.matrix_json.name} is missing or damaged",
+        hint="bring it back from a copy, or start a new matrix with the same values, which reuses the finished runs",
+    )
+
+
+def _wanted(
+    rounds: SelectionRounds,
+    plans: Sequence[RunPlan],
+    states: Mapping[str, RunState],
+    requests: Mapping[str, RunRequest],
+) -> Mapping[str, int | None]:
+    """Return which of the pending runs the selection wants now, with the step where each ends (None: its last).
+
+    states: of all runs of the matrix.  requests: of users; a run that they skip is not waited for.
+    """
+    now = {name: as_requested(state, requests.get(name)) for name, state in states.items()}
+    skipped = {name for name, request in requests.items() if request.request is Request.SKIP}
+    pending = {plan.name for plan in plans} - skipped  # also if they failed, or could not run, before
+    return rounds.wanted(now, pending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
