@@ -84,12 +84,21 @@ def test_an_unreadable_result_is_none(tmp_path):
         {"train_tokens": "many"},
         {"train": {"max_iters": "12"}},
         {"provenance": {"gpus": [3]}},
+        {"symbols": {"BUDGET_DOLLARS": "abc"}},
+        {"symbols": {"BUDGET_HOURS": "inf"}},
+        {"symbols": {"PARALLEL_JOBS": "-1"}},
+        {"symbols": {"DISK_WAIT": "9" * 400}},
     ],
 )
 def test_a_run_file_with_a_value_of_another_type_is_damaged(damaged):
     with pytest.raises(RecordError, match="is damaged") as caught:
         parse(damaged, RunFile)
     assert next(iter(damaged)) in caught.value.why
+
+
+def test_counts_of_a_run_file_are_digits_or_empty():
+    symbols = {"BUDGET_DOLLARS": "50", "BUDGET_HOURS": "", "SEED": "any text of another symbol"}
+    assert parse({"symbols": symbols}, RunFile).symbols == symbols
 
 
 def test_a_run_file_has_typed_values(tmp_path):

@@ -41,6 +41,11 @@ NETWORK_VARIABLES = (
 PLAIN = re.compile(r"[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}")  # values of these variables
 COLLECTIVE_TIMEOUT = "KMATRIX_COLLECTIVE_TIMEOUT"  # environment variable: seconds
 LARGEST_SEED = 2**31 - 1  # of a run
+COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
+    *("BUDGET_HOURS", "BUDGET_DOLLARS", "DISK_WAIT", "PARALLEL_JOBS", "GPUS_PER_NODE", "ALERT_LOSS"),
+    *("GPU_BUSY_MEMORY", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
+)
+MOST_DIGITS = 18  # of such a number
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
 MOST_HALVING = 100  # the largest MATRIX_HALVING
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
@@ -133,6 +138,12 @@ class RunFile(Record, frozen=True, kw_only=True):
     selected: bool = False  # the rules in matrix.json decide from losses whether, and how far, it is executed
     reused_from: str | None = None  # <matrix>/<run> that trained this run; None if it was trained here
     provenance: Provenance = field(default_factory=Provenance)
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            text = self.symbols.get(name, "")  # "": the symbol is not visible
+            if text and not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+                raise ValueError(f"symbols: {name}: expected a whole number")
 
     @property
     def environment(self) -> dict[str, str]:
