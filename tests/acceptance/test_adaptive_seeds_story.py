@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -192,8 +193,17 @@ def test_kills_change_neither_the_seeds_nor_the_verdict(story):
 def test_a_budget_is_respected_and_the_verdict_stays_open(story):
     story.script(NEVER, seconds=0.3)
     words = story.words("BUDGET_DOLLARS=1", "MACHINE_HOUR_PRICE=2000")  # 1.8 s: the first round takes at least that
-    story.make("test-matrix", *words, status=FAILED)
+    printed = story.make("test-matrix", *words, status=FAILED)
     matrix = MatrixDir(matrices(story.results)[-1])
+    # The printed command has a larger budget: without one, it would be refused.
+    assert "\nThe budget of the matrix is spent: $" in printed
+    for text in (
+        printed,
+        story.make("status", f"TARGET={matrix.path}"),
+        story.make("estimate", f"TARGET={matrix.path}"),
+    ):
+        assert re.search(r" continue TARGET=\S+ BUDGET_DOLLARS=\d", text), text
+        assert "the budget of the matrix is spent" in text
     assert any(line["event"] == "budget spent" for line in complete_lines(matrix.journal))
     assert len(story.starts(matrix)) < 10
     assert load_json(matrix.status)["status"] == "stopped"

@@ -21,7 +21,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.runs import Status
 from kmatrix.status.view.overview import Overview
-from kmatrix.text import time_of_day
+from kmatrix.text import money, time_of_day
 from records_factory import CREATED, FakeRun, make_matrix
 
 NOW = CREATED + 50.0
@@ -272,3 +272,23 @@ def test_status_and_estimate_do_not_import_the_driver_the_report_or_the_screen()
     assert "kmatrix.status.view.overview" in imported
     heavy = ("kmatrix.gpu.nvml", "kmatrix.report", "kmatrix.gputop", "pynvml", "rich", "psutil")
     assert not [name for name in imported if name.startswith(heavy)]
+
+
+def test_a_spent_budget_is_named_with_a_command_that_is_not_refused(tmp_path):
+    price = {"gpu_hour_price": 3600.0}
+    stopped = FakeRun(optimizer="muon", device="cuda", status="stopped", stop_at=20, train=price)
+    matrix = make_matrix(tmp_path, [FakeRun(device="cuda", train=price), stopped])
+    before = Overview(matrix).poll(now=NOW)
+    assert before.spent is None
+    assert not any("BUDGET" in line for line in plain(before))
+    for run in matrix.runs():
+        write_json(run.run_json, read_json(run.run_json) | {"symbols": {"BUDGET_DOLLARS": "1"}})
+    view = Overview(matrix).poll(now=NOW)
+    spent = f"{money(view.dollars)} of $1.00"
+    (command,) = [line for line in plain(view) if line.startswith("continue: ")]
+    assert f"the budget of the matrix is spent: {spent}" in plain(view)
+    more = int(command.rpartition(" BUDGET_DOLLARS=")[2])
+    assert view.dollars < more <= view.dollars + 2  # as much again, in whole dollars
+    (left,) = [line for line in estimate_lines(view, NOW, {}) if line.startswith("left: ")]
+    assert f"the budget of the matrix is spent ({spent}), not running: " in left
+    assert left.endswith(f" BUDGET_DOLLARS={more}")

@@ -29,7 +29,7 @@ from kmatrix.runner.execute import check_plans
 from kmatrix.runner.loop import EXIT_FAILED, drive
 from kmatrix.runner.signals import SAME_KEY_S, StopRequest
 from kmatrix.status.classify import describe_exit
-from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.cost import MatrixBudget, SpentBudget
 from kmatrix.status.state import JobPhase, RunPlan
 from kmatrix.status.status_file import recover_status
 from kmatrix.status.watch import MetricsTail, budget_s
@@ -653,11 +653,15 @@ def test_signal_handlers_are_restored_after_the_loop(matrix, plan):
 def test_a_matrix_whose_budget_is_spent_stops_its_runs_and_starts_no_more(matrix, plan, monkeypatch):
     plans, notes = [plan("a", "hang"), plan("b")], []
     # The budget is spent as soon as the first run trains.
-    spent = lambda self, runs, now: "2 of 2 hours" if plans[0].dir.metrics.exists() and list(runs) else ""  # noqa: E731
-    monkeypatch.setattr(MatrixBudget, "spent", spent)
+    limit = SpentBudget(symbol="BUDGET_HOURS", more=4, text="2 of 2 hours")
+    monkeypatch.setattr(
+        MatrixBudget, "spent", lambda self, runs, now: limit if plans[0].dir.metrics.exists() and list(runs) else None
+    )
     outcome = drive(matrix, plans, engine(), budget=MatrixBudget(hours=2), on_note=notes.append, poll_s=0.02)
     assert outcome.exit_code == 130
+    assert outcome.spent == limit
     assert [status_of(run)["status"] for run in plans] == ["stopped", "planned"]
+    assert status_of(plans[0])["reason"] == "the budget of the matrix is spent"
     assert read_json(plans[0].dir.result)["status"] == "stopped"  # it saved a checkpoint
     assert "the budget of the matrix is spent" in notes[0]
     assert [line["event"] for line in read_jsonl(matrix.journal) if "budget" in line["event"]] == ["budget spent"]

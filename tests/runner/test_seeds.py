@@ -157,6 +157,8 @@ def test_a_budget_that_is_spent_starts_no_further_seeds(matrix):
     outcome = run(matrix, engine, budget=MatrixBudget(hours=6 / 3600))  # each run took a second
     assert len(engine.started) == 6
     assert outcome.exit_code == EXIT_STOPPED
+    assert outcome.spent is not None
+    assert outcome.spent.symbol == "BUDGET_HOURS"
     assert read_json(matrix.status)["status"] == "stopped"
     assert any(line["event"] == "budget spent" for line in read_jsonl(matrix.journal))
     (replay,), wanted = verdict_of(matrix)

@@ -11,7 +11,7 @@ from kmatrix.records.train_config import TrainFields, cost_limit_s
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.write import write_summary
-from kmatrix.status.cost import MatrixBudget, spent_in, spent_of, wall_s
+from kmatrix.status.cost import MatrixBudget, SpentBudget, spent_in, spent_of, wall_s
 from kmatrix.status.state import Attempt, RunState
 from kmatrix.status.status_file import recover_status
 from kmatrix.status.view.overview import Overview
@@ -63,10 +63,11 @@ def test_the_budget_of_a_matrix_counts_all_attempts_of_all_runs():
     hour = Attempt(number=1, status=Status.FINISHED, started=0.0, ended=3600.0, seconds=3600.0)
     states = [RunState(status=Status.FINISHED, attempts=attempts) for attempts in ((hour,), (hour, hour))]
     runs = [(state, train) for state in (*states, RunState())]
-    assert MatrixBudget(hours=3).spent(runs, 0.0) == "3 of 3 hours"
-    assert MatrixBudget(hours=4).spent(runs, 0.0) == ""
-    assert MatrixBudget(dollars=9).spent(runs, 0.0) == "$9.00 of $9.00"
-    assert MatrixBudget(dollars=10).spent(runs, 0.0) == ""
+    assert MatrixBudget(hours=3).spent(runs, 0.0) == SpentBudget(symbol="BUDGET_HOURS", more=6, text="3 of 3 hours")
+    assert MatrixBudget(hours=4).spent(runs, 0.0) is None
+    spent = SpentBudget(symbol="BUDGET_DOLLARS", more=18, text="$9.00 of $9.00")
+    assert MatrixBudget(dollars=9).spent(runs, 0.0) == spent
+    assert MatrixBudget(dollars=10).spent(runs, 0.0) is None
     assert not MatrixBudget.of({})
     assert MatrixBudget.of({"BUDGET_HOURS": "2", "BUDGET_DOLLARS": "0"}) == MatrixBudget(hours=2.0)
 
@@ -108,8 +109,8 @@ def test_every_place_shows_the_same_cost(tmp_path):
             assert (entry["totals"]["gpu_hours"], entry["totals"]["gpu_cost"]) == pytest.approx(expected[1:])
     assert view.dollars == pytest.approx(0.32)
     assert view.all_dollars == pytest.approx(0.32 + spent_in(views[pending.name].left_s, states[2][1]).dollars)
-    assert MatrixBudget(dollars=0.31).spent(states, 5000.0) == "$0.32 of $0.31"
-    assert MatrixBudget(dollars=0.33).spent(states, 5000.0) == ""
+    assert MatrixBudget(dollars=0.31).spent(states, 5000.0).text == "$0.32 of $0.31"
+    assert MatrixBudget(dollars=0.33).spent(states, 5000.0) is None
     assert cost_limit_s(states[0][1]) == pytest.approx(160.0)
     assert "Cost: 0.0889 GPU-hours $0.32 at $3.6" in text
     assert "Cost: nothing in this matrix (reused)" in text

@@ -336,7 +336,15 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
         yield None, link
     has_hint = view.jobs is not None and (view.jobs.unsubmitted or view.jobs.original)
     if not view.is_active and view.status is Status.STOPPED and not has_hint:
-        yield Status.STOPPED, f"continue: {make_command('continue', view.path)}"
+        if view.spent is not None:
+            yield Status.STOPPED, f"the budget of the matrix is spent: {view.spent.text}"
+        yield Status.STOPPED, f"continue: {_continue(view)}"
+
+
+def _continue(view: MatrixView) -> str:
+    """Return the command that continues a matrix: without a larger budget than one that is spent, it is refused."""
+    larger = {} if view.spent is None else {view.spent.symbol: str(view.spent.more)}
+    return make_command("continue", view.path, **larger)
 
 
 def _full_disk(disk: FullDisk) -> str:
@@ -501,7 +509,8 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
     elif view.is_active:
         yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
     else:
-        yield f"left: {duration(view.left_s)}; not running: {make_command('continue', view.path)}"
+        spent = "" if view.spent is None else f"the budget of the matrix is spent ({view.spent.text}), "
+        yield f"left: {duration(view.left_s)}; {spent}not running: {_continue(view)}"
     if view.seeds is not None:
         yield _further(view.seeds, is_open=any(run.to_come for run in view.runs))
     if view.rungs is not None:

@@ -133,7 +133,7 @@ def _is_budget_spent(matrix: MatrixDir, runs: Sequence[RunNumbers]) -> bool:
     """Return whether the runs have taken the budget of their matrix."""
     symbols = read_run_file_or_empty(matrix.run(runs[0].name)).symbols
     spent = [Spent(wall_s=run.wall_s, gpu_hours=run.gpu_hours, dollars=run.dollars) for run in runs]
-    return bool(MatrixBudget.of(symbols).reached(spent))
+    return MatrixBudget.of(symbols).reached(spent) is not None
 
 
 def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings, ...]:

@@ -35,7 +35,7 @@ from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.classify import classify
-from kmatrix.status.cost import MatrixBudget, Spent
+from kmatrix.status.cost import MatrixBudget, Spent, SpentBudget
 from kmatrix.status.state import (
     DISK,
     MAY_BE_LEFT_OUT,
@@ -57,6 +57,7 @@ from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
 ASKED = "asked to stop"  # start of the reason of a run that was stopped; the cause replaces it
+BUDGET_SPENT = "the budget of the matrix is spent"
 T = TypeVar("T")
 
 
@@ -67,6 +68,7 @@ class Outcome:
     counts: Mapping[str, int]  # status -> runs of the whole matrix
     exit_code: int  # of the runs of this execution: 0, EXIT_FAILED or EXIT_STOPPED
     disk_full: bool = False  # a run failed because the disk was full, and no more runs were started
+    spent: SpentBudget | None = None  # the limit of the matrix that ended it, although runs are left
 
 
 def drive(
@@ -182,7 +184,7 @@ class _Driver:
         self._display = RunDisplay(on_progress, self._writer, self._train, self._reserve, self._plans)
         self.requests = RequestWatch(matrix, self, self._writer, requests_s)
         self._budget = BudgetWatch(matrix, budget, elsewhere) if budget else None
-        self._is_spent = False  # the budget
+        self._spent: SpentBudget | None = None
         self._on_stop, self._find_cause = on_stop, cause
         self._is_signalled = False
         self.jobs: dict[str, str] = {}
@@ -277,14 +279,14 @@ class _Driver:
 
     def has_spent(self, *, now: bool = False) -> bool:
         """Return whether the budget of the matrix is spent; if so, stop its runs. now: not throttled."""
-        if self._budget is None or self._is_spent:
-            return self._is_spent
+        if self._budget is None or self._spent:
+            return self._spent is not None
         if spent := self._budget.spent(self.states, now=now):
-            self._is_spent = True
+            self._spent = spent
             self._engine.cancel(self.jobs)
-            self._writer.log("budget spent", reason=spent)
-            self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
-        return self._is_spent
+            self._writer.log("budget spent", reason=spent.text)
+            self._on_note(f"{BUDGET_SPENT} ({spent.text}): its runs save a checkpoint and stop")
+        return self._spent is not None
 
     def start(self, name: str) -> None:
         """Queue the next attempt of a run of the reserve."""
@@ -360,14 +362,16 @@ class _Driver:
             self._write_later()
         self._write_later(now=True)  # that there is space again
         now = {self.states[name].status for name in (*self._plans, *self._skipped) if name not in reserve}
+        unfinished = now & {Status.STOPPED, Status.PLANNED}
         # A stop that came after the last run had ended stopped nothing: the results decide.
-        if request.since is not None and now & {Status.STOPPED, Status.PLANNED}:
+        if request.since is not None and unfinished:
             code = EXIT_STOPPED
         elif now & set(UNSUCCESSFUL):
             code = EXIT_FAILED
         else:
             code = 0 if now <= {Status.FINISHED} else EXIT_STOPPED
-        return Outcome(counts=counts, exit_code=code, disk_full=self.disk_full)
+        spent = self._spent if unfinished else None
+        return Outcome(counts=counts, exit_code=code, disk_full=self.disk_full, spent=spent)
 
     def _handle(self, name: str, job: JobState, *, stopping: bool) -> None:
         """Apply the engine's state of one run, and write what changed."""
@@ -420,6 +424,8 @@ class _Driver:
         if self._is_signalled and self._find_cause is not None and end.kind == "signal":
             kind, reason = self._find_cause()
             end = replace(end, kind=kind, reason=end.reason.replace(ASKED, reason, 1))
+        elif self._spent and end.kind == "signal":
+            end = replace(end, reason=end.reason.replace(ASKED, BUDGET_SPENT, 1))
         # Before any retry is submitted, which must not get the lost GPU again.
         if self._pool is not None:
             self._pool.leave_out_lost(plan.name, end)

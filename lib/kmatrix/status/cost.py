@@ -9,6 +9,7 @@ reused from another matrix costs nothing in this one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from kmatrix.records.runs import Status
 from kmatrix.records.train_config import TrainFields, dollars_per_hour
 from kmatrix.status.state import Attempt, RunState
 from kmatrix.text import money
+
+BUDGETS = ("BUDGET_HOURS", "BUDGET_DOLLARS")  # symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,15 @@ def total_dollars(costs: Iterable[float | None]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpentBudget:
+    """A limit of a matrix that its runs have reached."""
+
+    symbol: str  # BUDGET_HOURS or BUDGET_DOLLARS
+    more: int  # hours or dollars, a limit that leaves as much again: for a command to continue with
+    text: str  # `2.01 of 2 hours` or `$5.02 of $5.00`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixBudget:
     """What all runs of a matrix together may take, in all executions. 0: no limit."""
 
@@ -74,17 +86,23 @@ class MatrixBudget:
     def __bool__(self) -> bool:
         return bool(self.hours or self.dollars)
 
-    def spent(self, runs: Iterable[tuple[RunState, TrainFields]], now: float, besides: Spent | None = None) -> str:
-        """Return `2.01 of 2 hours` or `$5.02 of $5.00` if a limit is reached, else "".
+    def spent(
+        self, runs: Iterable[tuple[RunState, TrainFields]], now: float, besides: Spent | None = None
+    ) -> SpentBudget | None:
+        """Return the limit that is reached, None if there is none.
 
         now: Unix seconds.  besides: what other runs of the matrix have taken.
         """
         return self.reached([*(spent_of(state, train, now) for state, train in runs), *([besides] if besides else [])])
 
-    def reached(self, spent: Sequence[Spent]) -> str:
-        """Return `2.01 of 2 hours` or `$5.02 of $5.00` if a limit is reached, else "". spent: by each run."""
-        seconds = sum(one.wall_s or 0.0 for one in spent)
+    def reached(self, spent: Sequence[Spent]) -> SpentBudget | None:
+        """Return the limit that is reached, None if there is none. spent: by each run."""
+        hours = sum(one.wall_s or 0.0 for one in spent) / 3600
         cost = total_dollars(one.dollars for one in spent) or 0.0
-        if self.hours and seconds >= 3600 * self.hours:
-            return f"{seconds / 3600:.3g} of {self.hours:g} hours"
-        return f"{money(cost)} of {money(self.dollars)}" if self.dollars and cost >= self.dollars else ""
+        if self.hours and hours >= self.hours:
+            text = f"{hours:.3g} of {self.hours:g} hours"
+            return SpentBudget(symbol="BUDGET_HOURS", more=math.ceil(hours + self.hours), text=text)
+        if self.dollars and cost >= self.dollars:
+            text = f"{money(cost)} of {money(self.dollars)}"
+            return SpentBudget(symbol="BUDGET_DOLLARS", more=math.ceil(cost + self.dollars), text=text)
+        return None

@@ -16,7 +16,6 @@ from kmatrix.cli.running.jobs import (
     print_job_commands,
 )
 from kmatrix.cli.running.limits import (
-    BUDGETS,
     asked_budget,
     asked_disk_wait,
     check_budget,
@@ -69,6 +68,7 @@ from kmatrix.runner.resume import ResumePlan, describe_plan, reopen
 from kmatrix.runner.shares import submissions_of
 from kmatrix.runner.submit import hand_over, occupied_runs, resolve_doubts, submit_plans, submitting
 from kmatrix.status.activity import Activity, MatrixActivity
+from kmatrix.status.cost import BUDGETS
 from kmatrix.status.state import GPU_LOST, NCCL, RunPlan
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown

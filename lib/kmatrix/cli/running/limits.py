@@ -13,11 +13,10 @@ from kmatrix.records.train_config import dollars_per_hour
 from kmatrix.runner.execute import (
     symbols,
 )
-from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.cost import BUDGETS, MatrixBudget
 from kmatrix.status.status_file import recover_status
 
 RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
-BUDGETS = ("BUDGET_HOURS", "BUDGET_DOLLARS")
 MOST_DIGITS = 7  # of a budget or a time
 MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
 
@@ -47,7 +46,7 @@ def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
         )
     if spent := budget.spent(used, time.time()):
         raise LaunchError(
-            f"the budget of {matrix.name} is spent: {spent}",
+            f"the budget of {matrix.name} is spent: {spent.text}",
             hint="pass a larger BUDGET_HOURS= or BUDGET_DOLLARS=, 0 for no limit",
         )
 

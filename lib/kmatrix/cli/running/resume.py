@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.running.limits import (
-    BUDGETS,
     asked_budget,
     asked_disk_wait,
     check_budget,
@@ -38,6 +37,7 @@ from kmatrix.runner.resume import (
     reopen,
     too_few_gpus,
 )
+from kmatrix.status.cost import BUDGETS
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import shown
 

@@ -215,7 +215,11 @@ def print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     if left_out:
         print(f"\nSkipped or held: {first_names(left_out)}")
         print(f"Release: {make_command('release', matrix.path, RUN=left_out[0])}")
-    if outcome.exit_code == EXIT_STOPPED:
+    if outcome.spent is not None:
+        # Without a larger budget, `continue` is refused.
+        larger = make_command("continue", matrix.path, **{outcome.spent.symbol: str(outcome.spent.more)})
+        print(f"\nThe budget of the matrix is spent: {outcome.spent.text}\nContinue with a larger one: {larger}")
+    elif outcome.exit_code == EXIT_STOPPED:
         print(f"\nContinue: {again}")
     elif outcome.disk_full:
         paths: Sequence[Path] = (matrix.path,)

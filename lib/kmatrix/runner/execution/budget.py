@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.cost import MatrixBudget, Spent
+from kmatrix.status.cost import MatrixBudget, Spent, SpentBudget
 from kmatrix.status.state import RunState
 
 CHECK_EVERY_S = 1.0  # between two checks of the budget
@@ -27,13 +27,13 @@ class BudgetWatch:
         """Read the prices of the runs."""
         self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in runs}
 
-    def spent(self, states: Mapping[str, RunState], *, now: bool = False) -> str:
-        """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second.
+    def spent(self, states: Mapping[str, RunState], *, now: bool = False) -> SpentBudget | None:
+        """Return the limit that is reached, None if there is none, or it was checked within the last second.
 
         now: check it in any case.
         """
         if not now and time.monotonic() < self._due:
-            return ""
+            return None
         self._due = time.monotonic() + CHECK_EVERY_S
         runs = ((states[name], self._prices[name]) for name in self._prices)
         if self._elsewhere is None:

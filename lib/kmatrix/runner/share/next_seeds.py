@@ -122,7 +122,7 @@ def _spent(matrix: MatrixDir, arguments: Mapping[str, str]) -> str:
     runs = matrix.runs() if budget else []
     used = [(recover_status(run, has_runner=False), read_run_file_or_empty(run).train) for run in runs]
     spent = budget.spent(used, time.time())
-    return f"the budget of the matrix is spent: {spent}" if spent else ""
+    return f"the budget of the matrix is spent: {spent.text}" if spent else ""
 
 
 def _never_submitted(matrix: MatrixDir, plans: Sequence[RunPlan]) -> list[RunPlan]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncStatus
 from kmatrix.status.activity import Activity
+from kmatrix.status.cost import SpentBudget
 from kmatrix.status.disk_space import FullDisk
 from kmatrix.status.estimate import EstimateSource
 from kmatrix.status.run_jobs import MatrixJobs, RunJob
@@ -141,6 +142,7 @@ class MatrixView:
     looks: tuple[str, ...] = ()  # with adaptive seeds: what was decided at the last look at the verdict
     seeds: FurtherSeeds | None = None  # with adaptive seeds, while there are runs in reserve
     rungs: FurtherRungs | None = None  # with successive halving, before its last rung is decided
+    spent: SpentBudget | None = None  # the limit of its configuration that its runs have reached
 
     @property
     def is_active(self) -> bool:

@@ -19,7 +19,7 @@ from kmatrix.records.states import PhaseLine, RunRequest, read_matrix_status, re
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity
-from kmatrix.status.cost import spent_of, total_dollars
+from kmatrix.status.cost import BUDGETS, MatrixBudget, Spent, spent_of, total_dollars
 from kmatrix.status.disk_space import FullDisk, full_disk
 from kmatrix.status.estimate import (
     EstimateSource,
@@ -111,7 +111,14 @@ class Overview:
             looks=self._selection.looks(),
             seeds=further,
             rungs=rungs,
+            spent=MatrixBudget.of(self._symbols(views)).reached(
+                [Spent(wall_s=view.wall_s, gpu_hours=view.gpu_hours, dollars=view.dollars) for view in views]
+            ),
         )
+
+    def _symbols(self, views: Sequence[RunView]) -> Mapping[str, str]:
+        """Return the Kconfig values of the first run, for those with the same value in all runs."""
+        return self._records[views[0].name].symbols if views else {}
 
     def _requests(self) -> Mapping[str, RunRequest]:
         """Return the requests for single runs; none if the file is damaged, which the commands report that need it."""
@@ -278,7 +285,7 @@ def _needed(record: RunFile, axes: Collection[str]) -> RunFile:
 
     axes: symbols that are needed, too.
     """
-    symbols = {name: record.symbols[name] for name in (*LIMITS, *axes) if name in record.symbols}
+    symbols = {name: record.symbols[name] for name in (*LIMITS, *BUDGETS, *axes) if name in record.symbols}
     about: Provenance = {}
     if "gpus" in record.provenance:
         about["gpus"] = record.provenance["gpus"]
