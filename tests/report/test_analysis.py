@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 
@@ -413,3 +414,15 @@ def test_verdicts_without_the_rules_of_adaptive_seeds_have_a_warning(tmp_path, v
     assert not [text for text in analyse(matrix).warnings if "the rules of the verdict" in text]
     matrix.matrix_json.write_text("{")
     assert bool([text for text in analyse(matrix).warnings if "the rules of the verdict" in text]) is value
+
+
+def test_a_run_that_was_copied_into_the_matrix_counts_and_is_named(tmp_path):
+    matrix = make_matrix(tmp_path / "one", runs_with_seeds(2, [3.3, 3.4]))
+    assert not any("matrix.json" in warning for warning in analyse(matrix).warnings)
+    lion = FakeRun(optimizer="lion")
+    other = make_matrix(tmp_path / "other", [lion])
+    shutil.copytree(other.run(lion.name).path, matrix.run(lion.name).path)
+    numbers = analyse(matrix)
+    assert f"not in matrix.json, but counted as runs of this matrix: {lion.name}" in numbers.warnings
+    matrix.matrix_json.unlink()  # the runs alone are a matrix, too
+    assert not any(lion.name in warning for warning in analyse(matrix).warnings)

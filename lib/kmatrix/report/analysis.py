@@ -102,7 +102,12 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         halvings=ranked.halvings,
         scalings=_scalings(groups),
         settings=settings,
-        warnings=(*_lost_rules(matrix, plan), *_run_warnings(runs, ranked.reserve), *_tuning_warnings(settings)),
+        warnings=(
+            *_lost_rules(matrix, plan),
+            *_unlisted(runs, planned),
+            *_run_warnings(runs, ranked.reserve),
+            *_tuning_warnings(settings),
+        ),
         engine=activity.engine.engine if activity.engine else "",
         usage=usage_of(matrix, activity.claim_ages()) if activity.engine else None,
     )
@@ -236,6 +241,12 @@ def _lost_rules(matrix: MatrixDir, plan: MatrixFile) -> Iterator[str]:
             "matrix.json is missing or damaged, and with it the rules of the verdict: the comparisons are tested as if "
             "the number of seeds had been fixed before, which calls more of them different"
         )
+
+
+def _unlisted(runs: Sequence[RunNumbers], planned: Collection[str]) -> Iterator[str]:
+    """Yield the warning that runs were copied into the matrix. planned: the runs of matrix.json, empty without it."""
+    if planned and (found := [run.name for run in runs if run.name not in planned]):
+        yield f"not in matrix.json, but counted as runs of this matrix: {first_names(found)}"
 
 
 def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Iterator[str]:
