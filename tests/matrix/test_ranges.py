@@ -63,6 +63,7 @@ def test_the_values_ascend_from_one_end_to_the_other(low, factor, count, kind):
         ("0:1:1e-9", f"more than {MOST} values"),
         ("0:1:1e-300", f"more than {MOST} values"),
         ("0:1:lin1", "got 1"),
+        ("0:1:log0", "got 0"),
         ("0:1:lin1001", "got 1001"),
         ("0:1:lin99999999999", "is not a number"),
         ("0:1:log", "'log' is not a number"),
@@ -81,6 +82,22 @@ def test_other_ranges_are_refused(text, why):
 
     assert refused.value.what.startswith("file:3: ")
     assert why in refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "hint"),
+    [
+        ("1:5", True, "for example 1:5:1, every integer from 1 to 5"),
+        ("0.1:0.5", False, "for example 1e-4:1e-2:log5, or 0.03:0.09:0.02 with a step"),
+        ("0.3:0.3:0.1", False, "pass one value: 0.3"),
+        ("5:1:1", True, "the lower end comes first"),
+    ],
+)
+def test_a_wrong_range_has_a_hint(text, whole, hint):
+    with pytest.raises(ConfigError) as refused:
+        values_of_range(text, whole=whole, where="file:3")
+
+    assert refused.value.hint == hint
 
 
 def test_a_range_makes_an_axis_in_a_file_on_the_command_line_and_in_a_rule(tmp_path):

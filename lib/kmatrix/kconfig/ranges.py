@@ -13,7 +13,9 @@ DIGITS = 3  # significant digits of a value between the ends; more only if two v
 MOST = 1000  # values of a range
 NEAR = 1e-6  # of a step: an end that is so close is hit; of a value: how far a whole number may be off
 FORM = "expected LOW:HIGH:logN, LOW:HIGH:linN or LOW:HIGH:STEP"
-COUNTED = re.compile(r"(log|lin)([1-9][0-9]{0,8})")
+EXAMPLE = "for example 1e-4:1e-2:log5, or 0.03:0.09:0.02 with a step"
+EXAMPLE_WHOLE = "for example 1:5:1, every integer from 1 to 5"
+COUNTED = re.compile(r"(log|lin)([0-9]{1,9})")
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
@@ -26,14 +28,15 @@ def values_of_range(text: str, *, whole: bool, where: str) -> list[str]:
     """
     parts = text.split(":")
     if len(parts) != 3 or not all(parts):
-        raise ConfigError(f"{where}: {text}", why=FORM)
+        raise ConfigError(f"{where}: {text}", why=FORM, hint=EXAMPLE_WHOLE if whole else EXAMPLE)
     low, high = (_number(part, text, where) for part in parts[:2])
-    if low >= high:
-        why = "the ends are equal" if low == high else "the ends are reversed"
-        raise ConfigError(f"{where}: {text}", why=why, hint="the lower end comes first")
+    if low > high:
+        raise ConfigError(f"{where}: {text}", why="the ends are reversed", hint="the lower end comes first")
+    if low == high:
+        raise ConfigError(f"{where}: {text}", why="the ends are equal", hint=f"pass one value: {parts[0]}")
     if counted := COUNTED.fullmatch(parts[2]):
         count = int(counted[2])
-        if count == 1 or count > MOST:
+        if not 2 <= count <= MOST:
             raise ConfigError(f"{where}: {text}", why=f"expected 2 to {MOST} values, got {count}")
         if counted[1] == "log" and low <= 0:
             raise ConfigError(f"{where}: {text}", why="a logarithmic range needs ends above 0")
