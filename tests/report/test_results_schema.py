@@ -11,8 +11,13 @@ import pytest
 
 import kmatrix.report.formats
 from gpu_factory import FakeGpus, record
+from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
+from kmatrix.report.numbers import CostQuantity
+from kmatrix.report.sentences.values import LineLabel
 from kmatrix.report.write import write_summary
+from kmatrix.status.alerts import Alert, AlertKind, Severity
+from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 SCHEMA = json.loads((Path(kmatrix.report.formats.__file__).parent / "results.schema.json").read_text(encoding="utf-8"))
@@ -118,7 +123,65 @@ def test_adaptive_seeds_are_in_the_results(tmp_path):
     assert len(results["reserve"]) + ranking["seeds_auto"]["wanted"] == 6
 
 
-@pytest.mark.parametrize("change", [{"unknown": 1}, {"runs": [{}]}, {"created": "yesterday"}, {"schema": 2}])
+def test_every_number_of_a_run_but_counts_has_its_unit():
+    counts = {"world_size", "seed", "attempt", "steps", "max_iters", "planned_tokens", "last_val_step", "best_val_step"}
+    silent = {
+        name
+        for name, value in SCHEMA["$defs"]["run"]["properties"].items()
+        if {"number", "integer"} & set(value.get("type", ())) and "description" not in value
+    }
+    assert silent <= counts
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        (("$defs", "run", "properties", "status"), Status),
+        (("$defs", "attempt", "properties", "status"), Status),
+        (("$defs", "alert", "properties", "kind"), AlertKind),
+        (("$defs", "alert", "properties", "severity"), Severity),
+        (("$defs", "pair", "properties", "outcome"), PairOutcome),
+        (("$defs", "pair", "properties", "no_more"), [*NoMoreSeeds, None]),
+        (("$defs", "pair", "properties", "method"), [*(one for one in Method if one), None]),
+        (("$defs", "cost", "properties", "quantity"), CostQuantity),
+        (("$defs", "ranking", "properties", "lines", "items", "properties", "label"), LineLabel),
+    ],
+)
+def test_the_words_of_the_schema_are_those_of_the_program(path, values):
+    found = SCHEMA
+    for key in path:
+        found = found[key]
+    assert found["enum"] == list(values)
+
+
+def test_alerts_attempts_and_devices_validate(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(device="cuda", gpus=2)])
+    (run,) = matrix.runs()
+    record(run, FakeGpus())
+    alert = Alert(kind=AlertKind.TEMPERATURE, severity=Severity.WARNING, since=5.0, about="GPU 1", value=91.0)
+    first = {"attempt": 1, "status": "failed", "started": 1.0, "ended": 2.0, "kind": "oom", "reason": "out of memory"}
+    status = json.loads(run.status.read_text(encoding="utf-8"))
+    attempts = [{**first, "clock": {"monotonic": 1.0}}, {"attempt": 2, "status": "finished", "hosts": ["a", "b"]}]
+    run.status.write_text(json.dumps({**status, "alerts": [alert.to_json()], "attempts": attempts}))
+
+    results = results_of(matrix)
+
+    assert [len(results["runs"][0][key]) for key in ("alerts", "attempts")] == [1, 2]
+    jsonschema.validate(results, SCHEMA)
+
+
+@pytest.mark.parametrize("key", ["alerts", "attempts", "devices", "gpu"])
+def test_unknown_keys_are_refused_below_a_run(key, tmp_path):
+    results = results_of(make_matrix(tmp_path, [FakeRun()]))
+    results["runs"][0][key] = {"unknown": 1} if key == "gpu" else [{"unknown": 1}]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(results, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"unknown": 1}, {"runs": [{}]}, {"created": "yesterday"}, {"schema": 2}, {"allocation": {}}, {"status": "over"}],
+)
 def test_other_objects_are_refused(change, tmp_path):
     results = results_of(make_matrix(tmp_path, [FakeRun()]))
     with pytest.raises(jsonschema.ValidationError):
