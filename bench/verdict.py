@@ -6,8 +6,8 @@ Losses are normal with a standard deviation of 1 (sigma) and without an effect o
 at 95 %, without a baseline or a margin: the family is all pairs. A configuration is decided if it is rightly called
 worse than another one. The fixed plan gives each configuration as many seeds as decide the same share, with Student's
 paired t test and Holm's correction. The last three tables are about two configurations: how much an early stop
-exaggerates a difference, how often "about n more would decide it" is right when it is printed after 5 seeds, and how
-often equal ones get a false "better" if a fixed number of seeds is extended by what the report proposes.
+exaggerates a difference, how often "about n more seeds would decide it" is right when it is printed after 5 seeds, and
+how often equal ones get a false "better" if a fixed number of seeds is extended by what the report proposes.
 Losses are drawn from --seed, so the tables are the same on every machine. All verdicts are those of `replay`,
 `adaptive_verdict` and `fixed_verdict`, from which reports are made.
 """

@@ -147,7 +147,7 @@ def test_an_open_comparison_says_what_could_be_found_and_what_would_decide_it():
     text = verdict_text(ranking(rival, groups=("muon", "soap")), Situation(command="make add SEED=6,7"))
     assert text.line(LineLabel.OPEN).text == (
         "muon against soap: -0.0012 (-0.0030 to 0.0006) nats/token after 5 seeds; equal within 0.0034; "
-        "smallest detectable difference 0.0029 (power 80 %); about 2 more would decide it"
+        "smallest detectable difference 0.0029 (power 80 %); about 2 more seeds would decide it"
     )
     assert text.line(LineLabel.NEXT).command == "make add SEED=6,7"
 
@@ -257,7 +257,7 @@ def test_the_situation_of_a_verdict_is_reported():
     )
     notes = [line.text for line in text.lines if line.label is LineLabel.NOTE]
     assert notes[0].startswith("includes 2 reused runs")
-    assert notes[1] == "1 result is not in the verdict: no round of it asked for them"
+    assert notes[1] == "1 result is not used: no round of adaptive seeds needed it"
     assert "raised from 6 to 5" in notes[2]
     assert 'false "better" of two equal configurations is 6.87 %, not 5 %' in notes[2]
     assert text.line(LineLabel.DIVERGED).text.startswith("adamw in 1 of 2 runs")
@@ -283,7 +283,9 @@ def test_the_counts_of_a_verdict_that_is_partly_open_add_up():
     third = pair("soap", "sgd", BETTER, -0.4)
     text = verdict_text(ranking(*about, third, groups=names), Situation())
     assert text.sentence == "muon leads, but soap is not distinguishable from it"
-    assert text.line(LineLabel.BETTER).text.endswith("nats/token; sgd is worse than another configuration")
+    assert text.line(LineLabel.BETTER).text == (
+        "muon beats adamw by 0.0117 ± 0.0031 nats/token; sgd is worse than another configuration"
+    )
     about[1] = pair("muon", "adamw", OPEN, -0.002)
     text = verdict_text(ranking(*about, third, groups=names), Situation())
     assert text.sentence == (
@@ -367,10 +369,10 @@ def test_seeds_are_proposed_for_the_comparisons_that_need_few():
     names = ("muon", "soap", "lion")
     lines = verdict_text(ranking(*pairs, groups=names), Situation(command="make add SEED=6,7,8")).lines
     found = [(line.text, line.command) for line in lines if line.label is LineLabel.NEXT]
-    spends = "; seeds added after a look add to the error, those of MATRIX_SEEDS_AUTO=y do not"
+    spends = "; seeds that are added after a test raise the error rate, MATRIX_SEEDS_AUTO=y does not"
     assert found == [
         (f"about 3 more seeds per configuration{spends}", "make add SEED=6,7,8"),
-        ("what is then still open needs about 51 more seeds per configuration: probably not worth it", ""),
+        ("deciding the rest needs about 51 more seeds per configuration: probably not worth it", ""),
     ]
 
 

@@ -220,7 +220,7 @@ def open_parts(pair: PairVerdict, unit: str) -> Parts:
     if pair.detectable is not None:
         parts.append(f"smallest detectable difference {pair.detectable:.{digits}f} (power 80 %)")
     if pair.more_seeds is not None and pair.no_more in (None, NoMoreSeeds.BUDGET, NoMoreSeeds.MAXIMUM):
-        parts.append(f"about {pair.more_seeds} more would decide it")
+        parts.append(f"about {plural(pair.more_seeds, 'more seed')} would decide it")
     return sentence("; ".join(parts))
 
 

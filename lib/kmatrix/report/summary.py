@@ -239,7 +239,7 @@ def _ended_at_rungs(numbers: MatrixNumbers) -> Iterator[Section]:
         if rows:
             data = f" on data {short(halving.data_sha256)}" if len(numbers.halvings) > 1 else ""
             lines = table(columns(["configuration", "ended at step", "val loss there"], (0,)), rows, WIDTH, rule=True)
-            yield f"Ended at a rung{data}", [*lines, *wrap("Losses of one step are compared with each other alone.")]
+            yield f"Ended at a rung{data}", [*lines, *wrap("Losses are compared only with those at the same step.")]
 
 
 def _ranking(ranking: Ranking) -> Iterator[str]:

@@ -187,8 +187,9 @@ def _better(ranking: Ranking, main: PairVerdict, state: VerdictState) -> Iterato
     beaten = [pair for pair in about if pair.outcome is PairOutcome.BETTER]
     if state is VerdictState.DECIDED and len(beaten) == len(about):
         return  # the headline has it
-    many = f"than {len(beaten)} of {len(about)} configurations; the closest, " if len(beaten) > 1 else "than "
-    parts = sentence(many, name(main.b), ", by ", number(amount(main)), f" {unit_of(ranking)}")
+    by = sentence(" by ", number(amount(main)), f" {unit_of(ranking)}")
+    many = (f"{len(beaten)} of {len(about)} configurations; the closest, ", name(main.b), ",")
+    parts = sentence(name(main.a), " beats ", *(many if len(beaten) > 1 else (name(main.b),)), *by)
     rest = () if state is VerdictState.DECIDED else worse_elsewhere(ranking)  # else in the headline
     yield VerdictLine(label=LineLabel.BETTER, parts=(*parts, *rest))
 
@@ -209,7 +210,7 @@ def _evidence(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:
         more.append(
             f"pairing removed {percent_text(round(share, 2))} of the variance"
             if share > 0
-            else "pairing removed nothing of the variance"
+            else "pairing removed none of the variance"
         )
     if main.sign_flip_p is not None:
         more.append(f"exact sign-flip {p_text(main.sign_flip_p, family.rules.alpha)}")
@@ -284,7 +285,7 @@ def _without_result(ranking: Ranking) -> Iterator[VerdictLine]:
         yield VerdictLine(label=LineLabel.NO_RESULT, parts=rest)
     if lost and comparisons_of(ranking.verdict):
         whose = "its comparisons" if len(lost) == 1 else f"the comparisons of these {len(lost)}"
-        yield VerdictLine(label=LineLabel.NOTE, parts=sentence(f"{whose} count in the correction of p"))
+        yield VerdictLine(label=LineLabel.NOTE, parts=sentence(f"{whose} are included in the correction of p"))
 
 
 def _runs(situation: Situation) -> Iterator[VerdictLine]:
@@ -304,8 +305,8 @@ def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
         parts = sentence(f"{includes}: if they were the reason for this comparison, it does not count as evidence")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)
     if situation.unused:
-        results = "1 result is" if situation.unused == 1 else f"{situation.unused} results are"
-        parts = sentence(f"{results} not in the verdict: no round of it asked for them")
+        results, them = ("1 result is", "it") if situation.unused == 1 else (f"{situation.unused} results are", "them")
+        parts = sentence(f"{results} not used: no round of adaptive seeds needed {them}")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)
     family = ranking.verdict
     if ranking.spent_error is not None:

@@ -12,8 +12,8 @@ RATES = "LEARNING_RATE=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3,9e-3"
 NINE = ("OPTIMIZER=adamw", "NUM_GPUS=1", RATES, "MAX_ITERS=900", "EVAL_INTERVAL=50")
 KUBERNETES = ("K8S_IMAGE=kmatrix:1", "K8S_CLAIM=data", "K8S_MOUNT=/data", "K8S_NAMESPACE=lab")
 LINE = (
-    "9 configurations to step 100, 3 to step 300, 2 to the end: at most 33 % of the steps, "
-    "those of 3 complete runs per seed"
+    "9 configurations to step 100, 3 to step 300, 2 to the end: at most 33 % of all steps, "
+    "as many as 3 complete runs per seed have"
 )
 
 
@@ -119,4 +119,4 @@ def test_a_plan_without_rungs_says_why():
     twelve = PlannedRungs(configurations=12, max_iters=4500, rungs=rungs(4500, 12, 3, eval_interval=100))
     start, _, share = twelve.text.partition(": ")
     assert start == "12 configurations to step 500, 4 to step 1,500, 2 to the end"
-    assert share == "at most 30 % of the steps, those of 3.56 complete runs per seed"
+    assert share == "at most 30 % of all steps, as many as 3.56 complete runs per seed have"

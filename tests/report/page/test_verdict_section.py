@@ -306,7 +306,7 @@ def test_runs_that_are_planned_come_before_further_seeds(tmp_path, seeds):
     found = page(tmp_path, runs)
     assert verdict_of(found)[1].endswith(", preliminary")
     text = section(found, "verdict").one("dl", "lines")
-    assert f"{2 * (5 - seeds)} runs that the verdict wants now" in text.text
+    assert f"{2 * (5 - seeds)} runs that the verdict needs now" in text.text
     assert text.one("code").text == "make continue TARGET=test_matrix_results_20261120_052300"
 
 
@@ -485,7 +485,7 @@ def test_results_that_no_round_asked_for_are_in_no_mean(tmp_path):
     difference = float(numbers_in(shown[-1][6])[0])
     assert [row[2] for row in shown[-2:]] == ["3", "3"]
     assert means[1] - means[0] == pytest.approx(difference, abs=1.5e-4)
-    assert "6 results are not in the verdict" in section(found, "verdict").text
+    assert "6 results are not used" in section(found, "verdict").text
 
 
 def test_differences_over_some_of_the_seeds_have_a_note(tmp_path):

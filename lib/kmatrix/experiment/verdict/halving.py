@@ -32,7 +32,7 @@ class PlannedRungs:
 
     @property
     def text(self) -> str:
-        """Return `12 configurations to step 500, 4 to step 1,500, 2 to the end: at most 43 % of the steps`."""
+        """Return `12 configurations to step 500, 4 to step 1,500, 2 to the end: at most 43 % of all steps`."""
         if not self.max_iters:
             return f"{plural(self.configurations, 'configuration')}: the rungs are known when the data are prepared"
         if not self.rungs:
@@ -43,9 +43,9 @@ class PlannedRungs:
         if self.warmup:
             first += f" (the warm-up ends at step {self.warmup:,})"
         complete = most_steps(self.max_iters, self.configurations, self.rungs) / self.max_iters
-        share = f"at most {100 * complete / self.configurations:.0f} % of the steps"
+        share = f"at most {100 * complete / self.configurations:.0f} % of all steps"
         # The forecasts of time, energy and cost are those of a complete run.
-        runs = f"those of {complete:.3g} complete runs per seed"
+        runs = f"as many as {complete:.3g} complete runs per seed have"
         return f"{', '.join([first, *parts, f'{kept[-1]} to the end'])}: {share}, {runs}"
 
 

@@ -12,7 +12,7 @@ from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import MINUS, big, dollars, duration
 from kmatrix.report.page.provenance import Fact
 from kmatrix.report.pair_text import Part, PartKind, Parts
-from kmatrix.report.sentences.values import LineLabel, VerdictLine, VerdictState, VerdictText
+from kmatrix.report.sentences.values import VerdictLine, VerdictState, VerdictText
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import plural
@@ -73,8 +73,7 @@ def _shown(text: VerdictText, short: Mapping[str, str]) -> ShownVerdict:
 
 def _line(line: VerdictLine, short: Mapping[str, str]) -> VerdictLine:
     parts = _parts(line.parts, short)
-    # "Better" and what follows it are one sentence; after any other label a new one begins.
-    if line.label is not LineLabel.BETTER and parts[0].kind is PartKind.TEXT:
+    if parts[0].kind is PartKind.TEXT:  # after a label a new sentence begins
         parts = (replace(parts[0], text=parts[0].text[:1].upper() + parts[0].text[1:]), *parts[1:])
     return replace(line, parts=parts)
 

@@ -61,17 +61,19 @@ def needed(pairs: Sequence[PairVerdict]) -> int:
 def next_line(still_open: Sequence[PairVerdict], situation: Situation) -> Iterator[VerdictLine]:
     """Yield the command that runs more seeds, or why there is none: too many would be needed."""
     if situation.wanted and situation.command:
-        parts = sentence(f"{plural(situation.wanted, 'run')} that the verdict wants now")
+        parts = sentence(f"{plural(situation.wanted, 'run')} that the verdict needs now")
         yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
         return
     affordable = needed(still_open)
     if affordable and situation.command:
         planned = any(pair.method is Method.SEQUENTIAL for pair in still_open)
-        error = "" if planned else "; seeds added after a look add to the error, those of MATRIX_SEEDS_AUTO=y do not"
+        error = (
+            "" if planned else "; seeds that are added after a test raise the error rate, MATRIX_SEEDS_AUTO=y does not"
+        )
         parts = sentence(f"about {plural(affordable, 'more seed')} per configuration{error}")
         yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
     most = max((pair.more_seeds or 0 for pair in still_open), default=0)
     if most > MOST_PROPOSED and not situation.wanted and not situation.unfinished:
-        start = "what is then still open" if affordable else "a decision"
+        start = "deciding the rest" if affordable else "a decision"
         text = f"{start} needs about {plural(most, 'more seed')} per configuration: probably not worth it"
         yield VerdictLine(label=LineLabel.NEXT, parts=sentence(text))

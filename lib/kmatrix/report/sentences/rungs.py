@@ -14,7 +14,7 @@ from kmatrix.verdict.survivors import DecidedRung
 MOST_NAMED = 5  # configurations of a rung in one sentence
 CAVEAT = (
     "an early loss can mislead, above all if learning rates, schedules or lengths differ: a configuration that a rung "
-    "ended could have been the best at the end. The final losses are compared among those that trained to the end only"
+    "ended could have been the best at the end. The verdict compares only those that trained to the end"
 )
 
 
