@@ -187,3 +187,9 @@ def test_the_files_are_written_with_the_summary(tmp_path):
         assert path.stat().st_size > 0
         assert path.name in text
     assert {status for status in Status if status in matrix.results_csv.read_text()} >= {"finished", "failed"}
+
+
+def test_a_difference_of_one_seed_each_is_not_tested_in_markdown(tmp_path):
+    text = markdown(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=3.27)])))
+    assert "| `adamw, 1 rank` | 3.2800 | - | - | 1 | 0.0100 | - | not tested |" in text
+    assert "not distinguishable" not in text

@@ -156,10 +156,15 @@ def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]
     half = "" if pair.interval is None else f" ± {(pair.interval.high - pair.interval.low) / 2:.{digits}f}"
     return [
         *row,
-        f"{number_text(pair.difference, digits)}{half}" if half else escaped(signed_text(pair.difference, digits)),
+        f"{number_text(pair.difference, digits)}{half}" if half else escaped(_untested(pair.difference, digits)),
         UNKNOWN if pair.p_holm is None else p_text(pair.p_holm, ranking.verdict.rules.alpha).removeprefix("p = "),
-        outcome_word(pair.outcome, pair.method),
+        "not tested" if pair.p_holm is None else outcome_word(pair.outcome, pair.method),
     ]
+
+
+def _untested(difference: float, digits: int) -> str:
+    """Return a difference without an interval; one that is not 0 is never printed as 0."""
+    return signed_text(difference, digits).removeprefix("+")
 
 
 def _cost(numbers: MatrixNumbers) -> Iterator[str]:

@@ -385,4 +385,5 @@ def _grid_cell(pairs: Mapping[tuple[str, str], PairVerdict], a: str, b: str) -> 
         outcome = other_side(pair.outcome)
     else:
         return GridCell(sign="", word="")
-    return GridCell(sign=SIGNS[outcome], word=outcome_word(outcome, pair.method))
+    word = "not tested" if pair.p_holm is None else outcome_word(outcome, pair.method)
+    return GridCell(sign=SIGNS[outcome], word=word)
