@@ -178,6 +178,7 @@ def test_the_json_output_has_the_same_content(compare_runs_of, tmp_path, capsys)
         ([], "compare needs BASE="),
         ([f"BASE={BASE}"], "compare needs NEW="),
         ([f"BASE={BASE}", "NEW=nothing"], "NEW=nothing is not a matrix directory"),
+        ([f"BASE={BASE}", f"NEW={NEW}/gpt2_lion_1cpu"], f"NEW={NEW}/gpt2_lion_1cpu: no run gpt2_lion_1cpu in "),
         ([f"BASE={BASE}", f"NEW={NEW}/gpt2_adamw_1cpu"], "cannot compare a matrix (BASE=) with a run (NEW=)"),
     ],
 )
@@ -195,6 +196,12 @@ def test_fail_on_worse_is_an_exit_status_for_ci(tmp_path, base, new, status):
     arguments = ["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}"]
     assert main([*arguments, "FAIL_ON=worse"]) == status
     assert main(arguments) == 0
+
+
+def test_a_matrix_compared_with_itself_has_a_note(tmp_path, capsys):
+    make_matrix(tmp_path, runs_with_seeds(3, LOW), name=BASE)
+    assert main(["compare", f"BASE={BASE}", f"NEW={tmp_path / BASE}", f"RESULTS_DIR={tmp_path}", "FAIL_ON=worse"]) == 0
+    assert "BASE= and NEW= are the same" in capsys.readouterr().err
 
 
 def test_other_values_of_fail_on_are_refused(tmp_path, capsys):

@@ -14,7 +14,7 @@ from kmatrix.engines.accounting import refresh_usage
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
-from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.paths import MatrixDir, RunDir, is_matrix, matrix_dirs
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.report.formats.ending import render_ending
@@ -147,6 +147,8 @@ def compare(arguments: Arguments) -> int:
         )
     for one in (base, new):
         ask(MatrixDir(one.path.parent) if isinstance(one, RunDir) else one)  # which runs are running
+    if base.path == new.path:
+        print("note: BASE= and NEW= are the same, so no difference can be found", file=sys.stderr)
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
     tree = open_tree(arguments.kconfig)
     found = compare_runs(sides[0], sides[1], tree.without_effect, one=isinstance(base, RunDir))
@@ -178,4 +180,10 @@ def _named(arguments: Arguments, name: str) -> MatrixDir | RunDir:
     for path in (Path(text).expanduser(), below / text):
         if RunDir(path).run_json.is_file():
             return RunDir(path.resolve())
+        if is_matrix(matrix := MatrixDir(path.parent)) and not is_matrix(MatrixDir(path)):
+            raise RecordError(
+                f"{name}={text}: no run {path.name} in {shown(matrix.path)}",
+                why=f"its runs are {first_names(run.name for run in matrix.runs())}",
+                hint=EXAMPLE,
+            )
     return find_named(below, text, name)
