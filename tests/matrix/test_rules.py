@@ -150,6 +150,15 @@ def test_an_addition_keeps_the_rules(made):
     assert rules_of(path).baseline == {**former.baseline, "clip": "1.0"}
 
 
+def test_a_baseline_cannot_be_named_after_the_first_run(made):
+    kmatrix, make = made
+    path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "SEED=1,2")
+    for words in (["SEED=3"], ["GRAD_CLIP=1.0,0.5"], []):
+        given = "MATRIX_BASELINE=OPTIMIZER=adamw" + (" GRAD_CLIP=1.0" if "GRAD" in "".join(words) else "")
+        assert "by other rules: baseline none" in kmatrix.refused("add", *words, given, f"TARGET={path}")
+    assert rules_of(path).baseline == {}
+
+
 def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4", "SEED=7")

@@ -90,7 +90,8 @@ def _rules_with(matrix: MatrixDir, former: VerdictRules, now: VerdictRules, runs
     kept = replaced(now, seeds=former.seeds, raised=former.raised) if raised else replaced(now, raised=former.raised)
     # A new axis adds its label to the baseline, which stays the configuration of the same runs.
     baseline = kept.baseline.items()
-    if former.baseline.items() <= baseline and any(baseline <= dict(run.axes).items() for run in runs):
+    widened = bool(former.baseline) and former.baseline.items() <= baseline
+    if widened and any(baseline <= dict(run.axes).items() for run in runs):
         kept = replaced(kept, baseline=former.baseline)
     if kept != former:
         names = [name for name in former.__struct_fields__ if getattr(kept, name) != getattr(former, name)]
