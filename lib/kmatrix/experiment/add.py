@@ -16,10 +16,21 @@ from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Assignment, Tree, member_text, open_tree
 from kmatrix.matrix.axes import overrides, parse_override, resolve_name
 from kmatrix.matrix.expand import Run
-from kmatrix.records.decode import as_json, replaced
+from kmatrix.records.decode import replaced
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import MatrixFile, RunFile, VerdictRules, read_matrix_file_or_empty, read_run_file
 from kmatrix.text import first_names
+
+SYMBOLS = {  # field of VerdictRules -> symbol that sets it
+    "seeds_auto": "MATRIX_SEEDS_AUTO",
+    "seeds": "MATRIX_SEEDS_MAX",
+    "seeds_min": "MATRIX_SEEDS_MIN",
+    "confidence": "MATRIX_CONFIDENCE",
+    "min_difference": "MATRIX_MIN_DIFFERENCE",
+    "baseline": "MATRIX_BASELINE",
+    "target_loss": "TARGET_LOSS",
+    "halving": "MATRIX_HALVING",
+}
 
 RESULTS_DIR = "RESULTS_DIR"
 
@@ -106,9 +117,19 @@ def _rules_with(matrix: MatrixDir, former: VerdictRules, now: VerdictRules, runs
 
 
 def _described(rules: VerdictRules, names: Sequence[str]) -> str:
-    """Return `seeds_auto True, confidence 0.95` of these fields."""
-    values = as_json(rules)
-    return ", ".join(f"{name} {'none' if values[name] in (None, {}, []) else values[name]}" for name in names)
+    """Return `MATRIX_SEEDS_AUTO=y, MATRIX_CONFIDENCE=0.95` of these fields, by the symbols that set them."""
+    return ", ".join(f"{SYMBOLS[name]}={_value(getattr(rules, name))}" for name in names)
+
+
+def _value(value: object) -> str:
+    """Return the value of a rule as it is typed, or `(none)`. A baseline has the labels of its axes."""
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, dict):
+        return " ".join(f"{label}={text}" for label, text in value.items()) or "(none)"
+    if isinstance(value, tuple):
+        return f"{len(value)} (seeds {value[0]} to {value[-1]})" if value else "(none)"
+    return "(none)" if value is None else str(value)
 
 
 def add_runs(
