@@ -211,6 +211,10 @@ def test_a_budget_is_respected_and_the_verdict_stays_open(story):
     assert wanted
     (ranking,) = load_json(matrix.results)["rankings"]
     assert [(pair["outcome"], pair["no_more"]) for pair in ranking["comparisons"]] == [("open", "budget")]
+    # Neither command trains on a spent budget, nor adds a run to it.
+    for command in (["continue"], ["add", "LEARNING_RATE=0.5"]):
+        assert "is spent" in story.make(*command, f"TARGET={matrix.path}", status=FAILED)
+    assert len(matrix.runs()) == 10
 
 
 def test_a_failed_seed_runs_once_more_and_a_diverged_configuration_is_never_better(story):

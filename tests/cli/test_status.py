@@ -14,12 +14,15 @@ from datetime import UTC, datetime
 import pytest
 
 from factories import ROOT
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.running.limits import asked_budget
 from kmatrix.cli.status import as_json, gpu_lines, headline, plain, screen
 from kmatrix.cli.status import lines as estimate_lines
 from kmatrix.gpu.formats.json_array import JsonArrayFile, last_entry
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.runs import Status
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.view.overview import Overview
 from kmatrix.text import money, time_of_day
 from records_factory import CREATED, FakeRun, make_matrix
@@ -292,3 +295,10 @@ def test_a_spent_budget_is_named_with_a_command_that_is_not_refused(tmp_path):
     (left,) = [line for line in estimate_lines(view, NOW, {}) if line.startswith("left: ")]
     assert f"the budget of the matrix is spent ({spent}), not running: " in left
     assert left.endswith(f" BUDGET_DOLLARS={more}")
+    # A budget that an execution had in place of the configured one holds, until it is spent, too.
+    write_json(matrix.status, read_json(matrix.status) | {"budget": {"hours": 0, "dollars": 1000.0}})
+    raised = Overview(matrix).poll(now=NOW)
+    assert raised.spent is None
+    assert asked_budget(matrix, Arguments("continue")) == MatrixBudget(dollars=1000.0)
+    assert asked_budget(matrix, Arguments("continue", {"BUDGET_HOURS": "5"})) == MatrixBudget(hours=5.0, dollars=1000.0)
+    assert asked_budget(matrix, Arguments("add", {}, {"BUDGET_DOLLARS": "7"})) == MatrixBudget(dollars=7.0)

@@ -16,7 +16,7 @@ from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.report.summary import render_summary
 from kmatrix.report.verdict_text import verdict_texts
-from kmatrix.verdict.family import PairOutcome
+from kmatrix.verdict.family import NoMoreSeeds, PairOutcome
 from records_factory import CREATED, DATA, FakeRun, make_matrix, make_run, runs_with_seeds
 
 ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
@@ -395,6 +395,23 @@ def test_a_run_ended_by_a_budget_is_counted_with_its_share_of_the_schedule(tmp_p
     assert numbers.runs[0].ended_by == "time"
     (warning,) = [text for text in numbers.warnings if "learning rate schedule" in text]
     assert warning.endswith(": gpt2_adamw_1cpu (time, 40 %)")
+
+
+@pytest.mark.parametrize(("dollars", "spent"), [(None, True), (0, False), (1e6, False), (0.5, True)])
+def test_an_open_comparison_has_the_budget_of_the_last_execution_as_its_reason(tmp_path, dollars, spent):
+    price = {"device": "cuda", "train": {"gpu_hour_price": 3600.0}}
+    losses = {"adamw": [3.28, 3.27, 3.29], "muon": [3.27, 3.29, 3.28]}
+    runs = [run for one, known in losses.items() for run in runs_with_seeds(3, known, optimizer=one, **price)]
+    later = [FakeRun(optimizer=one, seed=4, axes={"seed": "4"}) for one in losses]
+    rules = {"seeds_auto": True, "seeds": list(range(1, 7)), "seeds_min": 3}
+    matrix = make_matrix(tmp_path, runs, planned=later, verdict=rules)
+    for run in matrix.runs():
+        write_json(run.run_json, read_json(run.run_json) | {"symbols": {"BUDGET_DOLLARS": "1"}})
+    budget = {} if dollars is None else {"budget": {"hours": 0, "dollars": dollars}}
+    write_json(matrix.status, read_json(matrix.status) | {"status": "stopped"} | budget)
+    (pair,) = analyse(matrix).rankings[0].verdict.pairs
+    assert pair.outcome is PairOutcome.OPEN
+    assert (pair.no_more is NoMoreSeeds.BUDGET) is spent
 
 
 def test_the_report_header_lists_what_the_runs_have_in_common(tmp_path):

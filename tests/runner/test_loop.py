@@ -23,7 +23,7 @@ from kmatrix.records.lock import held, holder, try_lock
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.run_lock import begin_attempt
 from kmatrix.records.runs import Status
-from kmatrix.records.states import Request, change_requests
+from kmatrix.records.states import BudgetEntry, Request, change_requests, read_matrix_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.runner.execute import check_plans
 from kmatrix.runner.loop import EXIT_FAILED, drive
@@ -79,7 +79,7 @@ def test_the_status_files_have_the_documented_fields(matrix, plan):
     matrix_status = read_json(matrix.status)
     assert set(matrix_status) == {
         *("schema", "status", "started", "ended", "pid", "host", "pid_started", "boot_id", "counts"),
-        "gpus",
+        *("gpus", "budget"),
     }
     assert (matrix_status["status"], matrix_status["pid"], matrix_status["counts"]) == (
         "finished",
@@ -664,6 +664,7 @@ def test_a_matrix_whose_budget_is_spent_stops_its_runs_and_starts_no_more(matrix
     assert status_of(plans[0])["reason"] == "the budget of the matrix is spent"
     assert read_json(plans[0].dir.result)["status"] == "stopped"  # it saved a checkpoint
     assert "the budget of the matrix is spent" in notes[0]
+    assert read_matrix_status(matrix).budget == BudgetEntry(hours=2)
     assert [line["event"] for line in read_jsonl(matrix.journal) if "budget" in line["event"]] == ["budget spent"]
 
 

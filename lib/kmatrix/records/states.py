@@ -100,6 +100,13 @@ class RunStatusFile(AttemptRecord, frozen=True, kw_only=True):
     reused_from: str | None = None  # <matrix>/<run>
 
 
+class BudgetEntry(Record, frozen=True, kw_only=True):
+    """The budget of a matrix in its status.json: that of its last execution. 0: no limit."""
+
+    hours: Amount = 0.0
+    dollars: Amount = 0.0
+
+
 class MatrixStatusFile(Record, frozen=True, kw_only=True):
     """status.json of a matrix."""
 
@@ -109,6 +116,7 @@ class MatrixStatusFile(Record, frozen=True, kw_only=True):
     counts: dict[str, Count] = field(default_factory=dict)  # number of runs by status
     gpus: tuple[GpuEntry, ...] | None = None  # that runs may get; None in files of early versions
     unselected: tuple[str, ...] = ()  # unfinished runs that `make continue RUN=` left alone
+    budget: BudgetEntry | None = None  # None in files of early versions, and of clusters: that of the configuration
 
 
 class RankErrorFile(Record, frozen=True, kw_only=True):

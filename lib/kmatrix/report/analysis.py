@@ -20,7 +20,7 @@ from kmatrix.records.runs import (
     read_matrix_file_or_empty,
     read_run_file_or_empty,
 )
-from kmatrix.records.states import read_matrix_status
+from kmatrix.records.states import MatrixStatusFile, read_matrix_status
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
@@ -75,7 +75,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
 
     # Everything else follows from the runs.
     groups = groups_of(runs, plan.verdict.confidence)
-    spent = plan.verdict.seeds_auto and status.status is not Status.RUNNING and _is_budget_spent(matrix, runs)
+    spent = plan.verdict.seeds_auto and status.status is not Status.RUNNING and _is_budget_spent(matrix, status, runs)
     ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries, partial(_losses_at, matrix), spent=spent)
     runs = tuple(
         replace(run, rung=place, reason=place.text) if (place := ranked.places.get(run.name)) is not None else run
@@ -134,11 +134,11 @@ def _losses_at(matrix: MatrixDir, run: RunNumbers, steps: Sequence[int]) -> Mapp
     return first_losses(matrix.run(run.name).metrics, steps, first - 1)
 
 
-def _is_budget_spent(matrix: MatrixDir, runs: Sequence[RunNumbers]) -> bool:
+def _is_budget_spent(matrix: MatrixDir, status: MatrixStatusFile, runs: Sequence[RunNumbers]) -> bool:
     """Return whether the runs have taken the budget of their matrix."""
     symbols = read_run_file_or_empty(matrix.run(runs[0].name)).symbols
     spent = [Spent(wall_s=run.wall_s, gpu_hours=run.gpu_hours, dollars=run.dollars) for run in runs]
-    return MatrixBudget.of(symbols).reached(spent) is not None
+    return MatrixBudget.of_matrix(status, symbols).reached(spent) is not None
 
 
 def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings, ...]:

@@ -174,6 +174,7 @@ class _Driver:
         self._plans, self._train = self._attempts.plans, self._attempts.train
         self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
         self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None, self._hold.report)
+        self._writer.budget = budget
         self._pool = None if pool is None else PoolWatch(pool, self._writer, on_note)
         self._watches: dict[str, RunWatch] = {}
         self._recorder_deaths: Counter[str] = Counter()

@@ -19,6 +19,7 @@ from kmatrix.records.lock import this_process
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.status.alerts import Alert
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.state import Event, JobState, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
@@ -41,6 +42,7 @@ class StatusWriter:
         self.states: dict[str, RunState] = {}  # of all runs
         self.missing = 0  # runs of matrix.json without a directory: they count as planned
         self.unselected: tuple[str, ...] = ()  # unfinished runs that this execution leaves alone
+        self.budget: MatrixBudget | None = None  # of this execution
         self.limit_s = 0.0  # time (s) to wait for space on a full disk, 0: fail at once
         self._files: dict[Path, Callable[[], None]] = {}  # pending, oldest first
         self._lines: deque[dict[str, Any]] = deque()  # pending, of the journal
@@ -101,6 +103,7 @@ class StatusWriter:
         record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
         record |= {"counts": self.counts(), "gpus": self._pool.report() if self._pool else []}
         record |= {"unselected": list(self.unselected)} if self.unselected else {}
+        record |= {"budget": asdict(self.budget)} if self.budget is not None else {}
 
         def write() -> None:
             with writing(self._matrix.status):

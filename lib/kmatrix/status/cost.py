@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.records.runs import Status
+from kmatrix.records.states import MatrixStatusFile
 from kmatrix.records.train_config import TrainFields, dollars_per_hour
 from kmatrix.status.state import Attempt, RunState
 from kmatrix.text import money
@@ -82,6 +83,13 @@ class MatrixBudget:
     def of(cls, symbols: Mapping[str, str]) -> MatrixBudget:
         """Return the budget of a matrix. A matrix of an old version has none."""
         return cls(hours=float(symbols.get("BUDGET_HOURS") or 0), dollars=float(symbols.get("BUDGET_DOLLARS") or 0))
+
+    @classmethod
+    def of_matrix(cls, status: MatrixStatusFile, symbols: Mapping[str, str]) -> MatrixBudget:
+        """Return the budget of the last execution of a matrix, or that of its configuration if no file has another."""
+        if status.budget is None:
+            return cls.of(symbols)
+        return cls(hours=status.budget.hours, dollars=status.budget.dollars)
 
     def __bool__(self) -> bool:
         return bool(self.hours or self.dollars)

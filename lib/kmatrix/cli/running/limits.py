@@ -9,6 +9,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.states import read_matrix_status
 from kmatrix.records.train_config import dollars_per_hour
 from kmatrix.runner.execute import (
     symbols,
@@ -22,13 +23,19 @@ MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
 
 
 def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
-    """Return the budget of the matrix, replaced by BUDGET_HOURS= and BUDGET_DOLLARS=. Raises ConfigError."""
-    return MatrixBudget.of(dict(symbols(matrix)) | check_budget(arguments))
+    """Return the budget of the last execution, replaced by BUDGET_HOURS= and BUDGET_DOLLARS=. Raises ConfigError."""
+    known = MatrixBudget.of_matrix(read_matrix_status(matrix), symbols(matrix))
+    given = MatrixBudget.of(asked := check_budget(arguments))
+    return MatrixBudget(
+        hours=given.hours if "BUDGET_HOURS" in asked else known.hours,
+        dollars=given.dollars if "BUDGET_DOLLARS" in asked else known.dollars,
+    )
 
 
 def check_budget(arguments: Arguments) -> dict[str, str]:
     """Return BUDGET_HOURS= and BUDGET_DOLLARS=, those that were given. Raises ConfigError."""
-    given = {name: text for name in BUDGETS if (text := arguments.get(name))}
+    # `make add` takes them as the assignments of symbols that they are.
+    given = {name: text for name in BUDGETS if (text := arguments.get(name) or arguments.assignments.get(name, ""))}
     for name, text in given.items():
         if not _is_count(text):
             raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")

@@ -11,6 +11,7 @@ from kmatrix.cli.commands import PLACES, Arguments, yes
 from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report_in_short
+from kmatrix.cli.running.limits import asked_budget, refuse_if_spent
 from kmatrix.cli.running.make import make_dirs, plan_of, print_left_out
 from kmatrix.cli.targets import find_target, refuse_if_running
 from kmatrix.cli.trackers import wait_for_sync
@@ -99,6 +100,8 @@ def add(arguments: Arguments) -> int:
         user=arguments.config,
     )
     print_left_out(plan)
+    budget = asked_budget(matrix, arguments)
+    refuse_if_spent(matrix, budget)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     check_simulation(arguments.get("SIMULATE"), (config.train.num_nodes for config in plan.configs.values()))
     names = add_runs(
@@ -111,7 +114,8 @@ def add(arguments: Arguments) -> int:
         from kmatrix.cli.running.cluster import submit_runs
 
         return submit_runs(matrix, arguments, chosen)
-    return run_and_report(matrix, reopen(matrix, plan.gpus, names=chosen), gpus=plan.gpus, recorders=recorders)
+    pending = reopen(matrix, plan.gpus, names=chosen)
+    return run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders, budget=budget)
 
 
 def _run_matrix(arguments: Arguments, plan: Plan) -> int:

@@ -111,7 +111,7 @@ class Overview:
             looks=self._selection.looks(),
             seeds=further,
             rungs=rungs,
-            spent=MatrixBudget.of(self._symbols(views)).reached(
+            spent=MatrixBudget.of_matrix(record, self._symbols(views)).reached(
                 [Spent(wall_s=view.wall_s, gpu_hours=view.gpu_hours, dollars=view.dollars) for view in views]
             ),
         )
