@@ -36,9 +36,13 @@ def test_the_command_prints_a_row_per_plan_seeds_and_correlation():
     assert {len(row.split("|")) for row in rows} == {columns}
 
 
-@pytest.mark.parametrize(("share", "status"), [(0.05, 0), (0.2, 1)])
-def test_the_exit_status_tells_whether_the_bound_holds(monkeypatch, share, status):
-    monkeypatch.setattr(halving, "false_better", lambda *_, **__: (share, share))
+@pytest.mark.parametrize(
+    ("shares", "status"),
+    [((0.05, 0.2, 0.05, 0.2), 0), ((0.2, 0.05, 0.05, 0.05), 1), ((0.05, 0.05, 0.2, 0.05), 1)],
+    ids=["as without halving", "better", "below"],
+)
+def test_the_exit_status_tells_whether_the_bound_holds(monkeypatch, shares, status):
+    monkeypatch.setattr(halving, "false_results", lambda *_, **__: shares)
     assert halving.main(["--count", "400"]) == status
     assert halving.main(["--count", "400", "--seed", "2"]) == status
 

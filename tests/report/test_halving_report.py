@@ -9,10 +9,12 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from scipy import stats
 
 import kmatrix.report.formats
 from halved import halved_matrix, run_scripted
 from html_reader import read_html
+from kmatrix.records.files import write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
@@ -20,6 +22,7 @@ from kmatrix.report.formats.junit import junit
 from kmatrix.report.formats.results_md import markdown
 from kmatrix.report.page.assemble import render_page
 from kmatrix.report.summary import render_summary
+from kmatrix.report.target import target_numbers
 from kmatrix.report.write import write_summary
 from page_sections import script_data
 from scripted import NAN
@@ -86,6 +89,21 @@ def test_results_json_markdown_and_junit_have_the_rungs(matrix):
     cases = {case.get("name"): case for case in ElementTree.fromstring(junit(numbers)).iter("testcase")}
     assert cases["gpt2_e_seed1_1cpu"].find("skipped").get("message") == text
     assert cases["gpt2_l_seed1_1cpu"].find("failure") is not None
+
+
+def test_the_target_is_corrected_for_the_configurations_that_a_rung_ended(matrix):
+    """Survivors are chosen by losses that go with the tested ones: corrected for them alone, p would be too small."""
+    plan = json.loads(matrix.matrix_json.read_text())
+    write_json(matrix.matrix_json, {**plan, "verdict": {**plan["verdict"], "target_loss": 3.0}})
+    losses = {"c": (2.70, 2.71), "d": (2.80, 2.83)}
+    curves = CURVES | {name: [{**CURVES[name], 90: loss} for loss in each] for name, each in losses.items()}
+    run_scripted(matrix, curves)
+    groups = {group.name: group for group in target_numbers(analyse(matrix)).groups}
+    p = {name: stats.ttest_1samp(each, 3.0, alternative="less").pvalue for name, each in losses.items()}
+    assert groups["c, 1 rank"].test.p == pytest.approx(p["c"], rel=1e-9)
+    assert groups["c, 1 rank"].test.p_holm == pytest.approx(12 * p["c"], rel=1e-9)
+    assert groups["d, 1 rank"].test.p_holm == pytest.approx(11 * p["d"], rel=1e-9)
+    assert "b, 1 rank" not in groups
 
 
 def test_the_page_lists_them_below_the_ranking(matrix):
