@@ -99,6 +99,26 @@ def test_a_run_that_diverged_would_never_have_reached_the_target(tmp_path):
     assert group_of(found, "adamw").test.reason == "diverged in 1 of 3 runs"
 
 
+def test_a_finished_run_that_missed_the_target_is_later_than_all_others_even_if_it_was_faster(tmp_path):
+    fast = FakeRun(seed=3, axes={"seed": "3"}, final_loss=3.4, tokens_per_s=400_000.0)
+    found = numbers_of(make_matrix(tmp_path, [*runs_with_seeds(2, (3.27, 3.28)), fast]), 3.295)
+
+    group = group_of(found, "adamw")
+    seconds = [one.reached.seconds for one in group.runs if one.reached]
+    assert (len(seconds), group.reached("seconds").median) == (2, max(seconds))
+
+
+def test_the_tests_of_each_ranking_are_corrected_by_themselves(tmp_path):
+    losses, other = (3.270, 3.272, 3.271), (3.275, 3.279, 3.276)
+    runs = [*runs_with_seeds(3, losses, optimizer="muon")]
+    runs += [replace(run, data_sha256="bb" * 32) for run in runs_with_seeds(3, other, optimizer="adamw")]
+    found = numbers_of(make_matrix(tmp_path, runs), 3.28)
+
+    for name, each in (("muon", losses), ("adamw", other)):
+        expected = stats.ttest_1samp(each, 3.28, alternative="less").pvalue
+        assert group_of(found, name).test.p_holm == pytest.approx(expected, rel=1e-9)
+
+
 def test_the_default_is_the_mean_of_the_middle_configuration_rounded_up(tmp_path):
     runs = [
         *runs_with_seeds(2, (3.27, 3.28), optimizer="muon"),
