@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
+from scipy import stats
 
 from kmatrix.cli.commands import main
 from kmatrix.records.files import read_json, write_json
@@ -245,6 +248,41 @@ def test_runs_that_diverge_in_new_are_worse(tmp_path, capsys):
     assert status_of(tmp_path, runs_with_seeds(3, LOW), runs_with_seeds(3, [20.0, 21.0, 22.0])) == 1
     text = capsys.readouterr().out
     assert "without a loss in new, where all runs failed or diverged: adamw, 1 rank" in text
+
+
+def test_the_side_that_diverged_more_often_is_not_called_better(make):
+    nan = {"axes": {"seed": "4"}, "seed": 4, "status": "failed", "kind": "nan", "stop_at": 40}
+
+    def side(name, losses, *, diverged):
+        matrix = make(name, [*runs_with_seeds(3, losses), FakeRun(**(nan if diverged else {**nan, "kind": "oom"}))])
+        status = matrix.run("gpt2_adamw_seed4_1cpu").status
+        write_json(status, read_json(status) | {"kind": "nan" if diverged else "oom"})
+        return runs_of_matrix(matrix)
+
+    found = compare_runs(side("a1", HIGH, diverged=False), side("b1", LOW, diverged=True))
+    loss = row(found, "final loss")
+    assert (loss.outcome, loss.verdict.no_more, loss.verdict.diverged) == (PairOutcome.OPEN, "diverged", (1, 0))
+    assert (loss.new, loss.p < 0.05) == (pytest.approx(3.21), True)
+    assert "not distinguishable (the lower one diverged more often)" in " ".join(render(found).split())
+    assert row(found, "time").verdict.diverged == (0, 0)
+    both = compare_runs(side("a2", HIGH, diverged=True), side("b2", LOW, diverged=True))
+    assert row(both, "final loss").outcome is PairOutcome.BETTER
+    worse = compare_runs(side("a3", LOW, diverged=False), side("b3", HIGH, diverged=True))
+    assert worse.worse == ("adamw, 1 rank",)
+
+
+def test_the_margin_is_one_of_losses_and_corrected_for_the_configurations(tmp_path):
+    def side(name, losses, speed):
+        runs = [run for each in ("adamw", "muon") for run in runs_with_seeds(3, losses, optimizer=each)]
+        timed = [replace(run, tokens_per_s=speed + 10 * run.seed) for run in runs]
+        return runs_of_matrix(make_matrix(tmp_path, timed, name=name, verdict={"min_difference": 99.0}))
+
+    found = compare_runs(side(BASE, HIGH, 4000.0), side(NEW, [3.30, 3.32, 3.31], 4001.0))
+    loss, time = row(found, "final loss"), row(found, "time")
+    assert (loss.outcome, time.outcome) == (PairOutcome.EQUIVALENT, PairOutcome.BETTER)
+    error = loss.verdict.deviation / math.sqrt(3)
+    expected = abs(loss.verdict.difference) + stats.t.isf(0.05 / 2, 2) * error
+    assert loss.verdict.margin == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("margin", "status", "words"), [(None, 1, "worse, p"), (0.2, 0, "equivalent within 0.2")])

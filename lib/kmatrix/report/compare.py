@@ -27,7 +27,7 @@ from kmatrix.report.ranking import differences, measured_differently, ranks
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
-from kmatrix.verdict.family import Method, PairOutcome, PairVerdict, Rules
+from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.fixed import FixedTest, corrected, tested
 
 FINAL_LOSS = "final loss"
@@ -243,7 +243,8 @@ def _names(configurations: Iterable[tuple[AxisValues, list[RunNumbers]]]) -> dic
 def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers], rules: Rules) -> ConfigurationPair:
     finished = [run for run in base if run.counts], [run for run in new if run.counts]
     property_name = measured_differently(*finished)
-    rows = [_row(metric, *finished, property_name if metric.is_loss else "", rules) for metric in METRICS]
+    ended = [run for run in base if run.counts or run.diverged], [run for run in new if run.counts or run.diverged]
+    rows = [_row(metric, *ended, property_name if metric.is_loss else "", rules) for metric in METRICS]
     return ConfigurationPair(
         name=name,
         base=tuple(base),
@@ -257,20 +258,22 @@ def _row(
     metric: ComparedMetric, base: Sequence[RunNumbers], new: Sequence[RunNumbers], differently: str, rules: Rules
 ) -> ComparedRow:
     before, after = _by_seed(metric, base), _by_seed(metric, new)
+    finite = [[value for value in side.values() if math.isfinite(value)] for side in (before, after)]
     return ComparedRow(
         metric=metric,
-        base=mean(list(before.values())) if before else None,
-        new=mean(list(after.values())) if after else None,
-        test=tested(("new", "base"), after, before, rules) if before and after else None,
-        measured_differently=differently if before and after else "",
+        base=mean(finite[0]) if finite[0] else None,
+        new=mean(finite[1]) if finite[1] else None,
+        test=tested(("new", "base"), after, before, rules) if all(finite) else None,
+        measured_differently=differently if all(finite) else "",
     )
 
 
 def _by_seed(metric: ComparedMetric, runs: Sequence[RunNumbers]) -> dict[int, float]:
+    """Return the values by seed; the loss of a run that diverged is infinity, which `tested` counts and leaves out."""
     found = {}
     for number, run in enumerate(runs):
-        value = metric.of(run)
-        if value is not None and math.isfinite(value):
+        value = metric.of(run) if run.counts else math.inf
+        if value is not None and (math.isfinite(value) if run.counts else metric.is_loss):
             found[number if run.seed is None else run.seed] = value
     return found
 
@@ -480,6 +483,8 @@ def _outcome_text(row: ComparedRow, verdict: PairVerdict, rules: Rules) -> str:
         return "equal" if verdict.difference == 0 else f"not significant ({verdict.reason.partition(':')[0]})"
     if row.outcome is PairOutcome.EQUIVALENT:
         return f"equivalent within {margin_text(rules.min_difference or 0.0)}"
+    if verdict.no_more is NoMoreSeeds.DIVERGED:
+        return f"{outcome_word(row.outcome, verdict.method)} (the lower one diverged more often)"
     return f"{outcome_word(row.outcome, verdict.method)}, {p_text(row.p, rules.alpha)}"
 
 
