@@ -10,7 +10,11 @@ import pytest
 from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import BITS, LOSS
+from kmatrix.report.sentences.values import LineLabel
+from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.report.write import write_summary
+from kmatrix.verdict.family import Method, NoMoreSeeds
+from kmatrix.verdict.sequential import crossing_table
 from records_factory import FakeRun, make_matrix
 
 BYTES, BPE = "aa" * 32, "bb" * 32  # the same text in tokens of two tokenizers
@@ -61,6 +65,31 @@ def test_the_summary_names_the_metric_and_prints_the_numbers(two_tokenizers):
     assert any(row[1:4] == ["bpe", "1.2988", "4.00"] for row in rows)
     ranking = json.loads(two_tokenizers.results.read_text())["rankings"][-1]
     assert (ranking["measure"], ranking["data_sha256"]) == ("bits_per_byte", None)
+
+
+def test_with_adaptive_seeds_the_ranking_by_bits_is_sequential_too(two_tokenizers):
+    """The rankings by loss choose the number of seeds by the same differences: a fixed test would err too often."""
+    plan = read_json(two_tokenizers.matrix_json)
+    fixed = analyse(two_tokenizers).rankings[-1].verdict.pairs[0]
+    rules = {"seeds_auto": True, "seeds": [*range(1, 11)], "seeds_min": 3}
+    write_json(two_tokenizers.matrix_json, {**plan, "verdict": rules})
+    ranking = analyse(two_tokenizers).rankings[-1]
+    (pair,) = ranking.verdict.pairs
+    assert (ranking.metric, pair.method, pair.looks, pair.outcome) == (BITS, Method.SEQUENTIAL, (3,), "better")
+    assert pair.p == pytest.approx(2 * crossing_table(3, 10).p(fixed.p / 2 / (2 / 9)), rel=1e-9)
+    # Now a difference that three seeds do not show; the rankings by loss have one configuration, and want no other.
+    add_bytes_per_token(two_tokenizers, {"byte": 1.0, "bpe": 3.594})
+    for run in two_tokenizers.runs():
+        record = read_json(run.run_json)["train"]
+        if (record["tokenizer"], record["seed"]) == ("bpe", 2):
+            write_json(run.result, read_json(run.result) | {"final_val_loss": 3.58})
+    numbers = analyse(two_tokenizers)
+    (pair,) = numbers.rankings[-1].verdict.pairs
+    assert (pair.outcome, pair.no_more) == ("open", NoMoreSeeds.OTHER_RANKING)
+    text = verdict_texts(numbers)[-1]
+    assert text.sentence.startswith("No winner: ")
+    assert "further seeds run only where a ranking by loss is open" in text.line(LineLabel.OPEN).text
+    assert not any(line.command for line in text.lines)
 
 
 def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(two_tokenizers):

@@ -152,6 +152,7 @@ NO_MORE = {
     NoMoreSeeds.DIVERGED: "the one with the lower loss diverged more often, which more seeds do not change",
     NoMoreSeeds.NO_LOSS: "one of the two has no loss in any of its seeds",
     NoMoreSeeds.BEATEN: "one of the two is worse than a third configuration",
+    NoMoreSeeds.OTHER_RANKING: "further seeds run only where a ranking by loss is open",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,8 +26,8 @@ from kmatrix.status.outcomes import AdaptiveSeeds, Family, SeedEnd, families_of,
 from kmatrix.status.selection.halving import RungPlace
 from kmatrix.status.selection.select import halving_of
 from kmatrix.text import plural
-from kmatrix.verdict.adaptive import error_spent
-from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Replay, Rules
+from kmatrix.verdict.adaptive import adaptive_verdict, error_spent
+from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, Replay, Rules
 from kmatrix.verdict.fixed import fixed_verdict, tested
 from kmatrix.verdict.survivors import DecidedRung, HalvingReplay, of_survivors
 
@@ -316,11 +317,44 @@ def _rankings_by_text(groups: Sequence[GroupNumbers], rules: VerdictRules) -> It
             by_text.setdefault(group.runs[0].text, []).append(in_bits)
     for members in by_text.values():
         if len({group.runs[0].tokenizer for group in members}) > 1:
-            # The margin and the baseline are those of losses per token.
-            verdict = fixed_verdict(
-                {group.name: dict(group.losses) for group in members}, Rules(seeds=(), confidence=rules.confidence)
+            verdict = _verdict_by_text(members, rules)
+            yield replace(
+                _ranking("", members, verdict),
+                metric=BITS,
+                notes=(SAMPLED,),
+                spent_error=_spent_error(rules, verdict.rules),
+                raised=rules.raised,
             )
-            yield replace(_ranking("", members, verdict), metric=BITS, notes=(SAMPLED,))
+
+
+def _verdict_by_text(members: Sequence[GroupNumbers], rules: VerdictRules) -> FamilyVerdict:
+    """Return the verdict on groups by bits per byte. The margin and the baseline are those of losses per token."""
+    if not (rules.seeds_auto and rules.seeds):
+        losses = {group.name: dict(group.losses) for group in members}
+        return fixed_verdict(losses, Rules(seeds=(), confidence=rules.confidence))
+    # The rankings by loss chose the number of seeds, by differences that are here, too: a test of a fixed number would
+    # call equal configurations different in 8 % of the matrices. A sequential p holds whenever the seeds end.
+    verdict = adaptive_verdict(
+        {group.name: _outcomes(group) for group in members},
+        Rules(seeds=rules.seeds, seeds_min=rules.seeds_min, confidence=rules.confidence),
+    )
+    pairs = (
+        replace(pair, no_more=NoMoreSeeds.OTHER_RANKING)
+        if pair.outcome is PairOutcome.OPEN and pair.no_more is None
+        else pair
+        for pair in verdict.pairs
+    )
+    return replace(verdict, pairs=tuple(pairs))
+
+
+def _outcomes(group: GroupNumbers) -> dict[int, float | None]:
+    """Return the metric of the seeds that are over, as `kmatrix.verdict.family.Losses` has it."""
+    losses = group.losses
+    return {
+        run.seed: losses.get(run.seed, math.inf if run.diverged else None)
+        for run in group.runs
+        if run.seed is not None and run.end is not None
+    }
 
 
 def _ranking(

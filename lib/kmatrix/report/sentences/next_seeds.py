@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from kmatrix.records.runs import Status
-from kmatrix.report.numbers import MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.pair_text import comparisons_of, sentence
 from kmatrix.report.sentences.rankings import open_pairs
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine
@@ -42,8 +42,10 @@ def more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
         return matrix_command("continue", TARGET=matrix)  # planned seeds come before further ones
     known = {run.seed for run in numbers.runs if run.seed is not None}
     more = needed(open_pairs(ranking.verdict)) if comparisons_of(ranking.verdict) else MORE_SEEDS
-    # With successive halving, a further seed would begin at the first rung, with all configurations.
-    if not more or not known or numbers.halvings:
+    # With successive halving, a further seed would begin at the first rung, with all configurations. With adaptive
+    # seeds, the rankings by loss decide about further ones, not that of tokenizers.
+    by_others = numbers.halvings or (ranking.metric == BITS and ranking.verdict.rules.seeds)
+    if not more or not known or by_others:
         return ""
     return matrix_command("add", TARGET=matrix, SEED=",".join(str(max(known) + place) for place in range(1, more + 1)))
 
