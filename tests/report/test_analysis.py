@@ -7,6 +7,7 @@ import math
 import shutil
 
 import pytest
+from scipy import stats
 
 from kmatrix.errors import RecordError, damaged_files
 from kmatrix.records.files import read_json, write_json
@@ -443,3 +444,29 @@ def test_a_run_that_was_copied_into_the_matrix_counts_and_is_named(tmp_path):
     assert f"not in matrix.json, but counted as runs of this matrix: {lion.name}" in numbers.warnings
     matrix.matrix_json.unlink()  # the runs alone are a matrix, too
     assert not any(lion.name in warning for warning in analyse(matrix).warnings)
+
+
+def test_results_that_no_round_of_adaptive_seeds_asked_for_are_in_no_mean(tmp_path):
+    """Three seeds decide it; the fourth and the fifth are there, of another matrix, and would move the means."""
+    runs = [*runs_with_seeds(5, [*ADAMW, 9.0, 9.1]), *runs_with_seeds(5, [*MUON, 1.0, 1.1], optimizer="muon")]
+    rules = {"seeds_auto": True, "seeds": [*range(1, 11)], "seeds_min": 3}
+    (ranking,) = analyse(make_matrix(tmp_path, runs, verdict=rules)).rankings
+    assert (ranking.replay.rounds, ranking.replay.unused) == ((3,), 4)
+    assert {group.name.partition(",")[0]: [*group.losses.values()] for group in ranking.groups} == {
+        "muon": MUON,
+        "adamw": ADAMW,
+    }
+
+
+def test_costs_of_equal_seeds_are_not_paired(tmp_path):
+    times = {"adamw": (250.0, 252.0, 255.0), "muon": (251.0, 254.0, 256.0)}
+    matrix = make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")])
+    for run in matrix.runs():
+        train = read_json(run.run_json)["train"]
+        step_ms = times[train["optimizer"]][train["seed"] - 1]
+        write_json(run.result, {**read_json(run.result), "step_ms": step_ms})
+    (ranking,) = analyse(matrix).rankings
+    cost = ranking.costs[0]
+    assert (cost.a.partition(",")[0], cost.quantity) == ("muon", "time per step")
+    expected = stats.ttest_ind(times["muon"], times["adamw"], equal_var=False).pvalue
+    assert cost.p == pytest.approx(expected, rel=1e-9)

@@ -91,6 +91,15 @@ def test_results_json_markdown_and_junit_have_the_rungs(matrix):
     assert cases["gpt2_l_seed1_1cpu"].find("failure") is not None
 
 
+@pytest.mark.parametrize(("baseline", "reference"), [("d", "d, 1 rank"), ("e", "c, 1 rank")])
+def test_survivors_are_compared_with_the_baseline_unless_a_rung_ended_it(matrix, baseline, reference):
+    plan = json.loads(matrix.matrix_json.read_text())
+    write_json(matrix.matrix_json, {**plan, "verdict": {**plan["verdict"], "baseline": {"optimizer": baseline}}})
+    run_scripted(matrix, CURVES)
+    (ranking,) = analyse(matrix).rankings
+    assert (ranking.verdict.reference, ranking.verdict.rules.baseline is None) == (reference, baseline == "e")
+
+
 def test_the_target_is_corrected_for_the_configurations_that_a_rung_ended(matrix):
     """Survivors are chosen by losses that go with the tested ones: corrected for them alone, p would be too small."""
     plan = json.loads(matrix.matrix_json.read_text())
