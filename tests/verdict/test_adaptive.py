@@ -113,7 +113,7 @@ def test_the_configuration_that_diverged_more_often_is_never_called_better():
     found = adaptive_verdict({"a": by_seed(math.nan, *a), "b": by_seed(3.3, *b)}, TEN)
     (pair,) = found.pairs
     assert (found.reference, pair.outcome, pair.no_more) == ("a", PairOutcome.OPEN, NoMoreSeeds.DIVERGED)
-    assert pair.p_holm < 0.05
+    assert (pair.p_holm < 0.05, pair.more_seeds) == (True, None)  # further seeds do not change it
     all_seeds = Rules(seeds=TEN.seeds[:6])  # the reason stays, although no seed is left
     (pair,) = adaptive_verdict({"a": by_seed(math.nan, *a), "b": by_seed(3.3, *b)}, all_seeds).pairs
     assert pair.no_more is NoMoreSeeds.DIVERGED
@@ -344,3 +344,28 @@ def test_more_seeds_are_for_the_level_of_the_comparisons_that_are_not_decided():
             )
             assert pair.more_seeds == next(found)
     assert near > 5
+
+
+def test_more_seeds_for_equivalence_are_at_the_level_of_the_comparisons_with_the_reference():
+    """k = 3: a tie of a and b is tested at 5 % / 2; the fewest further seeds whose margin would be small enough."""
+    losses = {
+        "a": by_seed(3.00, 3.02, 2.99, 3.01, 3.00),
+        "b": by_seed(3.01, 3.01, 3.00, 3.00, 3.01),
+        "c": by_seed(9.00, 9.02, 9.01, 9.00, 9.02),
+    }
+    reached = adaptive_verdict(losses, TEN).pairs[0].margin
+    differ = 0
+    for margin in (0.75 * reached, 0.8 * reached, 0.85 * reached, 0.9 * reached, 0.95 * reached):
+        pair = adaptive_verdict(losses, Rules(seeds=TEN.seeds, min_difference=margin)).pairs[0]
+        half = pair.interval.high - pair.difference
+        deviation = half / critical(level(0.025, 3, 10) * 4 / 9, 5) * math.sqrt(5)
+
+        def needed(alpha, margin=margin, pair=pair, deviation=deviation):
+            a = level(alpha, 3, 10)
+            limits = {n: critical(a * min(1.0, (n - 1) / 9), n) * deviation / math.sqrt(n) for n in range(6, 99)}
+            return next(n for n, limit in limits.items() if abs(pair.difference) + limit <= margin) - 5
+
+        assert (pair.a, pair.b, pair.outcome) == ("a", "b", PairOutcome.OPEN)
+        assert pair.more_seeds == needed(0.05 / 2)
+        differ += needed(0.05 / 2) != needed(0.05)
+    assert differ

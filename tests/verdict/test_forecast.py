@@ -6,6 +6,7 @@ import importlib
 import itertools
 import math
 import random
+import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from gpt2.loop.schedule import scale
 from kmatrix.verdict.forecast import (
     EXPONENT,
-    FEWEST_RUNS,
     Course,
     ForecastBasis,
     Forecaster,
@@ -136,7 +136,21 @@ def test_the_backtest_is_that_of_leaving_each_run_out():
         abs(error - sorted([*found.errors[:i], *found.errors[i + 1 :]])[5]) for i, error in enumerate(found.errors)
     )
     assert found.half == pytest.approx(distances[math.ceil(13 * 0.9) - 1])
-    assert FEWEST_RUNS <= found.held <= 12
+    assert found.held == sum(is_held(index, found.errors) for index in range(12))
+
+
+def is_held(index, errors):
+    """Return whether the interval that is made of the other errors holds this one."""
+    others = [*errors[:index], *errors[index + 1 :]]
+    distances = [abs(error - statistics.median([*others[:i], *others[i + 1 :]])) for i, error in enumerate(others)]
+    half = sorted(distances)[math.ceil(12 * 0.9) - 1]
+    return abs(errors[index] - statistics.median(others)) <= half
+
+
+def test_a_run_unlike_the_others_is_not_held_by_the_interval_that_they_make():
+    runs = [*finished(11), curve(1.0, size=0.5, noise=0.01, name="unlike")]
+
+    assert backtest(ForecastBasis.SIBLINGS, runs, 0.5).held <= 11
 
 
 def test_a_forecast_holds_the_truth_as_often_as_it_says():
@@ -177,6 +191,28 @@ def test_recorded_runs_do_not_stand_in_for_a_run_that_continues_a_trained_model(
     trained = replace(curve(2.4, size=0.1), losses=(3.0, *curve(2.4, size=0.1).losses[1:])).until(0.5)
 
     assert isinstance(Forecaster([], recorded_curves()).forecast(trained), NoForecast)
+
+
+def test_recorded_runs_do_not_stand_in_if_the_vocabulary_is_unknown():
+    unknown = replace(curve(2.4, size=0.1, name="x"), vocabulary=None).until(0.5)
+
+    assert isinstance(Forecaster([], recorded_curves()).forecast(unknown), NoForecast)
+
+
+def test_a_backtest_serves_runs_that_are_a_little_further_and_no_others():
+    runs = finished(12)
+    forecaster = Forecaster(runs)
+
+    def used(share):
+        forecast = forecaster.forecast(curve(2.4, size=0.1, name="x", every=5).until(share))
+        return forecast.basis, forecast.backtest
+
+    basis, half_way = used(0.5)
+    assert half_way == backtest(basis, runs, 0.5)
+    assert used(0.5125) == (basis, half_way)
+    for share in (0.4875, 0.6):  # less is known earlier: the interval of later would be too narrow
+        basis, found = used(share)
+        assert found == backtest(basis, runs, share) != half_way
 
 
 def test_runs_that_diverged_or_did_not_end_do_not_count():
