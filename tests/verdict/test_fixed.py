@@ -316,6 +316,16 @@ def test_more_seeds_have_the_degrees_of_freedom_of_their_number():
     assert (found.outcome, found.more_seeds) == (OPEN, 2)
 
 
+def test_more_seeds_may_be_those_that_would_show_that_two_are_equivalent():
+    a, b = numbered([0.01, -0.01, 0.02, -0.02]), numbered([0.0] * 4)
+    deviation = compare(a, b).deviation
+    for share in (0.5, 0.7, 0.9):  # of the margin that four seeds reach
+        margin = share * compare(a, b).margin
+        enough = (n for n in range(5, 99) if critical_t(0.90, n - 1) * deviation / math.sqrt(n) <= margin)
+        found = compare(a, b, Rules(seeds=(), min_difference=margin))
+        assert (found.outcome, found.more_seeds) == (OPEN, next(enough) - 4)
+
+
 def test_no_plan_has_a_hundred_more_seeds():
     assert [fewest(lambda n, needed=needed: n >= needed) for needed in (1, 2, 98, 99, 100)] == [1, 2, 98, 99, None]
 
