@@ -237,6 +237,26 @@ def test_the_family_is_all_pairs_or_those_with_the_baseline():
     assert (found.reference, [(pair.a, pair.b) for pair in found.pairs]) == ("b", [("b", "d"), ("b", "c"), ("b", "a")])
 
 
+def test_the_size_of_a_family_counts_pairs_that_are_not_listed():
+    one_seed = {f"c{number:03}": {1: 3.2 + number / 1000} for number in range(101)}
+    found = fixed_verdict(one_seed, RULES)
+    assert (found.size, found.reference) == (5_050, "c000")
+    assert found.pairs == found.against_reference
+    assert [pair.b for pair in found.pairs] == [f"c{number:03}" for number in range(1, 101)]
+    assert fixed_verdict(one_seed, Rules(seeds=(), baseline="c050")).size == 100
+    del one_seed["c100"]
+    assert len(fixed_verdict(one_seed, RULES).pairs) == 4_950
+
+
+def test_a_pair_with_a_test_keeps_all_pairs_of_a_large_family():
+    found = {f"c{number:03}": {1: 3.2 + number / 1000} for number in range(101)}
+    found |= {name: {1: 3.2, 2: 3.21, 3: loss} for name, loss in (("c007", 3.22), ("c008", 3.24))}
+    verdict = fixed_verdict(found, RULES)
+    assert len(verdict.pairs) == verdict.size == 5_050
+    (tested,) = [pair for pair in verdict.pairs if pair.p is not None]
+    assert tested.p_holm == pytest.approx(min(1.0, 5_050 * tested.p))
+
+
 def test_p_is_corrected_for_all_pairs_of_the_family_even_those_without_a_test():
     dice = random.Random(4)
     four = {name: {seed: dice.gauss(3.28, 0.001) for seed in range(5)} for name in "abc"} | {"d": {0: 3.2}}

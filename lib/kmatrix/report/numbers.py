@@ -289,9 +289,10 @@ class Ranking:
                 return max(found, key=size) if outcome is PairOutcome.WORSE else min(found, key=size)
         return None
 
-    def pair_with(self, name: str) -> PairVerdict | None:
-        """Return the comparison of the reference with this group; None for the reference itself."""
-        return next((pair for pair in self.verdict.against_reference if pair.b == name), None)
+    @property
+    def pairs_by_name(self) -> dict[str, PairVerdict]:
+        """Configuration -> the comparison of the reference with it. The reference itself is not there."""
+        return {pair.b: pair for pair in self.verdict.against_reference}
 
     @property
     def ended_runs(self) -> dict[str, int]:

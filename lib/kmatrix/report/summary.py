@@ -245,7 +245,12 @@ def _ended_at_rungs(numbers: MatrixNumbers) -> Iterator[Section]:
 def _ranking(ranking: Ranking) -> Iterator[str]:
     family = ranking.verdict
     reference = "leader" if family.rules.baseline is None else "baseline"
-    rows = [_ranking_row(place, group, reference, ranking) for place, group in enumerate(ranking.groups, start=1)]
+    pairs = ranking.pairs_by_name
+    rows = [
+        [*_ranking_cells(place, group), _difference(mirrored_pair(pair), ranking) if pair else reference]
+        for place, group in enumerate(ranking.groups, start=1)
+        for pair in [pairs.get(group.name)]
+    ]
     rows += [[f" - {one.name}", *[UNKNOWN] * 3, "0", no_result_text(one)] for one in ranking.without_result]
     metric = "bits/byte" if ranking.metric == BITS else "val loss"
     titles = [
@@ -266,15 +271,15 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
         yield from wrap(note, bullet="! ")
 
 
-def _ranking_row(place: int, group: GroupNumbers, reference: str, ranking: Ranking) -> list[str]:
-    interval, pair = group.interval, ranking.pair_with(group.name)
+def _ranking_cells(place: int, group: GroupNumbers) -> list[str]:
+    """Return the cells of a configuration in a ranking, without its difference."""
+    interval = group.interval
     return [
         f"{place:>2} {group.name}",
         _loss(group.mean),
         UNKNOWN if interval is None else f"±{(interval.high - interval.low) / 2:.{LOSS_DIGITS}f}",
         UNKNOWN if group.deviation is None else f"{group.deviation:.{LOSS_DIGITS}f}",
         str(len(group.losses)),
-        reference if pair is None else _difference(mirrored_pair(pair), ranking),
     ]
 
 

@@ -6,15 +6,19 @@ runs and budgets cannot change it. A lower loss is better.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 
 from kmatrix.stats import Interval
 
 # configuration -> seed -> loss (nats/token). Infinity or NaN: the run diverged. None: the seed is over without a loss
 # for another reason (a crash, a time limit, skipped by the user). A seed without an entry is to come.
 Losses = Mapping[str, Mapping[int, float | None]]
+
+MOST_LISTED = 5_000  # pairs of a family in results.json: all pairs of 100 configurations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +102,22 @@ class FamilyVerdict:
     rules: Rules
     reference: str  # the baseline, or the leader: the lowest mean among those that are not worse than any other
     means: Mapping[str, float | None]  # of the finite losses that count for the family; None without one
-    pairs: tuple[PairVerdict, ...]  # of the reference with each other configuration first, then the others
+    # Of the reference with each other configuration first, then the others; those of the reference alone if the family
+    # has more than MOST_LISTED pairs and none of them has a test.
+    pairs: tuple[PairVerdict, ...]
     diverged: Mapping[str, int] = field(default_factory=dict)  # configuration -> diverged seeds
+
+    @property
+    def size(self) -> int:
+        """The number of comparisons of the family, which p values are corrected for."""
+        configurations = len(self.means)
+        return math.comb(configurations, 2) if self.rules.baseline is None else configurations - 1
 
     @property
     def against_reference(self) -> tuple[PairVerdict, ...]:
         """The pairs that the reference is part of, it first."""
-        return tuple(pair for pair in self.pairs if pair.a == self.reference)
+        # They come first; a thousand configurations have half a million pairs.
+        return tuple(takewhile(lambda pair: pair.a == self.reference, self.pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmatrix.stats import Interval
-from kmatrix.verdict.family import FamilyVerdict, Losses, Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
+from kmatrix.verdict.family import (
+    MOST_LISTED,
+    FamilyVerdict,
+    Losses,
+    Method,
+    NoMoreSeeds,
+    PairOutcome,
+    PairVerdict,
+    Rules,
+)
 from kmatrix.verdict.pairs import (
     fewest,
     has_diverged,
@@ -61,10 +70,13 @@ def fixed_verdict(losses: Losses, rules: Rules) -> FamilyVerdict:
     Raises ValueError without a configuration or if the baseline is unknown.
     """
     family = pairs_of(losses, rules.baseline)
-    tests = [tested(pair, losses[pair[0]], losses[pair[1]], rules) for pair in family]
-    found = dict(zip(family, corrected(tests, rules, len(losses) - 1), strict=True))
     finite = {name: _finite(known) for name, known in losses.items()}
     means = {name: math.fsum(known.values()) / len(known) if known else None for name, known in finite.items()}
+    if len(family) > MOST_LISTED and all(len(known) < FEWEST for known in finite.values()):
+        # A thousand configurations with one seed each have half a million pairs, and none of them has a test.
+        family = pairs_of(losses, reference_of(means, {}, rules.baseline)[0])
+    tests = [tested(pair, losses[pair[0]], losses[pair[1]], rules) for pair in family]
+    found = dict(zip(family, corrected(tests, rules, len(losses) - 1), strict=True))
     reference, _ = reference_of(means, {pair: verdict.outcome for pair, verdict in found.items()}, rules.baseline)
     return FamilyVerdict(
         rules=rules,

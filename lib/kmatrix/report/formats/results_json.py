@@ -33,7 +33,7 @@ from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.status.selection.halving import RungPlace
 from kmatrix.status.stragglers import RankNumbers
-from kmatrix.verdict.family import PairOutcome, PairVerdict
+from kmatrix.verdict.family import MOST_LISTED, PairOutcome, PairVerdict
 from kmatrix.verdict.target import TargetTest
 
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
@@ -236,10 +236,11 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
             {"label": str(line.label), "text": line.text, "command": line.command or None} for line in text.lines
         ],
         "family": "all pairs" if rules.baseline is None else "baseline",
+        "family_size": family.size,
         "reference": family.reference,
         "confidence": rules.confidence,
         "min_difference": rules.min_difference,
-        "pairs": [{"a": pair.a, "b": pair.b, **_pair(pair)} for pair in family.pairs],
+        "pairs": [{"a": pair.a, "b": pair.b, **_pair(pair)} for pair in family.pairs[:MOST_LISTED]],
         "diverged": {name: number for name, number in family.diverged.items() if number},
         "costs": [_cost(cost) for cost in ranking.costs],
         "seeds_auto": None

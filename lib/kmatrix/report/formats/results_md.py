@@ -32,6 +32,7 @@ from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import mean
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import UNKNOWN, count, duration, money, plural, printable, shortened, time_of_day
+from kmatrix.verdict.family import PairVerdict
 
 MOST_NAME = 200  # characters
 MOST_TEXT = 1_000  # characters of a reason
@@ -120,7 +121,11 @@ def _parts(parts: Iterable[Part]) -> str:
 def _ranking(ranking: Ranking) -> Iterator[str]:
     level = percent_text(ranking.verdict.rules.confidence)
     titles = ["", "configuration", f"mean loss, {unit_of(ranking)}", f"{level} interval", "sd", "seeds", "difference"]
-    rows = [_ranking_row(place, group, ranking) for place, group in enumerate(ranking.groups, start=1)]
+    pairs = ranking.pairs_by_name
+    rows = [
+        _ranking_row(place, group, pairs.get(group.name), ranking)
+        for place, group in enumerate(ranking.groups, start=1)
+    ]
     for group in ranking.without_result:
         rows.append(["", quoted(group.name, in_table=True), *[UNKNOWN] * 3, "0", *[UNKNOWN] * 2, no_result_text(group)])
     yield _table([*titles, "p", "it is"], rows, words=(0, 1, 8))
@@ -136,7 +141,8 @@ def _ended_at_rungs(halving: HalvingNumbers) -> Iterator[str]:
         yield _table(["ended at a rung", "step", "loss there"], rows)
 
 
-def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]:
+def _ranking_row(place: int, group: GroupNumbers, row_pair: PairVerdict | None, ranking: Ranking) -> list[str]:
+    """Return the row of a configuration. row_pair: the reference compared with it, None for the reference itself."""
     interval, digits = group.interval, digits_for(group.interval)
     row = [
         str(place),
@@ -146,7 +152,6 @@ def _ranking_row(place: int, group: GroupNumbers, ranking: Ranking) -> list[str]
         UNKNOWN if group.deviation is None else f"{group.deviation:.{digits}f}",
         str(len(group.losses)),
     ]
-    row_pair = ranking.pair_with(group.name)
     if row_pair is None:
         return [*row, UNKNOWN, UNKNOWN, "the reference"]
     pair = mirrored_pair(row_pair)

@@ -161,13 +161,13 @@ def ranking(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RankingSecti
 
 def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingTable:
     family = one.verdict
-    against = {pair.b: pair for pair in family.against_reference}
+    against, ended_runs, means = one.pairs_by_name, one.ended_runs, {group.name: group.mean for group in one.groups}
     limit = far_off([group.mean or 0.0 for group in one.groups], list(_half_widths(one.groups)))
     near = [group for group in one.groups if group.mean is not None and group.mean <= limit]
     first = near[:ROWS_SHOWN]  # what is seen at once has the whole width: further rows may be beyond the edge
     losses = Scale(*padded(_loss_marks(first)))
     gaps = Scale(*padded(_gap_marks([against[group.name] for group in first if group.name in against]), zero=True))
-    near = [group for group in near if not losses.beyond(group.mean or 0.0)]
+    in_view = {group.name for group in near if not losses.beyond(group.mean or 0.0)}
     reference = next((group for group in one.groups if group.name == family.reference), one.groups[0])
     rows = [
         RankRow(
@@ -175,18 +175,18 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
             rank=rank,
             seeds=len(group.losses),
             diverged=len(group.diverged),
-            ended=one.ended_runs[group.name],
+            ended=ended_runs[group.name],
             mean=group.mean,
             half=_half(group.interval),
             deviation=group.deviation,
-            strip=_loss_strip(group, losses, is_off=group not in near),
-            against=_against(against[group.name], family, reference, group, gaps, is_off=group not in near)
+            strip=_loss_strip(group, losses, is_off=group.name not in in_view),
+            against=_against(against[group.name], family, reference, group, gaps, is_off=group.name not in in_view)
             if group.name in against
             else None,
         )
         for rank, group in enumerate(one.groups, 1)
     ]
-    rows += [_row_without_result(pages[group.name], group, one) for group in one.without_result]
+    rows += [_row_without_result(pages[group.name], group, ended_runs[group.name]) for group in one.without_result]
     return RankingTable(
         about=about,
         measure="bits per byte" if one.metric == BITS else "final validation loss",
@@ -196,15 +196,15 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         gap_digits=_digits([pair.interval for pair in family.against_reference]),
         reference="leader" if family.rules.baseline is None else "baseline",
         is_tested=comparisons_of(family) > 0,
-        family=len(family.pairs),
+        family=family.size,
         is_paired=any(pair.method in (Method.PAIRED, Method.SEQUENTIAL) for pair in family.pairs),
         is_sequential=any(pair.method is Method.SEQUENTIAL for pair in family.pairs),
-        is_partial=any(_is_partial(pair, one) for pair in family.against_reference),
+        is_partial=any(_is_partial(pair, means) for pair in family.against_reference),
         rows=tuple(rows),
         loss_ticks=losses.ticks(TICKS),
         gap_ticks=gaps.ticks(TICKS),
         zero=gaps.at(0.0),
-        off=len(one.groups) - len(near),
+        off=len(one.groups) - len(in_view),
         notes=one.notes,
         pairs=_pairs(family, [row.group for row in rows]) if len(family.pairs) > len(against) else None,
     )
@@ -316,16 +316,15 @@ def _details(pair: PairVerdict, family: FamilyVerdict) -> Iterator[str]:
             yield f"about {plural(pair.more_seeds, 'more seed')}"
 
 
-def _is_partial(pair: PairVerdict, one: Ranking) -> bool:
+def _is_partial(pair: PairVerdict, means: Mapping[str, float | None]) -> bool:
     """Return whether the difference of a pair is not that of the two means: it is over the seeds that both have."""
-    means = {group.name: group.mean for group in one.groups}
     a, b = means.get(pair.a), means.get(pair.b)
     if a is None or b is None or pair.difference is None:
         return False
     return not math.isclose(a - b, pair.difference, abs_tol=10**-MOST_DIGITS)
 
 
-def _row_without_result(page: PageGroup, group: GroupNumbers, one: Ranking) -> RankRow:
+def _row_without_result(page: PageGroup, group: GroupNumbers, ended: int) -> RankRow:
     """Return the row of a configuration of which no run has a loss."""
     nothing = Strip(seeds=(), mean=None, interval=None)
     return RankRow(
@@ -333,7 +332,7 @@ def _row_without_result(page: PageGroup, group: GroupNumbers, one: Ranking) -> R
         rank=None,
         seeds=0,
         diverged=len(group.diverged),
-        ended=one.ended_runs[group.name],
+        ended=ended,
         mean=None,
         half=None,
         deviation=None,
