@@ -55,11 +55,6 @@ def json_text(value: Mapping[str, Any]) -> str:
     return indented_text({"schema": SCHEMA, **redact_json(value)}) + "\n"
 
 
-def write_json_array(path: Path, values: list[Any]) -> None:
-    """Write an array in the original project's format, which has no schema."""
-    write_text(path, json.dumps(redact_json(values), indent=2) + "\n")
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     write_bytes(path, text.encode())

@@ -178,7 +178,7 @@ def devices(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> DevicesSecti
         static=_static(timelines[0][1]) if timelines else (),
         static_run=name(timelines[0][0].name) if timelines else "",
         static_seconds=timelines[0][1].seconds if timelines else None,
-        script=_script(timelines, places) if timelines else {},
+        script=_script(timelines) if timelines else {},
     )
 
 
@@ -295,13 +295,12 @@ def _timelines(
     return found, unreadable
 
 
-def _script(timelines: Sequence[tuple[RunNumbers, RecordingTimeline]], places: Mapping[str, int]) -> dict[str, Any]:
+def _script(timelines: Sequence[tuple[RunNumbers, RecordingTimeline]]) -> dict[str, Any]:
     """Return the recordings for static/devices.js. Keys are short because they repeat for each run."""
     return {
         "lines": MOST_LINES,
         "runs": [
             {
-                "i": places[run.name],
                 "n": name(run.name),
                 "s": round(timeline.seconds, 1),
                 "c": timeline.columns,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
@@ -78,7 +78,6 @@ def script_data(page: PageValues, numbers: MatrixNumbers) -> dict[str, object]:
     sections = {name: getattr(page, name) for name in ("curves", "target", "devices", "runs")}
     return {
         "name": page.name,
-        "cpu": page.cpu,
         "axes": [
             {"label": shown(label, LABEL), "values": [shown(value, VALUE) for value in values]}
             for label, values in numbers.axes.items()
@@ -95,23 +94,21 @@ def script_data(page: PageValues, numbers: MatrixNumbers) -> dict[str, object]:
             }
             for group in page.groups
         ],
-        "run": _runs(numbers, page.groups),
+        "run": _runs(numbers),
         **{name: getattr(section, "script", None) for name, section in sections.items()},
     }
 
 
-def _runs(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> list[dict[str, object]]:
+def _runs(numbers: MatrixNumbers) -> list[dict[str, object]]:
     """Return each run with short keys.
 
-    n: name, g: group, s: status, e: seed, a: value of each axis by its number (-1: none), f: final loss, w: ranks,
+    n: name, s: status, e: seed, a: value of each axis by its number (-1: none), f: final loss, w: ranks,
     r: 1 for a run that ended, or waits, at a rung.
     """
-    group_of = {place: group.index for group in groups for place in group.places}
     numbered = {label: {value: at for at, value in enumerate(values)} for label, values in numbers.axes.items()}
     return [
         {
             "n": shown(run.name, NAME),
-            "g": group_of[at],
             "s": str(run.status),
             "e": run.seed,
             "a": _axis_values(run, numbered),

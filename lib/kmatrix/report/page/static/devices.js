@@ -3,7 +3,6 @@ if (D.devices && D.devices.runs) {
   const { lines: mostLines, runs: recordings } = D.devices;
   const select = $("#timeline-run"), holder = $("#timeline-lanes"), legend = $("#timeline-legend");
   const QUANTITIES = [["u", "utilization"], ["p", "power"], ["m", "memory"]];
-  const rem = () => parseFloat(getComputedStyle(document.documentElement).fontSize);
   const ramp = (k, count) => (count > 1 ? `r${Math.round(((k % 7) * 6) / (Math.min(7, count) - 1)) % 7}` : "r2"); // not the colours of optimizers
   const withAlpha = (colour, alpha) => colour.replace(/rgb\(([^)]+)\)/, `rgba($1, ${alpha})`);
   let plots = [];
