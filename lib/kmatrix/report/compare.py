@@ -13,7 +13,7 @@ from typing import Any
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status, VerdictRules, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.report.analysis import analyse
-from kmatrix.report.numbers import SEED_AXIS, RunNumbers
+from kmatrix.report.numbers import RunNumbers
 from kmatrix.report.pair_text import (
     digits_for,
     margin_text,
@@ -26,6 +26,7 @@ from kmatrix.report.pair_text import (
 from kmatrix.report.ranking import differences, measured_differently, ranks
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
+from kmatrix.status.outcomes import SEED_AXIS
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
 from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.fixed import FixedTest, corrected, tested

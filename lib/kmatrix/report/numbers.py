@@ -22,7 +22,6 @@ from kmatrix.status.selection.halving import RungPlace
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
 from kmatrix.verdict.survivors import DecidedRung
 
-SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol

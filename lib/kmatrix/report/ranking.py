@@ -13,7 +13,6 @@ from kmatrix.records.train_config import TrainFields
 from kmatrix.report.numbers import (
     BITS,
     GPUS_AXIS,
-    SEED_AXIS,
     CostDifference,
     CostQuantity,
     GroupNumbers,
@@ -22,7 +21,7 @@ from kmatrix.report.numbers import (
     RunNumbers,
 )
 from kmatrix.stats import LEVEL, mean
-from kmatrix.status.outcomes import AdaptiveSeeds, Family, SeedEnd, families_of, without_budget
+from kmatrix.status.outcomes import PLAIN_AXES, SEED_AXIS, AdaptiveSeeds, Family, SeedEnd, families_of, without_budget
 from kmatrix.status.selection.halving import RungPlace
 from kmatrix.status.selection.select import halving_of
 from kmatrix.text import plural
@@ -30,8 +29,6 @@ from kmatrix.verdict.adaptive import adaptive_verdict, error_spent
 from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, Replay, Rules
 from kmatrix.verdict.fixed import fixed_verdict, tested
 from kmatrix.verdict.survivors import DecidedRung, HalvingReplay, of_survivors
-
-PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
 
 # Losses are comparable only if these attributes of RunNumbers are equal.
 MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
@@ -275,12 +272,14 @@ def _whole(value: Scalar) -> int | None:
 
 def _group_of_each(family: Family, group_of: Mapping[str, GroupNumbers]) -> dict[str, GroupNumbers]:
     """Return the group of each configuration of a family, with its runs in the family alone."""
-    found = {}
-    for name in family.configurations:
-        own = {run for (configuration, _), run in family.runs.items() if configuration == name}
-        group = group_of[next(iter(own))]
-        found[name] = replace(group, runs=tuple(run for run in group.runs if run.name in own))
-    return found
+    own: dict[str, set[str]] = {name: set() for name in family.configurations}
+    for (name, _), run in family.runs.items():
+        own[name].add(run)
+    groups = {name: group_of[next(iter(runs))] for name, runs in own.items()}
+    return {
+        name: replace(group, runs=tuple(run for run in group.runs if run.name in own[name]))
+        for name, group in groups.items()
+    }
 
 
 def _asked_for(group: GroupNumbers, seeds: Collection[int]) -> GroupNumbers:

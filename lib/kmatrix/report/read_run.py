@@ -25,10 +25,10 @@ from kmatrix.records.runs import (
 )
 from kmatrix.records.states import RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track
-from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, RankDevice, RunNumbers
+from kmatrix.report.numbers import GPUS_AXIS, RankDevice, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.cost import spent_of
-from kmatrix.status.outcomes import all_axes, end_of
+from kmatrix.status.outcomes import SEED_AXIS, all_axes, end_of
 from kmatrix.status.state import RunState
 from kmatrix.status.status_file import current_result, recover_status
 
