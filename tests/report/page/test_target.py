@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from html_reader import read_html
 from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
+from kmatrix.report.page.assemble import render_page
 from kmatrix.report.page.parts.groups import page_groups
 from kmatrix.report.page.target import target
 from records_factory import FakeRun, make_matrix, runs_with_seeds
@@ -110,3 +112,23 @@ def test_the_script_knows_which_runs_more_training_would_not_have_helped(tmp_pat
 
     assert section.script["never"] == [0, 1, 2]
     assert (section.script["value"], section.script["text"], section.script["stride"]) == (3.29501, "3.29501", 0)
+
+
+def test_a_configuration_without_a_run_that_ended_has_no_result(tmp_path):
+    runs = [
+        *runs_with_seeds(3, (3.27, 3.28, 3.29)),
+        FakeRun(optimizer="soap", status="stopped", seed=1, axes={"seed": "1"}, stop_at=20),
+        FakeRun(optimizer="soap", status="skipped", seed=2, axes={"seed": "2"}),
+    ]
+    matrix = make_matrix(tmp_path, runs)
+    row = row_of(section_of(matrix, 3.295), "soap")
+    assert (row.runs, row.pending, row.is_too_few) == (0, 1, False)
+    page = read_html(render_page(analyse(matrix)))
+    reached = [cell for cell in page.all("td") if cell.attributes.get("data-q") == "reached"]
+    assert [cell.attributes.get("data-pending") for cell in reached] == [None, "1"]
+
+
+def test_without_a_run_that_ended_there_is_no_section(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=20)], planned=[FakeRun(optimizer="sgd")])
+    assert section_of(matrix, 3.295) is None
+    assert 'id="target"' not in render_page(analyse(matrix))

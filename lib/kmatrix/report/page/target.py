@@ -43,8 +43,8 @@ class TargetRow:
 
     @property
     def is_too_few(self) -> bool:
-        """True if half of the runs or more did not reach the target: there is no median."""
-        return 2 * self.reached <= self.runs
+        """True if half of the runs that ended or more did not reach the target: there is no median."""
+        return self.runs > 0 and 2 * self.reached <= self.runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,9 @@ class TargetSection:
 
 
 def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection | None:
-    """Return the section, or None if no configuration is ranked by its loss and no target is set."""
+    """Return the section, or None if nothing is known about a target: no loss is ranked, or no run has ended."""
     found = target_numbers(numbers)
-    if found is None:
+    if found is None or not found.groups:
         return None
     by_name = {group.numbers.name: group for group in groups}
     known = tuple(quantity for quantity in QUANTITIES if any(_is_known(group, quantity) for group in found.groups))

@@ -48,11 +48,12 @@ function showTarget(loss) {
       if (quantity === "reached") {
         cell.replaceChildren(`${reached} of ${runs}`);
         if (reached < runs) cell.append(make("br"), make("small", `not reached in ${runs - reached}`));
+        if (cell.dataset.pending) cell.append(make("br"), make("small", `${cell.dataset.pending} to come`));
         cell.classList.toggle("warn", reached < runs);
       } else if (quantity === "ratio") cell.textContent = known(ratio) && medians[D.target.strip] !== null ? `${fixed(ratio, 2)}×` : UNKNOWN;
       else if (quantity === "test") cell.textContent = UNKNOWN;
       else if (quantity === "strip") cell.replaceChildren();
-      else cell.textContent = median !== null ? TARGET_TEXTS[quantity](median) : 2 * reached <= runs ? "not reached" : UNKNOWN;
+      else cell.textContent = median !== null ? TARGET_TEXTS[quantity](median) : runs && 2 * reached <= runs ? "not reached" : UNKNOWN;
     }
   }
   const missed = rows.reduce((sum, one) => sum + one.runs - one.reached, 0), all = rows.reduce((sum, one) => sum + one.runs, 0);
