@@ -233,6 +233,12 @@ def test_a_matrix_without_a_ranking(counts, goes_on, state, headline):
     assert text.is_preliminary is goes_on
 
 
+@pytest.mark.parametrize(("status", "mark"), [("running", "Running"), ("planned", "No run finished yet")])
+def test_a_matrix_is_running_only_while_a_run_is(status, mark):
+    text = no_ranking_text([("stopped", 1), (status, 1)], [("lost", 1)], goes_on=True)
+    assert text.mark == mark
+
+
 @pytest.mark.parametrize(
     ("ratio", "p", "phrase"),
     [

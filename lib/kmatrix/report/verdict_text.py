@@ -122,7 +122,10 @@ def no_ranking_text(
             why += sentence(", " if place else "", f"{number_of:,} x ", Part(kind, PartKind.QUOTE))
         lines.append(VerdictLine(label=LineLabel.WHY, parts=tuple(why)))
     state = VerdictState.NO_LOSS if finished else VerdictState.NO_RUN
-    return VerdictText(state=state, headline=sentence(text), lines=tuple(lines), is_preliminary=goes_on)
+    is_running = dict(counts).get("running", 0) > 0
+    return VerdictText(
+        state=state, headline=sentence(text), lines=tuple(lines), is_preliminary=goes_on, is_running=is_running
+    )
 
 
 def _finished(text: VerdictText, situation: Situation) -> VerdictText:

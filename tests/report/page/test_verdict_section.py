@@ -328,10 +328,10 @@ def test_a_single_configuration_has_nothing_to_be_compared_with(tmp_path):
     assert not any("difference" in head for head in heads)
 
 
-def test_a_matrix_that_has_begun_is_running(tmp_path):
-    first, *rest = runs_of("adamw", "muon")
+def test_a_matrix_that_ended_before_its_first_run_is_not_called_running(tmp_path):
+    first, *rest = runs_of("adamw", "muon")  # the first one still has the status of a runner that died
     found = page(tmp_path, [replace(first, status="running", stop_at=20, result=False)], planned=rest, took=None)
-    assert verdict_of(found) == ("open", "Running", "No verdict yet: no run has finished")
+    assert verdict_of(found) == ("open", "No run finished yet", "No verdict yet: no run has finished")
     assert found.by_id("ranking") is None
 
 

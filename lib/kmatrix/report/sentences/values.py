@@ -61,12 +61,13 @@ class VerdictText:
     lines: tuple[VerdictLine, ...] = ()
     about: str = ""  # what tells the ranking from the others of its matrix; "" if it is the only one
     is_preliminary: bool = False  # runs that the verdict counts on have not ended
+    is_running: bool = False  # one of them runs now; known without a ranking only
 
     @property
     def mark(self) -> str:
         """The state as a page shows it: `Partly open, preliminary`."""
         if self.state is VerdictState.NO_RUN and self.is_preliminary:
-            return "Running"
+            return "Running" if self.is_running else "No run finished yet"
         return str(self.state).capitalize() + (", preliminary" if self.is_preliminary else "")
 
     @property
