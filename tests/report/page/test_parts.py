@@ -47,6 +47,13 @@ def test_ticks_are_round_and_few(low, high, values):
     assert [float(figures.tick_text(value, step).replace("−", "-")) for value in found] == pytest.approx(values)
 
 
+def test_a_narrow_strip_has_few_ticks_and_two_at_least():
+    found, step = nice_ticks(3.2757, 3.2842, most=3)  # of 0.005 there is one, of 0.002 there are five
+
+    assert found == pytest.approx([3.276, 3.28, 3.284])
+    assert [figures.tick_text(value, step) for value in found] == ["3.276", "3.280", "3.284"]
+
+
 @pytest.mark.parametrize("values", [(1.0, 1.0), (float("nan"), 1.0), (1.0, float("inf"))])
 def test_ticks_of_no_range_are_one_value(values):
     assert len(nice_ticks(*values)[0]) == 1

@@ -492,3 +492,12 @@ def test_differences_over_some_of_the_seeds_have_a_note(tmp_path):
     runs = [run for run in runs_of("adamw", "muon") if run.optimizer == "muon" or run.seed < 4]
     text = section(page(tmp_path, runs), "ranking").text
     assert "it need not be that of the two means" in text
+
+
+def test_the_ticks_of_a_strip_do_not_touch(tmp_path):
+    low = [3.28 + number / 1e7 for number in (1, 2, 3)]
+    runs = [*runs_with_seeds(3, low, optimizer="muon"), *runs_with_seeds(3, [one + 1e-6 for one in low])]
+    axis = next(one for one in section(page(tmp_path, runs), "ranking").all("svg", "axis") if "0.0000000" in one.text)
+    ticks = {one.text: float(one.attributes["x"].removesuffix("%")) for one in axis.all("text")}
+    assert list(ticks) == ["0.0000000", "0.0000010"]
+    assert ticks["0.0000010"] - ticks["0.0000000"] > 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking
 from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
@@ -32,6 +33,7 @@ MOST_IN_GRID = 30  # configurations in the grid of all pairs
 MOST_PAIRS = 120  # rows of the list of all pairs
 MOST_DIGITS = 7  # decimals of a loss: more of them are noise of the arithmetic
 TICKS = 3  # of a strip
+LETTER = 5.0  # percent of a narrow strip, with a space to the next text
 # How the loss of the row compares with that of the column.
 SIGNS = {PairOutcome.BETTER: "<", PairOutcome.WORSE: ">", PairOutcome.EQUIVALENT: "≈", PairOutcome.OPEN: "?"}
 
@@ -201,8 +203,8 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         is_sequential=any(pair.method is Method.SEQUENTIAL for pair in family.pairs),
         is_partial=any(_is_partial(pair, means) for pair in family.against_reference),
         rows=tuple(rows),
-        loss_ticks=losses.ticks(TICKS),
-        gap_ticks=gaps.ticks(TICKS),
+        loss_ticks=_ticks(losses),
+        gap_ticks=_ticks(gaps),
         zero=gaps.at(0.0),
         off=len(one.groups) - len(in_view),
         notes=one.notes,
@@ -238,6 +240,13 @@ def _gap_marks(pairs: Sequence[PairVerdict]) -> Iterator[float]:
         yield -(pair.difference or 0.0)
         if pair.interval is not None and len(pair.seeds) != 2:
             yield from (-pair.interval.low, -pair.interval.high)
+
+
+def _ticks(scale: Scale) -> tuple[Tick, ...]:
+    """Return the ticks of a strip: of three or more, every second one if their texts would touch."""
+    ticks = scale.ticks(TICKS)
+    room = LETTER * max(len(text) for _, text in ticks)
+    return ticks[::2] if len(ticks) > 2 and any(after - at < room for (at, _), (after, _) in pairwise(ticks)) else ticks
 
 
 def _loss_strip(group: GroupNumbers, scale: Scale, *, is_off: bool) -> Strip:

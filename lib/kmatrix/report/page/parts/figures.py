@@ -27,7 +27,7 @@ Place = tuple[float, float]
 def nice_ticks(low: float, high: float, most: int = 5) -> tuple[list[float], float]:
     """Return round values between low and high, and their step: 1, 2 or 5 times a power of ten.
 
-    At most `most` values, unless that leaves fewer than two.
+    At most `most` values (3 or more): every second one, if a step gives more and the next larger one fewer than two.
     """
     span = high - low
     if not span > 0 or not math.isfinite(span):
@@ -40,7 +40,8 @@ def nice_ticks(low: float, high: float, most: int = 5) -> tuple[list[float], flo
         if last - first + 1 > most and len(found[0]) >= 2:
             break
         found = ([at * step for at in range(first, last + 1)] or [low], step)
-    return found
+    values, step = found
+    return values[:: 1 if len(values) <= most else 2], step
 
 
 def tick_text(value: float, step: float) -> str:
