@@ -202,6 +202,7 @@ def check_controls(window: Browser) -> None:
         window.run("document.querySelector(arguments[0]).click()", selector)
         pictures.append(window.wait_until(lambda: (now := painted()) != pictures[-1] and now, f"{selector} is drawn"))
     assert window.run("return !document.getElementById('smooth-label').hidden")
+    assert window.run("return document.getElementById('smooth-words').textContent") == "half-life 1 step"
     address = window.run("return location.href")
     assert "mode=gap" in address
     window.open("about:blank")  # an address that differs in its view alone would not load the page again
@@ -385,7 +386,7 @@ def test_hostile_text_is_text_in_a_browser(window, tmp_path):
 
 def test_the_selection_is_exported_as_text_that_no_spreadsheet_calculates(window, tmp_path):
     formula = '=HYPERLINK("http:||x","a")'
-    runs = [run for note in (formula, "b") for run in runs_with_seeds(2, [3.1, 3.2], axes={"note": note})]
+    runs = [run for note in (formula, "b") for run in runs_with_seeds(2, [3.1, 3.200_001], axes={"note": note})]
     page = page_of(make_matrix(tmp_path, runs))
     open_page(window, page)
     window.run("document.getElementById('filter').focus()")
@@ -396,7 +397,8 @@ def test_the_selection_is_exported_as_text_that_no_spreadsheet_calculates(window
 
     assert [row["note"] for row in rows] == [f"'{formula}", "b"]
     assert [row["run"] for row in rows] == [run.name for run in runs if run.seed == 2]
-    assert [float(row["final loss"]) for row in rows] == [3.2, 3.2]
+    assert [float(row["final loss"]) for row in rows] == [3.200_001, 3.200_001]
+    assert [row["best loss"] for row in rows] == [row["final loss"] for row in rows]
     check_quiet(window, page)
 
 

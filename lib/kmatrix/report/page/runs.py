@@ -91,7 +91,7 @@ def _joules(run: RunNumbers) -> float | None:
 
 COLUMNS = (
     RunColumn(title="final loss", number=_final_loss, text=fine, exact=True),
-    RunColumn(title="best loss", number=lambda run: run.best_val_loss, text=fine),
+    RunColumn(title="best loss", number=lambda run: run.best_val_loss, text=fine, exact=True),
     RunColumn(title="steps", number=lambda run: run.steps, text=whole),
     RunColumn(title="tokens/s", number=lambda run: run.tokens_per_second, text=rate),
     RunColumn(title="MFU", number=lambda run: run.mfu, text=lambda value: percent(value, 1), export="MFU (%)"),

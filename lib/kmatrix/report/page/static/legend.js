@@ -60,7 +60,7 @@ const CHIP_VALUES = 10; // of an axis; one with more has no chips
 function smoothWords() {
   const half = halfLife();
   $("#smooth-label").hidden = view.metric !== "train";
-  $("#smooth-words").textContent = half ? `half-life ${fixed(Math.max(1, Math.round(half)), 0)} steps` : "off";
+  $("#smooth-words").textContent = half ? `half-life ${plural(Math.max(1, Math.round(half)), "step")}` : "off";
 }
 function thinWords() {
   const widths = D.curves.runs.map((own) => own.t?.w).filter(Boolean), low = Math.min(...widths), high = Math.max(...widths);
