@@ -168,6 +168,17 @@ def test_a_gallery_that_cannot_be_written_is_one_error(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gallery.html", NAMES[0]]
 
 
+def test_the_figure_names_the_range_of_its_losses_and_no_length_of_a_shortened_name(tmp_path):
+    runs = [
+        *runs_with_seeds(2, (3.28, 3.29), axes={"note": "x" * 100}),
+        *runs_with_seeds(2, (3.31, 3.32), axes={"note": "y" * 26}, steps=90),
+    ]
+    (card,) = cards(tmp_path, [make_matrix(tmp_path, runs, name=NAMES[0])])
+    caption = card.one("figcaption")
+    assert re.search(r"validation loss, 3\.2800 to \d\.\d{4}, to step 100$", caption.text)
+    assert [key.text for key in caption.all("span", "key")] == [f"note {'x' * 18}…", f"note {'y' * 18}…"]
+
+
 def with_link(tmp_path, link: str):
     numbers = analyse(make_matrix(tmp_path, [FakeRun()]))
     return replace(numbers, runs=tuple(replace(run, links={"wandb": link}) for run in numbers.runs))

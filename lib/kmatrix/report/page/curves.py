@@ -12,7 +12,6 @@ from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_labels
 from kmatrix.report.page.parts.forecasts import RunningRuns, running_runs
 from kmatrix.report.page.parts.groups import PageGroup
-from kmatrix.report.page.parts.text import shown
 from kmatrix.stats import critical_t, mean
 
 TRAINING_BYTES = 1_000_000  # of all training curves in a page
@@ -50,6 +49,9 @@ class StaticCurves:
     """The static figure."""
 
     panel: Panel
+    low: float  # nats/token: the losses that it shows
+    high: float
+    last: float  # step
     lines: tuple[StaticLine, ...]
     label_x: float
     is_cut: bool  # curves begin above the figure
@@ -183,6 +185,9 @@ def static_curves(groups: Sequence[PageGroup]) -> StaticCurves | None:
             x_ticks=x.ticks(6),
             y_ticks=y.ticks(5),
         ),
+        low=bottom,
+        high=top,
+        last=x.high,
         lines=tuple(
             _static_line(group, curve, x, y, label) for (group, curve), label in zip(drawn, labels, strict=True)
         ),
@@ -224,13 +229,18 @@ def _static_line(group: PageGroup, curve: _MeanCurve, x: Scale, y: Scale, label:
     upper = list(zip(places, map(y.unbounded, curve.high), strict=True))
     lower = list(zip(places, map(y.unbounded, curve.low), strict=True))
     return StaticLine(
-        name=shown(group.short, STATIC_NAME),
+        name=_label(group.short),
         colour=group.colour,
         dash=group.dash,
         points=polyline(zip(places, map(y.unbounded, curve.mean), strict=True)),
         band=polyline([*upper, *reversed(lower)]) if curve.seeds > 1 else "",
         label_y=round(label + 4, 1),
     )
+
+
+def _label(short: str) -> str:
+    """Return a short name that fits next to its line. It may have been shortened, so its length says nothing."""
+    return short if len(short) <= STATIC_NAME else f"{short[: STATIC_NAME - 1]}…"
 
 
 def _evaluations(val: Evaluations) -> dict[str, object]:
