@@ -148,6 +148,17 @@ def test_losses_that_almost_agree_have_complete_numbers_on_their_axis(tmp_path):
     assert all(label.startswith("2.1234") for label in labels)
 
 
+def test_a_mean_has_the_digits_of_its_interval(tmp_path):
+    axes = final_losses(analyse(make_matrix(tmp_path, runs_with_seeds(3, [3.2800001, 3.2800002, 3.2800003])))).axes[0]
+    assert "3.28000020 ± 0.00000025  n=3" in [text.get_text() for text in axes.texts]
+
+
+def test_the_reason_of_a_failure_cannot_change_the_writing_direction(tmp_path):
+    failed = FakeRun(optimizer="sgd", status="failed", stop_at=20, result=False, reason="\x1b[31mout of\u202e memory")
+    axes = final_losses(analyse(make_matrix(tmp_path, [FakeRun(), failed]))).axes[0]
+    assert "failed: out of memory" in [text.get_text() for text in axes.texts]
+
+
 def test_an_outlier_is_an_arrow_with_its_value(tmp_path):
     runs = [FakeRun(optimizer=name, final_loss=loss) for name, loss in (("muon", 3.27), ("adamw", 3.28), ("sgd", 6.1))]
     axes = final_losses(analyse(make_matrix(tmp_path, runs))).axes[0]

@@ -33,9 +33,10 @@ from kmatrix.report.figure import (
     truncation_note,
 )
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, RunNumbers
+from kmatrix.report.pair_text import digits_for
 from kmatrix.report.summary import utilization
 from kmatrix.stats import mean
-from kmatrix.text import count, shortened, shortened_names
+from kmatrix.text import count, printable, shortened, shortened_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -354,7 +355,7 @@ def _draw_losses(axes: Axes, y: int, group: GroupNumbers, colour: str) -> None:
     margin = axes.get_yaxis_transform()
     if group.mean is None:
         lost = next(run for run in group.runs if _is_lost(run))
-        text = shortened(f"{lost.status}: {lost.reason or 'no reason recorded'}", 80)
+        text = shortened(f"{lost.status}: {printable(lost.reason or 'no reason recorded')}", 80)
         axes.plot(0.015, y, "X", color=ALARM, markersize=8, transform=margin)
         axes.text(0.035, y, text, transform=margin, va="center", color=ALARM, fontsize=9.5)
         return
@@ -369,9 +370,10 @@ def _draw_losses(axes: Axes, y: int, group: GroupNumbers, colour: str) -> None:
                 axes.plot(at, y, marker, color=colour, markersize=6, transform=margin, clip_on=False)
     axes.plot(losses, [y] * len(losses), "o", color=colour, alpha=0.5, markersize=7, markeredgewidth=0, zorder=5)
     axes.plot(group.mean, y, "D", color=colour, markeredgecolor="white", markersize=8, zorder=4)
-    half_width = "" if interval is None else f" ± {(interval.high - interval.low) / 2:.4f}"
+    digits = digits_for(interval)
+    half_width = "" if interval is None else f" ± {(interval.high - interval.low) / 2:.{digits}f}"
     seeds = f"n={len(losses)}" + (f" of {len(group.runs)}" if len(losses) < len(group.runs) else "")
-    label = f"{group.mean:.4f}{half_width}  {seeds}"
+    label = f"{group.mean:.{digits}f}{half_width}  {seeds}"
     axes.text(1.02, y, label, transform=margin, va="center", fontsize=9.5, color=DARK)
 
 
