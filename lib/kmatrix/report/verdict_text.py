@@ -158,7 +158,12 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
     """Return the verdict if no pair could be tested."""
     first, *others = ranking.groups
     one_seed = all(len(group.losses) == 1 for group in ranking.groups)
-    why = "one seed per configuration is not evidence" if one_seed else "no two configurations could be tested"
+    baseline = ranking.verdict.rules.baseline
+    why = sentence(
+        "one seed per configuration is not evidence" if one_seed else "no two configurations could be tested"
+    )
+    if baseline is not None and not compared_pairs(ranking.verdict):
+        why = sentence("the baseline ", name(baseline), " has no result", " yet" if situation.unfinished else "")
     lines = []
     if others:
         gap = (others[0].mean or 0.0) - (first.mean or 0.0)
@@ -178,7 +183,7 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
         more = sentence("two more seeds per configuration allow a test")
         lines.append(VerdictLine(label=LineLabel.NEXT, parts=more, command=situation.command))
     lines += _notes(ranking, situation)
-    text = VerdictText(state=VerdictState.NOT_EVIDENCE, headline=sentence(f"No verdict: {why}"), lines=tuple(lines))
+    text = VerdictText(state=VerdictState.NOT_EVIDENCE, headline=sentence("No verdict: ", *why), lines=tuple(lines))
     return _finished(text, situation)
 
 

@@ -501,3 +501,10 @@ def test_the_ticks_of_a_strip_do_not_touch(tmp_path):
     ticks = {one.text: float(one.attributes["x"].removesuffix("%")) for one in axis.all("text")}
     assert list(ticks) == ["0.0000000", "0.0000010"]
     assert ticks["0.0000010"] - ticks["0.0000000"] > 50
+
+
+def test_a_baseline_without_a_result_is_named_and_no_seeds_are_proposed(tmp_path):
+    diverged = [replace(run, status="failed", kind="nan", stop_at=20) for run in runs_of("adamw")]
+    found = page(tmp_path, [*runs_of("lion", "muon"), *diverged], verdict={"baseline": {"optimizer": "adamw"}})
+    assert verdict_of(found)[1:] == ("Not evidence", "No verdict: the baseline adamw has no result")
+    assert "more seeds" not in section(found, "verdict").text

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.pair_text import comparisons_of, sentence
-from kmatrix.report.sentences.rankings import open_pairs
+from kmatrix.report.sentences.rankings import compared_pairs, open_pairs
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine
 from kmatrix.text import plural
 from kmatrix.verdict.family import Method, NoMoreSeeds, PairVerdict
@@ -41,7 +41,9 @@ def more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
     if to_end(numbers):
         return matrix_command("continue", TARGET=matrix)  # planned seeds come before further ones
     known = {run.seed for run in numbers.runs if run.seed is not None}
-    more = needed(open_pairs(ranking.verdict)) if comparisons_of(ranking.verdict) else MORE_SEEDS
+    more = needed(open_pairs(ranking.verdict))
+    if not comparisons_of(ranking.verdict) and compared_pairs(ranking.verdict):
+        more = MORE_SEEDS  # without a loss of the baseline, more seeds of the others allow no test
     # With successive halving, a further seed would begin at the first rung, with all configurations. With adaptive
     # seeds, the rankings by loss decide about further ones, not that of tokenizers.
     by_others = numbers.halvings or (ranking.metric == BITS and ranking.verdict.rules.seeds)
