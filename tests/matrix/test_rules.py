@@ -150,6 +150,13 @@ def test_an_addition_keeps_the_rules(made):
     assert rules_of(path).baseline == {**former.baseline, "clip": "1.0"}
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "3.28,3.3", "low"])
+def test_a_target_that_no_loss_can_reach_is_refused(made, tmp_path, text):
+    kmatrix, _ = made
+    assert f"TARGET_LOSS={text}" in kmatrix.refused("test-matrix-dry-run", f"TARGET_LOSS={text}")
+    assert not list(tmp_path.glob("results/*"))
+
+
 def test_a_baseline_cannot_be_named_after_the_first_run(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "SEED=1,2")

@@ -246,6 +246,9 @@ def test_a_matrix_is_running_only_while_a_run_is(status, mark):
         (0.88, None, "12 % less time per step"),
         (1.11, 0.3, "time per step not distinguishable (+11 %)"),
         (1.004, 0.001, "the same time per step"),
+        (1.994, 0.001, "99 % more time per step"),
+        (2.04, 0.001, "2.0 times the time per step"),
+        (11.38, 0.001, "11 times the time per step"),
     ],
 )
 def test_a_cost_as_a_phrase(ratio, p, phrase):

@@ -41,6 +41,7 @@ MOST_KINDS = 5  # of failures, listed
 SHORT_HASH = 8  # characters
 MOST_LINES = 3  # open comparisons with a line of their own
 SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
+MULTIPLE = 2.0  # from this ratio on, costs are called multiples
 COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
 
 
@@ -226,13 +227,18 @@ def _evidence(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:
 
 
 def cost_phrase(cost: CostDifference) -> str:
-    """Return `4 % more time per step`, `the same peak memory` or `energy per token not distinguishable (+11 %)`."""
+    """Return `4 % more time per step`, `the same peak memory` or `energy per token not distinguishable (+11 %)`.
+
+    From twice as much on: `2.3 times the time per step`.
+    """
     change = cost.ratio - 1
     if abs(change) < SAME:
         return f"the same {cost.quantity}"
     size = f"{100 * abs(change):.{0 if abs(change) >= 0.095 else 1}f} %"
     if cost.p is not None and cost.p > COST_LEVEL:
         return f"{cost.quantity} not distinguishable ({'+' if change > 0 else '-'}{size})"
+    if cost.ratio >= MULTIPLE:
+        return f"{cost.ratio:.{1 if cost.ratio < 9.95 else 0}f} times the {cost.quantity}"
     return f"{size} {'more' if change > 0 else 'less'} {cost.quantity}"
 
 

@@ -419,6 +419,34 @@ def test_a_ranking_of_many_configurations_shows_15_and_a_button(tmp_path):
     assert "Show all 18 configurations" in section(found, "ranking").text
 
 
+def test_tables_of_very_many_configurations_are_cut_and_all_runs_are_listed(tmp_path, monkeypatch):
+    for part in ("ranking", "target", "cost"):
+        monkeypatch.setattr(f"kmatrix.report.page.{part}.MOST_ROWS", 20)
+    runs = [FakeRun(axes={"lr": f"{number}e-5"}, final_loss=3.2 + 0.01 * number) for number in range(1, 31)]
+    found = page(tmp_path, runs, verdict={"baseline": {"optimizer": "adamw", "lr": "30e-5"}, "target_loss": 3.405})
+
+    listed = {
+        name: [
+            int(row.attributes["data-g"])
+            for row in section(found, name).all("tr")
+            if "data-g" in row.attributes and "axis-row" not in row.classes
+        ]
+        for name in ("ranking", "target", "cost")
+    }
+    assert listed["ranking"] == [*range(20), 29]  # the baseline is there, whatever its place
+    assert (listed["target"], listed["cost"]) == ([*range(20)], [*range(20)])
+    for name, hidden in (("ranking", 9), ("target", 10), ("cost", 10)):
+        assert (
+            f"{hidden} more configurations: in the table of runs below, and in results.json."
+            in section(found, name).text
+        )
+        assert "The first 15 of 30 configurations" in section(found, name).text
+    # The counts, also those for another target, are over all configurations.
+    assert "Not reached in 10 of 30 runs." in section(found, "target").text
+    assert sorted(script_data(found)["target"]["groups"]) == [*range(30)]
+    assert len(section(found, "runs").one("tbody").all("tr")) == 30
+
+
 def test_a_page_of_1000_runs_has_a_table_below_its_limit(tmp_path):
     matrix = make_matrix(
         tmp_path, runs_of("adamw", "muon", axes={"learning_rate": "0.0006"}, device="cuda", gpus=4, mfu=0.4)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.page.parts.figures import SAME_COST, Panel, Point, pareto
-from kmatrix.report.page.parts.groups import PageGroup
+from kmatrix.report.page.parts.groups import MOST_ROWS, PageGroup
 from kmatrix.report.page.parts.text import fixed, percent
 from kmatrix.report.page.parts.units import ENERGY, MEMORY, TIME, TOKEN_ENERGY, Unit, unit_of
 from kmatrix.stats import LEVEL, mean, mean_interval
@@ -68,6 +68,7 @@ class Fronts:
     panels: tuple[Panel, ...]
     costs: tuple[str, ...]  # titles, as in the columns
     shares: tuple[FrontShare, ...]  # of the configurations that are on a front in at least one resample
+    hidden: int  # of them, those that are not in `shares`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class CostSection:
 
     columns: tuple[CostColumn, ...]
     rows: tuple[CostRow, ...]
+    hidden: int  # configurations without a row
     level: float  # of all intervals
     fronts: tuple[Fronts, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()  # kinds of cost that are unknown for every run
@@ -159,11 +161,12 @@ def cost(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CostSection | N
                 for kind, column in zip(known, columns, strict=True)
             ),
         )
-        for group in counted
+        for group in counted[:MOST_ROWS]
     )
     return CostSection(
         columns=columns,
         rows=rows,
+        hidden=len(counted) - len(rows),
         level=numbers.confidence,
         fronts=_fronts(numbers, counted, list(zip(known, columns, strict=True))),
         missing=tuple(kind.title for kind in KINDS if kind not in known),
@@ -241,12 +244,14 @@ def _fronts(
             if kind.on_front and (panel := _panel(ranking, members, kind, column, shares := _shares(members, kind)))
         ]
         if drawn:
+            rows = _table_of_shares(members, [shares for _, _, shares in drawn])
             found.append(
                 Fronts(
                     about=_about(ranking) if len(numbers.rankings) > 1 else "",
                     panels=tuple(panel for panel, _, _ in drawn),
                     costs=tuple(title for _, title, _ in drawn),
-                    shares=_table_of_shares(members, [shares for _, _, shares in drawn]),
+                    shares=rows[:MOST_ROWS],
+                    hidden=len(rows[MOST_ROWS:]),
                 )
             )
     return tuple(found)

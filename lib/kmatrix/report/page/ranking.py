@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking
 from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
-from kmatrix.report.page.parts.groups import PageGroup
+from kmatrix.report.page.parts.groups import MOST_ROWS, PageGroup
 from kmatrix.report.page.parts.text import fixed
 from kmatrix.report.pair_text import (
     DIGITS,
@@ -128,6 +128,7 @@ class RankingTable:
     is_sequential: bool
     is_partial: bool  # a difference is over some of the seeds of the means: they do not subtract
     rows: tuple[RankRow, ...]
+    hidden: int  # configurations without a row
     loss_ticks: tuple[Tick, ...]
     gap_ticks: tuple[Tick, ...]
     zero: float  # place of a difference of 0
@@ -187,8 +188,10 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
             else None,
         )
         for rank, group in enumerate(one.groups, 1)
+        if rank <= MOST_ROWS or group is reference
     ]
-    rows += [_row_without_result(pages[group.name], group, ended_runs[group.name]) for group in one.without_result]
+    lost = one.without_result[: max(0, MOST_ROWS - len(rows))]
+    rows += [_row_without_result(pages[group.name], group, ended_runs[group.name]) for group in lost]
     return RankingTable(
         about=about,
         measure="bits per byte" if one.metric == BITS else "final validation loss",
@@ -203,6 +206,7 @@ def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingT
         is_sequential=any(pair.method is Method.SEQUENTIAL for pair in family.pairs),
         is_partial=any(_is_partial(pair, means) for pair in family.against_reference),
         rows=tuple(rows),
+        hidden=len(one.groups) + len(one.without_result) - len(rows),
         loss_ticks=_ticks(losses),
         gap_ticks=_ticks(gaps),
         zero=gaps.at(0.0),
@@ -362,6 +366,7 @@ def _pairs(family: FamilyVerdict, groups: Sequence[PageGroup]) -> PairsTable:
     names = {group.numbers.name: group.short for group in groups}
     found: dict[tuple[str, str], PairVerdict] = {(pair.a, pair.b): pair for pair in family.pairs}
     grid = [[_grid_cell(found, a, b) for b in names] for a in names] if len(names) <= MOST_IN_GRID else []
+    listed = [pair for pair in family.pairs if pair.a != family.reference]
     rows = [
         PairRow(
             a=names.get(pair.a, pair.a),
@@ -373,14 +378,13 @@ def _pairs(family: FamilyVerdict, groups: Sequence[PageGroup]) -> PairsTable:
             seeds=len(pair.seeds),
             details=tuple(_details(pair, family)),
         )
-        for pair in family.pairs
-        if pair.a != family.reference
+        for pair in listed[:MOST_PAIRS]
     ]
     return PairsTable(
         names=tuple(names.values()),
         grid=tuple(map(tuple, grid)),
-        rows=tuple(rows[:MOST_PAIRS]),
-        hidden=len(rows[MOST_PAIRS:]),
+        rows=tuple(rows),
+        hidden=len(listed) - len(rows),
         count=len(family.pairs),
         decided=sum(pair.outcome is not PairOutcome.OPEN for pair in family.pairs),
     )

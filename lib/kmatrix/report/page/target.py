@@ -12,7 +12,7 @@ from kmatrix.records.runs import Status
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.page.curves import evaluations_of
 from kmatrix.report.page.parts.figures import Scale, Tick, nice_ticks, tick_text
-from kmatrix.report.page.parts.groups import PageGroup
+from kmatrix.report.page.parts.groups import MOST_ROWS, PageGroup
 from kmatrix.report.page.parts.units import TIME, Unit, unit_of
 from kmatrix.report.pair_text import margin_text, p_text
 from kmatrix.report.target import QUANTITIES, TargetGroup, reached, target_numbers
@@ -58,19 +58,12 @@ class TargetSection:
     rows: tuple[TargetRow, ...]  # fastest first
     strip: str  # of QUANTITIES: what the strips show
     strip_unit: str
+    runs: int  # that ended
+    missed: int  # of them, those that did not reach the target
+    hidden: int  # configurations without a row
     text: str  # the target
     script: Mapping[str, object] = field(repr=False)
     ticks: tuple[Tick, ...] = field(default=(), repr=False)
-
-    @property
-    def missed(self) -> int:
-        """Runs that ended without reaching the target."""
-        return sum(row.missed for row in self.rows)
-
-    @property
-    def runs(self) -> int:
-        """Runs that ended."""
-        return sum(row.runs for row in self.rows)
 
 
 def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection | None:
@@ -98,11 +91,14 @@ def target(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> TargetSection
         is_set=found.is_set,
         middle=None if found.middle is None else by_name[found.middle],
         quantities=known,
-        rows=tuple(rows),
+        rows=tuple(rows[:MOST_ROWS]),
         strip=strip,
         strip_unit=unit,
+        runs=sum(row.runs for row in rows),
+        missed=sum(row.missed for row in rows),
+        hidden=len(rows[MOST_ROWS:]),
         text=margin_text(found.value),
-        script=_script(numbers, found.value, known, strip),
+        script=_script(numbers, found.value, known, strip) | {"groups": [row.group.index for row in rows]},
         ticks=tuple((scale.at(tick * size), tick_text(tick, step)) for tick in values) if times else (),
     )
 

@@ -11,6 +11,7 @@ from kmatrix.report.page.parts.text import known, name, shown
 from kmatrix.stats import mean
 
 SHORT = 60  # characters of a short name
+MOST_ROWS = 200  # configurations in a table; the table of runs and the files for programs have all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

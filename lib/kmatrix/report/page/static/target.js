@@ -25,12 +25,13 @@ function medianReach(runs, hits, quantity) { // null: half of the runs or more d
   const low = all[(runs.length - 1) >> 1], high = all[runs.length >> 1];
   return known(high) && missed.every((end) => end >= high) ? (low + high) / 2 : null;
 }
-function countTarget(loss) { // per row of the table: what its configuration took
-  return $$("#target tbody tr").map((row) => {
-    const runs = D.groups[row.dataset.g].runs.filter((i) => ["finished", "failed"].includes(D.run[i].s));
+function countTarget(loss) { // per configuration: its row of the table, undefined if it has none, and what it took
+  const rows = Object.fromEntries($$("#target tbody tr").map((row) => [row.dataset.g, row]));
+  return D.target.groups.map((g) => {
+    const runs = D.groups[g].runs.filter((i) => ["finished", "failed"].includes(D.run[i].s));
     const hits = runs.map((i) => firstWithin(i, loss)), reached = hits.filter((at) => at >= 0).length;
     const medians = Object.fromEntries(D.target.quantities.map((quantity) => [quantity, medianReach(runs, hits, quantity)]));
-    return { row, runs: runs.length, reached, medians };
+    return { row: rows[g], runs: runs.length, reached, medians };
   });
 }
 const targetCells = targetInput ? $$("#target tbody [data-q]").map((cell) => [cell, [...cell.childNodes], cell.className]) : [];
@@ -42,7 +43,7 @@ function resetTarget() {
 }
 function showTarget(loss) {
   const rows = countTarget(loss), times = rows.map((one) => one.medians[D.target.strip]).filter(known), fastest = Math.min(...times);
-  for (const { row, runs, reached, medians } of rows) {
+  for (const { row, runs, reached, medians } of rows.filter((one) => one.row)) {
     for (const cell of $$("[data-q]", row)) {
       const quantity = cell.dataset.q, median = medians[quantity], ratio = medians[D.target.strip] / fastest;
       if (quantity === "reached") {
