@@ -390,3 +390,18 @@ def test_more_seeds_of_unmatched_seeds_are_counted_from_the_side_with_fewer():
         return abs(found.difference) >= critical_t(0.95, freedom) * math.sqrt((va + vb) / n)
 
     assert found.more_seeds == next(n for n in range(3, 99) if decides(n)) - 2
+
+
+@pytest.mark.parametrize("baseline", [None, "c3"])
+def test_pairs_that_no_report_lists_have_the_same_outcome_and_no_further_numbers(monkeypatch, baseline):
+    dice = random.Random(8)
+    losses = {f"c{place}": numbered(dice.gauss(place, 2) for _ in range(6)) for place in range(9)}
+    rules = Rules(seeds=(), min_difference=6.0, baseline=baseline)
+    every = fixed_verdict(losses, rules)
+    monkeypatch.setattr("kmatrix.verdict.fixed.MOST_LISTED", 5)
+    found = fixed_verdict(losses, rules)
+    assert len({pair.outcome for pair in every.pairs}) > 2 or baseline
+    assert found.pairs[:5] == every.pairs[:5]
+    further = ("share_removed", "sign_flip_p", "detectable", "margin", "more_seeds")
+    assert found.pairs[5:] == tuple(replace(pair, **dict.fromkeys(further)) for pair in every.pairs[5:])
+    assert replace(found, pairs=()) == replace(every, pairs=())

@@ -8,8 +8,9 @@ one-sided tests of equivalence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kmatrix.stats import Interval
 from kmatrix.verdict.family import (
@@ -23,6 +24,7 @@ from kmatrix.verdict.family import (
     Rules,
 )
 from kmatrix.verdict.pairs import (
+    Pair,
     fewest,
     has_diverged,
     holm,
@@ -71,51 +73,67 @@ def fixed_verdict(losses: Losses, rules: Rules) -> FamilyVerdict:
     """
     family = pairs_of(losses, rules.baseline)
     finite = {name: _finite(known) for name, known in losses.items()}
+    diverged = {name: sum(map(has_diverged, known.values())) for name, known in losses.items()}
     means = {name: math.fsum(known.values()) / len(known) if known else None for name, known in finite.items()}
     if len(family) > MOST_LISTED and all(len(known) < FEWEST for known in finite.values()):
         # A thousand configurations with one seed each have half a million pairs, and none of them has a test.
         family = pairs_of(losses, reference_of(means, {}, rules.baseline)[0])
-    tests = [tested(pair, losses[pair[0]], losses[pair[1]], rules) for pair in family]
-    found = dict(zip(family, corrected(tests, rules, len(losses) - 1), strict=True))
+
+    def test_of(pair: Pair, *, whole: bool) -> FixedTest:
+        a, b = pair
+        return _tested(pair, finite[a], finite[b], (diverged[a], diverged[b]), rules, whole=whole)
+
+    # The pairs beyond those that a report lists need an outcome only: of 333 configurations, that is nine of ten.
+    whole = len(family) <= MOST_LISTED
+    tests = [test_of(pair, whole=whole) for pair in family]
+    levels = dict(zip(family, _corrections(tests, rules), strict=True))
+    found = {
+        pair: _decided(test, rules, len(losses) - 1, levels[pair], whole=whole)
+        for pair, test in zip(family, tests, strict=True)
+    }
     reference, _ = reference_of(means, {pair: verdict.outcome for pair, verdict in found.items()}, rules.baseline)
+    ordered = reported_pairs(reference, means, found.keys())
+    for pair in () if whole else ordered[:MOST_LISTED]:
+        known = pair if pair in found else pair[::-1]
+        found[known] = _decided(test_of(known, whole=True), rules, len(losses) - 1, levels[known])
     return FamilyVerdict(
         rules=rules,
         reference=reference,
         means=means,
-        pairs=tuple(
-            found[pair] if pair in found else reversed_pair(found[pair[::-1]])
-            for pair in reported_pairs(reference, means, found.keys())
-        ),
-        diverged={name: sum(map(has_diverged, known.values())) for name, known in losses.items()},
+        pairs=tuple(found[pair] if pair in found else reversed_pair(found[pair[::-1]]) for pair in ordered),
+        diverged=diverged,
     )
 
 
-def tested(
-    names: tuple[str, str], a: Mapping[int, float | None], b: Mapping[int, float | None], rules: Rules
-) -> FixedTest:
+def tested(names: Pair, a: Mapping[int, float | None], b: Mapping[int, float | None], rules: Rules) -> FixedTest:
     """Return the test of a against b, which map a seed to a loss; losses that are missing or not finite are ignored.
 
     With at least two common seeds: paired t test of the differences by seed. A seed fixes the data order of both, so
     its effect cancels out. Otherwise, with at least two seeds each: Welch's test. Otherwise no test.
     """
     diverged = sum(map(has_diverged, a.values())), sum(map(has_diverged, b.values()))
-    a, b = _finite(a), _finite(b)
+    return _tested(names, _finite(a), _finite(b), diverged, rules)
+
+
+def _tested(
+    names: Pair,
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    diverged: tuple[int, int],
+    rules: Rules,
+    *,
+    whole: bool = True,
+) -> FixedTest:
+    """Return the test of finite losses. diverged: seeds of a and of b.  whole: with the numbers beside the test."""
     seeds = tuple(sorted(a.keys() & b.keys()))
-    pair = PairVerdict(
-        a=names[0],
-        b=names[1],
-        outcome=PairOutcome.OPEN,
-        method=Method.NONE,
-        seeds=seeds,
-        difference=math.fsum(a.values()) / len(a) - math.fsum(b.values()) / len(b) if a and b else None,
-        diverged=diverged,
-    )
+    open_pair = partial(PairVerdict, a=names[0], b=names[1], outcome=PairOutcome.OPEN, seeds=seeds, diverged=diverged)
     if len(seeds) >= FEWEST:
-        return _paired(pair, [a[seed] for seed in seeds], [b[seed] for seed in seeds], rules)
+        return _paired(open_pair, [a[seed] for seed in seeds], [b[seed] for seed in seeds], rules, whole=whole)
+    difference = math.fsum(a.values()) / len(a) - math.fsum(b.values()) / len(b) if a and b else None
     if len(a) >= FEWEST and len(b) >= FEWEST:
-        return _welch(pair, list(a.values()), list(b.values()), rules)
+        return _welch(partial(open_pair, difference=difference), list(a.values()), list(b.values()), rules)
     counted = "one seed" if len(a) == len(b) == 1 else f"{len(a)} and {len(b)} seeds, {len(seeds)} in common"
-    return FixedTest(pair=replace(pair, reason=f"{counted}: not significant"))
+    return FixedTest(pair=open_pair(difference=difference, method=Method.NONE, reason=f"{counted}: not significant"))
 
 
 def corrected(tests: Sequence[FixedTest], rules: Rules, others: int) -> list[PairVerdict]:
@@ -123,54 +141,65 @@ def corrected(tests: Sequence[FixedTest], rules: Rules, others: int) -> list[Pai
 
     others: configurations that the reference is compared with. "equivalent" is tested at alpha / others.
     """
-    p_values = [1.0 if test.pair.p is None else test.pair.p for test in tests]
     return [
-        _decided(test, rules, others, p_holm=p, level=level)
-        for test, p, level in zip(tests, holm(p_values), holm_levels(p_values, rules.alpha), strict=True)
+        _decided(test, rules, others, correction)
+        for test, correction in zip(tests, _corrections(tests, rules), strict=True)
     ]
+
+
+def _corrections(tests: Sequence[FixedTest], rules: Rules) -> list[tuple[float, float]]:
+    """Return for each test its Holm-corrected p and the two-sided level that Holm's procedure asks of it."""
+    p_values = [1.0 if test.pair.p is None else test.pair.p for test in tests]
+    return list(zip(holm(p_values), holm_levels(p_values, rules.alpha), strict=True))
 
 
 def _finite(known: Mapping[int, float | None]) -> dict[int, float]:
     return {seed: loss for seed, loss in known.items() if loss is not None and is_finite(loss)}
 
 
-def _paired(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Rules) -> FixedTest:
+def _paired(
+    open_pair: Callable[..., PairVerdict], a: Sequence[float], b: Sequence[float], rules: Rules, *, whole: bool
+) -> FixedTest:
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    largest = max(map(abs, [*a, *b]))
-    variance = running_variances(differences, largest)[-1]
-    pair = replace(
-        pair,
-        difference=math.fsum(differences) / len(differences),
+    n, largest = len(differences), max(map(abs, [*a, *b]))
+    difference, variance = math.fsum(differences) / n, running_variances(differences, largest)[-1]
+    open_pair = partial(
+        open_pair,
+        difference=difference,
         deviation=math.sqrt(variance),
-        sign_flip_p=sign_flip_p(differences, largest),
-        share_removed=share_removed(a, b),
+        sign_flip_p=sign_flip_p(differences, largest) if whole else None,
+        share_removed=share_removed(a, b) if whole else None,
     )
     if variance == 0:
-        return _untested(pair, a, b)
-    n = len(differences)
-    return _with_test(
-        FixedTest(pair=pair, variances=(variance,), freedom=n - 1, error=math.sqrt(variance / n), fewer=n),
-        Method.PAIRED,
-        rules,
+        return _untested(open_pair, a, b)
+    error = math.sqrt(variance / n)
+    interval, p = _evidence(difference, error, n - 1, rules)
+    return FixedTest(
+        pair=open_pair(method=Method.PAIRED, interval=interval, p=p),
+        variances=(variance,),
+        freedom=n - 1,
+        error=error,
+        fewer=n,
     )
 
 
-def _welch(pair: PairVerdict, a: Sequence[float], b: Sequence[float], rules: Rules) -> FixedTest:
+def _welch(open_pair: Callable[..., PairVerdict], a: Sequence[float], b: Sequence[float], rules: Rules) -> FixedTest:
     variances = tuple(map(sample_variance, (a, b)))
     shares = [variance / len(side) for variance, side in zip(variances, (a, b), strict=True)]
     total = sum(shares)
     if _is_copied(a, b) or total == 0:
-        return _untested(pair, a, b)
+        return _untested(open_pair, a, b)
     # The Welch-Satterthwaite equation for the degrees of freedom.
     below = sum((share / total) ** 2 / (len(side) - 1) for share, side in zip(shares, (a, b), strict=True))
-    test = FixedTest(
-        pair=pair,
+    error = math.sqrt(total)
+    interval, p = _evidence(math.fsum(a) / len(a) - math.fsum(b) / len(b), error, 1 / below, rules)
+    return FixedTest(
+        pair=open_pair(method=Method.WELCH, interval=interval, p=p),
         variances=variances,
         freedom=1 / below,
-        error=math.sqrt(total),
+        error=error,
         fewer=min(len(a), len(b)),
     )
-    return _with_test(test, Method.WELCH, rules)
 
 
 def _is_copied(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -178,28 +207,26 @@ def _is_copied(a: Sequence[float], b: Sequence[float]) -> bool:
     return len(set(a)) == len(set(b)) == 1
 
 
-def _untested(pair: PairVerdict, a: Sequence[float], b: Sequence[float]) -> FixedTest:
+def _untested(open_pair: Callable[..., PairVerdict], a: Sequence[float], b: Sequence[float]) -> FixedTest:
     """Return a pair whose variance of 0 says nothing about the error of its difference."""
     same = "loss" if _is_copied(a, b) else "difference"
-    return FixedTest(pair=replace(pair, reason=f"all seeds have the same {same}: they count as one seed"))
-
-
-def _with_test(test: FixedTest, method: Method, rules: Rules) -> FixedTest:
-    """Return a test with its p value and interval."""
-    difference = test.pair.difference or 0.0
-    half = critical(rules.alpha / 2, test.freedom) * test.error
-    pair = replace(
-        test.pair,
-        method=method,
-        interval=Interval(low=difference - half, high=difference + half, level=rules.confidence),
-        p=min(1.0, 2 * lower_tail(-abs(difference) / test.error, test.freedom)),
+    return FixedTest(
+        pair=open_pair(method=Method.NONE, reason=f"all seeds have the same {same}: they count as one seed")
     )
-    return replace(test, pair=pair)
 
 
-def _decided(test: FixedTest, rules: Rules, others: int, *, p_holm: float, level: float) -> PairVerdict:
-    """Return the verdict of a pair. level: two-sided, that Holm's procedure asks of it."""
-    pair = test.pair
+def _evidence(difference: float, error: float, freedom: float, rules: Rules) -> tuple[Interval, float]:
+    """Return the interval and the two-sided p of a difference with this standard error."""
+    half = critical(rules.alpha / 2, freedom) * error
+    interval = Interval(low=difference - half, high=difference + half, level=rules.confidence)
+    return interval, min(1.0, 2 * lower_tail(-abs(difference) / error, freedom))
+
+
+def _decided(
+    test: FixedTest, rules: Rules, others: int, correction: tuple[float, float], *, whole: bool = True
+) -> PairVerdict:
+    """Return the verdict of a pair. correction: its corrected p, and the two-sided level that is asked of it."""
+    pair, (p_holm, level) = test.pair, correction
     if pair.p is None:
         return pair
     difference = pair.difference or 0.0
@@ -207,15 +234,16 @@ def _decided(test: FixedTest, rules: Rules, others: int, *, p_holm: float, level
     if _is_equivalent(test, rules, others):
         outcome, unstable = PairOutcome.EQUIVALENT, False
     is_open = outcome is PairOutcome.OPEN and not unstable
+    pair = replace(
+        pair, outcome=outcome, p_holm=p_holm, level=level, no_more=NoMoreSeeds.DIVERGED if unstable else None
+    )
+    if not whole:
+        return pair
     return replace(
         pair,
-        outcome=outcome,
-        p_holm=p_holm,
-        level=level,
         detectable=test.error * detectable_shift(test.freedom, level / 2),
         margin=abs(difference) + critical(rules.alpha / others, test.freedom) * test.error,
         more_seeds=_more_seeds(test, rules, others, level) if is_open else None,
-        no_more=NoMoreSeeds.DIVERGED if unstable else None,
     )
 
 
