@@ -212,14 +212,18 @@ def test_a_budget_is_respected_and_the_verdict_stays_open(story):
     (ranking,) = load_json(matrix.results)["rankings"]
     assert [(pair["outcome"], pair["no_more"]) for pair in ranking["comparisons"]] == [("open", "budget")]
     # Neither command trains on a spent budget, nor adds a run to it.
-    for command in (["continue"], ["add", "LEARNING_RATE=0.5"]):
-        assert "is spent" in story.make(*command, f"TARGET={matrix.path}", status=FAILED)
+    for command in (["continue"], ["add", "OPTIMIZER=sgd"]):
+        refused = story.clone.make(*command, f"TARGET={matrix.path}", PYTHONPATH=story.path)
+        assert refused.returncode == FAILED
+        assert "is spent" in refused.stderr
     assert len(matrix.runs()) == 10
 
 
 def test_a_failed_seed_runs_once_more_and_a_diverged_configuration_is_never_better(story):
     script = {"adamw": [3.30, "fail", 3.29, 3.30, 3.31], "muon": [3.20, 3.2101, "fails", "nan", 3.2101]}
-    matrix, _ = story.matrix(script, status=FAILED)
+    matrix, printed = story.matrix(script, status=FAILED)
+    assert "Retry killed runs" not in printed  # without RETRY_FAILED=1, `continue` has nothing to do
+    assert re.search(r"\nRetry failed runs: make continue TARGET=\S+ RETRY_FAILED=1", printed)
     starts = story.starts(matrix)
     assert [attempt for run, attempt in starts if run == run_of("adamw", 2)] == [1, 2]
     assert [attempt for run, attempt in starts if run == run_of("muon", 3)] == [1, 2]

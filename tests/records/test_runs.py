@@ -88,6 +88,9 @@ def test_an_unreadable_result_is_none(tmp_path):
         {"symbols": {"BUDGET_HOURS": "inf"}},
         {"symbols": {"PARALLEL_JOBS": "-1"}},
         {"symbols": {"DISK_WAIT": "9" * 400}},
+        {"symbols": {"ALERT_VRAM": "high"}},
+        {"symbols": {"ALERT_SPIKE": "1e"}},
+        {"symbols": {"ALERT_SPIKE": "nan"}},
     ],
 )
 def test_a_run_file_with_a_value_of_another_type_is_damaged(damaged):
@@ -97,7 +100,7 @@ def test_a_run_file_with_a_value_of_another_type_is_damaged(damaged):
 
 
 def test_counts_of_a_run_file_are_digits_or_empty():
-    symbols = {"BUDGET_DOLLARS": "50", "BUDGET_HOURS": "", "SEED": "any text of another symbol"}
+    symbols = {"BUDGET_DOLLARS": "50", "BUDGET_HOURS": "", "ALERT_SPIKE": "0.5", "SEED": "any text of another symbol"}
     assert parse({"symbols": symbols}, RunFile).symbols == symbols
 
 

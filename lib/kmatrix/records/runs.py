@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -42,9 +43,12 @@ PLAIN = re.compile(r"[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}")  # values of these vari
 COLLECTIVE_TIMEOUT = "KMATRIX_COLLECTIVE_TIMEOUT"  # environment variable: seconds
 LARGEST_SEED = 2**31 - 1  # of a run
 COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
-    *("BUDGET_HOURS", "BUDGET_DOLLARS", "DISK_WAIT", "PARALLEL_JOBS", "GPUS_PER_NODE", "ALERT_LOSS"),
+    *("BUDGET_HOURS", "BUDGET_DOLLARS", "DISK_WAIT", "PARALLEL_JOBS", "GPUS_PER_NODE"),
     *("GPU_BUSY_MEMORY", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
+    *("ALERT_GPU_UTILIZATION", "ALERT_VRAM", "ALERT_TEMPERATURE", "ALERT_BALANCE", "ALERT_STRAGGLER", "ALERT_MFU"),
+    *("ALERT_TOKENS_PER_SECOND", "ALERT_LOSS", "ALERT_STALL", "ALERT_HOLD"),
 )
+NUMBERS = ("ALERT_SPIKE",)  # the same, that need not be whole
 MOST_DIGITS = 18  # of such a number
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
 MOST_HALVING = 100  # the largest MATRIX_HALVING
@@ -144,6 +148,9 @@ class RunFile(Record, frozen=True, kw_only=True):
             text = self.symbols.get(name, "")  # "": the symbol is not visible
             if text and not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
                 raise ValueError(f"symbols: {name}: expected a whole number")
+        for name in NUMBERS:
+            if (text := self.symbols.get(name, "")) and not _is_number(text):
+                raise ValueError(f"symbols: {name}: expected a number")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -444,3 +451,10 @@ def _merged(lines: Iterable[MetricLine | None]) -> list[MetricLine]:
         elif line.attempt >= known.attempt:
             steps[line.step] = known.merged(line)
     return [steps[step] for step in sorted(steps)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

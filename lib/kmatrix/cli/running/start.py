@@ -233,7 +233,17 @@ def print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
         states = dict.fromkeys(how_full(path) for path in paths)
         print(f"\nThe disk is full: {'; '.join(states)}\nContinue: {what_to_do(matrix.path)}")
     elif outcome.counts.get(Status.FAILED):
-        print(f"\nRetry killed runs: {again}\nRetry failed runs too: add RETRY_FAILED=1")
+        if _has_retries(matrix):
+            print(f"\nRetry killed runs: {again}\nRetry failed runs too: add RETRY_FAILED=1")
+        else:
+            print(f"\nRetry failed runs: {make_command('continue', matrix.path, RETRY_FAILED='1')}")
+
+
+def _has_retries(matrix: MatrixDir) -> bool:
+    """Return whether `make continue` has an attempt, such as of a run that was killed and that the verdict wants."""
+    with suppress(RecordError):  # damaged or lost rules: `continue` says so
+        return bool(reopen(matrix, None).plans)
+    return True
 
 
 def run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
