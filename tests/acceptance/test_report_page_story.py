@@ -58,6 +58,23 @@ const line = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 
 return [Number(one.dataset.at ?? NaN), line, place.bottom > top && place.top < innerHeight];"""
 EDGES = """return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1)
   .map((one) => [one.tabIndex === 0, one.classList.contains('more-left'), one.classList.contains('more-right')]);"""
+# The columns of pixels within a figure in which the line of each optimizer is drawn.
+COLUMNS = """const figure = document.getElementById(arguments[0]), canvas = figure.querySelector('canvas');
+const place = figure.querySelector('.u-over').getBoundingClientRect(), all = canvas.getBoundingClientRect();
+const scale = canvas.width / all.width, pixels = canvas.getContext('2d');
+const [left, top] = [scale * (place.left - all.left), scale * (place.top - all.top)].map(Math.round);
+const [width, height] = [scale * place.width, scale * place.height].map(Math.round);
+const { data } = pixels.getImageData(left, top, width, height);
+const colours = {adamw: [10, 74, 150], muon: [191, 79, 38]}, found = {};
+for (const [name, colour] of Object.entries(colours)) {
+  const columns = new Set();
+  for (let at = 0; at < data.length; at += 4) {
+    const near = colour.every((value, k) => Math.abs(data[at + k] - value) < 12);
+    if (near && data[at + 3] > 240) columns.add((at / 4) % width);
+  }
+  found[name] = columns.size;
+}
+return found;"""
 DRAWN = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)));"
 MARKED = """return [...document.querySelectorAll('.marks')].map((canvas) => {
   const blank = document.createElement('canvas');
@@ -308,6 +325,22 @@ def test_the_verdict_needs_no_scripts_and_no_screen(window, tmp_path):
     assert "gpt2_muon_seed5_1cpu" in window.text
     window.save_screenshot("report-without-scripts")
     check_quiet(window, page)
+
+
+def test_both_of_two_configurations_are_in_view_after_the_fall(window, tmp_path):
+    """With few evaluations, the last ones of the better one span far less than the distance of the two."""
+    shape = {"eval_interval": 90, "steps": 100}
+    runs = [
+        run
+        for optimizer, loss in (("muon", 2.42), ("adamw", 2.69))
+        for run in runs_with_seeds(2, [loss, loss + 0.001], optimizer=optimizer, **shape)
+    ]
+    open_page(window, page_of(make_matrix(tmp_path, runs)))
+    window.run_until_called(DRAWN)
+    for figure in ("plot0", "plot1"):
+        columns = window.run(COLUMNS, figure)
+        assert set(columns) == {"muon", "adamw"}
+        assert min(columns.values()) > 20, columns  # pixels from left to right
 
 
 def reach_cells(window: Browser) -> dict[str, dict[str, str]]:

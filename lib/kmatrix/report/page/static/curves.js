@@ -161,14 +161,15 @@ function xRange(lines, panel) {
   return [view.part === "end" ? high - (high - low) / 4 : low, high];
 }
 const FALL = 0.08; // share of a run after which its first steep fall is over
-function yRange({ line, thin }, panel, x0, x1, whole) { // of one configuration; start: where its curve begins
+function yRange({ line, thin }, panel, x0, x1, whole) { // of one configuration; start, end: of its curve
   const gap = isGap(panel), from = whole ? x0 : line.x[0] + FALL * (line.x[line.x.length - 1] - line.x[0]);
-  const found = { top: -Infinity, bottom: Infinity, start: -Infinity };
+  const found = { top: -Infinity, bottom: Infinity, start: -Infinity, end: NaN };
   for (let k = 0; k < line.x.length && line.x[k] <= x1; k++) {
     const y = line.y[k], lo = line.lo[k], hi = line.hi[k];
     if (!known(y) || (gap && line.x[k] < from)) continue;
     found.start = Math.max(found.start, hi);
     if (line.x[k] < x0) continue;
+    found.end = hi;
     // An interval of two seeds can be enormous: it does not squeeze the line.
     if (line.x[k] >= from) found.top = Math.max(found.top, gap ? Math.max(y, Math.min(hi, y * 2)) : hi);
     found.bottom = Math.min(found.bottom, gap ? Math.max(lo, -Math.abs(y)) : lo);
@@ -184,9 +185,13 @@ function extent(lines, panel) { // the ranges of a figure; cut: curves begin abo
   const own = lines.map((one) => yRange(one, panel, x0, x1, whole));
   // A run that ended at once has its first loss only, far above all others.
   const long = lines.some(({ line }) => line.x.length > 1);
-  const tops = own.filter((_, k) => !long || lines[k].line.x.length > 1).map((one) => one.top).filter(known);
+  const drawn = own.filter((_, k) => !long || lines[k].line.x.length > 1), tops = drawn.map((one) => one.top).filter(known);
   let top = Math.max(...tops), bottom = Math.min(...own.map((one) => one.bottom));
-  if (!gap && !whole && tops.length) top = Math.min(top, Math.min(...tops) + 1.2 * (Math.min(...tops) - bottom)); // one that stays high does not squeeze the rest
+  if (!gap && !whole && tops.length) {
+    // One that stays high does not squeeze the rest; most of them, of two both, are in view at their ends.
+    const ends = drawn.map((one) => one.end).filter(known).sort((a, b) => a - b);
+    top = Math.min(top, Math.max(Math.min(...tops) + 1.2 * (Math.min(...tops) - bottom), ends[ends.length >> 1] ?? -Infinity));
+  }
   if (gap) { bottom = Math.min(bottom, 0); top = Math.max(top, 0); }
   if (!known(top) || !known(bottom)) { top = 1; bottom = 0; }
   const room = (top - bottom) * 0.05 || Math.abs(top) * 0.01 || 0.5, log = view.logy && !gap && bottom > 0;
