@@ -193,3 +193,16 @@ def test_a_difference_of_one_seed_each_is_not_tested_in_markdown(tmp_path):
     text = markdown(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=3.27)])))
     assert "| `adamw, 1 rank` | 3.2800 | - | - | 1 | 0.0100 | - | not tested |" in text
     assert "not distinguishable" not in text
+
+
+def test_tables_of_many_configurations_are_cut_in_markdown(tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.report.formats.results_md.MOST_ROWS", 3)
+    losses = (3.5, 3.1, 3.4, 3.2, 3.3)
+    runs = [FakeRun(axes={"lr": f"{place}e-4"}, final_loss=loss) for place, loss in enumerate(losses, start=1)]
+    lost = FakeRun(axes={"lr": "9e-4"}, status="failed", kind="oom", reason="out of memory", stop_at=20, result=False)
+    tree = ElementTree.fromstring(f"<html>{rendered(markdown(analyse(make_matrix(tmp_path, [*runs, lost]))))}</html>")
+    tables = [[["".join(cell.itertext()) for cell in row] for row in table.iter("tr")] for table in tree.iter("table")]
+    ranked, costs = ([row[column] for row in table[1:]] for table, column in zip(tables, (1, 0), strict=True))
+    assert ranked == costs == [f"adamw, lr {lr}e-4, 1 rank" for lr in (2, 4, 5)]
+    notes = ["".join(one.itertext()) for one in tree.iter("p") if "more configuration" in "".join(one.itertext())]
+    assert notes == ["and 3 more configurations, in results.json", "and 2 more configurations, in results.json"]

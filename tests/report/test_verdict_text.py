@@ -43,8 +43,9 @@ def group(name, *losses):
 
 
 def ranking(*pairs, groups=("muon", "adamw"), reference="muon", rules=RULES, **fields):
+    means = {name: 3.27 for one in pairs for name in (one.a, one.b)}
     verdict = FamilyVerdict(
-        rules=rules, reference=reference, means={}, pairs=pairs, diverged=fields.pop("diverged", {})
+        rules=rules, reference=reference, means=means, pairs=pairs, diverged=fields.pop("diverged", {})
     )
     return Ranking(
         data_sha256="1a2b",

@@ -242,8 +242,8 @@ def corrected_p(pair: PairVerdict, family: FamilyVerdict) -> str:
     """Return `p = 0.003 (Holm, 6 comparisons)`."""
     if pair.p_holm is None:
         return "no test"
-    family_size = len(family.pairs)  # known before the first run: a pair without a test counts, too
-    return p_text(pair.p_holm, family.rules.alpha) + (f" (Holm, {family_size} comparisons)" if family_size > 1 else "")
+    # Their number is known before the first run: a pair without a test counts, too.
+    return p_text(pair.p_holm, family.rules.alpha) + (f" (Holm, {family.size} comparisons)" if family.size > 1 else "")
 
 
 def comparisons_of(family: FamilyVerdict) -> int:

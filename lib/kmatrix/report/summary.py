@@ -314,11 +314,7 @@ def _method(ranking: Ranking) -> str:
         return ""
     level, alpha = percent_text(family.rules.confidence), round(family.rules.alpha, 10)
     methods = " and ".join(dict.fromkeys(str(pair.method) for pair in tested))
-    correction = (
-        f", p Holm-corrected for {plural(len(family.pairs), 'comparison')}, brackets not"
-        if len(family.pairs) > 1
-        else ""
-    )
+    correction = f", p Holm-corrected for {plural(family.size, 'comparison')}, brackets not" if family.size > 1 else ""
     significant = f"significant if p <= {alpha:g}"
     return f"brackets: {level} CI of the difference; Student's t test ({methods}){correction}; {significant}"
 

@@ -37,6 +37,7 @@ from kmatrix.verdict.family import PairVerdict
 MOST_NAME = 200  # characters
 MOST_TEXT = 1_000  # characters of a reason
 MOST_RUNS = 20  # failures listed
+MOST_ROWS = 100  # configurations in a table: a comment at GitHub has at most 65,536 characters
 TAIL_LINES = 6  # of a failed run's log
 MOST_LINE = 200  # characters of a line of a log
 # Characters that mean something inside a line of Markdown. Nothing begins with "< ": "p < 0.001" stays readable.
@@ -124,15 +125,21 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     pairs = ranking.pairs_by_name
     rows = [
         _ranking_row(place, group, pairs.get(group.name), ranking)
-        for place, group in enumerate(ranking.groups, start=1)
+        for place, group in enumerate(ranking.groups[:MOST_ROWS], start=1)
     ]
-    for group in ranking.without_result:
+    for group in ranking.without_result[: MOST_ROWS - len(rows)]:
         rows.append(["", quoted(group.name, in_table=True), *[UNKNOWN] * 3, "0", *[UNKNOWN] * 2, no_result_text(group)])
     yield _table([*titles, "p", "it is"], rows, words=(0, 1, 8))
+    yield from _more(len(ranking.groups) + len(ranking.without_result) - len(rows))
     if any(pair.p_holm is not None for pair in ranking.verdict.pairs):
-        tests = len(ranking.verdict.pairs)
+        tests = ranking.verdict.size
         correction = f"; p is corrected for {tests} comparisons (Holm)" if tests > 1 else ""
         yield f"Differences are to {quoted(ranking.verdict.reference)}{correction}."
+
+
+def _more(hidden: int) -> Iterator[str]:
+    if hidden:
+        yield f"and {plural(hidden, 'more configuration')}, in results.json"
 
 
 def _ended_at_rungs(halving: HalvingNumbers) -> Iterator[str]:
@@ -179,7 +186,11 @@ def _cost(numbers: MatrixNumbers) -> Iterator[str]:
         return
     yield "## Cost"
     titles = ["configuration", "time per step", "tokens/s", "time", "peak memory", "energy per token", "dollars, all"]
-    yield _table(titles, [_cost_row(group) for group in groups])
+    if len(groups) > MOST_ROWS:  # the best of them
+        places = {group.name: place for ranking in numbers.rankings for place, group in enumerate(ranking.groups)}
+        groups.sort(key=lambda group: places.get(group.name, len(groups)))
+    yield _table(titles, [_cost_row(group) for group in groups[:MOST_ROWS]])
+    yield from _more(len(groups[MOST_ROWS:]))
 
 
 def _cost_row(group: GroupNumbers) -> list[str]:
