@@ -124,7 +124,7 @@ def _tested(
     *,
     whole: bool = True,
 ) -> FixedTest:
-    """Return the test of finite losses. diverged: seeds of a and of b.  whole: with the numbers that only a listed pair needs."""
+    """Return the test of finite losses. diverged: seeds of a and of b.  whole: with all numbers that a report lists."""
     seeds = tuple(sorted(a.keys() & b.keys()))
     open_pair = partial(PairVerdict, a=names[0], b=names[1], outcome=PairOutcome.OPEN, seeds=seeds, diverged=diverged)
     if len(seeds) >= FEWEST:
