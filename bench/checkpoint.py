@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from train_vs_peer import train_fields
 
-from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.checkpoint.manager import CheckpointManager
 from gpt2.checkpoint.state import TrainingState
 from gpt2.dist import World
 from gpt2.log import RunLog
+from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.records.checkpoints import CheckpointKind
 from kmatrix.records.paths import RunDir
@@ -79,7 +79,7 @@ def made(folder: Path, model: str) -> TrainingState:
     }
     config = TrainConfig.from_json(fields)
     raw = build_model(config)
-    optimizers = optim.build(config, raw)
+    optimizers = build_optimizers(config, raw)
     for parameter in raw.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizers.step()

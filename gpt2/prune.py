@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.optim import Optimizers, block_matrices
+from gpt2.optim.groups import block_matrices
+from gpt2.optim.optimizers import Optimizers
 from kmatrix.errors import ConfigError
 
 TINY = 1e-8  # added to the denominator, as in mcgrof/AdamWPrune: a weight without gradients has a second moment of 0

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gpt2.data.batches as data
-from gpt2 import dist, failure, optim, prune
+from gpt2 import dist, failure, prune
 from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.manager import CheckpointManager
 from gpt2.checkpoint.shared import check_shared
@@ -36,6 +36,7 @@ from gpt2.loop.profiling import Profile
 from gpt2.loop.schedule import dropout_seed, scale
 from gpt2.model import GPT, MODELS, autocast, configure_precision
 from gpt2.norms import LayerNorms
+from gpt2.optim.builders import build_optimizers
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
 from gpt2.stopping import (
@@ -203,7 +204,7 @@ def set_up(
     # Model and optimizer
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
-    optimizers = optim.build(config, raw)
+    optimizers = build_optimizers(config, raw)
     pruner = prune.build(config, raw, optimizers)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module

@@ -14,7 +14,7 @@ import torch
 from gpt2.checkpoint.contents import out_of_memory, reason, shape_problem
 from gpt2.checkpoint.files import SCHEMA
 from gpt2.dist import World
-from gpt2.optim import Optimizers
+from gpt2.optim.optimizers import Optimizers
 from kmatrix.errors import RecordError
 from kmatrix.records.train_config import TrainConfig
 

@@ -195,8 +195,8 @@ def test_a_custom_optimizer_and_a_custom_model_take_three_edits_each(fresh_clone
     """Follows docs/optimizers.md and docs/developing.md literally, up to a matrix over both."""
     root, edit = fresh_clone.root, insert_before
     signsgd, relu2 = (example(root / "docs" / page) for page in ("optimizers.md", "developing.md"))
-    edit(root / "gpt2/optim.py", "BUILDERS: dict[str, Builder] = {", f"{signsgd}\n\n")
-    edit(root / "gpt2/optim.py", '    "sgd": sgd,', '    "signsgd": signsgd,\n')
+    edit(root / "gpt2/optim/builders.py", "BUILDERS: dict[str, Builder] = {", f"{signsgd}\n\n")
+    edit(root / "gpt2/optim/builders.py", '    "sgd": sgd,', '    "signsgd": signsgd,\n')
     edit(root / "gpt2/model.py", "MODELS: dict[str, type[GPT]] = {", f"{relu2}\n\n")
     edit(root / "gpt2/model.py", '"gpt2": GPT}', '"relu2": ReluSquaredGPT, ')
     kconfig = root / "gpt2/Kconfig"

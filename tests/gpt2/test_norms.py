@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from factories import make_run, train
-from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.model import GPT
 from gpt2.norms import LayerNorms
+from gpt2.optim.builders import build_optimizers
 from kmatrix.records.files import read_json
 from optim_factory import SHAPE, Settings, loss_of
 
 
 def test_the_norms_of_a_step_are_those_of_its_gradients_weights_and_update():
     model = GPT(SHAPE)
-    optimizers, norms = optim.build(Settings(), model), LayerNorms(model, every=5, last=7)
+    optimizers, norms = build_optimizers(Settings(), model), LayerNorms(model, every=5, last=7)
     before = [parameter.detach().clone() for parameter in model.h[1].parameters()]
     loss_of(model).backward()
     gradients = torch.cat([parameter.grad.flatten() for parameter in model.h[1].parameters()])

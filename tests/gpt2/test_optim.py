@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2 import optim
 from gpt2.model import GPT
+from gpt2.optim.builders import BUILDERS, build_optimizers
+from gpt2.optim.groups import block_matrices, decay_groups
 from kmatrix.errors import ConfigError
 from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, loss_of, run_steps
 
@@ -37,7 +38,7 @@ def test_adamw_follows_its_formula(name, decay):
         m = 0.9 * m + 0.1 * grad
         v = 0.95 * v + 0.05 * grad**2
         x -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
-    apply_gradients(optim.build(config, model), parameter, grads, model)
+    apply_gradients(build_optimizers(config, model), parameter, grads, model)
     assert torch.allclose(parameter.detach().double(), x, rtol=0, atol=1e-6)
 
 
@@ -50,7 +51,7 @@ def test_adam_adds_weight_decay_to_the_gradient():
         m = 0.9 * m + 0.1 * grad
         v = 0.95 * v + 0.05 * grad**2
         x -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
-    apply_gradients(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(build_optimizers(config, model), model.matrix, grads, model)
     assert torch.allclose(model.matrix.detach().double(), x, rtol=0, atol=1e-6)
 
 
@@ -64,7 +65,7 @@ def test_sgd_follows_its_formula(momentum, nesterov):
         grad = raw.double() + 0.1 * x
         velocity = momentum * velocity + grad
         x -= 1e-2 * (grad + momentum * velocity if nesterov else velocity)
-    apply_gradients(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(build_optimizers(config, model), model.matrix, grads, model)
     assert torch.allclose(model.matrix.detach().double(), x, rtol=0, atol=1e-6)
 
 
@@ -94,14 +95,14 @@ def test_muon_follows_its_formula(rows, columns, nesterov):
         x *= 1 - 1e-2 * 0.1
         x -= 1e-2 * max(1, rows / columns) ** 0.5 * orthogonal_by_newton_schulz(update, 5)
     before = model.matrix.detach().clone()
-    apply_gradients(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(build_optimizers(config, model), model.matrix, grads, model)
     assert (model.matrix.detach() - before).abs().max() > 1e-2
     assert torch.allclose(model.matrix.detach(), x, rtol=0, atol=2e-3)
 
 
 def test_muon_updates_the_block_matrices_and_adamw_the_rest_at_its_own_rate():
     model = GPT(SHAPE)
-    muon, adamw = optim.build(Settings(optimizer="muon", learning_rate=0.02), model).optimizers
+    muon, adamw = build_optimizers(Settings(optimizer="muon", learning_rate=0.02), model).optimizers
     in_blocks = {id(p) for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2}
     assert {id(p) for group in muon.param_groups for p in group["params"]} == in_blocks
     assert len(in_blocks) == 4 * SHAPE.n_layer
@@ -112,15 +113,15 @@ def test_muon_updates_the_block_matrices_and_adamw_the_rest_at_its_own_rate():
 def test_muon_finds_the_blocks_of_a_wrapped_model():
     model = GPT(SHAPE)
     wrapped = nn.ModuleDict({"module": model})
-    assert [id(p) for p in optim.block_matrices(wrapped)] == [id(p) for p in optim.block_matrices(model)]
+    assert [id(p) for p in block_matrices(wrapped)] == [id(p) for p in block_matrices(model)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tying", [True, False])
-@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+@pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(name, tying, bias):
     model = GPT(replace_shape(weight_tying=tying, bias=bias))
-    groups = [g for o in optim.build(Settings(optimizer=name), model).optimizers for g in o.param_groups]
+    groups = [g for o in build_optimizers(Settings(optimizer=name), model).optimizers for g in o.param_groups]
     ids = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(ids) == sorted(id(parameter) for parameter in model.parameters())
     for group in groups:
@@ -132,14 +133,14 @@ def replace_shape(**changes):
     return replace(SHAPE, **changes)
 
 
-@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+@pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_each_kind_of_parameter_has_its_own_rate_and_the_schedule_scales_it(name):
     model = GPT(replace_shape(weight_tying=False))
     config = Settings(optimizer=name, embedding_lr=0.3, head_lr=0.2, scalar_lr=0.1)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     optimizers.set_scale(0.5)
     rates = {p: group["lr"] for o in optimizers.optimizers for group in o.param_groups for p in group["params"]}
-    matrices = set(optim.block_matrices(model))
+    matrices = set(block_matrices(model))
 
     assert {rates[p] for p in matrices} == {optimizers.lr} == {0.005}
     assert (rates[model.wte.weight], rates[model.wpe.weight], rates[model.lm_head.weight]) == (0.15, 0.15, 0.1)
@@ -149,15 +150,15 @@ def test_each_kind_of_parameter_has_its_own_rate_and_the_schedule_scales_it(name
     assert all(decays[p] == (0.1 if p.ndim >= 2 else 0.0) for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+@pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_a_state_with_rates_per_group_continues_bit_for_bit(name, tmp_path):
     config = Settings(optimizer=name, embedding_lr=3e-3, scalar_lr=1e-3)
     uninterrupted, model = GPT(SHAPE), GPT(SHAPE)
-    run_steps(uninterrupted, optim.build(config, uninterrupted), 4)
-    optimizers = optim.build(config, model)
+    run_steps(uninterrupted, build_optimizers(config, uninterrupted), 4)
+    optimizers = build_optimizers(config, model)
     run_steps(model, optimizers, 2)
     torch.save(optimizers.state_dict(), tmp_path / "o.pt")
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     optimizers.load_state_dict(torch.load(tmp_path / "o.pt", weights_only=True))
     run_steps(model, optimizers, 2, first=2)
 
@@ -165,17 +166,17 @@ def test_a_state_with_rates_per_group_continues_bit_for_bit(name, tmp_path):
 
 
 def test_without_rates_per_group_the_groups_are_those_of_earlier_checkpoints():
-    groups = optim.build(Settings(), GPT(SHAPE)).optimizers[0].param_groups
+    groups = build_optimizers(Settings(), GPT(SHAPE)).optimizers[0].param_groups
 
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(10, 0.1), (18, 0.0)]
 
 
-@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+@pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_every_optimizer_can_overfit_one_batch(name):
     rate = {"sgd": 0.1, "muon": 0.02, "adafactor": 0.05, "lion": 2e-3}.get(name, 1e-2)
     model = GPT(SHAPE)
     config = Settings(optimizer=name, learning_rate=rate, muon_adamw_lr=1e-2, weight_decay=0.0)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     first = loss_of(model).item()
     for _ in range(60):
         loss_of(model).backward()
@@ -184,19 +185,19 @@ def test_every_optimizer_can_overfit_one_batch(name):
     assert loss_of(model).item() < 0.7 * first
 
 
-@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+@pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_a_restored_state_continues_bit_for_bit(name, tmp_path):
     config = Settings(optimizer=name)
     uninterrupted = GPT(SHAPE)
-    run_steps(uninterrupted, optim.build(config, uninterrupted), 6)
+    run_steps(uninterrupted, build_optimizers(config, uninterrupted), 6)
 
     model = GPT(SHAPE)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     run_steps(model, optimizers, 3)
     torch.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, tmp_path / "final.pt")
     saved = torch.load(tmp_path / "final.pt", weights_only=True)
     model = GPT(SHAPE, seed=99)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     model.load_state_dict(saved["model"])
     optimizers.load_state_dict(saved["optimizer"])
     run_steps(model, optimizers, 3, first=3)
@@ -205,9 +206,9 @@ def test_a_restored_state_continues_bit_for_bit(name, tmp_path):
         assert torch.equal(a, b), key
 
 
-@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+@pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_the_schedule_scales_every_group_from_its_own_peak(name):
-    optimizers = optim.build(Settings(optimizer=name, learning_rate=0.02), GPT(SHAPE))
+    optimizers = build_optimizers(Settings(optimizer=name, learning_rate=0.02), GPT(SHAPE))
     peaks = [group["lr"] for o in optimizers.optimizers for group in o.param_groups]
     optimizers.set_scale(0.5)
     optimizers.set_scale(0.25)
@@ -217,9 +218,9 @@ def test_the_schedule_scales_every_group_from_its_own_peak(name):
 
 def test_a_state_loaded_into_fresh_optimizers_keeps_their_peaks():
     model = MatrixModel()
-    optimizers = optim.build(Settings(), model)
+    optimizers = build_optimizers(Settings(), model)
     optimizers.set_scale(0.1)
-    restored = optim.build(Settings(), model)
+    restored = build_optimizers(Settings(), model)
     restored.load_state_dict(optimizers.state_dict())
     assert restored.lr == pytest.approx(1e-3)
     restored.set_scale(1.0)
@@ -228,7 +229,7 @@ def test_a_state_loaded_into_fresh_optimizers_keeps_their_peaks():
 
 def test_zero_grad_frees_every_gradient():
     model = GPT(SHAPE)
-    optimizers = optim.build(Settings(optimizer="muon"), model)
+    optimizers = build_optimizers(Settings(optimizer="muon"), model)
     loss_of(model).backward()
     optimizers.zero_grad()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -236,7 +237,7 @@ def test_zero_grad_frees_every_gradient():
 
 def test_nesterov_without_momentum_is_refused_with_a_hint():
     with pytest.raises(ConfigError, match="hint: set GPT2_SGD_MOMENTUM above 0"):
-        optim.build(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), MatrixModel())
+        build_optimizers(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), MatrixModel())
 
 
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
@@ -244,17 +245,17 @@ def test_an_unknown_optimizer_is_refused_with_the_known_ones():
         ConfigError,
         match="adafactor, adam, adamw, adamwadv, adamwprune, adamwspam, adopt, lion, muon, schedulefree, sgd, soap",
     ):
-        optim.build(Settings(optimizer="adamv"), MatrixModel())
+        build_optimizers(Settings(optimizer="adamv"), MatrixModel())
 
 
 def test_the_optimizer_of_the_documentation_trains(monkeypatch):
     text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
     code = text.split("<!-- example -->")[1].split("```python\n")[1].split("```")[0]
-    namespace = {"torch": torch, "nn": nn, "Any": object, "decay_groups": optim.decay_groups}
+    namespace = {"torch": torch, "nn": nn, "Any": object, "decay_groups": decay_groups}
     exec(code, namespace)
-    monkeypatch.setitem(optim.BUILDERS, "signsgd", namespace["signsgd"])
+    monkeypatch.setitem(BUILDERS, "signsgd", namespace["signsgd"])
     model = MatrixModel()
-    optimizers = optim.build(Settings(optimizer="signsgd", learning_rate=0.01), model)
+    optimizers = build_optimizers(Settings(optimizer="signsgd", learning_rate=0.01), model)
     before, grad = model.bias.detach().clone(), gradients(model.bias, steps=1)[0]
     apply_gradients(optimizers, model.bias, [grad], model)
     assert torch.allclose(model.bias.detach(), before - 0.01 * grad.sign())

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from factories import train_fields
-from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import TrainingState, saved_weights, snapshot
 from gpt2.dist import World
 from gpt2.model import GPT
-from gpt2.optim import CLIP_AFTER
+from gpt2.optim.builders import BUILDERS, build_optimizers
+from gpt2.optim.optimizers import Optimizers
+from gpt2.optim.spam import CLIP_AFTER
 from kmatrix.records.train_config import TrainConfig
 from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, run_steps
 
@@ -44,7 +45,7 @@ def spiky_gradients(parameter, count):
 
 def run(config, grads, model=None):
     model = model or MatrixModel()
-    apply_gradients(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(build_optimizers(config, model), model.matrix, grads, model)
     return model.matrix.detach().clone()
 
 
@@ -92,7 +93,7 @@ def test_spam_agrees_with_an_independent_implementation(monkeypatch):
     found = run(SPAM, grads, our_model)
     options = {"threshold": 4, "update_proj_gap": 30, "warmup_epoch": 7, "grad_accu_steps": CLIP_AFTER}
     their_optimizer = pytorch_optimizer.SPAM(their_model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
-    apply_gradients(optim.Optimizers(their_optimizer), their_model.matrix, grads, their_model)
+    apply_gradients(Optimizers(their_optimizer), their_model.matrix, grads, their_model)
 
     assert (found - MatrixModel().matrix.detach()).abs().max() > 0.05
     assert torch.allclose(found, their_model.matrix.detach(), rtol=0, atol=2e-5)
@@ -124,7 +125,7 @@ def test_a_nan_gradient_is_not_clipped_to_a_number():
 
 def test_the_learning_rate_of_a_group_is_restored_after_a_step():
     model = MatrixModel()
-    optimizers = optim.build(replace(SPAM, spam_interval=2), model)
+    optimizers = build_optimizers(replace(SPAM, spam_interval=2), model)
     apply_gradients(optimizers, model.matrix, gradients(model.matrix, steps=2), model)
 
     assert optimizers.lr == 1e-2
@@ -219,7 +220,7 @@ def schedule_free_by_hand(x, grads, rates, *, decay, beta1=0.9, beta2=0.95, eps=
 
 def test_schedule_free_trains_one_point_and_is_evaluated_at_the_average():
     model, scales = MatrixModel(), [0.25, 0.5, 0.75, *[1.0] * 17]
-    optimizers = optim.build(Settings(optimizer="schedulefree"), model)
+    optimizers = build_optimizers(Settings(optimizer="schedulefree"), model)
     grads = gradients(model.matrix)
     start = model.matrix.detach().clone()
     for scale, grad in zip(scales, grads, strict=True):
@@ -237,7 +238,7 @@ def test_schedule_free_trains_one_point_and_is_evaluated_at_the_average():
 @pytest.mark.parametrize("name", ["adamw", "schedulefree"])
 def test_the_training_weights_are_restored_bit_for_bit_after_an_evaluation_even_if_it_fails(name):
     model = GPT(SHAPE)
-    optimizers = optim.build(Settings(optimizer=name), model)
+    optimizers = build_optimizers(Settings(optimizer=name), model)
     run_steps(model, optimizers, 4)
     before = {key: value.clone() for key, value in model.state_dict().items()}
 
@@ -250,8 +251,8 @@ def test_the_training_weights_are_restored_bit_for_bit_after_an_evaluation_even_
 def test_evaluations_do_not_change_the_training():
     undisturbed, model = GPT(SHAPE), GPT(SHAPE)
     config = Settings(optimizer="schedulefree")
-    run_steps(undisturbed, optim.build(config, undisturbed), 6)
-    optimizers = optim.build(config, model)
+    run_steps(undisturbed, build_optimizers(config, undisturbed), 6)
+    optimizers = build_optimizers(config, model)
     for first in range(6):
         with optimizers.evaluation_weights():
             pass
@@ -263,7 +264,7 @@ def test_evaluations_do_not_change_the_training():
 @pytest.mark.parametrize("name", ["adamw", "schedulefree"])
 def test_a_checkpoint_contains_the_evaluation_weights_if_they_differ(name, tmp_path):
     model = GPT(SHAPE)
-    optimizers = optim.build(Settings(optimizer=name), model)
+    optimizers = build_optimizers(Settings(optimizer=name), model)
     run_steps(model, optimizers, 3)
     config = TrainConfig.from_json(train_fields(tmp_path, "none"))
     world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
@@ -279,7 +280,7 @@ def test_a_checkpoint_contains_the_evaluation_weights_if_they_differ(name, tmp_p
 
 
 def test_only_schedule_free_has_separate_evaluation_weights():
-    names = [name for name in optim.BUILDERS if optim.build(Settings(optimizer=name), MatrixModel()).averages]
+    names = [name for name in BUILDERS if build_optimizers(Settings(optimizer=name), MatrixModel()).averages]
 
     assert names == ["schedulefree"]
 
@@ -289,13 +290,13 @@ def test_only_schedule_free_has_separate_evaluation_weights():
 def test_a_restored_state_continues_bit_for_bit_over_resets_and_new_bases(name, cut, tmp_path):
     config = replace(Settings(optimizer=name), **SETTINGS.get(name, {}))
     uninterrupted, model = GPT(SHAPE), GPT(SHAPE)
-    run_steps(uninterrupted, optim.build(config, uninterrupted), 9)
-    optimizers = optim.build(config, model)
+    run_steps(uninterrupted, build_optimizers(config, uninterrupted), 9)
+    optimizers = build_optimizers(config, model)
     run_steps(model, optimizers, cut)
     torch.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, tmp_path / "saved.pt")
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     model = GPT(SHAPE, seed=99)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     model.load_state_dict(saved["model"])
     optimizers.load_state_dict(saved["optimizer"])
     run_steps(model, optimizers, 9 - cut, first=cut)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune as torch_prune
 
-from gpt2 import optim, prune
+from gpt2 import prune
 from gpt2.model import GPT
+from gpt2.optim.builders import build_optimizers
 from gpt2.prune import Ramp, lowest
 from kmatrix.errors import ConfigError
 from optim_factory import SHAPE, Settings, loss_of
@@ -44,7 +45,7 @@ def label(config):
 
 def start(config, seed=0):
     model = GPT(SHAPE, seed=seed)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     return model, optimizers, prune.build(config, model, optimizers)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2 import optim
 from gpt2.model import GPT
+from gpt2.optim.builders import build_optimizers
+from gpt2.optim.groups import block_matrices
+from gpt2.optim.optimizers import Optimizers
 from optim_factory import SHAPE, AttentionModel, MatrixModel, Settings, apply_gradients, gradients, loss_of, run_steps
 
 FIXTURE = json.loads((Path(__file__).resolve().parents[1] / "fixtures" / "optimizers.json").read_text(encoding="utf-8"))
@@ -34,7 +36,7 @@ def muon_weights(**changes):
     with torch.no_grad():
         model.qkv.zero_()
     config = Settings(optimizer="muon", learning_rate=0.02, weight_decay=0.0, **changes)
-    apply_gradients(optim.build(config, model), model.qkv, muon_gradients(), model)
+    apply_gradients(build_optimizers(config, model), model.qkv, muon_gradients(), model)
     return model.qkv.detach().clone()
 
 
@@ -60,11 +62,11 @@ def test_the_fused_form_gives_queries_keys_and_values_unequal_updates():
 def test_the_fused_form_is_the_muon_of_pytorch_bit_for_bit():
     config = Settings(optimizer="muon", muon_split_qkv=False)
     ours, theirs = GPT(SHAPE), GPT(SHAPE)
-    run_steps(ours, optim.build(config, ours), 4)
-    matrices = optim.block_matrices(theirs)
-    adamw = optim.build(config, theirs).optimizers[1]
+    run_steps(ours, build_optimizers(config, ours), 4)
+    matrices = block_matrices(theirs)
+    adamw = build_optimizers(config, theirs).optimizers[1]
     muon = torch.optim.Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay)
-    run_steps(theirs, optim.Optimizers(muon, adamw), 4)
+    run_steps(theirs, Optimizers(muon, adamw), 4)
 
     for (name, weights), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.equal(weights, other), name
@@ -73,16 +75,16 @@ def test_the_fused_form_is_the_muon_of_pytorch_bit_for_bit():
 def test_a_state_of_pytorchs_muon_is_continued_by_the_fused_form():
     config = Settings(optimizer="muon", muon_split_qkv=False)
     model = GPT(SHAPE)
-    old = torch.optim.Muon(optim.block_matrices(model), lr=config.learning_rate, weight_decay=config.weight_decay)
+    old = torch.optim.Muon(block_matrices(model), lr=config.learning_rate, weight_decay=config.weight_decay)
     loss_of(model).backward()
     old.step()
-    new = optim.build(config, model).optimizers[0]
+    new = build_optimizers(config, model).optimizers[0]
     new.load_state_dict(old.state_dict())
 
     loss_of(model).backward()
     new.step()
 
-    for matrix in optim.block_matrices(model):
+    for matrix in block_matrices(model):
         assert not torch.equal(new.state[matrix]["momentum_buffer"], torch.zeros_like(matrix))
 
 
@@ -119,7 +121,7 @@ def test_spam_moves_weights_as_its_authors_code_does(decay):
     model, grads = MatrixModel(4, 3), spam_gradients()
     with torch.no_grad():
         model.matrix.fill_(1.0)
-    optimizers = optim.build(spam_settings(decay), model)
+    optimizers = build_optimizers(spam_settings(decay), model)
     done = 0
     for step, expected in SPAM["weights_by_decay_and_step"][str(decay)].items():
         apply_gradients(optimizers, model.matrix, grads[done : int(step)], model)
@@ -132,7 +134,7 @@ def test_spam_moves_weights_as_its_authors_code_does(decay):
 
 def test_spam_warms_up_after_a_reset_as_its_authors_code_does():
     model, grads = MatrixModel(4, 3), gradients(MatrixModel(4, 3).matrix, steps=40)
-    spam = optim.build(spam_settings(), model).optimizers[0]
+    spam = build_optimizers(spam_settings(), model).optimizers[0]
     found = []
     for grad in grads:
         model.matrix.grad = grad.clone()
@@ -144,8 +146,8 @@ def test_spam_warms_up_after_a_reset_as_its_authors_code_does():
 
 def test_a_step_of_muon_costs_no_second_state():
     model = GPT(SHAPE)
-    optimizers = optim.build(replace(Settings(), optimizer="muon"), model)
+    optimizers = build_optimizers(replace(Settings(), optimizer="muon"), model)
     run_steps(model, optimizers, 1)
 
-    for matrix in optim.block_matrices(model):
+    for matrix in block_matrices(model):
         assert set(optimizers.optimizers[0].state[matrix]) == {"momentum_buffer"}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from factories import train_config
-from gpt2 import optim
 from gpt2.model import GPT
+from gpt2.optim.builders import BUILDERS, build_optimizers
 from kmatrix.plan.memory import STATES, forecast, states, warnings
 from optim_factory import SHAPE, Settings, run_steps
 
@@ -35,11 +35,11 @@ def state_count(optimizers):
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
-@pytest.mark.parametrize("name", sorted(set(optim.BUILDERS) - {"adafactor"}))
+@pytest.mark.parametrize("name", sorted(set(BUILDERS) - {"adafactor"}))
 def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
     config = Settings(optimizer=name, amsgrad=amsgrad)
     model = GPT(BIG)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     run_steps(model, optimizers, 2)
     fields = asdict(config) if name in ("adamwspam", "adamwprune") else {**asdict(config), "amsgrad": None}
     train = train_config(**fields)
@@ -50,7 +50,7 @@ def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
 
 
 def test_every_optimizer_has_a_forecast_and_vice_versa():
-    assert set(STATES) == set(optim.BUILDERS)
+    assert set(STATES) == set(BUILDERS)
 
 
 def test_memory_is_the_sum_of_weights_gradients_and_states():

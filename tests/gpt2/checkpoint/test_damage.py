@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
-from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.checkpoint.state import TrainingState, restore, rng_state, snapshot
 from gpt2.data import tokenizer
 from gpt2.dist import World
 from gpt2.inference import export, generate, weights
 from gpt2.inference import restore as inference
+from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.errors import KmatrixError, LaunchError, RecordError, SchemaError
 from kmatrix.records.train_config import TrainConfig
@@ -47,7 +47,7 @@ def sound(tmp_path_factory):
     sha256 = make_data(folder)
     config = TrainConfig.from_json(train_fields(folder, sha256, n_embd=16, n_layer=1, block_size=8))
     model = build_model(config)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     model(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long))[1].backward()
     optimizers.step()
     parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
@@ -66,7 +66,7 @@ def use(path, config):
     json.dumps(export.config_of(value), allow_nan=False)
     weights.compare(value["model"], value["model"])
     model = build_model(config)
-    restore(value, TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model)))
+    restore(value, TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model)))
 
 
 def refused(path, config):

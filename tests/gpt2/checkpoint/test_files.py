@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
-from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import TrainingState, snapshot
 from gpt2.data.batches import Batches
 from gpt2.dist import World
 from gpt2.loop import schedule
+from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.errors import RecordError
 from kmatrix.records.train_config import TrainConfig
@@ -44,7 +44,7 @@ def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path,
     sha256 = make_data(tmp_path)
     config = TrainConfig.from_json(train_fields(tmp_path, sha256, **optimizer))
     model = build_model(config)
-    optimizers = optim.build(config, model)
+    optimizers = build_optimizers(config, model)
     train_steps(config, model, optimizers, 0, 4)
     parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
     save_checkpoint(tmp_path / "c.pt", snapshot(parts, step=4, run_id="a", rng=[]))
@@ -54,7 +54,7 @@ def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path,
     config_read = TrainConfig.from_json(loaded["config"])
     resumed = build_model(config_read)
     resumed.load_state_dict(loaded["model"])
-    optimizers = optim.build(config_read, resumed)
+    optimizers = build_optimizers(config_read, resumed)
     optimizers.load_state_dict(loaded["optimizer"])
     assert train_steps(config_read, resumed, optimizers, loaded["step"], 8) == uninterrupted
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from factories import environment, make_data, make_run, train, train_command, train_config, train_fields
-from gpt2 import optim
 from gpt2.checkpoint.files import save_checkpoint
 from gpt2.checkpoint.initial import describe, initialize, main
 from gpt2.checkpoint.state import TrainingState, snapshot
 from gpt2.dist import World
 from gpt2.evaluate import Validation
+from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
@@ -26,7 +26,7 @@ def checkpoint_in(folder, **changes):
     """Write a checkpoint of random weights, and return its path and its model."""
     config = train_config(seed=7, **changes)
     model = build_model(config)
-    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model))
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
     save_checkpoint(folder / "a.pt", snapshot(parts, step=3, run_id="a", rng=[]))
     return folder / "a.pt", model
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
-from gpt2 import optim
 from gpt2.checkpoint import manager
 from gpt2.checkpoint.files import WrittenCheckpoint, load_checkpoint, save_checkpoint
 from gpt2.checkpoint.manager import CheckpointManager
 from gpt2.checkpoint.state import TrainingState, restore
 from gpt2.dist import World
 from gpt2.log import RunLog
+from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.errors import RecordError
 from kmatrix.records.checkpoints import CheckpointKind, read_index
@@ -40,7 +40,7 @@ class Run:
         self.model = build_model(self.config)
         self.log = RunLog(RunDir(folder), "0123456789", attempt, main=True)
         self.log.config = self.config
-        optimizers = optim.build(self.config, self.model)
+        optimizers = build_optimizers(self.config, self.model)
         self.parts = TrainingState(
             config=self.config, world=world, model=self.model, optimizers=optimizers, stateful={"log": self.log}
         )

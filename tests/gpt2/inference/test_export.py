@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
-from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import TrainingState, restore, saved_weights, snapshot
 from gpt2.data.tokenizer import BpeTokenizer
 from gpt2.dist import World
 from gpt2.inference import export
 from gpt2.inference.restore import build
+from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.errors import RecordError
 from kmatrix.records.train_config import TrainConfig
@@ -38,7 +38,7 @@ def checkpoint_in(folder, **fields):
         for name, parameter in model.named_parameters():
             rows = config.vocab_size if name in ("wte.weight", "lm_head.weight") else len(parameter)
             parameter[:rows] += 0.1 * torch.randn(parameter[:rows].shape, generator=generator)
-    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model))
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
     save_checkpoint(folder / "a.pt", snapshot(parts, step=7, run_id="0123456789", rng=[]))
     return model.eval()
 
@@ -175,6 +175,6 @@ def test_training_cannot_resume_from_weights_alone(tmp_path):
     run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
     value = export.read_folder(tmp_path / "hf")
     config = TrainConfig.from_json(load_checkpoint(tmp_path / "a.pt")["config"])
-    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model))
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
     with pytest.raises(RecordError, match="holds weights alone"):
         restore(value, parts)

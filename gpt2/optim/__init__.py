@@ -1,0 +1,1 @@
+"""Optimizers: builders by name, those that PyTorch does not have, and all optimizers of a run as one."""

@@ -1,0 +1,192 @@
+"""Optimizer builders by name.
+
+To add an optimizer, write one builder, one line in BUILDERS and one Kconfig entry: docs/optimizers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpt2.optim.groups import block_matrices, decay_groups, projections, set_group_rates
+from gpt2.optim.muon import Muon
+from gpt2.optim.optimizers import Optimizers
+from gpt2.optim.spam import Spam
+from kmatrix.errors import ConfigError
+
+# A config is any object with the fields of kmatrix.records.train_config.TrainConfig that its optimizer reads: the tests
+# and the example in docs/optimizers.md build optimizers without a complete run.
+Builder = Callable[[Any, nn.Module], list[torch.optim.Optimizer]]
+
+
+def build_optimizers(config: Any, model: nn.Module) -> Optimizers:
+    """Return the optimizer named by `config.optimizer` over all parameters of the model."""
+    builder = BUILDERS.get(config.optimizer)
+    if builder is None:
+        raise ConfigError(
+            f"optimizer {config.optimizer!r} is not known",
+            why=f"known are {', '.join(sorted(BUILDERS))}",
+            hint="choose one of them, or add a builder to BUILDERS in gpt2/optim/builders.py (docs/optimizers.md)",
+        )
+    optimizers = builder(config, model)
+    set_group_rates(config, model, optimizers)
+    return Optimizers(*optimizers)
+
+
+def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return SGD with L2 regularization (weight decay is added to the gradient)."""
+    # torch raises a ValueError with its own argument names; the user knows the symbols.
+    if config.sgd_nesterov and not config.sgd_momentum:
+        raise ConfigError(
+            "SGD with Nesterov momentum has a momentum of 0",
+            why="Nesterov's method looks ahead along the momentum, and there is none",
+            hint="set GPT2_SGD_MOMENTUM above 0 (0.9 is usual), or GPT2_SGD_NESTEROV=n",
+        )
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    options = {"lr": config.learning_rate, "momentum": config.sgd_momentum, "nesterov": bool(config.sgd_nesterov)}
+    # fused, here and below: one kernel for all parameters, instead of several small ones per parameter.
+    return [torch.optim.SGD(groups, fused=True, **options)]
+
+
+def adam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Adam with L2 regularization (weight decay is added to the gradient)."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.Adam(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
+
+
+def adamw(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
+
+
+def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return AdamW with AMSGrad, whose second moment never decreases (Reddi et al. 2018, arXiv:1904.09237)."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, amsgrad=True, **_adam_options(config))]
+
+
+def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals."""
+    own = {"theta": config.spam_theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
+    options = {**own, **_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
+    return [Spam(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
+
+
+def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return AdamW or SPAM, as `adamwprune_base` says. gpt2/prune.py prunes with its moments (mcgrof/AdamWPrune)."""
+    if config.adamwprune_base == "adamwspam":
+        return adamwspam(config, model)
+    options = {**_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, **options)]
+
+
+def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices in the blocks, and AdamW with its own learning rate for all other parameters.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, which also advises AdamW for embeddings,
+    and to treat queries, keys and values as three matrices.
+    """
+    matrices = block_matrices(model)
+    in_muon = {id(parameter) for parameter in matrices}  # by identity: == of tensors compares their values
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in in_muon]
+    return [  # Muon first: `Optimizers.lr`, which the log shows, is the rate of the first group
+        Muon(
+            matrices,
+            parts=projections(model) if config.muon_split_qkv else {},
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            momentum=config.muon_momentum,
+            nesterov=bool(config.muon_nesterov),
+            ns_steps=config.muon_ns_steps,
+            adjust_lr_fn=config.muon_adjust_lr_fn,
+        ),
+        torch.optim.AdamW(
+            decay_groups(rest, config.weight_decay), lr=config.muon_adamw_lr, fused=True, **_adam_options(config)
+        ),
+    ]
+
+
+def adafactor(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Adafactor, which stores the second moment of a matrix as one row and one column.
+
+    Source: Shazeer and Stern 2018, arXiv:1804.04235.
+    """
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    options = {"lr": config.learning_rate, "beta2_decay": config.adafactor_beta2_decay, "d": config.adafactor_clip}
+    return [torch.optim.Adafactor(groups, **options)]
+
+
+def _adam_options(config: Any) -> dict[str, Any]:
+    return {"betas": (config.beta1, config.beta2), "eps": config.epsilon}
+
+
+def lion(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Lion, which uses the sign of an interpolated momentum and one state value per parameter.
+
+    Source: Chen et al. 2023, arXiv:2302.06675.
+    """
+    from pytorch_optimizer import Lion
+
+    return [Lion(_groups(config, model), lr=config.learning_rate, betas=_betas(config), foreach=True)]
+
+
+def adopt(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return ADOPT: Adam whose second moment excludes the current gradient, with decoupled weight decay.
+
+    Source: Taniguchi et al. 2024, arXiv:2411.02853.
+    """
+    from pytorch_optimizer import ADOPT
+
+    options = {"betas": _betas(config), "eps": config.epsilon, "weight_decouple": True, "foreach": True}
+    return [ADOPT(_groups(config, model), lr=config.learning_rate, **options)]
+
+
+def soap(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return SOAP: Adam in the eigenbasis of Shampoo's preconditioner; vectors use plain Adam.
+
+    Source: Vyas et al. 2024, arXiv:2409.11321; Shampoo: Gupta et al. 2018, arXiv:1802.09568.
+    """
+    from pytorch_optimizer import SOAP
+
+    options = {"betas": _betas(config), "eps": config.epsilon, "precondition_frequency": config.soap_frequency}
+    return [SOAP(_groups(config, model), lr=config.learning_rate, **options)]
+
+
+def schedulefree(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Schedule-Free AdamW, which evaluates an average of the weights (`evaluation_weights`).
+
+    Source: Defazio et al. 2024, arXiv:2405.15682.
+    """
+    from pytorch_optimizer import ScheduleFreeAdamW
+
+    options = {"betas": _betas(config), "eps": config.epsilon, "foreach": True}
+    return [ScheduleFreeAdamW(_groups(config, model), lr=config.learning_rate, **options)]
+
+
+BUILDERS: dict[str, Builder] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "adamwadv": adamwadv,
+    "adamwspam": adamwspam,
+    "adamwprune": adamwprune,
+    "muon": muon,
+    "adafactor": adafactor,
+    "lion": lion,
+    "adopt": adopt,
+    "soap": soap,
+    "schedulefree": schedulefree,
+}
+
+
+def _groups(config: Any, model: nn.Module) -> list[dict[str, Any]]:
+    return decay_groups(model.parameters(), config.weight_decay)
+
+
+def _betas(config: Any) -> tuple[float, float]:
+    return (config.beta1, config.beta2)
