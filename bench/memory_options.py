@@ -25,7 +25,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # only kmatrix is installed, gpt2 is not
 
-from gpt2.model import GPT, autocast, configure_precision
+from gpt2.model.gpt2 import GPT
+from gpt2.model.precision import autocast, configure_precision
 from kmatrix.shapes import ModelShape
 
 VARIANTS = {

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # only kmatrix is installed, gpt2 is not
 
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from gpt2.optim.groups import block_matrices, projections
 from gpt2.optim.muon import Muon
 from kmatrix.shapes import ModelShape

@@ -330,7 +330,9 @@ def attention(sizes: Sizes) -> Found:
     import torch
     from torch.nn import functional
 
-    from gpt2.model import GPT, attention_path, causal_mask, configure_precision, plain_attention
+    from gpt2.model.attention import causal_mask, plain_attention
+    from gpt2.model.gpt2 import GPT
+    from gpt2.model.precision import attention_path, configure_precision
     from kmatrix.shapes import ModelShape
 
     tokens = 64 if sizes.cells == SMALLEST.cells else 512

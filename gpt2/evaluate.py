@@ -20,7 +20,8 @@ from gpt2.dist import World
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling
 from gpt2.hellaswag import HellaSwag, Score
 from gpt2.log import RunLog, SampleText
-from gpt2.model import GPT, autocast
+from gpt2.model.base import LanguageModel
+from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 
@@ -150,7 +151,7 @@ class SampleTexts:
         self.tokenizer = load(config.tokenizer, Path(config.data_path))
         self._encoded = [self.tokenizer.encode(prompt).tolist() for prompt in self.prompts]
 
-    def texts(self, model: GPT) -> list[SampleText]:
+    def texts(self, model: LanguageModel) -> list[SampleText]:
         """Return a text for each prompt, and leave the model in training mode.
 
         Each text has its own random generator: training continues as if none had been generated.
@@ -203,7 +204,7 @@ class Benchmarks:
         return wanted and step != self._newest
 
     def measure(
-        self, step: int, model: GPT, stopping: Callable[[], bool] = lambda: False, *, final: bool = False
+        self, step: int, model: LanguageModel, stopping: Callable[[], bool] = lambda: False, *, final: bool = False
     ) -> None:
         """Run the benchmarks that are due after `step` updates; all of them at the end of a run.
 

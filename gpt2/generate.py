@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.model import GPT, Cache
+from gpt2.model.base import LanguageModel
+from gpt2.model.cache import Cache
 from kmatrix.errors import ConfigError
 
 MAX_TOKENS_PER_CHARACTER = 4  # UTF-8 has at most 4 bytes per character: a longer incomplete end is invalid
@@ -173,7 +174,7 @@ class BatchGenerator:
     If a text outgrows the model's context, generation continues from its last half, as if it began there.
     """
 
-    def __init__(self, model: GPT, rows: int) -> None:
+    def __init__(self, model: LanguageModel, rows: int) -> None:
         self.model, self.rows = model, rows
         parameter = next(model.parameters())
         self._device = parameter.device
@@ -250,7 +251,7 @@ class BatchGenerator:
             self.model.extend(torch.tensor([tokens[:-1]], device=self._device), self._cache, row)
 
 
-def generate(model: GPT, text: GeneratedText) -> Iterator[str]:
+def generate(model: LanguageModel, text: GeneratedText) -> Iterator[str]:
     """Generate one text and yield its parts. The model must be in evaluation mode."""
     batch = BatchGenerator(model, 1)
     batch.add(text)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
-from gpt2.model import autocast
+from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 

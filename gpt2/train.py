@@ -34,7 +34,9 @@ from gpt2.log import RunLog
 from gpt2.loop.between import BetweenSteps
 from gpt2.loop.profiling import Profile
 from gpt2.loop.schedule import dropout_seed, scale
-from gpt2.model import GPT, MODELS, autocast, configure_precision
+from gpt2.model.base import LanguageModel
+from gpt2.model.precision import autocast, configure_precision
+from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from gpt2.prune import Pruner
@@ -316,7 +318,7 @@ class TrainingLoop:
         self.profile.at(step)
         if config.dropout:  # masks depend on seed, step and rank only: evaluations and rollbacks do not change them
             torch.manual_seed(dropout_seed(config.seed, step, world.rank))
-        optimizers.set_scale(scale(config, step))
+        optimizers.set_scale(scale(config, step), step)
         lr = optimizers.lr
         loss = self._gradients()
 
@@ -400,10 +402,10 @@ def check_data(config: TrainConfig, log: RunLog) -> None:
         )
 
 
-def build_model(config: TrainConfig) -> GPT:
+def build_model(config: TrainConfig) -> LanguageModel:
     """Return the model with its initial weights, which only the seed decides."""
     if config.arch not in MODELS:
-        raise ConfigError(f"arch is {config.arch!r}", why=f"gpt2/model.py has {', '.join(MODELS)}")
+        raise ConfigError(f"arch is {config.arch!r}", why=f"gpt2/model/registry.py has {', '.join(MODELS)}")
     return MODELS[config.arch](
         config.shape,
         dropout=config.dropout,

@@ -16,7 +16,7 @@ import torch
 from gpt2.checkpoint.contents import shape_problem, weights_sha256
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.checkpoint.state import saved_weights
-from gpt2.model import GPT
+from gpt2.model.base import LanguageModel
 from kmatrix.errors import DataError, KmatrixError
 from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
 
@@ -37,7 +37,7 @@ def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: weights[:rows] if name in PADDED else weights for name, weights in saved_weights(value).items()}
 
 
-def initialize(model: GPT, config: TrainConfig) -> None:
+def initialize(model: LanguageModel, config: TrainConfig) -> None:
     """Load the weights of config.init_from. Raises DataError if they are not those that the run was planned with."""
     path = Path(config.init_from)
     weights = unpadded(load_checkpoint(path, next(model.parameters()).device))

@@ -13,7 +13,9 @@ from gpt2.checkpoint.contents import layers_of, shape_problem
 from gpt2.checkpoint.files import damaged, load_checkpoint
 from gpt2.checkpoint.state import saved_weights
 from gpt2.data.tokenizer import Tokenizer, load
-from gpt2.model import GPT, MODELS, configure_precision
+from gpt2.model.base import LanguageModel
+from gpt2.model.precision import configure_precision
+from gpt2.model.registry import MODELS
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.train_config import typed
 from kmatrix.shapes import ModelShape, padded
@@ -27,7 +29,7 @@ LARGEST_SIZE = 2**31 - 1  # of a dimension
 class Restored:
     """A model in evaluation mode, with its tokenizer."""
 
-    model: GPT
+    model: LanguageModel
     tokenizer: Tokenizer
     path: Path  # of the checkpoint
     run_id: str
@@ -61,7 +63,7 @@ def restore(path: Path, device: str = "") -> Restored:
     )
 
 
-def load_model(value: Mapping[str, Any], path: Path) -> GPT:
+def load_model(value: Mapping[str, Any], path: Path) -> LanguageModel:
     """Return the model of a checkpoint with its weights. path: of the file, for the RecordError of a damaged one."""
     config, weights = value["config"], saved_weights(value)
     shape = shape_of(config, path)
@@ -101,7 +103,7 @@ def shape_of(config: Mapping[str, Any], path: Path) -> ModelShape:
     return ModelShape(**{name: typed(name, config[name], (kind,)) for name, kind in kinds.items()})
 
 
-def build(config: Mapping[str, Any], path: Path) -> GPT:
+def build(config: Mapping[str, Any], path: Path) -> LanguageModel:
     """Return an untrained model with the shape of a checkpoint's configuration."""
     return MODELS[config["arch"]](shape_of(config, path), vocab_multiple=config["vocab_multiple"])
 

@@ -41,7 +41,7 @@ from gpt2.inference.completions import (
     usage,
 )
 from gpt2.inference.restore import Restored, restore
-from gpt2.model import GPT
+from gpt2.model.base import LanguageModel
 from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.hosts import LOOPBACK, REFUSED, host_name, is_accepted, server_address
 from kmatrix.output import run_program
@@ -361,7 +361,7 @@ class Batcher:
     generating thread and must not block.
     """
 
-    def __init__(self, model: GPT, *, rows: int, waiting: int) -> None:
+    def __init__(self, model: LanguageModel, *, rows: int, waiting: int) -> None:
         self.model, self.rows, self.most_waiting = model, rows, waiting
         # The batch belongs to the thread; the rest is shared, and guarded by _changed.
         self._batch = BatchGenerator(model, rows)

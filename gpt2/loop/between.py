@@ -16,7 +16,7 @@ from gpt2.data.batches import Batches
 from gpt2.evaluate import Benchmarks, Validation
 from gpt2.failure import Watchdog
 from gpt2.log import RunLog
-from gpt2.model import GPT
+from gpt2.model.base import LanguageModel
 from gpt2.steps import StepNumbers, Steps, Timings
 from gpt2.stopping import (
     BENCHMARK,
@@ -45,7 +45,7 @@ class BetweenSteps:
     batches: Batches
     validation: Validation
     benchmarks: Benchmarks
-    model: GPT  # for benchmarks, whose inputs vary in length: compiled code would be compiled again for each
+    model: LanguageModel  # for benchmarks, whose inputs vary in length: compiled code would be compiled again for each
     compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
     faults: FaultPolicy
     early_stopping: EarlyStopping

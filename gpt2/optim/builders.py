@@ -13,6 +13,7 @@ from torch import nn
 
 from gpt2.optim.groups import block_matrices, decay_groups, projections, set_group_rates
 from gpt2.optim.muon import Muon
+from gpt2.optim.nanochat import muon_nanochat, muon_nanochat2025
 from gpt2.optim.optimizers import Optimizers
 from gpt2.optim.spam import Spam
 from kmatrix.errors import ConfigError
@@ -176,6 +177,8 @@ BUILDERS: dict[str, Builder] = {
     "adamwspam": adamwspam,
     "adamwprune": adamwprune,
     "muon": muon,
+    "muon_nanochat": muon_nanochat,
+    "muon_nanochat2025": muon_nanochat2025,
     "adafactor": adafactor,
     "lion": lion,
     "adopt": adopt,

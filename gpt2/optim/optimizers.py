@@ -24,8 +24,12 @@ class Optimizers:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)  # the first backward then writes instead of adding to zeros
 
-    def set_scale(self, scale: float) -> None:
-        """Set the learning rate of each group to `scale` times its peak."""
+    def set_scale(self, scale: float, step: int = 0) -> None:
+        """Set the learning rate of each group to `scale` times its peak, and what else depends on a 0-based step."""
+        for optimizer in self.optimizers:
+            begin_step = getattr(optimizer, "begin_step", None)  # of optimizers with schedules of their own
+            if begin_step:
+                begin_step(step)
         for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * scale

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kmatrix.depth_rule import batch_sequences, least_rate
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
 from kmatrix.records.train_config import CHOICES, TrainConfig, parse_mix
-from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
+from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
 PREFIX = "GPT2_"
@@ -24,6 +25,7 @@ ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
 WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
+BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
 MOST_SOCKETS = 64  # of NCCL per network connection
 COLLECTIVE_TIMEOUT_S = 1800  # the trainer's own, without a variable
 Values = Callable[[str], str | None]
@@ -123,16 +125,20 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     fields = {field: value for name, value in symbols.items() if (field := _field(name))}
     layers, heads, width = _sizes(fields)
     sequences = fields["batch_size"] * fields["num_gpus"]  # per micro-batch of all ranks
-    wanted = symbols["PARALLEL_BATCH_SIZE"]
-    accumulation = wanted // sequences if wanted else fields["gradient_accumulation"]
     fields.update(
         n_layer=layers,
         n_head=heads,
         n_embd=width,
         vocab_size=_vocabulary(fields["tokenizer"], fields.get("bpe_vocab_size")),
+    )
+    wanted = symbols["PARALLEL_BATCH_SIZE"]
+    if wanted == BATCH_BY_SIZE:
+        wanted = batch_by_size(fields)
+    accumulation = wanted // sequences if wanted else fields["gradient_accumulation"]
+    fields.update(
         gradient_accumulation=accumulation,
         global_batch=sequences * accumulation,
-        min_lr=_least_rate(fields.get("min_lr"), fields["learning_rate"], fields["schedule"]),
+        min_lr=_least_rate(fields),
         warmup_steps=fields["warmup_steps"] or 0,
         ddp_backend=_backend(fields["ddp_backend"], fields["device"]) if fields["use_ddp"] else None,
         data_path=fields["data_path"] or "",
@@ -145,6 +151,13 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"{PREFIX}{min(unknown).upper()} is not a setting of the trainer", hint="rename or remove it")
     train = TrainConfig(**fields)
     return _bounded(RunConfig(train=train, asked_iters=train.max_iters, bound=""))
+
+
+def batch_by_size(fields: Mapping[str, Any]) -> int:
+    """Return the global batch in sequences by nanochat's rule, from the sizes and the parts that decide it."""
+    names = ("arch", "n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+    parts = ("n_kv_head", "value_embeddings") if fields["arch"] in NANOCHAT else ()
+    return batch_sequences(ModelShape(**{name: fields[name] for name in (*names, *parts)}))
 
 
 @functools.cache  # by symbol: there are some hundred, read for each run of a large matrix
@@ -178,7 +191,8 @@ def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
     """Return a run's configuration with its number of steps, and of warm-up steps, as far as they are known."""
     train = run.train
     asked = train if train.max_iters == run.asked_iters else replace(train, max_iters=run.asked_iters)
-    found = length(asked, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
+    counted = run.shape.scaling_params if train.tokens_per_param_of == "scaling" else run.shape.params
+    found = length(asked, params=counted, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
     fraction, steps = train.warmup_fraction, found.steps or 0
     # A fraction follows the length of the run, which may only be known with the data.
     warmup = train.warmup_steps if fraction is None else round(fraction * steps)
@@ -261,9 +275,40 @@ def global_batch_divides(value: Values) -> str | None:
     """Check that the global batch is a multiple of micro-batch x ranks."""
     wanted = int(value("PARALLEL_BATCH_SIZE") or 0)
     micro, ranks = (max(int(value(name) or 0), 1) for name in ("GPT2_BATCH_SIZE", "GPT2_NUM_GPUS"))
-    if wanted and wanted % (micro * ranks):
+    if wanted > 0 and wanted % (micro * ranks):
         return f"a global batch of {wanted} is not a multiple of {micro} (micro-batch) x {ranks} (ranks)"
     return None
+
+
+def batch_of_the_size_divides(value: Values) -> str | None:
+    """Check that the global batch by the size of the model is a multiple of micro-batch x ranks."""
+    layers, heads, width = _sizes_of(value)
+    shared = int(value("GPT2_N_KV_HEAD") or 0)
+    if (
+        int(value("PARALLEL_BATCH_SIZE") or 0) != BATCH_BY_SIZE
+        or not heads
+        or width % heads
+        or (shared and heads % shared)
+    ):
+        return None
+    fields = {
+        "arch": value("GPT2_ARCH"),
+        "n_layer": layers,
+        "n_head": heads,
+        "n_embd": width,
+        "block_size": int(value("GPT2_BLOCK_SIZE") or 1),
+        "vocab_size": _vocabulary(value("GPT2_TOKENIZER") or "", int(value("GPT2_BPE_VOCAB_SIZE") or 0)),
+        "n_kv_head": shared,
+        "value_embeddings": value("GPT2_VALUE_EMBEDDINGS") == "y",
+    }
+    wanted = batch_by_size(fields)
+    micro, ranks = (max(int(value(name) or 0), 1) for name in ("GPT2_BATCH_SIZE", "GPT2_NUM_GPUS"))
+    if wanted % (micro * ranks) == 0:
+        return None
+    fitting = math.gcd(wanted, micro * ranks) // ranks
+    fix = f": pass BATCH_SIZE={fitting}" if fitting and wanted % (fitting * ranks) == 0 else ""
+    shared_by = f"{micro} (micro-batch) x {ranks} (ranks)"
+    return f"PARALLEL_BATCH_SIZE={BATCH_BY_SIZE} makes {wanted} sequences, not a multiple of {shared_by}{fix}"
 
 
 def heads_divide_width(value: Values) -> str | None:
@@ -272,6 +317,25 @@ def heads_divide_width(value: Values) -> str | None:
     if width and heads and int(width) % int(heads):
         return f"a width of {width} is not a multiple of {heads} heads"
     return None
+
+
+def nanochat_has_its_parts(value: Values) -> str | None:
+    """Check the sizes and parts of nanochat's models."""
+    arch = value("GPT2_ARCH")
+    if arch not in NANOCHAT:
+        return None
+    if float(value("GPT2_DROPOUT") or 0):
+        return f"ARCH={arch} has no dropout: set DROPOUT=0"
+    if not WINDOWS.fullmatch(value("GPT2_WINDOW_PATTERN") or ""):
+        return f"WINDOW_PATTERN={value('GPT2_WINDOW_PATTERN')}: expected a letter L or S per layer, such as SSSL"
+    _, heads, width = _sizes_of(value)
+    shared = int(value("GPT2_N_KV_HEAD") or 0)
+    problems = {
+        f"N_KV_HEAD={shared} does not divide the {heads} attention heads": shared and heads % shared,
+        f"ARCH={arch} needs an even width per head, not {width} over {heads} heads": heads and width // heads % 2,
+        f"ARCH={arch} needs a width of at least {SMEAR_CHANNELS}": width < SMEAR_CHANNELS,
+    }
+    return next((problem for problem, is_there in problems.items() if is_there), None)
 
 
 def least_rate_is_least(value: Values) -> str | None:
@@ -387,11 +451,13 @@ def profile_is_a_span(value: Values) -> str | None:
 
 RULES = (
     global_batch_divides,
+    batch_of_the_size_divides,
     length_is_bounded,
     money_needs_a_price,
     rollback_needs_checkpoints,
     profile_is_a_span,
     heads_divide_width,
+    nanochat_has_its_parts,
     least_rate_is_least,
     nesterov_needs_momentum,
     group_rates_need_a_rate,
@@ -417,6 +483,12 @@ def _vocabulary(tokenizer: str, bpe_size: int | None) -> int:
     return VOCABULARIES.get(tokenizer, ASSUMED_CHARACTERS)
 
 
+def _sizes_of(value: Values) -> tuple[int, int, int]:
+    names = ("depth", "aspect_ratio", "head_dim", "n_layer", "n_head", "n_embd")
+    sizes = {name: int(value(f"GPT2_{name.upper()}") or 0) for name in names}
+    return _sizes({**sizes, "model": value("GPT2_MODEL") or "custom"})
+
+
 def _sizes(fields: Mapping[str, Any]) -> tuple[int, int, int]:
     if fields["model"] == "depth":
         return by_depth(fields["depth"], fields["aspect_ratio"], fields["head_dim"])
@@ -425,11 +497,13 @@ def _sizes(fields: Mapping[str, Any]) -> tuple[int, int, int]:
     return NAMED[fields["model"]]
 
 
-def _least_rate(asked: float | None, peak: float, schedule: str) -> float:
-    """Return the learning rate at the end of a run, by default a tenth of the peak."""
-    if schedule == "constant":
+def _least_rate(fields: Mapping[str, Any]) -> float:
+    """Return the learning rate at the end of a run."""
+    peak: float = fields["learning_rate"]
+    if fields["schedule"] == "constant":
         return peak
-    return peak / 10 if asked is None else asked
+    asked: float | None = fields.get("min_lr")
+    return least_rate(fields["optimizer"], peak) if asked is None else asked
 
 
 def _backend(asked: str, device: str) -> str:

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and peak speeds of GPT-2 models, in plain arithmetic."""
+"""Parameters, FLOPs and peak speeds of models, in plain arithmetic."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The dimensions of a GPT-2 model."""
+    """The dimensions and parts of a model. The fields from `n_kv_head` on belong to nanochat's architectures."""
 
+    arch: str = "gpt2"
     n_layer: int
     n_head: int
     n_embd: int
@@ -20,15 +21,74 @@ class ModelShape:
     vocab_size: int  # tokens, without padding
     bias: bool = True
     weight_tying: bool = True  # the output layer shares the token embedding
+    n_kv_head: int = 0  # heads of keys and values; 0: as many as of queries
+    value_embeddings: bool = False  # on every second layer, the last included
+    smear: bool = False  # each token gets a share of the one before
+    backout: bool = False  # the middle of the residual stream is subtracted at its end
+    residual_scales: bool = False  # a factor of the residual stream and of its start before each layer
+    window_pattern: str = "L"  # per layer, repeated: L whole context, S a quarter; the last layer sees the whole
+    qk_scale: float = 1.0  # factor of normalized queries and keys
+    rope_base: float = 10_000.0
+    logit_softcap: float = 0.0  # bound of the logits; 0: none
+    norm: str = "rms"  # rms: without parameters; layer: layer norm with gains
+    activation: str = "relu2"  # relu2 or gelu
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
             raise ValueError(f"width {self.n_embd} is not divisible by {self.n_head} heads")
+        if self.n_head % self.kv_heads:
+            raise ValueError(f"{self.n_head} heads are not divisible by {self.kv_heads} heads of keys and values")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def is_nanochat(self) -> bool:
+        """Whether the architecture is one of nanochat's."""
+        return self.arch in NANOCHAT
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Keys before its own that a query of each layer sees, at most: nanochat's rule (nanochat/gpt.py, 92d63d4).
+
+        The short window is a quarter of the context, rounded up to a multiple of 128.
+        """
+        short = padded(-(-self.block_size // 4), 128)
+        found = [self.block_size if self._kind(layer) == "L" else short for layer in range(self.n_layer)]
+        return (*found[:-1], self.block_size)
+
+    def _kind(self, layer: int) -> str:
+        return self.window_pattern[layer % len(self.window_pattern)]
+
+    def has_value_embedding(self, layer: int) -> bool:
+        """Return whether a layer adds an embedding of the token to its values."""
+        return self.value_embeddings and layer % 2 == (self.n_layer - 1) % 2
+
+    @property
+    def block_matrices(self) -> int:
+        """Return the parameters of the matrices in blocks: 12 d^2 per layer, less with grouped queries, and gates."""
+        d, kv = self.n_embd, self.kv_heads * self.head_dim
+        gates = sum(self.has_value_embedding(layer) for layer in range(self.n_layer)) * self.kv_heads * GATE_CHANNELS
+        return self.n_layer * (10 * d * d + 2 * d * kv) + gates
+
+    @property
+    def scaling_params(self) -> int:
+        """Return the parameters that nanochat's rules count: matrices in blocks and the output layer."""
+        return self.block_matrices + self.vocab_size * self.n_embd
 
     @property
     def block_params(self) -> int:
         """Return the parameters of one transformer block: 12 d^2, plus biases and gains."""
         d = self.n_embd
+        if self.is_nanochat:  # the mean, because only some layers have the gate of a value embedding
+            return self.block_matrices // self.n_layer + (2 * d if self.norm == "layer" else 0)
         matrices = 12 * d * d  # qkv 3, projection 1, MLP 4 + 4
         gains = 2 * d
         biases = (3 * d + d + 4 * d + d) + 2 * d if self.bias else 0
@@ -37,10 +97,22 @@ class ModelShape:
     @property
     def params(self) -> int:
         """Return all parameters, with position embeddings and without vocabulary padding."""
+        if self.is_nanochat:
+            return self._nanochat_params
         head = 0 if self.weight_tying else self.vocab_size * self.n_embd
         final_norm = self.n_embd * (2 if self.bias else 1)  # gain, bias
         embeddings = (self.vocab_size + self.block_size) * self.n_embd
         return embeddings + self.n_layer * self.block_params + final_norm + head
+
+    @property
+    def _nanochat_params(self) -> int:
+        """Return all parameters of nanochat's architectures, without vocabulary padding."""
+        d, layers = self.n_embd, self.n_layer
+        tables = sum(self.has_value_embedding(layer) for layer in range(layers))
+        embeddings = 2 * self.vocab_size * d + tables * self.vocab_size * self.kv_heads * self.head_dim
+        scalars = self.backout + self.smear * (SMEAR_CHANNELS + 1) + self.residual_scales * 2 * layers
+        gains = (2 * layers + 2) * d if self.norm == "layer" else 0
+        return embeddings + self.block_matrices + scalars + gains
 
     @property
     def flops_per_token(self) -> float:
@@ -48,12 +120,22 @@ class ModelShape:
 
         N counts the parameters in matrix products: position embeddings are excluded, and token embeddings too
         unless they are tied to the output layer, because they are only looked up.
-        Source: Chowdhery et al., PaLM, appendix B (arXiv:2204.02311).
+        Source: Chowdhery et al., PaLM, appendix B (arXiv:2204.02311); with windows, T is at most the window of a layer,
+        as in nanochat (nanochat/gpt.py, 92d63d4).
         """
+        if self.is_nanochat:
+            products = self.scaling_params + self.smear * SMEAR_CHANNELS
+            keys = sum(min(window, self.block_size) for window in self.windows)
+            return 6.0 * products + 12.0 * self.n_embd * keys
         looked_up = self.block_size + (0 if self.weight_tying else self.vocab_size)
         n = self.params - looked_up * self.n_embd
         return 6.0 * n + 12.0 * self.n_layer * self.block_size * self.n_embd
 
+
+NANOCHAT = ("nanochat", "nanochat2025")  # architectures of https://github.com/karpathy/nanochat
+WINDOWS = re.compile("[LS]+")  # a window pattern
+GATE_CHANNELS = 12  # of a layer's input, which the gate of its value embedding reads
+SMEAR_CHANNELS = 24  # of a token, which the gate of the smear reads
 
 NAMED = {  # layers, heads, width: Radford et al. 2019, table 2
     "124m": (12, 12, 768),

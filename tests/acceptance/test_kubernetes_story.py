@@ -39,13 +39,13 @@ TINY = (
 OUT_OF_MEMORY = """
 if "gpt2.train" in sys.orig_argv and os.path.exists({folder!r} + "/oom") and "--micro-batch" not in sys.orig_argv:
     if "oom" in " ".join(sys.orig_argv):
-        import torch, gpt2.model
-        forward = gpt2.model.GPT.forward
+        import torch, gpt2.model.gpt2
+        forward = gpt2.model.gpt2.GPT.forward
         def fits(self, idx, targets=None):
             if self.training and len(idx) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
             return forward(self, idx, targets)
-        gpt2.model.GPT.forward = fits
+        gpt2.model.gpt2.GPT.forward = fits
 """
 # An attempt waits in its ninth step until it is asked to stop, or all may go on: however slow this machine is, no run
 # ends before the story comes to it. One rank waits, and the other one for it: if the pod of the first one is killed,

@@ -18,7 +18,7 @@ import os, signal, sys
 
 def afflict():
     import torch
-    from gpt2.model import GPT
+    from gpt2.model.gpt2 import GPT
 
     kind, rank, number = os.environ["FAULT"].split(":")
     healthy, calls = GPT.forward, [0]

@@ -197,8 +197,10 @@ def test_a_custom_optimizer_and_a_custom_model_take_three_edits_each(fresh_clone
     signsgd, relu2 = (example(root / "docs" / page) for page in ("optimizers.md", "developing.md"))
     edit(root / "gpt2/optim/builders.py", "BUILDERS: dict[str, Builder] = {", f"{signsgd}\n\n")
     edit(root / "gpt2/optim/builders.py", '    "sgd": sgd,', '    "signsgd": signsgd,\n')
-    edit(root / "gpt2/model.py", "MODELS: dict[str, type[GPT]] = {", f"{relu2}\n\n")
-    edit(root / "gpt2/model.py", '"gpt2": GPT}', '"relu2": ReluSquaredGPT, ')
+    (root / "gpt2/model/relu2.py").write_text(relu2, encoding="utf-8")
+    registry = root / "gpt2/model/registry.py"
+    edit(registry, "from gpt2.model.nanochat", "from gpt2.model.relu2 import ReluSquaredGPT\n")
+    edit(registry, '"gpt2": GPT', '"relu2": ReluSquaredGPT, ')
     kconfig = root / "gpt2/Kconfig"
     edit(
         kconfig,

@@ -16,7 +16,7 @@ from gpt2.data.tokenizer import BpeTokenizer, load
 from gpt2.dist import World
 from gpt2.evaluate import Benchmarks, SampleTexts, Validation, bytes_per_token, load_if_available
 from gpt2.log import RunLog
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from hellaswag_files import jsonl
 from kmatrix.errors import DataError
 from kmatrix.records.files import read_json, read_jsonl

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling, generate, overlap, sample_token
-from gpt2.model import GPT, Cache
+from gpt2.model.cache import Cache
+from gpt2.model.gpt2 import GPT
 from kmatrix.errors import ConfigError
 from models import BYTE_SHAPE as SHAPE
 from models import _one_thread_and_default_precision, enlarge_weights  # noqa: F401  (a fixture for all tests)

@@ -12,7 +12,7 @@ from factories import make_data, train_fields
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.hellaswag import Example, HellaSwag, read, rows
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from hellaswag_files import LINES, binary, jsonl
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig

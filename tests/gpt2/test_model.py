@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-import gpt2.model
-from gpt2.model import GPT, attention_path, autocast, causal_mask, configure_precision, plain_attention
+import gpt2.model.attention
+import gpt2.model.base
+import gpt2.model.precision
+from gpt2.model.attention import causal_mask, plain_attention
+from gpt2.model.gpt2 import GPT
+from gpt2.model.precision import attention_path, autocast, configure_precision
 from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape
 from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, hf_twin, random_tokens, to_hf  # noqa: F401  (a fixture for all)
 
@@ -20,7 +24,7 @@ from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, hf
 @pytest.fixture(params=["matmul", "sdpa"])
 def forced_path(request, monkeypatch):
     """Force each of the two attention paths, whatever the rule would select."""
-    monkeypatch.setattr(gpt2.model, "attention_path", lambda *_, **__: request.param)
+    monkeypatch.setattr(gpt2.model.base, "attention_path", lambda *_, **__: request.param)
     return request.param
 
 
@@ -150,11 +154,11 @@ def test_the_logits_of_a_prefix_are_a_prefix_of_the_logits(forced_path):
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 20))
 def test_attention_computed_in_row_blocks_equals_attention_at_once(length, more, rows):
     q, k, v = torch.randn(3, 2, 2, length, 4, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
-    before, gpt2.model.ROWS = gpt2.model.ROWS, rows
+    before, gpt2.model.attention.ROWS = gpt2.model.attention.ROWS, rows
     try:
         mask = causal_mask(length + more).double()
     finally:
-        gpt2.model.ROWS = before
+        gpt2.model.attention.ROWS = before
     expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.allclose(plain_attention(q, k, v, mask, 0.0), expected, atol=1e-12)
 
@@ -232,8 +236,8 @@ def test_the_chunked_head_has_the_same_loss_and_gradients(dtype, multiple):
 def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(monkeypatch, dtype):
     shape = replace(SHAPE, vocab_size=40000)
     calls = []
-    original = gpt2.model.chunked_cross_entropy
-    monkeypatch.setattr(gpt2.model, "chunked_cross_entropy", lambda *a: calls.append(1) or original(*a))
+    original = gpt2.model.base.chunked_cross_entropy
+    monkeypatch.setattr(gpt2.model.base, "chunked_cross_entropy", lambda *a: calls.append(1) or original(*a))
     model, small = GPT(shape), GPT(SHAPE)
     with autocast("cpu", dtype):
         small(*random_tokens())
@@ -272,8 +276,8 @@ def test_with_amx_32_bit_attention_is_fused_at_short_lengths_too(dtype, flash, e
 @pytest.mark.parametrize("amx", [True, False])
 def test_a_model_asks_for_the_attention_of_its_cpu(monkeypatch, amx):
     asked = []
-    monkeypatch.setattr(gpt2.model, "_has_amx", lambda: amx)
-    monkeypatch.setattr(gpt2.model, "attention_path", lambda *_, **given: asked.append(given) or "sdpa")
+    monkeypatch.setattr(gpt2.model.base, "has_amx", lambda: amx)
+    monkeypatch.setattr(gpt2.model.base, "attention_path", lambda *_, **given: asked.append(given) or "sdpa")
 
     GPT(SHAPE)(random_tokens()[0])
 
@@ -291,7 +295,7 @@ def test_the_precision_on_the_cpu_is_exact_fp32(dtype):
 
 def test_a_cpu_that_would_round_to_bfloat16_keeps_the_default(monkeypatch):
     # Pretend to have AMX, because the machine of the test may not have it.
-    monkeypatch.setattr(gpt2.model, "_has_amx", lambda: True)
+    monkeypatch.setattr(gpt2.model.precision, "has_amx", lambda: True)
     configure_precision("cpu", "fp32", tf32=True)
     assert torch.get_float32_matmul_precision() == "highest"
 

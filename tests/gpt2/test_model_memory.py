@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.model import GPT, autocast
+from gpt2.model.gpt2 import GPT
+from gpt2.model.precision import autocast
 from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, random_tokens  # noqa: F401  (a fixture for all)
 
 

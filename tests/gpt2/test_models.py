@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-import gpt2.model as models
 from factories import make_run
 from gpt2 import train
+from gpt2.model.registry import MODELS
 from kmatrix.errors import ConfigError
 from kmatrix.records.files import read_json
 from kmatrix.records.train_config import TrainConfig
@@ -20,9 +20,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "developing.md"
 
 
 def example() -> dict[str, Any]:
-    """Run the code of the page in the namespace of gpt2/model.py, as if it were part of that file."""
+    """Run the code of the page as a module."""
     (code,) = re.findall(r"<!-- example -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    namespace = dict(vars(models))
+    namespace: dict[str, Any] = {"__name__": "relu2"}
     exec(compile(code, str(PAGE), "exec"), namespace)
     return namespace
 
@@ -32,7 +32,7 @@ def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
 
 
 def test_the_model_of_the_example_page_learns(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.MODELS, "relu2", example()["ReluSquaredGPT"])
+    monkeypatch.setitem(MODELS, "relu2", example()["ReluSquaredGPT"])
     config = config_of(tmp_path, arch="relu2")
     built, plain = train.build_model(config), train.build_model(config_of(tmp_path / "b", arch="gpt2"))
     assert built.params == plain.params == config.shape.params

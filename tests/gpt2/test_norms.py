@@ -9,7 +9,7 @@ import torch
 
 from factories import make_run, train
 from gpt2.checkpoint.files import load_checkpoint
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from kmatrix.records.files import read_json

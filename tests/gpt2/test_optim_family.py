@@ -12,7 +12,7 @@ from factories import train_fields
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import TrainingState, saved_weights, snapshot
 from gpt2.dist import World
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.optimizers import Optimizers
 from gpt2.optim.spam import CLIP_AFTER

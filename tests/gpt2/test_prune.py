@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 from gpt2 import prune
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import build_optimizers
 from gpt2.prune import Ramp, lowest
 from kmatrix.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.groups import block_matrices
 from gpt2.optim.optimizers import Optimizers

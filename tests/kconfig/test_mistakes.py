@@ -300,7 +300,10 @@ INVALID_OVERRIDES = [
     ("LR=1e-3,0.001", ["repeated: 1e-3, 0.001"]),
     (
         "OPTIMIZER=sdg",
-        ["unknown value 'sdg' of GPT2_OPTIMIZER", "sgd, adam, adamw, adamwadv, adamwspam, adamwprune, muon, adafactor"],
+        [
+            "unknown value 'sdg' of GPT2_OPTIMIZER",
+            "sgd, adam, adamw, adamwadv, adamwspam, adamwprune, muon, muon_nanochat",
+        ],
     ),
     ("OPTIMIZER=ADAMW,adamw", ["repeated: "]),
     ("OPTIMIZER_ADAMW=n", ["GPT2_OPTIMIZER_ADAMW is a member of GPT2_OPTIMIZER"]),

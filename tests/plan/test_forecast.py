@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from factories import train_config
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from kmatrix.plan.memory import STATES, forecast, states, warnings
 from optim_factory import SHAPE, Settings, run_steps

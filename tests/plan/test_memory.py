@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import gpt2.model.base
+import gpt2.model.precision
 from factories import train_config
-from gpt2 import model
-from gpt2.model import GPT, autocast
+from gpt2.model.gpt2 import GPT
+from gpt2.model.precision import autocast
 from gpt2.norms import LayerNorms
 from kmatrix.plan.cpu import _has_amx, has_amx
 from kmatrix.plan.memory import MemoryNeed, memory
@@ -85,12 +87,12 @@ STEPS = {
 def test_the_planned_peak_equals_the_measured_peak(name, amx, monkeypatch):
     """With AMX tiles, 32-bit attention is fused at all lengths, on any CPU with a model that asks for it."""
     shape, train, error = STEPS[name]
-    monkeypatch.setattr(model, "_has_amx", lambda: amx)
+    monkeypatch.setattr(gpt2.model.base, "has_amx", lambda: amx)
     assert above_weights(memory(shape, train, amx=amx)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
 
 
 def test_the_plan_finds_the_same_amx_tiles_as_the_trainer():
-    assert has_amx() == model._has_amx()
+    assert has_amx() == gpt2.model.precision.has_amx()
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,27 @@ class Settings:
     max_iters: int = 20
     device: str = "cpu"
 
+    # What nanochat's rules read; not fields, because a run of these settings has its own.
+    @property
+    def shape(self) -> ModelShape:
+        return SHAPE
+
+    @property
+    def tokens_per_step(self) -> int:
+        return 2**19
+
+    @property
+    def dtype(self) -> str:
+        return "fp32"
+
+    @property
+    def schedule(self) -> str:
+        return "constant"
+
+    @property
+    def wsd_decay_fraction(self) -> None:
+        return None
+
 
 class MatrixModel(nn.Module):
     """A matrix and a bias in a block, and an embedding: the kinds of parameter that optimizers treat differently."""

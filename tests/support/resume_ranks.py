@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from factories import make_data, train_fields
-from gpt2 import dist, optim, train
+from gpt2 import dist, train
 from gpt2.failure import Watchdog
 from gpt2.log import RunLog
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
+from gpt2.optim.builders import BUILDERS
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from optim_factory import Settings
@@ -46,7 +47,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield every optimizer with dropout, stops at the border of an epoch, and a model that draws random numbers."""
-    for name in sorted(optim.BUILDERS):
+    for name in sorted(BUILDERS):
         for base in ("adamw", "adamwspam") if name == "adamwprune" else ("",):
             special = {key: value for values in SPECIAL.values() for key, value in values.items()}
             special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}

@@ -12,7 +12,7 @@ import uvicorn
 from gpt2.data.tokenizer import load
 from gpt2.inference.restore import Restored
 from gpt2.inference.server import Service, application, listening
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from kmatrix.shapes import ModelShape
 from waiting import wait_until
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gpt2 import dist, train
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 
 KIND, RANK, STEP = os.environ.get("FAULT", "none:0:0").split(":")
 DUMP = os.environ.get("FAULT_DUMP")

@@ -329,11 +329,12 @@ def point(tree: Tree, axis: str, value: str, where: str) -> Assignment:
     """Return the assignment that sets an axis (a choice or a symbol) to a value."""
     members = tree.members.get(axis, {})
     if members:
-        if value.lower() not in members:
+        member = members.get(value.lower().replace("-", "_"))  # muon-nanochat, as people write it
+        if member is None:
             raise ConfigError(
                 f"{where}: unknown value {value!r} of {axis}", why=f"expected one of {', '.join(members)}"
             )
-        return Assignment(members[value.lower()].name, "y", where)
+        return Assignment(member.name, "y", where)
     symbol = tree.symbol(axis, where)
     check_text(tree, symbol, value, where)
     return Assignment(axis, value, where)

@@ -74,7 +74,7 @@ def cpu_name() -> str:
 
 
 def has_amx() -> bool:
-    """Return whether this CPU has AMX tiles, with which 32-bit attention is fused (gpt2.model.attention_path)."""
+    """Return whether this CPU has AMX tiles, with which 32-bit attention is fused (gpt2.model.precision)."""
     return _has_amx(CPUINFO)
 
 

@@ -1,6 +1,6 @@
 """Forecast the memory per rank, the parameters and the FLOP of a run from its configuration.
 
-The activations are counted from gpt2/model.py; tests compare the sum with measured peaks.
+The activations are counted from gpt2/model/; tests compare the sum with measured peaks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kmatrix.shapes import ModelShape, padded
 from kmatrix.text import plural
 
 # On the CPU, contexts up to this length store attention probabilities, except in 32 bits on CPUs with AMX
-# (gpt2.model.attention_path).
+# (gpt2.model.precision.attention_path).
 MATMUL_TOKENS = 512
 MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
 
@@ -42,6 +42,8 @@ STATES = {
     "adamwspam": (2, 2),
     "adamwprune": (2, 2),
     "muon": (1, 2),
+    "muon_nanochat": (1, 2),  # and a value per row or column
+    "muon_nanochat2025": (1, 2),
     "adafactor": (0, 0),
     "lion": (1, 1),
     "adopt": (2, 2),
@@ -233,7 +235,7 @@ def states(shape: ModelShape, train: TrainConfig) -> float | None:
     if optimizer not in STATES:
         return None
     matrix, other = (count + bool(train.amsgrad) for count in STATES[optimizer])
-    in_blocks = 12 * shape.n_layer * shape.n_embd * shape.n_embd
+    in_blocks = shape.block_matrices
     squares = _squares(shape) if optimizer == "soap" else 0
     return in_blocks * matrix + (shape.params - in_blocks) * other + squares
 
@@ -241,7 +243,7 @@ def states(shape: ModelShape, train: TrainConfig) -> float | None:
 def masks(shape: ModelShape, train: TrainConfig) -> float:
     """Return the size of pruning masks and movement scores in 32-bit numbers: a mask has a byte per block weight."""
     kept = {"none": 0.0, "movement": 1.25}.get(train.pruning, 0.25)
-    return 12 * shape.n_layer * shape.n_embd * shape.n_embd * kept
+    return shape.block_matrices * kept
 
 
 def _squares(shape: ModelShape) -> int:

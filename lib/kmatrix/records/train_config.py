@@ -13,7 +13,7 @@ from typing import Any, Self, get_args, get_type_hints
 
 from kmatrix.errors import ConfigError
 from kmatrix.records.decode import EXACT, Amount, Int, Size, convert
-from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
+from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "model": (*NAMED, "depth", "custom"),
@@ -32,15 +32,28 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "spike_policy": ("record", "skip", "rollback"),
     "oom_policy": ("fail", "halve"),
     "muon_adjust_lr_fn": ("original", "match_rms_adamw"),
+    "norm": ("rms", "layer"),
+    "activation": ("relu2", "gelu"),
+    "tokens_per_param_of": ("all", "scaling"),
 }
 
-OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn")
+OPTIONAL_CHOICES = (
+    *("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn", "norm", "activation"),
+    "tokens_per_param_of",
+)
+# The parts of nanochat's models; None with other architectures.
+NANOCHAT_FIELDS = (
+    *("n_kv_head", "value_embeddings", "smear", "backout", "residual_scales", "window_pattern", "qk_scale"),
+    *("rope_base", "logit_softcap", "norm", "activation"),
+)
 # Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
+ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
 ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
+    *NANOCHAT_FIELDS,
 )
 ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
@@ -63,12 +76,24 @@ class TrainFields:
     """
 
     model: str | None = None
+    arch: str | None = None
     n_layer: Size | None = None
     n_head: Size | None = None
     n_embd: Size | None = None
     block_size: Size | None = None
     bias: bool | None = None
     weight_tying: bool | None = None
+    n_kv_head: Size | None = None
+    value_embeddings: bool | None = None
+    smear: bool | None = None
+    backout: bool | None = None
+    residual_scales: bool | None = None
+    window_pattern: str | None = None
+    qk_scale: Amount | None = None
+    rope_base: Amount | None = None
+    logit_softcap: Amount | None = None
+    norm: str | None = None
+    activation: str | None = None
     vocab_size: Size | None = None
     dataset: str | None = None
     data_path: str | None = None
@@ -109,6 +134,9 @@ class TrainFields:
         block_size, vocabulary = self.block_size, self.vocab_size
         if not (layers and heads and width and block_size and vocabulary) or width % heads:
             return None
+        parts = parts_of(self)
+        if parts is None or heads % (parts.get("n_kv_head") or heads):
+            return None
         return ModelShape(
             n_layer=layers,
             n_head=heads,
@@ -117,12 +145,23 @@ class TrainFields:
             vocab_size=vocabulary,
             bias=self.bias is not False,
             weight_tying=self.weight_tying is not False,
+            **parts,
         )
 
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens that all ranks together read in one step."""
         return self.global_batch * self.block_size if self.global_batch and self.block_size else None
+
+
+def parts_of(train: TrainFields) -> dict[str, Any] | None:
+    """Return the architecture and its parts as arguments of ModelShape; None if one is missing or impossible."""
+    if train.arch not in NANOCHAT:
+        return {"arch": train.arch or "gpt2"}
+    parts = {name: getattr(train, name) for name in NANOCHAT_FIELDS}
+    if None in parts.values() or not WINDOWS.fullmatch(parts["window_pattern"]):
+        return None
+    return {"arch": train.arch, **parts}
 
 
 def dollars_per_hour(train: TrainFields | TrainConfig) -> float | None:
@@ -177,7 +216,7 @@ class TrainConfig(TrainFields):
 
     # Model
     model: str  # name in kmatrix.shapes.NAMED, "depth" or "custom"
-    arch: str  # class in gpt2.model.MODELS
+    arch: str  # class in gpt2.model.registry.MODELS
     depth: int | None  # layers; with aspect_ratio and head_dim it decides the sizes of model "depth"
     aspect_ratio: int | None  # width per layer
     head_dim: int | None
@@ -188,6 +227,17 @@ class TrainConfig(TrainFields):
     dropout: float
     bias: bool
     weight_tying: bool
+    n_kv_head: int | None  # heads of keys and values; 0: as many as of queries; from here to activation: nanochat's
+    value_embeddings: bool | None
+    smear: bool | None
+    backout: bool | None
+    residual_scales: bool | None
+    window_pattern: str | None  # L or S per layer, repeated
+    qk_scale: float | None
+    rope_base: float | None
+    logit_softcap: float | None  # 0: none
+    norm: str | None
+    activation: str | None
     init_from: str  # checkpoint with the initial weights; "": random weights
     vocab_multiple: int  # the embedding is padded to a multiple of this
 
@@ -294,6 +344,7 @@ class TrainConfig(TrainFields):
     max_tokens: float | None
     max_epochs: float | None
     tokens_per_param: float | None
+    tokens_per_param_of: str | None  # the parameters that count: all, or scaling (kmatrix.shapes)
 
     # Early stopping and faults
     early_stopping_patience: int  # evaluations; 0: off
@@ -336,6 +387,7 @@ class TrainConfig(TrainFields):
             expected = by_depth(self.depth, self.aspect_ratio, self.head_dim)
         if sizes != expected:
             raise refused("n_layer, n_head, n_embd", sizes, f"model {self.model} is {expected}")
+        self._check_parts()
         if self.vocab_size != VOCAB.get(self.tokenizer, self.vocab_size):
             raise refused(
                 "vocab_size", self.vocab_size, f"tokenizer {self.tokenizer} has {VOCAB[self.tokenizer]} tokens"
@@ -352,6 +404,31 @@ class TrainConfig(TrainFields):
         # One step of difference: the planner rounds to whole steps.
         if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
             raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
+
+    def _check_parts(self) -> None:
+        """Raise ConfigError if the architecture does not allow a field, or lacks a part."""
+        parts = {name: getattr(self, name) for name in NANOCHAT_FIELDS}
+        if self.arch not in NANOCHAT:
+            for name, value in parts.items():
+                if value is not None:
+                    raise refused(name, value, f"architecture {self.arch} has no such part")
+            return
+        for name, value in parts.items():
+            if value is None:
+                raise refused(name, value, f"architecture {self.arch} needs it")
+        for name, value, wanted in (("bias", self.bias, False), ("weight_tying", self.weight_tying, False)):
+            if value != wanted:
+                raise refused(name, value, f"architecture {self.arch} has none")
+        if self.dropout:
+            raise refused("dropout", self.dropout, f"architecture {self.arch} has none")
+        if self.n_kv_head is None or self.n_kv_head < 0 or self.n_head % (self.n_kv_head or self.n_head):
+            raise refused("n_kv_head", self.n_kv_head, f"it does not divide the {self.n_head} heads")
+        if (self.n_embd // self.n_head) % 2:
+            raise refused("n_head", self.n_head, f"rotary positions need an even width per head, of {self.n_embd}")
+        if self.n_embd < SMEAR_CHANNELS:
+            raise refused("n_embd", self.n_embd, f"architecture {self.arch} needs at least {SMEAR_CHANNELS}")
+        if not WINDOWS.fullmatch(self.window_pattern or ""):
+            raise refused("window_pattern", self.window_pattern, "expected letters L and S")
 
     def with_micro_batch(self, micro_batch: int) -> Self:
         """Return the same training with another micro-batch size. Accumulation changes; the global batch does not."""
@@ -371,6 +448,7 @@ class TrainConfig(TrainFields):
             vocab_size=self.vocab_size,
             bias=self.bias,
             weight_tying=self.weight_tying,
+            **(parts_of(self) or {}),
         )
 
     @property

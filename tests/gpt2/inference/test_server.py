@@ -19,7 +19,7 @@ from factories import ROOT, environment, make_run, train
 from gpt2.data.tokenizer import load
 from gpt2.generate import GeneratedText, Sampling, generate
 from gpt2.inference.server import MAX_BODY, Batcher, BusyError, Service, listening
-from gpt2.model import GPT
+from gpt2.model.gpt2 import GPT
 from kmatrix.errors import LaunchError
 from models import enlarge_weights
 from serving import SHAPE, restored, served

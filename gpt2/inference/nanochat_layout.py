@@ -1,0 +1,77 @@
+"""The layout of transformers' NanoChat: names of the weights and config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kmatrix.shapes import ModelShape
+
+# Ours -> transformers', inside of a block and outside.
+IN_BLOCK = {
+    "attn.c_q": "self_attn.q_proj",
+    "attn.c_k": "self_attn.k_proj",
+    "attn.c_v": "self_attn.v_proj",
+    "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+OUTSIDE = {"wte.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
+# Values of a shape that transformers' class computes; with others there is no layout.
+FIXED = {
+    "value_embeddings": False,
+    "smear": False,
+    "backout": False,
+    "residual_scales": False,
+    "qk_scale": 1.0,
+    "norm": "rms",
+    "activation": "relu2",
+}
+
+
+def differences(shape: ModelShape) -> list[str]:
+    """Return what of a model transformers' NanoChat cannot compute."""
+    found = [f"{name} is {getattr(shape, name)}" for name, value in FIXED.items() if getattr(shape, name) != value]
+    if min(shape.windows) < shape.block_size:
+        found.append(f"window_pattern is {shape.window_pattern}")
+    return found
+
+
+def nanochat_to_hugging_face(weights: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """Return the weights by transformers' names, without vocabulary padding."""
+    found = {}
+    for name, tensor in weights.items():
+        value = tensor[:vocab_size] if name in OUTSIDE else tensor
+        found[theirs(name)] = value.detach().clone().contiguous()  # safetensors refuses views
+    return found
+
+
+def theirs(name: str) -> str:
+    """Return transformers' name of a weight."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    _, layer, part = name.removesuffix(".weight").split(".", 2)  # h.LAYER.PART.weight
+    return f"model.layers.{layer}.{IN_BLOCK[part]}.weight"
+
+
+def nanochat_config(shape: ModelShape) -> dict[str, Any]:
+    """Return the fields of transformers' NanoChatConfig for a shape."""
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.n_embd,
+        "intermediate_size": 4 * shape.n_embd,
+        "num_hidden_layers": shape.n_layer,
+        "num_attention_heads": shape.n_head,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.block_size,
+        "hidden_act": "relu2",
+        "attention_bias": False,
+        "rms_norm_eps": torch.finfo(torch.float32).eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
+        "final_logit_softcapping": shape.logit_softcap or None,
+        "tie_word_embeddings": False,
+        "pad_token_id": None,  # transformers' default, token 1, would get no gradient
+    }

@@ -1,0 +1,147 @@
+"""What all models have in common: the output layer, the loss, and the interface of training and generation.
+
+Dimensions in comments: B sequences, T tokens, E width, V vocabulary; Q new tokens.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from gpt2.model.cache import Cache
+from gpt2.model.loss import CHUNK_ROWS, chunked_cross_entropy, padding_bias, soft_cap
+from gpt2.model.precision import attention_path, has_amx
+from kmatrix.shapes import ModelShape, padded
+
+# Measurements: docs/decisions/0003-attention-and-precision-on-the-cpu.md
+CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster on the CPU within these bounds
+
+
+class Linear(nn.Linear):
+    """A linear layer without initialization: each model initializes all weights from its own generator."""
+
+    # torch would draw weights here that the model overwrites: seconds for a large one, and global random numbers.
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """An embedding without initialization: each model initializes all weights from its own generator."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only language model: token embedding `wte`, blocks `h`, and an output layer.
+
+    dropout: probability.  vocab_multiple: pads the vocabulary to a multiple of this; padding tokens have probability 0,
+    so the loss equals that of the unpadded model.  flash: use fused attention if it is faster.
+    recompute: activation checkpointing (Chen et al. 2016, arXiv:1604.06174); only the input of each block is kept.
+    loss_chunk: rows of logits computed at once; 0: all rows, except for narrow models on the CPU.
+    """
+
+    padding_bias: Tensor | None
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        seed: int = 1337,  # noqa: ARG002  (for the weights, which subclasses draw)
+        dropout: float = 0.0,
+        vocab_multiple: int = 1,
+        flash: bool = True,
+        recompute: bool = False,
+        loss_chunk: int = 0,
+    ) -> None:
+        super().__init__()
+        self.shape, self.dropout, self.flash = shape, dropout, flash
+        self.amx = has_amx()  # here, because the forward pass may be compiled
+        self.recompute, self.loss_chunk = recompute, loss_chunk
+        rows = padded(shape.vocab_size, vocab_multiple)  # V padded: GPUs prefer 50304 to 50257 (nanoGPT)
+        self.wte = Embedding(rows, shape.n_embd)
+        # Not persistent: constants do not belong into checkpoints, and would tie them to the size of the blocks.
+        self.register_buffer("padding_bias", padding_bias(shape.vocab_size, rows), persistent=False)
+
+    @property
+    def params(self) -> int:
+        """Number of parameters without vocabulary padding; equals `shape.params`."""
+        padding = self.wte.num_embeddings - self.shape.vocab_size
+        return sum(p.numel() for p in self.parameters()) - padding * sum(table.shape[1] for table in self.tables)
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """The matrices with a row per token of the vocabulary, padding included: each (padded V, width)."""
+        tied = self.head is self.wte.weight
+        return [self.wte.weight] if tied else [self.wte.weight, self.head]
+
+    @property
+    @abstractmethod
+    def head(self) -> Tensor:
+        """Weights of the output layer: (padded V, E)."""
+
+    @abstractmethod
+    def residual_stream(self, idx: Tensor) -> Tensor:
+        """Return the residual stream after the last norm, for tokens (B, T): (B, T, E)."""
+
+    @abstractmethod
+    def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
+        """Process new tokens (B, Q) of the cache's rows first..first + B, and return the last logits: (B, V).
+
+        The model must be in evaluation mode. Raises ValueError if a row outgrows the context.
+        """
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """Return (logits, None), or with targets (None, loss): the mean cross-entropy in fp32, in nats.
+
+        idx, targets: tokens, (B, T), T at most the block size.  logits: (B, T, V), V without padding.
+        """
+        x = self.residual_stream(idx)  # (B, T, E)
+        if targets is None:
+            return self.logits(x), None
+        cap = self.shape.logit_softcap
+        rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)  # (B T, E) and (B T,)
+        if chunk := self._chunk_rows(x):
+            return None, chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk, cap)
+        if cap:  # capped logits are new tensors in any case, so a slice of the vocabulary costs nothing
+            return None, functional.cross_entropy(self.logits(rows), labels)
+        # A bias of -inf instead of a slice: slicing the logits would copy the largest tensor of the step.
+        logits = functional.linear(rows, self.head, self.padding_bias)  # (B T, V padded)
+        # 32 bits also under autocast: bfloat16 has 8 significant bits, too few for a sum over the vocabulary.
+        return None, functional.cross_entropy(logits.float(), labels)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits (..., V) after the residual stream (..., E); in fp32 if they are capped."""
+        logits = functional.linear(x, self.head)[..., : self.shape.vocab_size]
+        return soft_cap(logits.float(), self.shape.logit_softcap) if self.shape.logit_softcap else logits
+
+    def attention_path(self, idx: Tensor) -> str:
+        """Return the faster attention for tokens (B, T): "sdpa" or "matmul". Raises ValueError above the context."""
+        t = idx.shape[1]
+        if t > self.shape.block_size:
+            raise ValueError(f"{t} tokens in a sequence, but the model's context is {self.shape.block_size}")
+        device = idx.device.type
+        dtype = "bf16" if torch.is_autocast_enabled(device) else "fp32"
+        has_dropout = self.training and self.dropout > 0
+        fused = self.flash and not (device == "cpu" and has_dropout)  # on the CPU, SDPA with dropout is not fused
+        return attention_path(device, dtype, t, fused, amx=self.amx)
+
+    def run_block(self, block: nn.Module, *arguments: object) -> Tensor:
+        """Return the output of a block, which is recomputed in the backward pass with activation checkpointing."""
+        if self.recompute and self.training and torch.is_grad_enabled():
+            # use_reentrant=False: the variant that torch recommends. It also restores the random state, so recomputed
+            # dropout masks are the same.
+            recomputed: Tensor = checkpoint(block, *arguments, use_reentrant=False)
+            return recomputed
+        output: Tensor = block(*arguments)
+        return output
+
+    def _chunk_rows(self, x: Tensor) -> int:
+        """Return how many rows of logits to compute at once, 0 for all: as configured, or if faster on this CPU."""
+        narrow = x.shape[-1] <= CPU_CHUNK_MAX_WIDTH and self.shape.vocab_size >= CPU_CHUNK_MIN_VOCAB
+        faster = narrow and x.device.type == "cpu" and torch.is_grad_enabled()
+        return self.loss_chunk or (CHUNK_ROWS if faster else 0)

@@ -1,0 +1,254 @@
+"""nanochat's optimizers: Muon for the matrices in blocks with schedules, AdamW with a rate per kind of parameter.
+
+Source: https://github.com/karpathy/nanochat, commit 92d63d4 (nanochat/optim.py) for muon_nanochat and commit 2874eda
+for muon_nanochat2025; the rates are in kmatrix.depth_rule, and explained in docs/nanochat.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.optim.groups import block_matrices, projections
+from gpt2.optim.muon import Muon, muon_ratio
+from kmatrix.depth_rule import (
+    EMBEDDING,
+    HEAD,
+    RULES,
+    SCALES,
+    SMEAR,
+    START_SCALES,
+    VALUES,
+    OptimizerRule,
+    adam_rate,
+    decay_fraction_at,
+    matrix_decay,
+    matrix_rate,
+    momentum_at,
+)
+
+# Polar Express (Amsel et al. 2025, arXiv:2505.16932) for five steps, with the safety factor 1.01: a, b, c of
+# X <- a X + (b G + c G G) X with G = X X'. nanochat/optim.py, 92d63d4.
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233002106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+SAFETY, LEAST = 1.01, 1e-6  # factor and summand of a matrix's norm before the first step
+BETA2 = 0.9  # of NorMuon's second moment
+LEAST_VARIANCE = 1e-10  # of NorMuon
+
+
+def muon_nanochat(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return nanochat's optimizer of 2026."""
+    rule = RULES[config.optimizer]
+    tokens = config.tokens_per_step
+    return [
+        NanochatMuon(
+            block_matrices(model),
+            parts=projections(model),
+            lr=matrix_rate(rule, config.learning_rate, tokens),
+            weight_decay=matrix_decay(rule, config.weight_decay, config.shape, tokens),
+            dtype=torch.bfloat16 if config.dtype == "bf16" else torch.float32,
+            schedule=MuonSchedule(config, rule),
+        ),
+        adam_by_kind(config, model),
+    ]
+
+
+def muon_nanochat2025(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return nanochat's optimizer of October 2025: PyTorch's Muon, with a schedule of the momentum."""
+    rule = RULES[config.optimizer]
+    muon = ScheduledMuon(
+        block_matrices(model),
+        parts=projections(model),
+        lr=matrix_rate(rule, config.learning_rate, config.tokens_per_step),
+        weight_decay=config.weight_decay,
+        momentum=rule.momentum[0],
+        nesterov=True,
+        ns_steps=5,
+        adjust_lr_fn="original",
+        schedule=MuonSchedule(config, rule),
+    )
+    return [muon, adam_by_kind(config, model)]
+
+
+def adam_by_kind(config: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW for the parameters outside of the blocks' matrices, with a group per kind."""
+    rule = RULES[config.optimizer]
+    groups = []
+    for kind, parameters in parameters_by_kind(model).items():
+        part = rule.adam[kind]
+        rate = adam_rate(part, width=config.shape.n_embd, tokens_per_step=config.tokens_per_step)
+        groups.append({"params": parameters, "lr": rate, "betas": part.betas, "weight_decay": part.decay})
+    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=rule.epsilon, fused=True)
+
+
+def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters outside of the blocks' matrices by their kind, as kmatrix.depth_rule names it.
+
+    A tied embedding is the output layer, whose rate it needs. Gains and biases have the rate of the residual scales.
+    """
+    matrices = {id(matrix) for matrix in block_matrices(model)}  # by identity: == of tensors compares their values
+    head = next((id(p) for name, p in model.named_parameters() if "lm_head" in name.split(".")), None)
+    found: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in matrices:
+            continue
+        words = name.split(".")
+        if "wte" in words:
+            kind = HEAD if head is None else EMBEDDING
+        elif id(parameter) == head:
+            kind = HEAD
+        elif "value_embeds" in words:
+            kind = VALUES
+        elif words[-1] == "x0_lambdas":
+            kind = START_SCALES
+        elif {"smear_gate", "smear_lambda", "backout_lambda"} & set(words):
+            kind = SMEAR
+        else:
+            kind = EMBEDDING if parameter.ndim >= 2 else SCALES
+        found.setdefault(kind, []).append(parameter)
+    return found
+
+
+class MuonSchedule:
+    """Momentum and weight decay of Muon by the step."""
+
+    def __init__(self, config: Any, rule: OptimizerRule) -> None:
+        self.rule, self.steps = rule, config.max_iters
+        fraction = config.wsd_decay_fraction if config.schedule == "wsd" else None
+        self.decay_steps = round((fraction or 0.0) * self.steps)
+
+    def apply(self, group: dict[str, Any], step: int) -> None:
+        """Set momentum and decay of a group for a 0-based step."""
+        group["momentum"] = momentum_at(self.rule, step, self.steps, self.decay_steps)
+        # From the first value, which is in the group and so in checkpoints.
+        group["weight_decay"] = group["first_decay"] * decay_fraction_at(self.rule, step, self.steps)
+
+
+class ScheduledMuon(Muon):
+    """Muon whose momentum follows a schedule."""
+
+    def __init__(self, params: Any, *, schedule: MuonSchedule, **muon: Any) -> None:
+        super().__init__(params, **muon)
+        self.schedule = schedule
+        for group in self.param_groups:
+            group["first_decay"] = group["weight_decay"]
+
+    def begin_step(self, step: int) -> None:
+        """Apply the schedule of a 0-based step."""
+        for group in self.param_groups:
+            self.schedule.apply(group, step)
+
+
+class NanochatMuon(torch.optim.Optimizer):
+    """Muon as in nanochat in 2026.
+
+    In order: Nesterov momentum; rows of equal norm (MuonEq); orthogonalization by Polar Express; a fixed norm (Muon+);
+    a second moment per row or column (NorMuon, Li et al. 2025, arXiv:2510.05491); weight decay only of entries that the
+    update does not increase (cautious, Chen et al. 2025, arXiv:2510.12402).
+    parts: number of projections in a matrix, stacked by rows; 1 if it is not listed.  dtype: of the orthogonalization.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        parts: Mapping[nn.Parameter, int],
+        lr: float,
+        weight_decay: float,
+        dtype: torch.dtype,
+        schedule: MuonSchedule | None,
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "first_decay": weight_decay, "momentum": 0.95}
+        super().__init__(params, defaults)
+        self.parts, self.dtype, self.schedule = parts, dtype, schedule
+
+    def begin_step(self, step: int) -> None:
+        """Apply the schedule of a 0-based step."""
+        for group in self.param_groups:
+            if self.schedule:
+                self.schedule.apply(group, step)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002  (torch's signature)
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    by_shape.setdefault(self._stacked(matrix).shape, []).append(matrix)
+            for matrices in by_shape.values():  # one product for all matrices of a shape
+                self._update(matrices, group)
+
+    def _stacked(self, tensor: Tensor, matrix: nn.Parameter | None = None) -> Tensor:
+        """Return a matrix, its gradient or momentum as its projections: (P, A, B)."""
+        parts = self.parts.get(tensor if matrix is None else matrix, 1)  # type: ignore[call-overload]
+        return tensor.view(parts, len(tensor) // parts, -1)
+
+    def _update(self, matrices: list[nn.Parameter], group: Mapping[str, Any]) -> None:
+        rows, columns = self._stacked(matrices[0]).shape[1:]
+        gradients = torch.cat([self._stacked(m.grad, m) for m in matrices if m.grad is not None])  # (N, A, B)
+        for matrix in matrices:
+            if not self.state[matrix]:
+                whole = self._stacked(matrix)
+                short = (len(whole), rows, 1) if rows >= columns else (len(whole), 1, columns)
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+                self.state[matrix]["second_moment"] = torch.zeros(short, device=matrix.device)
+        states = [self.state[matrix] for matrix in matrices]
+        buffers = [self._stacked(state["momentum_buffer"], m) for state, m in zip(states, matrices, strict=True)]
+        momentum = torch.cat(buffers).lerp_(gradients, 1 - group["momentum"])
+        second = torch.cat([state["second_moment"] for state in states])
+
+        update = gradients.lerp_(momentum, group["momentum"]).to(self.dtype)  # Nesterov
+        update = normalized_columns(polar_express(normalized_rows(update)), second)  # (N, A, B), in 32 bits
+        eta = group["lr"] * muon_ratio("original", rows, columns)
+        start = 0
+        for matrix, state, buffer in zip(matrices, states, buffers, strict=True):
+            chunk = slice(start, start + len(buffer))
+            buffer.copy_(momentum[chunk])
+            state["second_moment"].copy_(second[chunk])
+            change = update[chunk].reshape(matrix.shape)
+            grows = (change * matrix) >= 0  # the step, -change, brings these entries towards 0, as decay does
+            matrix.sub_(eta * change + (eta * group["weight_decay"]) * matrix * grows)
+            start += len(buffer)
+
+
+def normalized_rows(x: Tensor) -> Tensor:
+    """Return matrices (N, A, B) whose rows have the mean norm of the matrix's rows (MuonEq)."""
+    whole = x.flatten(1).norm(dim=1)[:, None, None] / math.sqrt(x.shape[1])
+    normalized: Tensor = x * (whole / x.norm(dim=2, keepdim=True).clamp(min=1e-6))
+    return normalized
+
+
+def polar_express(x: Tensor) -> Tensor:
+    """Return matrices (N, A, B) with singular values near 1, scaled to the norm of an orthogonal matrix (Muon+)."""
+    x = x / (SAFETY * x.flatten(1).norm(dim=1)[:, None, None] + LEAST)
+    tall = x.shape[1] > x.shape[2]
+    for a, b, c in POLAR_EXPRESS:
+        gram = x.mT @ x if tall else x @ x.mT  # of the shorter side
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, x, factor, beta=a) if tall else torch.baddbmm(x, factor, x, beta=a)
+    norm = x.flatten(1).norm(dim=1)[:, None, None]
+    scaled: Tensor = x * (math.sqrt(min(x.shape[1:])) / norm.clamp(min=LEAST))
+    return scaled
+
+
+def normalized_columns(x: Tensor, second: Tensor) -> Tensor:
+    """Return matrices (N, A, B) divided by the root of a second moment over their shorter side, with the same norm.
+
+    second: (N, A, 1) or (N, 1, B), updated in place; from 0 without bias correction (NorMuon).
+    """
+    x = x.float()
+    square = x.square().mean(dim=2 if second.shape[2] == 1 else 1, keepdim=True)
+    second.lerp_(square, 1 - BETA2)
+    scaled = x * second.clamp(min=LEAST_VARIANCE).rsqrt()
+    before, after = (part.flatten(1).norm(dim=1)[:, None, None] for part in (x, scaled))
+    restored: Tensor = scaled * (before / after.clamp(min=1e-10))
+    return restored

@@ -1,0 +1,327 @@
+"""The models of nanochat equal the public code, by stored numbers of it, and transformers' NanoChat."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import nanochat_numbers as public
+from gpt2.inference.nanochat_layout import nanochat_config, nanochat_to_hugging_face
+from gpt2.model.attention import window_mask
+from gpt2.model.cache import Cache
+from gpt2.model.nanochat import NanoChat
+from gpt2.optim.builders import BUILDERS
+from gpt2.optim.muon import Muon
+from gpt2.optim.nanochat import NanochatMuon, parameters_by_kind
+from kmatrix.depth_rule import EMBEDDING, HEAD, SCALES, SMEAR, START_SCALES, VALUES
+from kmatrix.shapes import ModelShape, by_depth
+from models import _one_thread_and_default_precision  # noqa: F401  (a fixture for all)
+
+TOLERANCE = 1e-5  # of losses and logits, relative to max(1, |x|); of gradients, relative to their largest entry
+
+
+@pytest.mark.parametrize("path", ["matmul", "sdpa"])
+@pytest.mark.parametrize("name", [*public.VARIANTS, *public.EXACT_ROTARY])
+def test_loss_logits_and_gradients_equal_the_public_code(name, path, monkeypatch):
+    monkeypatch.setattr("gpt2.model.base.attention_path", lambda *_, **__: path)
+    numbers = public.read(name)
+    model = public.model_of(numbers)
+    idx, targets = public.batch(0, numbers)
+
+    logits = model(idx)[0]
+    loss = model(idx, targets)[1]
+    loss.backward()
+
+    assert abs(loss.item() - numbers["loss"]) < TOLERANCE * max(1, abs(numbers["loss"]))
+    expected = numbers["logits"]
+    for position, row in zip(expected["positions"], expected["values"], strict=True):
+        for token, value in zip(expected["tokens"], row, strict=True):
+            assert abs(logits[0, position, token].item() - value) < TOLERANCE * max(1, abs(value))
+    found = {public.public_name(n): p.grad for n, p in model.named_parameters()}
+    assert set(found) == set(numbers["gradients"])
+    for parameter, wanted in numbers["gradients"].items():
+        gradient = found[parameter].reshape(-1)
+        # A single number is a sum of 70,000 terms that cancel: with other kernels than the public code's, its last
+        # digits differ by up to 1.4e-5 (measured).
+        tolerance = 2 * TOLERANCE if path == "matmul" and gradient.numel() == 1 else TOLERANCE
+        for place, value in zip(wanted["at"], wanted["values"], strict=True):
+            assert abs(gradient[place].item() - value) < tolerance * wanted["max"], parameter
+        assert gradient.double().norm().item() == pytest.approx(wanted["l2"], rel=tolerance)
+
+
+def test_a_window_has_one_key_more_than_its_length():
+    """The query itself and `window` keys before it: nanochat's short window of 128 lets 129 keys pass."""
+    mask = window_mask(128)
+
+    assert (mask == 0).sum(dim=1).tolist() == [129] * len(mask)
+
+
+@pytest.mark.parametrize("name", ["now-tiny", "now-gqa", "now-d4", "classic-tiny", "classic-gqa", "classic-rope32-gqa"])
+@pytest.mark.parametrize("chunk", [9, 4, 1])
+def test_greedy_generation_equals_the_public_code_with_the_prompt_in_chunks(name, chunk):
+    numbers = public.read(name)
+    model, wanted = public.model_of(numbers).eval(), numbers["generation"]
+    cache = Cache(model.shape, 1)
+    for start in range(0, len(wanted["prompt"]), chunk):
+        logits = model.extend(torch.tensor([wanted["prompt"][start : start + chunk]]), cache)
+    found, tops = [], []
+    for _ in wanted["tokens"]:
+        found.append(int(logits.argmax()))
+        tops.append(float(logits.max()))
+        logits = model.extend(torch.tensor([[found[-1]]]), cache)
+
+    assert found == wanted["tokens"]
+    assert tops == pytest.approx(wanted["top_logit"], rel=TOLERANCE, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("chunks", [(200,), (1, 199), (130, 1, 69), (64, 64, 64, 8)])
+def test_cached_logits_equal_the_full_forward_beyond_the_window_in_any_chunks(chunks):
+    """nanochat's own cache loses the smear at the first token of each chunk."""
+    model = public.model_of(public.read("now-gqa")).eval()
+    idx = public.tokens("cache", (2, sum(chunks)), model.shape.vocab_size)
+    with torch.no_grad():
+        full = model(idx)[0]
+    cache, start = Cache(model.shape, 3), 0
+    for size in chunks:
+        logits = model.extend(idx[:, start : start + size], cache, first=1)
+        start += size
+        assert torch.allclose(logits, full[:, start - 1], rtol=0, atol=1e-4)
+
+
+def test_a_row_of_the_cache_that_is_used_again_has_no_smear_from_its_former_text():
+    model = public.model_of(public.read("now-tiny")).eval()
+    first, second = public.tokens("a", (1, 7), 250), public.tokens("b", (1, 5), 250)
+    cache = Cache(model.shape, 1)
+    model.extend(first, cache)
+    cache.lengths[0] = 0
+
+    assert torch.allclose(model.extend(second, cache), model(second)[0][:, -1], rtol=0, atol=1e-4)
+
+
+def test_a_text_that_moves_to_another_row_takes_its_smear_with_it():
+    model = public.model_of(public.read("now-tiny")).eval()
+    idx = public.tokens("c", (1, 7), 250)
+    cache = Cache(model.shape, 2)
+    model.extend(idx[:, :6], cache, first=1)
+    cache.move(1, 0)
+
+    assert torch.allclose(model.extend(idx[:, 6:], cache), model(idx)[0][:, -1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["now", "classic"])
+def test_the_optimizers_equal_the_public_ones_on_given_gradients(variant, monkeypatch):
+    numbers = public.read(f"{variant}-optimizer")
+    if variant == "classic":  # the stored numbers are of a Newton-Schulz iteration in 32 bits
+        monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+    parameters = {
+        name: nn.Parameter(public.tensor(f"opt:{name}", tuple(shape), 0.0, 0.3))
+        for name, shape in numbers["shapes"].items()
+    }
+    matrices = [p for name, p in parameters.items() if name not in ("table", "vector")]
+    adamw, muon = numbers["adamw"], numbers["muon"]
+    adam = torch.optim.AdamW([parameters["table"], parameters["vector"]], **{**adamw, "betas": tuple(adamw["betas"])})
+    if variant == "now":
+        own = NanochatMuon(matrices, parts={}, dtype=torch.float32, schedule=None, lr=muon["lr"], weight_decay=0.28)
+    else:
+        own = Muon(matrices, parts={}, lr=muon["lr"], weight_decay=0.0, momentum=muon["momentum"])
+    for step, after in enumerate(numbers["after"]):
+        for name, parameter in parameters.items():
+            parameter.grad = public.tensor(f"opt:{name}:{step}", tuple(parameter.shape), 0.01, 0.1)
+        own.param_groups[0]["momentum"] = numbers["momentum"][step]
+        own.step()
+        adam.step()
+        for name, wanted in after.items():
+            flat = parameters[name].detach().reshape(-1)
+            found = [float(flat[place]) for place in wanted["at"]]
+            assert found == pytest.approx(wanted["values"], rel=1e-5, abs=2e-6), (name, step)
+            assert float(flat.double().norm()) == pytest.approx(wanted["l2"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*public.VARIANTS, *public.EXACT_ROTARY])
+def test_losses_and_weights_after_steps_of_the_preset_equal_the_public_code(name, monkeypatch):
+    numbers = public.read(name)
+    training, now = numbers["training"], numbers["variant"] == "now"
+    model = public.model_of(numbers)
+    if not now:  # after the model, whose rotary tables are rounded
+        monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+    muon, adam = preset_with_rates(model, training["rates"], now=now)
+    losses = []
+    for step in range(len(training["losses"]) - 1):
+        loss = model(*public.batch(step, numbers))[1]
+        loss.backward()
+        losses.append(loss.item())
+        muon.param_groups[0]["momentum"] = 0.85 + 0.01 * step
+        muon.step()
+        adam.step()
+        model.zero_grad()
+    losses.append(model(*public.batch(len(losses), numbers))[1].item())
+
+    assert losses == pytest.approx(training["losses"], rel=2e-4, abs=2e-4)
+    for parameter, tensor in model.named_parameters():
+        wanted = training["parameters"][public.public_name(parameter)]
+        assert tensor.detach().double().norm().item() == pytest.approx(wanted["l2"], rel=2e-4, abs=2e-4), parameter
+
+
+def preset_with_rates(model: NanoChat, rates: dict[str, float], *, now: bool) -> list[torch.optim.Optimizer]:
+    """Return the preset with the rates of the stored numbers, a tenth of nanochat's."""
+    a = (model.shape.n_embd / 768) ** -0.5
+    optimizer = "muon_nanochat" if now else "muon_nanochat2025"
+    config = SimpleNamespace(
+        optimizer=optimizer,
+        learning_rate=rates["matrix_lr"],
+        weight_decay=rates["weight_decay"],
+        shape=model.shape,
+        tokens_per_step=2**19,
+        max_iters=1000,
+        schedule="constant",
+        wsd_decay_fraction=None,
+        dtype="fp32",
+    )
+    muon, adam = BUILDERS[optimizer](config, model)
+    muon.param_groups[0]["weight_decay"] = rates["weight_decay"]
+    scalar = rates.get("scalar_lr", 0.0)
+    wanted = {
+        HEAD: rates["unembedding_lr"] * a,
+        EMBEDDING: rates["embedding_lr"] * a,
+        VALUES: rates["embedding_lr"] * a * 0.5,
+        SCALES: scalar * 0.01,
+        START_SCALES: scalar,
+        SMEAR: 0.2,
+    }
+    for kind, group in zip(parameters_by_kind(model), adam.param_groups, strict=True):
+        group["lr"] = wanted[kind]
+    return [muon, adam]
+
+
+@pytest.mark.parametrize("variant", ["now", "classic"])
+def test_parameters_and_flops_of_depth_4_to_32_equal_the_public_code(variant):
+    for depth, wanted in public.read(f"{variant}-counts").items():
+        if wanted is None:  # the public code refuses this depth
+            continue
+        now = variant == "now"
+        shape = ModelShape(
+            arch="nanochat" if now else "nanochat2025",
+            n_layer=int(depth),
+            n_head=wanted["heads"],
+            n_embd=wanted["width"],
+            block_size=2048,
+            vocab_size=32768 if now else 65536,
+            **(public.PARTS if now else {}),
+        )
+        assert (shape.params, shape.flops_per_token) == (wanted["total"], wanted["flops_per_token"]), depth
+        if now:
+            assert list(shape.windows) == wanted["windows"]
+            assert shape.block_matrices == wanted["transformer_matrices"]
+            assert shape.scaling_params == wanted["transformer_matrices"] + wanted["lm_head"]
+            assert by_depth(int(depth), 64, 128) == (int(depth), wanted["heads"], wanted["width"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_kv_head": 2}, {"norm": "layer"}, {"smear": False}, {"vocab_size": 251}])
+@pytest.mark.parametrize("name", ["now-tiny", "classic-tiny"])
+def test_the_model_has_the_parameters_that_its_shape_counts(name, changes):
+    shape = replace(public.shape_of(public.read(name)), **changes)
+
+    assert NanoChat(shape, vocab_multiple=64).params == shape.params
+
+
+@pytest.mark.parametrize("chunk", [3, 64, 1000])
+@pytest.mark.parametrize("name", ["now-tiny", "classic-tiny"])
+def test_the_loss_in_chunks_has_the_same_value_and_gradients(name, chunk):
+    numbers = public.read(name)
+    whole, chunked = public.model_of(numbers), public.model_of(numbers, loss_chunk=chunk)
+    idx, targets = public.batch(0, numbers)
+    losses = [model(idx, targets)[1] for model in (whole, chunked)]
+    for loss in losses:
+        loss.backward()
+    with torch.no_grad():
+        evaluated = chunked(idx, targets)[1]
+
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+    assert evaluated.item() == pytest.approx(losses[0].item(), rel=1e-6)
+    for (parameter, a), b in zip(whole.named_parameters(), chunked.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=0, atol=1e-5 * float(a.grad.abs().max())), parameter
+
+
+@pytest.mark.parametrize("name", ["now-gqa", "classic-gqa"])
+def test_recomputation_changes_no_gradient(name):
+    numbers = public.read(name)
+    kept, recomputed = public.model_of(numbers), public.model_of(numbers, recompute=True)
+    idx, targets = public.batch(0, numbers)
+    for model in (kept, recomputed):
+        model(idx, targets)[1].backward()
+
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(kept.parameters(), recomputed.parameters(), strict=True))
+
+
+def test_at_first_the_blocks_add_nothing_and_the_loss_is_that_of_a_uniform_guess():
+    shape = public.shape_of(public.read("classic-tiny"))
+    model = NanoChat(shape, vocab_multiple=64)
+    idx, targets = public.batch(0, public.read("classic-tiny"))
+
+    assert model(idx, targets)[1].item() == pytest.approx(math.log(250), rel=1e-6)
+    assert all(not block.mlp.c_proj.weight.any() for block in model.h)
+
+
+def test_initial_weights_follow_the_rules_of_their_commit():
+    now = NanoChat(replace(public.shape_of(public.read("now-d4")), n_layer=6), vocab_multiple=64)
+    classic = NanoChat(public.shape_of(public.read("classic-d4")), vocab_multiple=64)
+    width = now.shape.n_embd
+
+    assert now.wte.weight.std().item() == pytest.approx(0.8, rel=0.01)
+    assert now.lm_head.weight.std().item() == pytest.approx(0.001, rel=0.01)
+    assert now.h[0].attn.c_q.weight.std().item() == pytest.approx(width**-0.5, rel=0.02)
+    assert now.h[0].mlp.c_fc.weight.abs().max().item() == pytest.approx(0.4 * (3 / width) ** 0.5, rel=0.01)
+    assert now.value_embeds["1"].weight.std().item() == pytest.approx(width**-0.5, rel=0.01)
+    assert 0 <= now.h[1].attn.ve_gate.weight.min().item() <= now.h[1].attn.ve_gate.weight.max().item() <= 0.02
+    assert now.resid_lambdas.tolist() == pytest.approx([1.15, 1.13, 1.11, 1.09, 1.07, 1.05])
+    assert now.x0_lambdas.tolist() == pytest.approx([0.20, 0.17, 0.14, 0.11, 0.08, 0.05])
+    assert (now.smear_lambda.item(), now.backout_lambda.item()) == (0.0, pytest.approx(0.2))
+    assert classic.wte.weight.std().item() == pytest.approx(1.0, rel=0.01)
+    assert not classic.lm_head.weight.any()
+    assert classic.h[0].attn.c_q.weight.std().item() == pytest.approx(width**-0.5, rel=0.02)
+    assert classic.h[0].mlp.c_fc.weight.std().item() == pytest.approx(width**-0.5, rel=0.02)
+
+
+def test_initial_weights_depend_on_the_seed_and_not_on_the_padding():
+    shape = public.shape_of(public.read("now-tiny"))
+    plain, padded, other = (NanoChat(shape, **o) for o in ({}, {"vocab_multiple": 64}, {"seed": 2}))
+
+    for (name, a), b in zip(plain.state_dict().items(), padded.state_dict().values(), strict=True):
+        assert torch.equal(a, b[: len(a)]), name
+    assert not torch.equal(plain.wte.weight, other.wte.weight)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_logits_loss_and_gradients_equal_those_of_transformers(grouped):
+    numbers = public.read("classic-rope32-gqa" if grouped else "classic-rope32-tiny")
+    model, twin = public.model_of(numbers), hf_nanochat(public.shape_of(numbers))
+    weights = nanochat_to_hugging_face(model.state_dict(), model.shape.vocab_size)
+    missing, unexpected = twin.load_state_dict(weights, strict=False)
+    assert (missing, unexpected) == ([], [])
+    idx, targets = public.batch(0, numbers)
+    expected = twin(idx).logits
+    loss = model(idx, targets)[1]
+    expected_loss = functional.cross_entropy(expected.flatten(0, 1), targets.flatten())
+    loss.backward()
+    expected_loss.backward()
+
+    assert torch.allclose(model(idx)[0], expected, rtol=0, atol=2e-5)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-6)
+    theirs = dict(twin.named_parameters())
+    ours = nanochat_to_hugging_face({n: p.grad for n, p in model.named_parameters()}, model.shape.vocab_size)
+    for name, gradient in ours.items():
+        wanted = theirs[name].grad
+        assert torch.allclose(gradient, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max())), name
+
+
+def hf_nanochat(shape):
+    """Return transformers' NanoChatForCausalLM of the same sizes."""
+    import transformers
+
+    return transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**nanochat_config(shape)))
