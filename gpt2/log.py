@@ -26,6 +26,7 @@ from gpt2.machine import check_alike, machine_of, software, variables
 from gpt2.norms import LayerNorms
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
+from kmatrix.depth_rule import describe
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.paths import RunDir
@@ -117,6 +118,8 @@ class RunLog:
             f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
             + (f" on {world.nodes} nodes: {', '.join(dict.fromkeys(hosts))}" if world.nodes > 1 else "")
         )
+        for line in describe(config):
+            self.say(f"Depth rule: {line}")
 
     @property
     def elapsed_s(self) -> float:

@@ -22,10 +22,11 @@ from torch import Tensor
 from gpt2.checkpoint.contents import problem, reason
 from gpt2.checkpoint.files import SCHEMA, damaged, load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
+from gpt2.inference.nanochat_layout import differences, nanochat_config, nanochat_to_hugging_face
 from gpt2.inference.restore import load_model, shape_of
 from kmatrix.errors import ConfigError, KmatrixError, RecordError
 from kmatrix.output import run_program
-from kmatrix.shapes import GPT2_VOCAB
+from kmatrix.shapes import GPT2_VOCAB, NANOCHAT, ModelShape
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREFIX = "transformer."  # of every name except the output layer's
@@ -68,12 +69,30 @@ def from_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) 
     return found
 
 
+def end_token_of(config: Mapping[str, Any]) -> int | None:
+    """Return the end-of-document token of a checkpoint's configuration, if it is known."""
+    # The vocabulary of char, and so its last token, is in the dataset, which may be gone: None.
+    fixed = (tokenizer.Gpt2Tokenizer, tokenizer.ByteTokenizer, tokenizer.BpeTokenizer)
+    return {kind.name: kind.end_of_document for kind in fixed}.get(config["tokenizer"])
+
+
+def nanochat_config_of(value: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """Return config.json of a nanochat2025 checkpoint."""
+    end_token = end_token_of(value["config"])
+    return {
+        "architectures": ["NanoChatForCausalLM"],
+        "model_type": "nanochat",
+        **nanochat_config(shape),
+        "bos_token_id": end_token,
+        "eos_token_id": end_token,
+        "torch_dtype": "float32",
+    }
+
+
 def config_of(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json of a checkpoint. Fields that only our model has are under "kmatrix"."""
     ours = value["config"]
-    # The vocabulary of char, and so its last token, is in the dataset, which may be gone: None.
-    fixed = (tokenizer.Gpt2Tokenizer, tokenizer.ByteTokenizer, tokenizer.BpeTokenizer)
-    end_token = {kind.name: kind.end_of_document for kind in fixed}.get(ours["tokenizer"])
+    end_token = end_token_of(ours)
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -188,14 +207,25 @@ def export(path: Path, folder: Path) -> None:
     """Write the folder of a checkpoint atomically."""
     value = load_checkpoint(path)
     config = value["config"]
-    if config.get("arch") != "gpt2":
-        raise ConfigError(f"{path} is a model of type {config.get('arch')!r}", why="only gpt2 can be exported")
-    weights = load_model(value, path).state_dict()
+    arch = config.get("arch")
+    if arch not in ("gpt2", *NANOCHAT):
+        raise ConfigError(f"{path} is a model of type {arch!r}", why="only gpt2 and nanochat2025 can be exported")
+    if arch in NANOCHAT and (other := differences(shape_of(config, path))):
+        raise ConfigError(
+            f"{path} is a model of type {arch!r} that transformers' NanoChat cannot compute",
+            why="; ".join(other),
+            hint="only models with the parts of nanochat2025 can be exported (docs/nanochat.md)",
+        )
+    model = load_model(value, path)
+    weights = model.state_dict()
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an interrupted export
     partial.mkdir(parents=True)
-    save_file(to_hugging_face(weights, config), partial / WEIGHTS, metadata={"format": "pt"})
-    (partial / CONFIG).write_text(json.dumps(config_of(value), indent=2) + "\n", encoding="utf-8")
+    nanochat = arch in NANOCHAT
+    layout = nanochat_to_hugging_face(weights, model.shape.vocab_size) if nanochat else to_hugging_face(weights, config)
+    save_file(layout, partial / WEIGHTS, metadata={"format": "pt"})
+    described = nanochat_config_of(value, model.shape) if nanochat else config_of(value)
+    (partial / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tokenizer_note = tokenizer_files(config, partial)
     partial.replace(folder)
     print(f"wrote {folder}: {WEIGHTS}, {CONFIG}, {tokenizer_note}")

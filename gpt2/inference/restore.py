@@ -17,8 +17,8 @@ from gpt2.model.base import LanguageModel
 from gpt2.model.precision import configure_precision
 from gpt2.model.registry import MODELS
 from kmatrix.errors import LaunchError, RecordError
-from kmatrix.records.train_config import typed
-from kmatrix.shapes import ModelShape, padded
+from kmatrix.records.train_config import CHOICES, NANOCHAT_FIELDS, typed
+from kmatrix.shapes import NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, padded
 
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "weight_tying")
 DEVICES = ("cpu", "cuda")
@@ -69,7 +69,10 @@ def load_model(value: Mapping[str, Any], path: Path) -> LanguageModel:
     shape = shape_of(config, path)
     # Before the model is made: a damaged configuration may describe one that no machine can hold.
     rows = padded(shape.vocab_size, config["vocab_multiple"])
-    why = shape_problem(weights, {"wte.weight": (rows, shape.n_embd), "wpe.weight": (shape.block_size, shape.n_embd)})
+    tables = {"wte.weight": (rows, shape.n_embd)}
+    if not shape.is_nanochat:
+        tables["wpe.weight"] = (shape.block_size, shape.n_embd)
+    why = shape_problem(weights, tables)
     if (layers := layers_of(weights)) != shape.n_layer:
         why = why or f"weights of {layers} layers, the configuration has n_layer {shape.n_layer}"
     if why:
@@ -100,7 +103,30 @@ def shape_of(config: Mapping[str, Any], path: Path) -> ModelShape:
             raise damaged(path, f"{name} is {str(config[name])[:40]}")
     if config["n_embd"] % config["n_head"]:
         raise damaged(path, f"a width of {config['n_embd']} is not a multiple of {config['n_head']} heads")
-    return ModelShape(**{name: typed(name, config[name], (kind,)) for name, kind in kinds.items()})
+    sizes = {name: typed(name, config[name], (kind,)) for name, kind in kinds.items()}
+    return ModelShape(**sizes, arch=config["arch"], **parts_of_nanochat(config, path))
+
+
+def parts_of_nanochat(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the parts of one of nanochat's models; {} for another architecture. Raises RecordError if one is wrong."""
+    if config["arch"] not in NANOCHAT:
+        return {}
+    defaults = ModelShape(n_layer=1, n_head=1, n_embd=1, block_size=1, vocab_size=1)
+    parts: dict[str, Any] = {}
+    for name in NANOCHAT_FIELDS:
+        value: Any = config.get(name)
+        kind = type(getattr(defaults, name))
+        choices = CHOICES.get(name, (value,))
+        if type(value) is not kind or value not in choices or (kind in (int, float) and not 0 <= value <= LARGEST_SIZE):
+            raise damaged(path, f"{name} is {str(value)[:40]}")
+        parts[name] = value
+    if not WINDOWS.fullmatch(parts["window_pattern"]):
+        raise damaged(path, f"window_pattern is {parts['window_pattern'][:40]}")
+    if config["n_head"] % (parts["n_kv_head"] or config["n_head"]):
+        raise damaged(path, f"n_kv_head is {parts['n_kv_head']}, n_head {config['n_head']}")
+    if config["n_embd"] // config["n_head"] % 2 or config["n_embd"] < SMEAR_CHANNELS or parts["rope_base"] <= 0:
+        raise damaged(path, "sizes that the architecture does not allow")
+    return parts
 
 
 def build(config: Mapping[str, Any], path: Path) -> LanguageModel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from kmatrix.shapes import ModelShape, by_depth
 
@@ -16,6 +17,21 @@ REFERENCE_TOKENS = 2**19  # its global batch
 BATCH_EXPONENT = 0.383  # of the batch by the number of training tokens
 MATRICES, EMBEDDING, VALUES, HEAD = "matrices", "embedding", "value embeddings", "output layer"
 SCALES, START_SCALES, SMEAR = "residual scales", "x0 scales", "smear and backout"
+
+
+class Settings(Protocol):
+    """What the rules read of a run's kmatrix.records.train_config.TrainConfig."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def tokens_per_step(self) -> int: ...
+    @property
+    def shape(self) -> ModelShape: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,22 +160,33 @@ def decay_fraction_at(rule: OptimizerRule, step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * step / steps)) if rule.by_batch else 1.0
 
 
-def describe(shape: ModelShape, optimizer: str, *, rate: float, decay: float, tokens_per_step: int) -> list[str]:
-    """Return a line per kind of parameters with its peak rate and how that follows; none for other optimizers.
+def describe_batch(shape: ModelShape, tokens_per_step: int) -> str:
+    """Return the global batch in tokens, and what the rule says for the size of the model."""
+    wanted = batch_sequences(shape) * shape.block_size
+    sizes = f"({shape.scaling_params:,} / {reference(shape).scaling_params:,})^{BATCH_EXPONENT}"
+    rule = f"2^19 x {sizes}, to a power of two"
+    if tokens_per_step == wanted:
+        return f"batch of {wanted:,} tokens = {rule}"
+    return f"batch of {tokens_per_step:,} tokens; by the size: {wanted:,} = {rule} (PARALLEL_BATCH_SIZE=-1)"
 
-    rate, decay: the run's learning rate and weight decay.
-    """
-    rule = RULES.get(optimizer)
+
+def describe(train: Settings) -> list[str]:
+    """Return a line per kind of parameters with its peak rate and how that follows; none for other optimizers."""
+    shape, tokens_per_step = train.shape, train.tokens_per_step
+    rule = RULES.get(train.optimizer)
     if rule is None:
         return []
     a = f"sqrt({REFERENCE_WIDTH} / {shape.n_embd})"
     b = f"sqrt({tokens_per_step:,} / {REFERENCE_TOKENS:,})"
-    own = matrix_rate(rule, rate, tokens_per_step)
-    lines = [f"rate of {MATRICES} (Muon): {own:.4g}" + (f" = {rate:g} x {b}" if rule.by_batch else "")]
-    if decay:
-        shrunk = matrix_decay(rule, decay, shape, tokens_per_step)
+    own = matrix_rate(rule, train.learning_rate, tokens_per_step)
+    lines = [f"rate of {MATRICES} (Muon): {own:.4g}" + (f" = {train.learning_rate:g} x {b}" if rule.by_batch else "")]
+    if train.weight_decay:
+        shrunk = matrix_decay(rule, train.weight_decay, shape, tokens_per_step)
         sizes = f"{reference(shape).scaling_params:,} / {shape.scaling_params:,} parameters"
-        lines.append(f"decay of {MATRICES}: {shrunk:.4g}" + (f" = {decay:g} x {b} x {sizes}" if rule.by_batch else ""))
+        lines.append(
+            f"decay of {MATRICES}: {shrunk:.4g}"
+            + (f" = {train.weight_decay:g} x {b} x {sizes}" if rule.by_batch else "")
+        )
     for kind in kinds(shape):
         part = rule.adam[kind]
         factors = [f"{part.rate:g}", *([a] if part.by_width else []), *([b] if part.by_batch else [])]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, environment_warnings, with_data
+from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.cluster.data import large_data
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
@@ -342,6 +343,7 @@ def _forecast_lines(
         f"{shape.params:,} parameters, {flop_count(flops)} per token",
     )
     yield _line("length", _length(config))
+    yield from (_line("rule" if i == 0 else "", text) for i, text in enumerate(_rules(config)))
     yield _line("data", _data(config, data_dir))
     # Details for one device; one line each to compare several.
     yield _line("memory", _memory(needed))
@@ -356,6 +358,25 @@ def _forecast_lines(
 
 def _line(label: str, text: str) -> str:
     return f"  {label:11}{text}"
+
+
+def _rules(config: RunConfig) -> list[str]:
+    """Return the sizes, batch, rates and decay that follow from nanochat's rules, each with its formula."""
+    shape, train = config.shape, config.train
+    found: list[str] = []
+    if not shape.is_nanochat and train.optimizer not in RULES:
+        return found
+    if train.model == "depth" and train.aspect_ratio and train.head_dim:
+        rounded = f"{train.aspect_ratio} x {shape.n_layer} layers, up to a multiple of {train.head_dim}"
+        found.append(f"width {shape.n_embd} = {rounded}; {shape.n_head} heads of {shape.head_dim}")
+    found.append(describe_batch(shape, config.tokens_per_step))
+    if config.bound == "tokens_per_param" and train.tokens_per_param:
+        counted, of = shape.params, "parameters"
+        if train.tokens_per_param_of == "scaling":
+            counted, of = shape.scaling_params, "scaling parameters (matrices in blocks, output layer)"
+        per_step = f"{config.tokens_per_step:,} tokens"
+        found.append(f"{config.steps:,} steps = {train.tokens_per_param:g} tokens x {counted:,} {of} / {per_step}")
+    return [*found, *describe(train)]
 
 
 def _length(config: RunConfig) -> str:
