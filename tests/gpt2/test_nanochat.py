@@ -15,13 +15,15 @@ import nanochat_numbers as public
 from gpt2.inference.nanochat_layout import nanochat_config, nanochat_to_hugging_face
 from gpt2.model.attention import window_mask
 from gpt2.model.cache import Cache
+from gpt2.model.gpt2 import GPT
 from gpt2.model.nanochat import NanoChat
-from gpt2.optim.builders import BUILDERS
+from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.muon import Muon
 from gpt2.optim.nanochat import NanochatMuon, parameters_by_kind
-from kmatrix.depth_rule import EMBEDDING, HEAD, SCALES, SMEAR, START_SCALES, VALUES
+from kmatrix.depth_rule import EMBEDDING, HEAD, RULES, SCALES, SMEAR, START_SCALES, VALUES
 from kmatrix.shapes import ModelShape, by_depth
 from models import _one_thread_and_default_precision  # noqa: F401  (a fixture for all)
+from optim_factory import SHAPE, Settings
 
 TOLERANCE = 1e-5  # of losses and logits, relative to max(1, |x|); of gradients, relative to their largest entry
 
@@ -325,3 +327,27 @@ def hf_nanochat(shape):
     import transformers
 
     return transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**nanochat_config(shape)))
+
+
+@pytest.mark.parametrize("optimizer", sorted(RULES))
+@pytest.mark.parametrize("tying", [True, False])
+def test_the_presets_train_gpt2_with_every_parameter_in_one_group(optimizer, tying):
+    model = GPT(replace(SHAPE, weight_tying=tying))
+    optimizers = build_optimizers(Settings(optimizer=optimizer), model)
+    groups = [group for o in optimizers.optimizers for group in o.param_groups]
+    ids = [id(parameter) for group in groups for parameter in group["params"]]
+
+    assert sorted(ids) == sorted(id(parameter) for parameter in model.parameters())
+    rates = {p: group["lr"] for group in groups for p in group["params"]}
+    assert rates[model.head] == RULES[optimizer].adam[HEAD].rate * (768 / SHAPE.n_embd) ** 0.5
+
+
+def test_the_schedule_of_a_preset_sets_momentum_and_decay_by_the_step():
+    optimizers = build_optimizers(Settings(optimizer="muon_nanochat", max_iters=100), GPT(SHAPE))
+    muon = optimizers.optimizers[0].param_groups[0]
+    first = muon["weight_decay"]
+    optimizers.set_scale(0.5, 50)
+
+    assert muon["momentum"] == pytest.approx(0.85 + 0.12 * 50 / 400)
+    assert muon["weight_decay"] == pytest.approx(0.5 * first)
+    assert optimizers.lr == pytest.approx(0.005)
