@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -9,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 import gpt2.model.base
 import gpt2.model.precision
 from factories import train_config
-from gpt2.model.gpt2 import GPT
 from gpt2.model.precision import autocast
+from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from kmatrix.plan.cpu import _has_amx, has_amx
 from kmatrix.plan.memory import MemoryNeed, memory
@@ -32,7 +34,7 @@ def fields(batch, dtype="fp32", dropout=0.0, **changes):
 def peak_of_a_step(shape, train) -> int:
     """Return the peak of tensor bytes above weights and states in the second step: allocations minus frees."""
     options = {"recompute": train.recompute, "loss_chunk": train.loss_chunk}
-    model = GPT(shape, dropout=train.dropout, **options)
+    model = MODELS[shape.arch](shape, dropout=train.dropout, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     norms = LayerNorms(model, 1, 1) if train.log_norms else None
     idx, targets = torch.randint(shape.vocab_size, (2, train.batch_size, shape.block_size))
@@ -59,6 +61,20 @@ def peak_of_a_step(shape, train) -> int:
     return peak
 
 
+def nanochat(layers, width, block, vocab, arch="nanochat2025", **parts):
+    shape = replace(sizes(layers, width, block, vocab), arch=arch, bias=False, weight_tying=False, logit_softcap=15.0)
+    return replace(shape, **parts)
+
+
+ALL_PARTS = {
+    "value_embeddings": True,
+    "smear": True,
+    "backout": True,
+    "residual_scales": True,
+    "window_pattern": "SSSL",
+}
+
+
 def sizes(layers, width, block, vocab):
     heads = max(1, width // 64)
     return ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=block, vocab_size=vocab)
@@ -78,6 +94,12 @@ STEPS = {
     "chunks": (sizes(3, 256, 256, 8192), fields(4, "bf16", loss_chunk=128), 0.08),
     "both": (sizes(3, 256, 256, 8192), fields(4, recompute=True, loss_chunk=128), 0.08),
     "norms": (sizes(4, 256, 64, 8192), fields(1, log_norms=True), 0.02),
+    "nanochat2025": (nanochat(4, 256, 256, 512), fields(8), 0.05),
+    "nanochat2025-long": (nanochat(4, 256, 1024, 512), fields(2), 0.05),
+    "nanochat2025-grouped": (nanochat(4, 256, 1024, 512, n_kv_head=1), fields(2), 0.05),
+    "nanochat": (nanochat(4, 256, 256, 512, "nanochat", **ALL_PARTS), fields(8), 0.08),
+    "nanochat-recompute": (nanochat(4, 256, 256, 512, "nanochat", **ALL_PARTS), fields(8, recompute=True), 0.25),
+    "nanochat-vocabulary": (nanochat(2, 128, 256, 16384, "nanochat", **ALL_PARTS), fields(4), 0.08),
 }
 
 

@@ -133,12 +133,26 @@ def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
     per_token: float = shape.n_embd * (2 * 4 + 14 * size)
     if train.dropout:  # two masks per block: CUDA stores a byte per element, the CPU an element of the activations
         per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
+    if shape.is_nanochat:
+        per_token += shape.n_embd * _parts(shape, half=half)
     if stored:
         keys = _keys(shape.block_size)
         # On GPUs, autocast computes the softmax in 32 bits, and stores a 16-bit copy for the next product.
         each = (4 + size if half and train.device != "cpu" else size) + (2 * size if train.dropout else 0)
         per_token += shape.n_head * keys * each
     return per_token
+
+
+def _parts(shape: ModelShape, *, half: bool) -> float:
+    """Return the bytes per token and channel that a block of nanochat stores in addition.
+
+    Queries and keys before and after their norm; the input of the residual scales; the embeddings of values.
+    Fewer heads of keys and values take less. Measured on the CPU (tests/plan/test_memory.py).
+    """
+    size, shared = 2 if half else 4, shape.kv_heads / shape.n_head
+    values = sum(shape.has_value_embedding(layer) for layer in range(shape.n_layer)) / shape.n_layer
+    norms = (12 if half else 8) * (1 + shared) / 2
+    return norms + 4 * shape.residual_scales + 4 * values * shared - 2 * size * (1 - shared)
 
 
 def _way_back(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
@@ -150,6 +164,8 @@ def _way_back(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
 def _activations(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
     size = 2 if train.dtype == "bf16" else 4
     ends = shape.n_embd * (4 + size)  # the last layer norm: input and output
+    if shape.is_nanochat:
+        ends += shape.n_embd * 12  # the embedded tokens before and after their norm, and the start of the stream
     layer: float = shape.n_embd * 4 if train.recompute else of_layer(shape, train, stored)  # recompute: only the input
     return tokens * (shape.n_layer * layer + ends)
 
@@ -165,7 +181,9 @@ def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> f
     """Return the bytes of the loss: logits and their gradients, of all rows or of one chunk."""
     half = train.dtype == "bf16"
     rows = min(chunk, tokens) if chunk else tokens
-    each = COMPILED_LOGIT[train.dtype] if train.compile and not chunk else LOGIT_COPIES * 4.0
+    # A soft-cap stores its tanh, unless the loss is fused with it.
+    copies = LOGIT_COPIES + (1 if shape.logit_softcap else 0)
+    each = COMPILED_LOGIT[train.dtype] if train.compile and not chunk else copies * 4.0
     whole = each * rows * shape.vocab_size
     if not chunk:
         return whole
