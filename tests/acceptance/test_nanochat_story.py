@@ -44,10 +44,7 @@ def matrix(session_clone, tmp_path_factory):
 def test_all_architectures_learn_and_are_ranked_by_bits_per_byte(matrix):
     runs = [path.parent for path in matrix.glob("*/result.json")]
     results = {run.name: load_json(run / "result.json") for run in runs}
-    trained = {
-        (load_json(run / "run.json")["train"]["arch"], load_json(run / "run.json")["train"]["tokenizer"])
-        for run in runs
-    }
+    trained = {fields_of(run, "arch", "tokenizer") for run in runs}
 
     assert trained == {(arch, tokenizer) for arch in ARCHITECTURES for tokenizer in ("byte", "bpe")}
     for name, result in results.items():
@@ -55,13 +52,20 @@ def test_all_architectures_learn_and_are_ranked_by_bits_per_byte(matrix):
     assert "Ranking by mean bits per byte" in (matrix / "summary_report.txt").read_text()
 
 
+def run_of(matrix: Path, arch: str) -> Path:
+    """Return the run of an architecture on bytes."""
+    runs = [path.parent for path in matrix.glob("*/run.json")]
+    return next(run for run in runs if fields_of(run, "arch", "tokenizer") == (arch, "byte"))
+
+
+def fields_of(run: Path, *names: str) -> tuple:
+    train = load_json(run / "run.json")["train"]
+    return tuple(train[name] for name in names)
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES[1:])
 def test_a_sampled_text_equals_the_full_forward_pass(clone, matrix, arch):
-    (run,) = (
-        matrix.glob(f"*arch{arch}_*byte*")
-        if list(matrix.glob(f"*arch{arch}_*byte*"))
-        else matrix.glob(f"*byte*arch{arch}_*")
-    )
+    run = run_of(matrix, arch)
     completed = clone.make("sample", f"CHECKPOINT={run}", "PROMPT=def ", "TOKENS=200", "TEMPERATURE=0")
     assert completed.returncode == 0, completed.stderr
     found = restore(run / "checkpoints" / "final.pt", "cpu")
@@ -107,7 +111,7 @@ def losses_of(metrics: Path) -> dict[int, float]:
 
 def test_the_export_of_2025_gives_transformers_the_same_logits(clone, matrix, tmp_path):
     transformers = pytest.importorskip("transformers")
-    run = next(path for path in matrix.glob("*archnanochat2025*") if "byte" in path.name)
+    run = run_of(matrix, "nanochat2025")
     folder = tmp_path / "exported"
     assert clone.make("export", f"CHECKPOINT={run}", f"OUTPUT={folder}").returncode == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -119,7 +123,7 @@ def test_the_export_of_2025_gives_transformers_the_same_logits(clone, matrix, tm
 
 
 def test_the_export_of_2026_is_refused_with_the_parts_that_have_no_layout(clone, matrix, tmp_path):
-    run = next(path for path in matrix.glob("*archnanochat_*") if "byte" in path.name)
+    run = run_of(matrix, "nanochat")
     completed = clone.make("export", f"CHECKPOINT={run}", f"OUTPUT={tmp_path / 'exported'}")
 
     assert completed.returncode == 2
