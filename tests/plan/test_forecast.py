@@ -9,11 +9,15 @@ import torch
 
 from factories import train_config
 from gpt2.model.gpt2 import GPT
+from gpt2.optim import sharded as sharded_optimizers
 from gpt2.optim.builders import BUILDERS, build_optimizers
-from kmatrix.plan.memory import STATES, forecast, states, warnings
+from gpt2.optim.sharded import BUFFER, place, share_of
+from kmatrix.plan.memory import BYTES, EXCHANGE, SMALL, STATES, forecast, memory, states, states_per_rank, warnings
+from kmatrix.records.train_config import NOT_SHARDED
 from optim_factory import SHAPE, Settings, run_steps
 
 BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
+SHARDED = replace(SHAPE, n_layer=4, n_embd=96, vocab_size=257, block_size=16)
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +30,13 @@ def _one_thread():
 
 def state_count(optimizers):
     """Return the number of 32-bit values in the optimizer states, without counters."""
+    return sum(state_count_of(state) for optimizer in optimizers.optimizers for state in optimizer.state.values())
+
+
+def state_count_of(state):
     found = []
-    for optimizer in optimizers.optimizers:
-        for state in optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
-                found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    for value in state.values() if isinstance(state, dict) else ():
+        found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
     return sum(tensor.numel() for tensor in found if tensor.ndim)
 
 
@@ -47,6 +53,42 @@ def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
     assert states(BIG, train) == pytest.approx(
         state_count(optimizers), rel=0.03
     )  # AdamW updates Muon's gains and biases
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", sorted(set(BUILDERS) - {"adafactor"} - set(NOT_SHARDED)))
+def test_the_forecast_of_sharded_states_equals_those_of_the_rank_with_the_most(name, ranks):
+    """Which tensors a rank holds is read from the trainer's own placement; the sizes are those of the real states."""
+    config = Settings(optimizer=name)
+    model = GPT(SHARDED)
+    optimizers = build_optimizers(config, model)
+    kinds = [share_of(optimizer) for optimizer in optimizers.optimizers]
+    run_steps(model, optimizers, 2)
+    held = [0.0] * ranks
+    for rank in range(ranks):
+        placed = place(optimizers.optimizers, kinds, rank=rank, size=ranks)
+        for optimizer, items in zip(optimizers.optimizers, placed, strict=True):
+            for item in items:
+                part = 0 if item.share is None else item.share.numel() / item.parameter.numel()
+                held[rank] += part * state_count_of(optimizer.state[item.parameter])
+    train = train_config(**asdict(config) | {"amsgrad": None}, num_gpus=ranks, zero_stage=1)
+
+    assert states_per_rank(SHARDED, train) == pytest.approx(max(held), rel=0.03)
+    assert states(SHARDED, train) == states_per_rank(SHARDED, replace(train, zero_stage=0))
+
+
+def test_sharded_states_need_a_buffer_for_the_exchange_of_at_most_what_the_trainer_takes():
+    plain, sharded = (memory(BIG, train_config(num_gpus=2, zero_stage=stage)) for stage in (0, 1))
+
+    assert (EXCHANGE, SMALL) == (BUFFER, sharded_optimizers.SMALL)
+    assert sharded.states == pytest.approx(plain.states / 2, rel=0.03)
+    assert (sharded.exchange, plain.exchange) == (BYTES * BIG.params, 0)
+    assert sharded.total == plain.total - plain.states + sharded.states + sharded.exchange
+    assert memory(replace(BIG, n_embd=1600, n_layer=48), train_config(num_gpus=2, zero_stage=1)).exchange == EXCHANGE
+
+
+def test_with_one_rank_sharded_states_change_nothing():
+    assert memory(BIG, train_config(zero_stage=1)) == memory(BIG, train_config(zero_stage=0))
 
 
 def test_every_optimizer_has_a_forecast_and_vice_versa():

@@ -5,6 +5,7 @@ The activations are counted from gpt2/model/; tests compare the sum with measure
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kmatrix.plan.cpu import has_amx
@@ -50,6 +51,10 @@ STATES = {
     "soap": (2, 2),
     "schedulefree": (2, 2),
 }
+# Optimizers that update a tensor as a whole: its states are on one rank (ZERO_STAGE=1). Muon: its matrices.
+WHOLE = ("muon", "soap", "adafactor")
+SMALL = 1024  # entries: states of smaller tensors are on every rank (gpt2.optim.sharded.SMALL)
+EXCHANGE = 1 << 26  # bytes: the most that the exchange of weights keeps on each rank (gpt2.optim.sharded.BUFFER)
 SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
 
 
@@ -59,13 +64,14 @@ class MemoryNeed:
 
     weights: float
     gradients: float
-    states: float | None  # optimizer states and pruning masks; None if the optimizer is unknown
+    states: float | None  # this rank's optimizer states, and pruning masks; None if the optimizer is unknown
     copies: float  # 16-bit copies of the weights
     activations: float  # stored by the layers for the backward pass
     block: float  # extra for the backward pass of one block; the whole block with activation checkpointing
     logits: float
     head: float  # gradient of the output layer, the first to exist
     norms: float = 0.0  # a copy of the weights and the update of a layer, at the end of a logged step (LOG_NORMS)
+    exchange: float = 0.0  # buffer of the weights that ranks with sharded states send each other
     unused: float = 0.0  # CPU only: freed by recomputation, but kept by the allocator
     on_cpu: bool = False
     early: bool  # gradients exist before the backward pass (accumulation, or DDP buckets)
@@ -78,7 +84,7 @@ class MemoryNeed:
         # Two candidates: the start of the backward pass, with all activations and the logits, and its end, with all
         # gradients and the last block, or the copies of LOG_NORMS. Without accumulation and DDP, gradients do not exist
         # yet at the start.
-        kept = self.weights + self.states + self.copies
+        kept = self.weights + self.states + self.copies + self.exchange
         there = self.gradients if self.early else 0.0
         begins = self.activations + max(self.logits + there, self.block + (there or self.head))
         return kept + max(begins, self.gradients + max(self.block, self.norms))
@@ -103,7 +109,7 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
     ranks = train.num_gpus
     tokens = train.batch_size * shape.block_size
     chunk = _chunk(wide, train, tokens)
-    kept = states(wide, train)
+    kept = states_per_rank(wide, train)
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
     stored = _probabilities(wide, train, amx=has_amx() if amx is None else amx)
     return MemoryNeed(
@@ -116,6 +122,7 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
         logits=_logits(wide, train, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
         norms=_norms(wide) if train.log_norms else 0.0,
+        exchange=_exchange(wide, train),
         unused=_kept_by_allocator(wide, train, tokens, stored),
         on_cpu=train.device == "cpu",
         early=ranks > 1 or train.gradient_accumulation > 1,
@@ -234,7 +241,7 @@ class Forecast:
 
 def forecast(shape: ModelShape, train: TrainConfig, *, tokens: int | None) -> Forecast:
     """Return the parameters, tokens, FLOP and minimum memory of a run. tokens: of the whole run, if known."""
-    kept = states(shape, train)
+    kept = states_per_rank(shape, train)
     if kept is not None:
         kept += masks(shape, train)
     mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
@@ -258,6 +265,47 @@ def states(shape: ModelShape, train: TrainConfig) -> float | None:
     return in_blocks * matrix + (shape.params - in_blocks) * other + squares
 
 
+def states_per_rank(shape: ModelShape, train: TrainConfig) -> float | None:
+    """Return how many 32-bit numbers the optimizer stores on the rank with the most, None for an unknown optimizer.
+
+    Sharded states (ZERO_STAGE=1) are divided evenly, except those of tensors that stay whole, and of small ones, which
+    every rank has.
+    """
+    everything = states(shape, train)
+    ranks = train.num_gpus
+    if everything is None or not _is_sharded(train):
+        return everything
+    matrix, other = (count + bool(train.amsgrad) for count in STATES[train.optimizer])
+    vectors = shape.params - sum(rows * columns for rows, columns in _all_matrices(shape))
+    small = other * vectors if shape.n_embd < SMALL else 0
+    whole: list[float] = []
+    if train.optimizer in WHOLE:
+        squares = train.optimizer == "soap"
+        found = _block_matrices(shape) if train.optimizer == "muon" else _all_matrices(shape)
+        whole = [matrix * a * b + squares * _squares_of([(a, b)]) for a, b in found]
+    return small + (everything - small - sum(whole)) / ranks + _largest_share(whole, ranks)
+
+
+def _is_sharded(train: TrainConfig) -> bool:
+    return bool(train.zero_stage) and train.num_gpus > 1
+
+
+def _largest_share(sizes: Sequence[float], ranks: int) -> float:
+    """Return the most that a rank has of tensors that stay whole.
+
+    As in gpt2.optim.sharded: the largest first, to the rank with the fewest states so far.
+    """
+    load = [0.0] * ranks
+    for size in sorted(sizes, reverse=True):
+        load[load.index(min(load))] += size
+    return max(load)
+
+
+def _exchange(shape: ModelShape, train: TrainConfig) -> float:
+    """Return the bytes of the buffer through which the ranks exchange the weights that they have updated."""
+    return min(EXCHANGE, BYTES * shape.params) if _is_sharded(train) else 0.0
+
+
 def masks(shape: ModelShape, train: TrainConfig) -> float:
     """Return the size of pruning masks and movement scores in 32-bit numbers: a mask has a byte per block weight."""
     kept = {"none": 0.0, "movement": 1.25}.get(train.pruning, 0.25)
@@ -266,11 +314,24 @@ def masks(shape: ModelShape, train: TrainConfig) -> float:
 
 def _squares(shape: ModelShape) -> int:
     """Return how many numbers SOAP's preconditioners and their eigenvectors have."""
+    return _squares_of(_all_matrices(shape))
+
+
+def _squares_of(matrices: Sequence[tuple[int, int]]) -> int:
+    return 2 * sum(side * side for sides in matrices for side in sides if side <= SOAP_WIDEST)
+
+
+def _all_matrices(shape: ModelShape) -> list[tuple[int, int]]:
+    """Return the sides of all matrices of the model."""
     d = shape.n_embd
-    block = [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)]
     tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2) + [(shape.block_size, d)]
-    sides = [side for pair in block * shape.n_layer + tables for side in pair]
-    return 2 * sum(side * side for side in sides if side <= SOAP_WIDEST)
+    return tables + _block_matrices(shape)
+
+
+def _block_matrices(shape: ModelShape) -> list[tuple[int, int]]:
+    """Return the sides of the matrices in the blocks."""
+    d = shape.n_embd
+    return [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d)] * shape.n_layer
 
 
 def warnings(train: TrainConfig) -> list[str]:
