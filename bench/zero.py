@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # only kmatrix is installed, gpt2 is not
 
 from gpt2 import dist
-from gpt2.model import GPT, autocast, configure_precision
+from gpt2.model.gpt2 import GPT
+from gpt2.model.precision import autocast, configure_precision
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.optimizers import Optimizers
 from gpt2.optim.sharded import shard

@@ -24,6 +24,7 @@ from gpt2.dist import World, gather
 from gpt2.hellaswag import Score
 from gpt2.machine import check_alike, machine_of, software, variables
 from gpt2.norms import LayerNorms
+from gpt2.optim.optimizers import Optimizers
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
 from kmatrix.depth_rule import describe
@@ -33,6 +34,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.stats import bits_per_byte
+from kmatrix.text import memory_size
 
 HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
 SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
@@ -70,6 +72,7 @@ class RunLog:
         self.bytes_per_token: float | None = None  # of the validation targets
         self.hellaswag_score: Score | None = None  # the newest
         self.norms: LayerNorms | None = None
+        self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
         self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
         self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
@@ -226,6 +229,17 @@ class RunLog:
             f"mfu {'n/a' if used is None else f'{used:.1%}'}{pruned}"
         )
 
+    def states(self, optimizers: Optimizers) -> None:
+        """Log the size of the optimizer states of each rank, once in an attempt: the first update makes them."""
+        if self.state_bytes is not None or self.world is None:
+            return
+        self.state_bytes = gather(self.world, optimizers.state_bytes)
+        if optimizers.sharded:
+            sizes = " to ".join(
+                dict.fromkeys(memory_size(size) for size in (min(self.state_bytes), max(self.state_bytes)))
+            )
+            self.say(f"Optimizer states: sharded over {self.world.size} ranks, {sizes} on each")
+
     def validation(self, step: int, loss: float, by_source: Mapping[str, float] | None = None) -> None:
         """Log a validation loss of the weights after `step` updates.
 
@@ -340,6 +354,7 @@ class RunLog:
                 "schedule_share": self.step / config.max_iters if config else None,
                 "attempt_seconds": time.perf_counter() - self.started,
                 "peak_memory_mib": peak_memory_mib(world) if world else None,
+                "optimizer_state_mib": [size / 2**20 for size in self.state_bytes] if self.state_bytes else None,
                 "world_size": world.size if world else None,
                 "device": world.device.type if world else None,
                 "device_name": world.device_name if world else None,

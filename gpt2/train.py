@@ -39,6 +39,7 @@ from gpt2.model.precision import autocast, configure_precision
 from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
+from gpt2.optim.sharded import shard
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
 from gpt2.stopping import (
@@ -206,7 +207,7 @@ def set_up(
     # Model and optimizer
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
-    optimizers = build_optimizers(config, raw)
+    optimizers = shard(build_optimizers(config, raw), config.zero_stage, world)
     pruner = prune.build(config, raw, optimizers)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
@@ -373,7 +374,9 @@ class TrainingLoop:
         if self.norms:
             self.norms.begin(step)
         norm = clip(self.parameters, self.between.training.config.grad_clip)
-        self.between.training.optimizers.step()
+        optimizers = self.between.training.optimizers
+        optimizers.step()
+        self.between.log.states(optimizers)
         return norm
 
 

@@ -79,6 +79,14 @@ def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def size_of(value: Any) -> int:
+    """Return the bytes of all tensors in a nested value."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(size_of(item) for item in items)
+
+
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor of any dtype."""
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gpt2.checkpoint.contents import size_of
 from gpt2.checkpoint.files import (
     AUTO,
     ChosenCheckpoint,
@@ -25,6 +26,7 @@ from gpt2.checkpoint.files import (
     save_checkpoint,
 )
 from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
+from gpt2.dist import gather
 from gpt2.log import RunLog
 from kmatrix.errors import FullError, KmatrixError, RecordError, SchemaError
 from kmatrix.own_file import opener
@@ -45,7 +47,7 @@ from kmatrix.text import disk_size
 EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
 MIB = 2**20
 WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
-BufferKey = tuple[torch.dtype, torch.Size, bool]
+BufferKey = tuple[torch.dtype, torch.Size, tuple[int, ...], bool]
 SAMPLE = 1 << 26  # bytes: enough to detect a slow disk without a noticeable delay
 WORTH_PROBING = 4 * SAMPLE  # bytes: any disk is fast enough for smaller checkpoints
 
@@ -57,6 +59,14 @@ class PendingCheckpoint:
     step: int
     kinds: frozenset[CheckpointKind]
     val_loss: float | None  # newest validation loss, nats/token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What all ranks together contribute to a checkpoint; complete on rank 0 only."""
+
+    rng: list[dict[str, Any]]  # states of the random generators, by rank
+    optimizer: dict[str, Any] | None = None  # the sharded optimizer states; None: rank 0 holds all of them itself
 
 
 class CheckpointManager:
@@ -75,6 +85,7 @@ class CheckpointManager:
         self._writing: Future[None] | None = None
         self._buffers = CopyBuffers()
         self._speed = WriteSpeed()
+        self._gather_s = 0.0  # seconds that the newest gathering of states took
         if training.world.main:
             self.index = self._open()
 
@@ -102,9 +113,9 @@ class CheckpointManager:
         """
         if not kinds:
             return
-        states = gather_rng_states(self.training.world)  # a collective: all ranks have the same reasons
+        gathered = self._gather()  # a collective: all ranks have the same reasons
         if self.training.world.main:
-            self._save(frozenset(kinds), states, wait=wait)
+            self._save(frozenset(kinds), gathered, wait=wait)
 
     def emergency(self) -> None:
         """Save at a stop if there is time before torchrun kills the process; else log which checkpoint remains.
@@ -112,18 +123,37 @@ class CheckpointManager:
         Without any checkpoint it is tried anyway, because being killed while writing damages nothing.
         A failure is an event: the run is stopped and resumes from the previous checkpoint.
         """
-        states = gather_rng_states(self.training.world)
-        if not self.training.world.main:
+        world = self.training.world
+        if not gather(world, self._has_time() if world.main else None)[0]:
             return
+        gathered = self._gather()
+        if world.main:
+            kinds = frozenset({CheckpointKind.EMERGENCY})
+            self._try(lambda: self._save(kinds, gathered, wait=True), self.log.step)
+
+    def _gather(self) -> Gathered:
+        """Return what other ranks hold of the state. Every rank calls it."""
+        training = self.training
+        states = gather_rng_states(training.world)
+        if not training.optimizers.sharded:
+            return Gathered(rng=states)
+        self.wait()  # only rank 0 writes: the memory of the checkpoint before is free then
+        start = time.perf_counter()
+        optimizer = training.optimizers.state_dict()
+        self._gather_s = time.perf_counter() - start
+        return Gathered(rng=states, optimizer=optimizer)
+
+    def _has_time(self) -> bool:
+        """Return whether rank 0 should save at a stop; if not, log which checkpoint remains."""
         busy = self._writing is not None and not self._writing.done()
         seconds = self._speed.seconds(self._expected_bytes() * (2 if busy else 1))
         self.wait()  # after the estimate: an unfinished checkpoint may become the newest one, and takes time too
-        if seconds is None or seconds <= EMERGENCY_S or not self.index.present:
-            self._try(lambda: self._save(frozenset({CheckpointKind.EMERGENCY}), states, wait=True), self.log.step)
-            return
+        if seconds is None or seconds + self._gather_s <= EMERGENCY_S or not self.index.present:
+            return True
         newest = self.index.present[-1].name
         why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest checkpoint is {newest}"
         self.log.event(self.log.step, "checkpoint left out", why)
+        return False
 
     def final_s(self) -> float:
         """Return an estimate of the seconds for the final checkpoint, after one that may still be writing."""
@@ -132,7 +162,7 @@ class CheckpointManager:
         size = self._expected_bytes()
         seconds = self._speed.seconds(size)
         under_way = self._writing is not None and not self._writing.done()
-        return (size / WRITE_RATE if seconds is None else seconds) * (2 if under_way else 1)
+        return (size / WRITE_RATE if seconds is None else seconds) * (2 if under_way else 1) + self._gather_s
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if any."""
@@ -206,7 +236,7 @@ class CheckpointManager:
             raise self._no_room(each, free)
         return free
 
-    def _save(self, reasons: frozenset[CheckpointKind], states: list[dict[str, Any]], *, wait: bool) -> None:
+    def _save(self, reasons: frozenset[CheckpointKind], gathered: Gathered, *, wait: bool) -> None:
         """Write the current state; if this step was written already, add the reasons to that checkpoint."""
         step = self.log.step
         if self.config.keep_every and CheckpointKind.ROLLING in reasons and step % self.config.keep_every == 0:
@@ -217,14 +247,16 @@ class CheckpointManager:
             self.index.mark(written, reasons)
             self._retire()
             return
-        value = snapshot(self.training, step=step, run_id=self.log.run_id, rng=states)
+        optimizer = gathered.optimizer
+        value = snapshot(self.training, step=step, run_id=self.log.run_id, rng=gathered.rng, optimizer=optimizer)
         pending = PendingCheckpoint(step=step, kinds=reasons, val_loss=self.log.last_val_loss)
         if wait:
             self._put(value, pending)
         elif not self.config.async_checkpoint:
             self._try(lambda: self._put(value, pending), step)
         else:  # copies, because the next step changes the tensors
-            value, ready = self._buffers.of(value), self._copies_done()
+            private = {"optimizer": value.pop("optimizer")} if optimizer is not None else {}  # gathered: copies already
+            value, ready = {**self._buffers.of(value), **private}, self._copies_done()
             self._writing = self._pool.submit(self._try, lambda: self._put(value, pending, ready), step)
 
     def _saves(self) -> bool:
@@ -414,21 +446,15 @@ class CopyBuffers:
 
     def _place(self, like: torch.Tensor) -> torch.Tensor:
         """Return a buffer for a copy: reused from the last checkpoint, or new."""
-        # By dtype and shape in order of appearance: the state has the same tensors every time.
-        kind = (like.dtype, like.shape, like.device.type == "cuda")
+        # By dtype, shape and strides in order of appearance: the state has the same tensors every time. Strides because
+        # products of matrices round by them, and a resumed SOAP has to go on with the same numbers.
+        pinned = like.device.type == "cuda"
+        kind = (like.dtype, like.shape, like.stride(), pinned)
         number = self._taken[kind]
         self._taken[kind] += 1
         if number == len(self._memory[kind]):
-            self._memory[kind].append(torch.empty(like.shape, dtype=like.dtype, pin_memory=kind[2]))
+            self._memory[kind].append(torch.empty_like(like, device="cpu", pin_memory=pinned))
         return self._memory[kind][number]
-
-
-def size_of(value: Any) -> int:
-    """Return the bytes of all tensors in a nested value."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return sum(size_of(item) for item in items)
 
 
 class WriteSpeed:

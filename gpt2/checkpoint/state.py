@@ -22,6 +22,7 @@ from kmatrix.records.train_config import TrainConfig
 MAY_DIFFER = frozenset(
     (
         *("batch_size", "gradient_accumulation", "num_gpus", "use_ddp", "ddp_backend", "ddp_find_unused_params"),
+        "zero_stage",
         *("device", "dtype", "tf32", "flash_attention", "compile", "cpu_threads", "peak_tflops"),
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
@@ -51,9 +52,17 @@ class TrainingState:
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # by name: histories, clocks, masks
 
 
-def snapshot(training: TrainingState, *, step: int, run_id: str, rng: list[dict[str, Any]]) -> dict[str, Any]:
+def snapshot(
+    training: TrainingState,
+    *,
+    step: int,
+    run_id: str,
+    rng: list[dict[str, Any]],
+    optimizer: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the state of a run after `step` updates. rng: generator states of all ranks.
 
+    optimizer: the states gathered from all ranks; None if each rank holds all of them.
     The tensors are those of training: copy (CopyBuffers) or write them before the next step.
     The data order (gpt2/data/batches.py) and the learning rate (gpt2/loop/schedule.py) are functions of the step, so
     the step is all that is stored of them.
@@ -67,7 +76,7 @@ def snapshot(training: TrainingState, *, step: int, run_id: str, rng: list[dict[
         "config": training.config.to_json(),
         "model": training.model.state_dict(),
         **evaluation_weights(training),
-        "optimizer": training.optimizers.state_dict(),
+        "optimizer": training.optimizers.state_dict() if optimizer is None else optimizer,
         "rng": rng,
         "carried": {name: part.state_dict() for name, part in training.stateful.items()},
     }

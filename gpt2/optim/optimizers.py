@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from gpt2.checkpoint.contents import size_of
+
 
 class Optimizers:
     """One or more torch optimizers used as one. Learning rates are scaled from their initial values, the peaks."""
@@ -43,6 +45,16 @@ class Optimizers:
     def warmed_up(self) -> bool:
         """Return whether the moments of all optimizers are usable. They are not right after a reset by SPAM."""
         return all(getattr(optimizer, "warmed_up", True) for optimizer in self.optimizers)
+
+    @property
+    def sharded(self) -> bool:
+        """Return whether each rank holds a share of the states (gpt2.optim.sharded): saving them is a collective."""
+        return False
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of the optimizer states that this rank holds."""
+        return sum(size_of(state) for optimizer in self.optimizers for state in optimizer.state.values())
 
     @property
     def averages(self) -> bool:

@@ -17,7 +17,20 @@ from waiting import wait_until
 
 PROGRAM = "tests/support/resume_ranks.py"
 CASES = {case.name: case for case in cases()}
-QUICK = ("sgd", "adamw", "muon", "adamwspam", "adamwprune-adamw", "movement", "border", "start", "noisy", "rungs")
+QUICK = (
+    "sgd",
+    "adamw",
+    "muon",
+    "adamwspam",
+    "adamw-sharded",
+    "muon-sharded",
+    "adamwprune-adamw",
+    "movement",
+    "border",
+    "start",
+    "noisy",
+    "rungs",
+)
 MEASURED = ("train/loss", "grad/norm", "train/lr", "val/loss", "tokens")
 TIMEOUT_S = 500  # seconds for all cases of one kind
 
@@ -90,6 +103,21 @@ def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(train_cases,
 @pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
 def test_every_other_optimizer_resumes_bit_for_bit_too(train_cases, ranks, name):
     check_same_end(train_cases(ranks, [name for name in CASES if name not in QUICK]), name)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_two_ranks_with_sharded_states_train_bit_for_bit_like_two_with_all_of_them(train_cases, name):
+    folder = train_cases(2, QUICK)
+    runs = [RunDir(folder / case / "straight") for case in (name, f"{name}-sharded")]
+    ends = [load_checkpoint(run.checkpoints / "final.pt") for run in runs]
+    for component in ("model", "optimizer", "rng"):
+        assert equal(*(end[component] for end in ends)), component
+    metrics = [merged_metrics(run.metrics) for run in runs]
+    lines = [[{key: line.values.get(key) for key in MEASURED} for line in run] for run in metrics]
+    assert lines[0] == lines[1]
+    plain, sharded = (read_json(run.result)["optimizer_state_mib"] for run in runs)
+    assert plain[0] == plain[1]
+    assert sum(sharded) < 1.1 * plain[0]  # biases and gains are on both
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

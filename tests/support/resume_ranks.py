@@ -53,6 +53,8 @@ def cases() -> Iterator[Case]:
             special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
             settings = asdict(Settings(optimizer=name, learning_rate=1e-3)) | special
             yield Case(name=f"{name}{base and '-'}{base}", fields=settings | {"dropout": 0.1})
+            if name in ("adamw", "muon"):  # with several ranks, each holds a share of the states
+                yield Case(name=f"{name}-sharded", fields=settings | {"dropout": 0.1, "zero_stage": 1})
     for method in ("magnitude", "movement"):
         yield Case(name=method, fields={"dropout": 0.1, "pruning": method, "pruning_global": True, **PRUNED})
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})

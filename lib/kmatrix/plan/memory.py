@@ -52,7 +52,8 @@ STATES = {
     "schedulefree": (2, 2),
 }
 # Optimizers that update a tensor as a whole: its states are on one rank (ZERO_STAGE=1). Muon: its matrices.
-WHOLE = ("muon", "soap", "adafactor")
+MUONS = ("muon", "muon_nanochat", "muon_nanochat2025")
+WHOLE = (*MUONS, "soap", "adafactor")
 SMALL = 1024  # entries: states of smaller tensors are on every rank (gpt2.optim.sharded.SMALL)
 EXCHANGE = 1 << 26  # bytes: the most that the exchange of weights keeps on each rank (gpt2.optim.sharded.BUFFER)
 SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
@@ -281,7 +282,7 @@ def states_per_rank(shape: ModelShape, train: TrainConfig) -> float | None:
     whole: list[float] = []
     if train.optimizer in WHOLE:
         squares = train.optimizer == "soap"
-        found = _block_matrices(shape) if train.optimizer == "muon" else _all_matrices(shape)
+        found = _block_matrices(shape) if train.optimizer in MUONS else _all_matrices(shape)
         whole = [matrix * a * b + squares * _squares_of([(a, b)]) for a, b in found]
     return small + (everything - small - sum(whole)) / ranks + _largest_share(whole, ranks)
 
@@ -324,14 +325,21 @@ def _squares_of(matrices: Sequence[tuple[int, int]]) -> int:
 def _all_matrices(shape: ModelShape) -> list[tuple[int, int]]:
     """Return the sides of all matrices of the model."""
     d = shape.n_embd
-    tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2) + [(shape.block_size, d)]
+    tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2)
+    if shape.is_nanochat:
+        with_values = sum(shape.has_value_embedding(layer) for layer in range(shape.n_layer))
+        tables += [(shape.vocab_size, shape.kv_heads * shape.head_dim)] * with_values
+    else:
+        tables.append((shape.block_size, d))
     return tables + _block_matrices(shape)
 
 
 def _block_matrices(shape: ModelShape) -> list[tuple[int, int]]:
     """Return the sides of the matrices in the blocks."""
     d = shape.n_embd
-    return [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d)] * shape.n_layer
+    kv = shape.kv_heads * shape.head_dim
+    attention = [(d, d), (kv, d), (kv, d), (d, d)] if shape.is_nanochat else [(3 * d, d), (d, d)]
+    return [*attention, (4 * d, d), (d, 4 * d)] * shape.n_layer
 
 
 def warnings(train: TrainConfig) -> list[str]:

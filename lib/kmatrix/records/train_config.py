@@ -49,13 +49,18 @@ NANOCHAT_FIELDS = (
 # Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
 ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
-ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1}
+ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
     *NANOCHAT_FIELDS,
 )
 ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
+# Optimizers whose states cannot be sharded over the ranks (zero_stage), with the reason.
+NOT_SHARDED = {
+    "adamwprune": "ranks all weights by their optimizer states",
+    "schedulefree": "is evaluated at an average of its weights, which the ranks do not exchange",
+}
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
 
 AT_LEAST_ONE = (
@@ -327,6 +332,7 @@ class TrainConfig(TrainFields):
     num_nodes: int  # machines, each with num_gpus / num_nodes ranks
     ddp_backend: str | None
     ddp_find_unused_params: bool | None
+    zero_stage: int  # 1: optimizer states are sharded over the ranks
     dtype: str
     tf32: bool
     flash_attention: bool
@@ -399,6 +405,10 @@ class TrainConfig(TrainFields):
             raise refused("global_batch", self.global_batch, f"micro-batch x accumulation x ranks is {product}")
         if self.num_gpus > 1 and not (self.use_ddp and self.ddp_backend):
             raise refused("num_gpus", self.num_gpus, "more than one rank needs use_ddp and a ddp_backend")
+        if self.zero_stage not in (0, 1):
+            raise refused("zero_stage", self.zero_stage, "known are 0 and 1")
+        if self.zero_stage and self.optimizer in NOT_SHARDED:
+            raise refused("zero_stage", self.zero_stage, f"{self.optimizer} {NOT_SHARDED[self.optimizer]}")
         if self.num_gpus % self.num_nodes:
             raise refused("num_nodes", self.num_nodes, f"it does not divide the {self.num_gpus} ranks")
         # One step of difference: the planner rounds to whole steps.

@@ -1,0 +1,189 @@
+"""Optimizer states sharded over the ranks: who holds what, equal numbers, and states for any number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import forked
+from factories import ROOT, environment, make_run, ranks_of, train_config, trainer
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.dist import World
+from gpt2.model.gpt2 import GPT
+from gpt2.optim.builders import BUILDERS, build_optimizers
+from gpt2.optim.sharded import ALIGN, SHARES, SMALL, ShardedOptimizers, Share, place, shard, share_of
+from kmatrix.errors import ConfigError
+from kmatrix.kconfig.tree import Tree
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.runs import merged_metrics
+from kmatrix.records.train_config import NOT_SHARDED
+from kmatrix.shapes import ModelShape
+from optim_factory import SHAPE, Settings
+from sharded_ranks import equal
+
+FAULTS = ("tests/support/trainer_faults.py",)
+PROGRAM = "tests/support/sharded_ranks.py"
+SHARDED = tuple(sorted(set(BUILDERS) - set(NOT_SHARDED)))
+QUICK = ("adamw", "muon")
+WIDE = ModelShape(n_layer=3, n_head=2, n_embd=48, block_size=16, vocab_size=259)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Return a function that updates with some optimizers on some ranks, and returns what each rank found."""
+    known = {}
+
+    def run(ranks, names):
+        if (ranks, names) not in known:
+            folder = tmp_path_factory.mktemp("sharded")
+            done = forked.run([PROGRAM, str(folder), *names], environment(), ranks=ranks)
+            assert done.returncode == 0, done.stdout + done.stderr
+            known[ranks, names] = [read_json(folder / f"{rank}.json") for rank in range(ranks)]
+        return known[ranks, names]
+
+    return run
+
+
+def check_exact(of_ranks, name):
+    for found in (result[name] for result in of_ranks):
+        assert found.pop("gradients left") == 0
+        assert all(found[key] for key in found if "bytes" not in key), found
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_with_sharded_states_update_and_resume_bit_for_bit_like_unsharded_ones(results, name):
+    check_exact(results(2, QUICK), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", SHARDED)
+def test_every_optimizer_that_can_be_sharded_updates_and_resumes_bit_for_bit(results, ranks, name):
+    check_exact(results(ranks, SHARDED), name)
+
+
+def test_each_of_two_ranks_holds_half_of_the_states_besides_small_tensors(results):
+    found = [result["adamw"] for result in results(2, QUICK)]
+    whole, small = found[0]["plain bytes"], 0.02  # of the whole: biases and gains are on both
+    assert sum(each["bytes"] for each in found) <= whole * (1 + 2 * small)
+    assert all(each["bytes"] == pytest.approx(whole / 2, rel=2 * small) for each in found)
+
+
+def placed_on(name, ranks):
+    """Return the placement of an optimizer's parameters as each rank sees it."""
+    kinds = [share_of(optimizer) for optimizer in build_optimizers(Settings(optimizer=name), GPT(WIDE)).optimizers]
+    found = []
+    for rank in range(ranks):
+        optimizers = build_optimizers(Settings(optimizer=name), GPT(WIDE)).optimizers
+        found.append([item for items in place(optimizers, kinds, rank=rank, size=ranks) for item in items])
+    return found
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "soap"])
+@pytest.mark.parametrize("ranks", [2, 3, 7, 100])
+def test_each_entry_of_a_large_tensor_is_updated_by_one_rank_and_small_tensors_by_all(name, ranks):
+    for of_ranks in zip(*placed_on(name, ranks), strict=True):
+        count = of_ranks[0].parameter.numel()
+        held = [0 if item.share is None else item.share.numel() for item in of_ranks]
+        assert held == [count] * ranks if count < SMALL else sum(held) == count
+        assert {item.bounds for item in of_ranks} == {of_ranks[0].bounds}, "the ranks do not agree"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_shares_of_entries_are_even_and_begin_where_a_vector_of_the_processor_does(ranks):
+    for item in placed_on("adamw", ranks)[0]:
+        if item.bounds:
+            sizes = [end - begin for begin, end in zip(item.bounds, item.bounds[1:], strict=False)]
+            assert max(sizes) - min(sizes) <= 2 * ALIGN
+            assert all(bound % ALIGN == 0 for bound in item.bounds[:-1])
+
+
+def test_muon_keeps_matrices_whole_and_gives_each_rank_the_same_number_of_entries():
+    held = [
+        sum(i.parameter.numel() for i in items if i.share is i.parameter and i.bounds) for items in placed_on("muon", 3)
+    ]
+    assert held == [12 * 48 * 48] * 3
+
+
+def test_a_share_is_a_view_that_changes_the_weights_of_the_model():
+    model = GPT(WIDE)
+    optimizers = build_optimizers(Settings(), model).optimizers
+    (items,) = place(optimizers, [Share.ENTRIES], rank=1, size=2)
+    item = next(item for item in items if item.divided)
+    with torch.no_grad():
+        item.share.fill_(3.0)
+    assert item.parameter.view(-1)[item.bounds[1]] == 3.0
+
+
+def test_one_rank_or_stage_0_keeps_the_ordinary_optimizers():
+    optimizers = build_optimizers(Settings(), GPT(SHAPE))
+    alone, two = (World(rank=0, local_rank=0, size=size, device=torch.device("cpu"), backend="gloo") for size in (1, 2))
+    assert shard(optimizers, 1, alone) is shard(optimizers, 0, two) is optimizers
+    assert not optimizers.sharded
+    assert shard(build_optimizers(Settings(), GPT(WIDE)), 1, two).sharded
+
+
+def test_an_optimizer_that_is_not_known_to_be_divisible_is_refused():
+    class Sign(torch.optim.SGD):  # its update of an entry may need others: the name of the base does not count
+        pass
+
+    world = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"), backend="gloo")
+    with pytest.raises(ConfigError, match="states of Sign cannot be sharded"):
+        ShardedOptimizers(Sign([nn.Parameter(torch.zeros(4))], lr=1.0), world=world)
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_every_optimizer_is_either_known_to_be_divisible_or_refused_by_the_configuration(name):
+    optimizers = build_optimizers(Settings(optimizer=name), GPT(SHAPE)).optimizers
+    config = train_config(optimizer=name, zero_stage=1, pruning="state" if name == "adamwprune" else "none")
+    if name in NOT_SHARDED:
+        with pytest.raises(ConfigError, match=r"zero_stage.*1"):
+            config.check()
+        assert f"FORBID_SHARDED_STATES_OF_{name.upper()}" in {symbol.name for symbol in TREE.symbols}
+    else:
+        assert all(type(optimizer).__name__ in SHARES for optimizer in optimizers)
+        config.check()
+
+
+def test_a_saved_state_of_another_shape_is_refused():
+    world = World(rank=1, local_rank=1, size=2, device=torch.device("cpu"), backend="gloo")
+    model = GPT(WIDE)
+    plain = build_optimizers(Settings(), model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    plain.step()
+    saved = plain.state_dict()
+    mine = shard(build_optimizers(Settings(), GPT(WIDE)), 1, world)
+    large = next(n for n, s in saved["optimizers"][0]["state"].items() if s["exp_avg"].numel() >= SMALL)
+    saved["optimizers"][0]["state"][large]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(ValueError, match="a state is"):
+        mine.load_state_dict(saved)
+    saved["optimizers"][0]["param_groups"][0]["params"].pop()
+    with pytest.raises(ValueError, match="other parameters"):
+        mine.load_state_dict(saved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_bad_step_is_handled_like_with_unsharded_states(tmp_path, policy):
+    """After a rollback every rank has its share of the checkpoint's states; a skipped step exchanges nothing."""
+    common = {"nan_policy": policy, "bad_steps_limit": 3, "checkpoint_interval": 3, "num_gpus": 2, "log_norms": True}
+    runs = []
+    for stage in (0, 1):
+        run_dir = make_run(tmp_path, f"stage-{stage}", zero_stage=stage, data_path=tmp_path / "data", **common)
+        known = {**environment(), "FAULT": "nan:1:7"}
+        process = forked.start(trainer(run_dir, program=FAULTS), known, ranks=ranks_of(run_dir))
+        output = "".join(process.communicate())
+        assert process.returncode == 0, output
+        assert "nan" in {event["event"] for event in read_jsonl(run_dir.events)}
+        runs.append(run_dir)
+    ends = [load_checkpoint(run_dir.checkpoints / "final.pt") for run_dir in runs]
+    for component in ("model", "optimizer"):
+        assert equal(*(end[component] for end in ends)), component
+    keys = ("train/loss", "grad/norm", "update_rms/h.0", "weight_norm/wte")
+    lines = [[[line.values.get(key) for key in keys] for line in merged_metrics(run_dir.metrics)] for run_dir in runs]
+    assert lines[0] == lines[1]
+
+
+TREE = Tree.parse(srctree=ROOT)
