@@ -24,15 +24,17 @@ LAG = 4  # counts that are kept, because the log reads them one step late
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """Sparsity over time: s(t) = s_f (1 - (1 - (t - t_0) / (t_1 - t_0))^3).
+    """Sparsity over time, with progress p = (t - t_0) / (t_1 - t_0) and initial sparsity 0.
 
-    Source: Zhu and Gupta 2017 (arXiv:1710.01878), equation 1, with initial sparsity 0.
+    cubic: s(t) = s_f (1 - (1 - p)^3). Source: Zhu and Gupta 2017 (arXiv:1710.01878), equation 1.
+    linear: s(t) = s_f p. Source: mcgrof/AdamWPrune, lib/magnitude_pruning.py at commit e3d79680.
     """
 
     target: float  # final sparsity s_f, 0 to 1
     begin: int  # t_0, updates
     end: int  # t_1, updates
     every: int  # updates between two changes of the masks; the last change is at `end`
+    schedule: str = "cubic"
 
     @classmethod
     def of(cls, config: Any) -> Ramp:
@@ -43,7 +45,13 @@ class Ramp:
                 why=f"the run has {config.max_iters} steps",
                 hint="set GPT2_PRUNING_WARMUP below GPT2_PRUNING_RAMP_END, or train for longer",
             )
-        return cls(target=config.target_sparsity, begin=begin, end=end, every=config.pruning_frequency)
+        return cls(
+            target=config.target_sparsity,
+            begin=begin,
+            end=end,
+            every=config.pruning_frequency,
+            schedule=config.pruning_schedule,
+        )
 
     def due(self, updates: int) -> bool:
         """Return whether the masks change after this many updates."""
@@ -54,7 +62,7 @@ class Ramp:
     def sparsity(self, updates: int) -> float:
         """Return the target sparsity after this many updates."""
         done = min(max(updates - self.begin, 0) / (self.end - self.begin), 1.0)
-        return self.target * (1 - (1 - done) ** 3)
+        return self.target * (done if self.schedule == "linear" else 1 - (1 - done) ** 3)
 
 
 def build(config: Any, model: nn.Module, optimizers: Optimizers) -> Pruner | None:
@@ -67,8 +75,14 @@ def build(config: Any, model: nn.Module, optimizers: Optimizers) -> Pruner | Non
 class Pruner:
     """The pruning masks of one model. Call `gradients` before clipping and `weights` after each update.
 
-    A pruned weight never comes back. Methods, by the score whose lowest values are pruned first:
-    magnitude: |w|.  movement: -sum over steps of gradient x w (Sanh et al. 2020, arXiv:2005.07683, equation 3).
+    A pruned weight never comes back, except with movement's published rule. Methods, by the score whose lowest values
+    are pruned first:
+    magnitude: |w|.
+    movement: -sum over steps of gradient x w (Sanh et al. 2020, arXiv:2005.07683, equation 3 with a constant rate).
+      published: that paper's method: the score of every weight, pruned or not, is trained by SGD at the learning rate
+      of the run (straight-through estimator: its gradient is that of the masked weight times w), and a pruned weight
+      comes back with the value that it had if its score is no longer among the lowest.
+      distance: w (w - w_0) with the initial weight w_0 (mcgrof/AdamWPrune, lib/movement_pruning.py).
     state: w^2 |m| / (sqrt(v) + 1e-8) with the optimizer's moments m and v (mcgrof/AdamWPrune).
     """
 
@@ -79,8 +93,13 @@ class Pruner:
         self.optimizers = optimizers
         self.total = sum(matrix.numel() for matrix in self.matrices)
         self.pruned = [torch.zeros_like(matrix, dtype=torch.bool) for matrix in self.matrices]
-        moves = self.method == "movement"
-        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if moves else []
+        self.rule = config.movement_rule if self.method == "movement" else None
+        # The scores of the weights so far; with the rule "distance" their initial values.
+        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if self.rule else []
+        self.has_initial = False
+        # The values of pruned weights that may come back; 0 for all others.
+        returns = self.rule == "published"
+        self.values = [torch.zeros_like(matrix) for matrix in self.matrices] if returns else []
         self.begun = self.waiting = False
         # (updates, zeros) of the newest mask changes. Zeros stay on the device until the log reads them, a step later,
         # because copying at once would make the loop wait for the GPU.
@@ -90,9 +109,10 @@ class Pruner:
     def gradients(self) -> None:
         """Update the movement scores with a step's averaged gradients, and zero the gradients of pruned weights."""
         found = [(number, matrix.grad) for number, matrix in enumerate(self.matrices) if matrix.grad is not None]
-        if self.movement and found:
-            scores, weights = [self.movement[n] for n, _ in found], [self.matrices[n] for n, _ in found]
-            torch._foreach_addcmul_(scores, [grad for _, grad in found], weights, value=-1)
+        if self.rule == "distance":
+            self._keep_initial()
+        elif self.rule and found:
+            self._score([self.movement[n] for n, _ in found], [grad for _, grad in found], [n for n, _ in found])
         # Otherwise pruned weights would count in the norm that clips, and keep feeding the optimizer's moments.
         if self.begun:
             for number, grad in found:
@@ -104,6 +124,8 @@ class Pruner:
         # If SPAM has just reset the moments, the change waits until they can rank weights again.
         self.waiting = self.waiting or self.ramp.due(updates)
         if self.waiting and self.optimizers.warmed_up:
+            if self.begun and self.values:
+                self._zero_pruned()  # momentum and weight decay moved them, and _prune adds their values
             self._prune(self.ramp.sparsity(updates))
             self.waiting, self.begun = False, True
             self._zero_pruned()
@@ -126,29 +148,63 @@ class Pruner:
     def state_dict(self) -> dict[str, Any]:
         measured = [(at, float(zeros)) for at, zeros in self._measured]
         flags = {"begun": self.begun, "waiting": self.waiting}
-        return {"pruned": self.pruned, "movement": self.movement, "measured": measured, **flags}
+        flags |= {"has_initial": self.has_initial}
+        return {"pruned": self.pruned, "movement": self.movement, "values": self.values, "measured": measured, **flags}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, saved in zip([*self.pruned, *self.movement], [*state["pruned"], *state["movement"]], strict=True):
-            mine.copy_(saved)
+        names = ("pruned", "movement", "values")
+        # Earlier versions had no "values": no rule that needs them.
+        mine = [tensor for name in names for tensor in getattr(self, name)]
+        saved = [tensor for name in names for tensor in state.get(name, [])]
+        for tensor, value in zip(mine, saved, strict=True):
+            tensor.copy_(value)
         self.begun, self.waiting = state["begun"], state["waiting"]
+        self.has_initial = state.get("has_initial", False)
         self._measured = deque(((int(at), float(zeros)) for at, zeros in state["measured"]), maxlen=LAG)
 
     def _prune(self, share: float) -> None:
         """Extend the masks to `share` of all matrices together, or of each one."""
-        # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
-        scores = [score.masked_fill(gone, -torch.inf) for score, gone in zip(self._scores(), self.pruned, strict=True)]
+        if self.values:
+            scores = list(self._scores())
+            for matrix, value in zip(self.matrices, self.values, strict=True):
+                matrix.add_(value)  # one of the two is 0: all weights have their values again
+        else:
+            # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
+            pairs = zip(self._scores(), self.pruned, strict=True)
+            scores = [score.masked_fill(gone, -torch.inf) for score, gone in pairs]
         if self.global_threshold:
             self.pruned = lowest(scores, round(share * self.total))
         else:
             self.pruned = [lowest([score], round(share * score.numel()))[0] for score in scores]
+        if self.values:
+            for value, matrix, gone in zip(self.values, self.matrices, self.pruned, strict=True):
+                value.copy_(torch.where(gone, matrix, 0.0))
 
     def _scores(self) -> Iterable[torch.Tensor]:
         if self.method == "magnitude":
             return (matrix.abs() for matrix in self.matrices)
-        if self.method == "movement":
+        if self.rule == "distance":
+            return (matrix * (matrix - first) for matrix, first in zip(self.matrices, self.movement, strict=True))
+        if self.rule:
             return self.movement
         return (self._state_score(matrix) for matrix in self.matrices)
+
+    def _score(self, scores: list[torch.Tensor], grads: list[torch.Tensor], places: Sequence[int]) -> None:
+        """Add a step to the scores. places: the matrices that have these gradients."""
+        weights = [self.matrices[place] for place in places]
+        if not self.values:
+            # A factor that is the same in all steps decides no order.
+            torch._foreach_addcmul_(scores, grads, weights, value=-1)
+            return
+        # The gradient of a pruned weight is that at 0, and its value is in `values`.
+        for part in (weights, [self.values[place] for place in places]):
+            torch._foreach_addcmul_(scores, grads, part, value=-self.optimizers.lr)
+
+    def _keep_initial(self) -> None:
+        """Copy the weights before the first update: those of a checkpoint, if the run starts from one."""
+        if not self.has_initial:
+            torch._foreach_copy_(self.movement, self.matrices)
+            self.has_initial = True
 
     def _state_score(self, matrix: torch.Tensor) -> torch.Tensor:
         state = next(o.state[matrix] for o in self.optimizers.optimizers if matrix in o.state)

@@ -40,6 +40,7 @@ from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.sharded import shard
+from gpt2.optim.spam import NormSpikes, norm_spikes
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
 from gpt2.stopping import (
@@ -208,6 +209,8 @@ def set_up(
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
     optimizers = shard(build_optimizers(config, raw), config.zero_stage, world)
+    spikes = norm_spikes(config, optimizers, world.device)
+    log.spikes = 0 if spikes else None
     pruner = prune.build(config, raw, optimizers)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
@@ -221,6 +224,7 @@ def set_up(
     budget = Budget(limit_of(config), log.attempt, ahead=2 if world.device.type == "cuda" else 0)
     stateful: dict[str, Stateful] = {"log": log, "judge": benchmarks, "guard": faults}  # version 0.1's names
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
+    stateful |= {"spikes": spikes} if spikes else {}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     checkpoints = CheckpointManager(training, log)
     resumed = checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
@@ -262,6 +266,7 @@ def set_up(
         between=between,
         ddp=ddp,
         pruner=pruner,
+        spikes=spikes,
         norms=norms,
         profile=profile,
         parameters=list(raw.parameters()),
@@ -276,6 +281,7 @@ class TrainingLoop:
     between: BetweenSteps
     ddp: DistributedDataParallel | None  # None with one rank
     pruner: Pruner | None
+    spikes: NormSpikes | None
     norms: LayerNorms | None
     profile: Profile
     parameters: list[nn.Parameter]
@@ -344,7 +350,8 @@ class TrainingLoop:
         between.watchdog.at(failure.NUMBERS)
         over_budget = world.main and between.budget.is_up(between.due(step + 1))
         stop = between.stop.requested
-        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget)
+        spikes = self.spikes.count if self.spikes else None
+        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget, spikes=spikes)
 
     def _gradients(self) -> torch.Tensor:
         """Run forward and backward of all micro-batches; return this rank's mean loss ()."""
@@ -374,6 +381,8 @@ class TrainingLoop:
         if self.norms:
             self.norms.begin(step)
         norm = clip(self.parameters, self.between.training.config.grad_clip)
+        if self.spikes:
+            self.spikes.update(norm)
         optimizers = self.between.training.optimizers
         optimizers.step()
         self.between.log.states(optimizers)

@@ -71,19 +71,27 @@ def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals."""
-    own = {"theta": config.spam_theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
+    """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals.
+
+    gpt2.optim.spam.NormSpikes adds the rule of the gradient norm, which needs the gradients of all optimizers.
+    """
+    theta = 0.0 if config.spam_rule == "norm" else config.spam_theta
+    own = {"theta": theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
     options = {**own, **_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
     return [Spam(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
 
 
 def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return AdamW or SPAM, as `adamwprune_base` says. gpt2/prune.py prunes with its moments (mcgrof/AdamWPrune)."""
-    if config.adamwprune_base == "adamwspam":
+    """Return the optimizer that `adamwprune_base` names. gpt2/prune.py prunes with its moments.
+
+    The four bases are those of mcgrof/AdamWPrune. As there, AMSGrad and the weight decay are adamwprune's own settings.
+    """
+    base = config.adamwprune_base
+    if base == "adamwspam":
         return adamwspam(config, model)
-    options = {**_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
-    groups = decay_groups(model.parameters(), config.weight_decay)
-    return [torch.optim.AdamW(groups, lr=config.learning_rate, **options)]
+    kind = torch.optim.Adam if base == "adam" else torch.optim.AdamW
+    options = {**_adam_options(config), "amsgrad": bool(config.amsgrad) or base == "adamwadv", "fused": True}
+    return [kind(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
 
 
 def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:

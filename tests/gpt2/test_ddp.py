@@ -87,6 +87,22 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     assert read_json(run_dir.result)["sparsity"] == zeros / total
 
 
+def test_two_ranks_find_the_same_spikes_of_the_norm(tmp_path):
+    """Norms fall here, so a spike is one above the mean minus a deviation. One rank finds the same ones."""
+    spam = {"optimizer": "adamwspam", "spam_rule": "norm", "spam_sigma": -1.0, "spam_theta": 0.0, "spam_interval": 0}
+    common = {"max_iters": 30, "spam_warmup_steps": 0, "warmup_steps": 0, "learning_rate": 1e-2, **spam}
+    single = make_run(tmp_path, "one", batch_size=4, **common)
+    double = make_run(tmp_path, "two", num_gpus=2, batch_size=2, **common)
+    (tmp_path / "weights").mkdir()
+    processes = [start_training(single), start_training(double, FAULT_DUMP=tmp_path / "weights")]
+    outputs = [output_of(process) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    replicas = [torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert all(torch.equal(tensor, replicas[1][name]) for name, tensor in replicas[0].items())
+    found = [[e["step"] for e in read_jsonl(run.events) if e["event"] == "spam"] for run in (single, double)]
+    assert found[0] == found[1] != []
+
+
 def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start_training(run_dir, torchrun=True)

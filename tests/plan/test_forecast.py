@@ -8,11 +8,23 @@ import pytest
 import torch
 
 from factories import train_config
+from gpt2 import prune
 from gpt2.model.gpt2 import GPT
 from gpt2.optim import sharded as sharded_optimizers
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.sharded import BUFFER, place, share_of
-from kmatrix.plan.memory import BYTES, EXCHANGE, SMALL, STATES, forecast, memory, states, states_per_rank, warnings
+from kmatrix.plan.memory import (
+    BYTES,
+    EXCHANGE,
+    SMALL,
+    STATES,
+    forecast,
+    masks,
+    memory,
+    states,
+    states_per_rank,
+    warnings,
+)
 from kmatrix.records.train_config import NOT_SHARDED
 from optim_factory import SHAPE, Settings, run_steps
 
@@ -89,6 +101,28 @@ def test_sharded_states_need_a_buffer_for_the_exchange_of_at_most_what_the_train
 
 def test_with_one_rank_sharded_states_change_nothing():
     assert memory(BIG, train_config(zero_stage=1)) == memory(BIG, train_config(zero_stage=0))
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("base", ["adam", "adamw", "adamwadv", "adamwspam"])
+def test_the_forecast_of_each_base_of_adamwprune_equals_its_real_states(base, amsgrad):
+    config = Settings(optimizer="adamwprune", adamwprune_base=base, amsgrad=amsgrad)
+    model = GPT(BIG)
+    optimizers = build_optimizers(config, model)
+    run_steps(model, optimizers, 2)
+
+    assert states(BIG, train_config(**asdict(config))) == state_count(optimizers)
+
+
+@pytest.mark.parametrize(("rule", "each"), [("gradient", 1.25), ("distance", 1.25), ("published", 2.25)])
+def test_the_forecast_of_movement_pruning_equals_its_real_masks_scores_and_values(rule, each):
+    config = Settings(pruning="movement", movement_rule=rule)
+    model = GPT(BIG)
+    pruner = prune.build(config, model, build_optimizers(config, model))
+    tensors = [*pruner.pruned, *pruner.movement, *pruner.values]
+
+    assert masks(BIG, train_config(**asdict(config))) == sum(t.numel() * t.element_size() for t in tensors) / 4
+    assert masks(BIG, train_config(**asdict(config))) == each * 12 * BIG.n_layer * BIG.n_embd**2
 
 
 def test_every_optimizer_has_a_forecast_and_vice_versa():

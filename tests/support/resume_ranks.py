@@ -48,7 +48,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Yield every optimizer with dropout, stops at the border of an epoch, and a model that draws random numbers."""
     for name in sorted(BUILDERS):
-        for base in ("adamw", "adamwspam") if name == "adamwprune" else ("",):
+        for base in ("adam", "adamw", "adamwadv", "adamwspam") if name == "adamwprune" else ("",):
             special = {key: value for values in SPECIAL.values() for key, value in values.items()}
             special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
             settings = asdict(Settings(optimizer=name, learning_rate=1e-3)) | special
@@ -57,6 +57,12 @@ def cases() -> Iterator[Case]:
                 yield Case(name=f"{name}-sharded", fields=settings | {"dropout": 0.1, "zero_stage": 1})
     for method in ("magnitude", "movement"):
         yield Case(name=method, fields={"dropout": 0.1, "pruning": method, "pruning_global": True, **PRUNED})
+    for rule in ("published", "distance"):
+        movement = {"pruning": "movement", "movement_rule": rule, "pruning_schedule": "linear", "pruning_global": True}
+        yield Case(name=rule, fields={"dropout": 0.1, **movement, **PRUNED})
+    # With a negative threshold, every norm from the tenth on is a spike.
+    spam = asdict(Settings(optimizer="adamwspam", learning_rate=1e-3)) | SPECIAL["spam"]
+    yield Case(name="spikes", stop=9, fields={"dropout": 0.1, **spam, "spam_rule": "both", "spam_sigma": -9.0})
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
     yield Case(name="noisy", noisy=True)

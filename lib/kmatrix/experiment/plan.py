@@ -59,6 +59,7 @@ ALIKE = frozenset(
             "head_lr",
             "scalar_lr",
             "spam_theta",
+            "spam_sigma",
             "adafactor_beta2_decay",
             "adafactor_clip",
             "target_sparsity",

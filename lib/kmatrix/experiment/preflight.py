@@ -42,7 +42,16 @@ RAMP: Mapping[str, Any] = {"pruning_warmup": 0.0, "pruning_ramp_end": 1.0, "prun
 NUMBERS = frozenset(  # fields that affect neither memory nor which code runs
     {
         *("seed", "learning_rate", "min_lr", "schedule", "wsd_decay_fraction", "weight_decay", "grad_clip"),
-        *("beta1", "beta2", "epsilon", "muon_adamw_lr", "spam_theta", "target_sparsity", "gpu_hour_price"),
+        *(
+            "beta1",
+            "beta2",
+            "epsilon",
+            "muon_adamw_lr",
+            "spam_theta",
+            "spam_sigma",
+            "target_sparsity",
+            "gpu_hour_price",
+        ),
         *("embedding_lr", "head_lr", "scalar_lr"),
         *("adafactor_beta2_decay", "adafactor_clip", "early_stopping_min_delta", "data_tokens", "peak_tflops"),
         *("keep_checkpoints", "keep_every", "async_checkpoint", "stall_factor", "stall_floor"),

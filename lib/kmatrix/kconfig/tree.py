@@ -235,7 +235,7 @@ class Tree:
             axis = self.axis_of(symbol)
             self.neutral.update({axis, symbol.name, *(member.name for member in self.members.get(axis, {}).values())})
         elif marker.name == "added":
-            self.added[symbol.name] = marker.args[0]
+            self.added[self.axis_of(symbol)] = marker.args[0]  # below a member: of its choice
         else:
             self.labels[symbol.name] = marker.args[0]
 

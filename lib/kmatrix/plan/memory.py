@@ -260,7 +260,9 @@ def states(shape: ModelShape, train: TrainConfig) -> float | None:
     optimizer = train.optimizer
     if optimizer not in STATES:
         return None
-    matrix, other = (count + bool(train.amsgrad) for count in STATES[optimizer])
+    # AMSGrad stores the largest second moment so far. adamwadv has it in STATES; as a base of adamwprune it is added.
+    largest = bool(train.amsgrad) or (optimizer == "adamwprune" and train.adamwprune_base == "adamwadv")
+    matrix, other = (count + largest for count in STATES[optimizer])
     in_blocks = shape.block_matrices
     squares = _squares(shape) if optimizer == "soap" else 0
     return in_blocks * matrix + (shape.params - in_blocks) * other + squares
@@ -308,8 +310,12 @@ def _exchange(shape: ModelShape, train: TrainConfig) -> float:
 
 
 def masks(shape: ModelShape, train: TrainConfig) -> float:
-    """Return the size of pruning masks and movement scores in 32-bit numbers: a mask has a byte per block weight."""
+    """Return the size of masks, movement scores and values of pruned weights in 32-bit numbers.
+
+    A mask has a byte per block weight, the others one number each.
+    """
     kept = {"none": 0.0, "movement": 1.25}.get(train.pruning, 0.25)
+    kept += train.pruning == "movement" and train.movement_rule == "published"
     return shape.block_matrices * kept
 
 

@@ -23,8 +23,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": ("gpt2", "byte", "char", "bpe"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
-    "adamwprune_base": ("adamw", "adamwspam"),
+    "adamwprune_base": ("adam", "adamw", "adamwadv", "adamwspam"),
+    "spam_rule": ("entries", "norm", "both"),
     "pruning": ("none", "magnitude", "movement", "state"),
+    "movement_rule": ("gradient", "published", "distance"),
+    "pruning_schedule": ("cubic", "linear"),
     "device": ("cuda", "cpu"),
     "dtype": ("fp32", "bf16"),
     "ddp_backend": ("nccl", "gloo"),
@@ -39,7 +42,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 OPTIONAL_CHOICES = (
     *("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn", "norm", "activation"),
-    "tokens_per_param_of",
+    *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of"),
 )
 # The parts of nanochat's models; None with other architectures.
 NANOCHAT_FIELDS = (
@@ -55,6 +58,10 @@ SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
     *NANOCHAT_FIELDS,
 )
+# Fields that older runs did not have, with what those did to which they apply; None for all others.
+ADDED_TO_SPAM: dict[str, Any] = {"spam_rule": "entries", "spam_sigma": None}
+ADDED_TO_MOVEMENT: dict[str, Any] = {"movement_rule": "gradient"}
+ADDED_TO_PRUNED: dict[str, Any] = {"pruning_schedule": "cubic"}
 ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 # Optimizers whose states cannot be sharded over the ranks (zero_stage), with the reason.
 NOT_SHARDED = {
@@ -202,7 +209,16 @@ def with_added(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of "train" with those that version 0.1 did not write, as its trainer behaved."""
     if "optimizer" not in values:  # of a damaged file: nothing is known
         return values
-    return {**ADDED, **(ADDED_TO_MUON if values["optimizer"] == "muon" else {}), **values}
+    optimizer, pruning = values["optimizer"], values.get("pruning") or "none"
+    spam = optimizer == "adamwspam" or (optimizer == "adamwprune" and values.get("adamwprune_base") == "adamwspam")
+    return {
+        **ADDED,
+        **(ADDED_TO_MUON if optimizer == "muon" else {}),
+        **(ADDED_TO_SPAM if spam else {}),
+        **(ADDED_TO_MOVEMENT if pruning == "movement" else {}),
+        **(ADDED_TO_PRUNED if pruning != "none" else {}),
+        **values,
+    }
 
 
 @cache
@@ -304,6 +320,8 @@ class TrainConfig(TrainFields):
     epsilon: float | None
     amsgrad: bool | None
     adamwprune_base: str | None
+    spam_rule: str | None  # which gradients are spikes
+    spam_sigma: float | None  # standard deviations of the gradient norm
     spam_theta: float | None
     spam_interval: int | None  # steps
     spam_warmup_steps: int | None
@@ -319,6 +337,8 @@ class TrainConfig(TrainFields):
 
     # Pruning
     pruning: str
+    movement_rule: str | None
+    pruning_schedule: str | None
     target_sparsity: float | None  # 0 to 1
     pruning_warmup: float | None  # of max_iters
     pruning_ramp_end: float | None  # of max_iters
@@ -398,7 +418,8 @@ class TrainConfig(TrainFields):
             raise refused(
                 "vocab_size", self.vocab_size, f"tokenizer {self.tokenizer} has {VOCAB[self.tokenizer]} tokens"
             )
-        if (self.pruning == "state") != (self.optimizer == "adamwprune"):
+        by_state = self.pruning == "state"
+        if self.pruning != "none" and by_state != (self.optimizer == "adamwprune"):
             raise refused("pruning", self.pruning, f"with optimizer {self.optimizer}: adamwprune alone prunes by state")
         product = self.batch_size * self.gradient_accumulation * self.num_gpus
         if self.global_batch != product:
@@ -481,7 +502,8 @@ class TrainConfig(TrainFields):
                 raise ConfigError(
                     f"train.{name} in run.json is not a field of the trainer", hint="plan the matrix again"
                 )
-        values = {**dict.fromkeys(ADDED_TO_MUON), **with_added(values)}
+        conditional = (*ADDED_TO_MUON, *ADDED_TO_SPAM, *ADDED_TO_MOVEMENT, *ADDED_TO_PRUNED)
+        values = {**dict.fromkeys(conditional), **with_added(values)}
         for name in names:
             if name not in values:
                 raise ConfigError(f"train.{name} is missing in run.json", hint="plan the matrix again")
