@@ -207,7 +207,7 @@ class RunLog:
         self.since_line += 1
         if self.spikes is not None and numbers.spikes > self.spikes:
             self.spikes = numbers.spikes
-            text = f"gradient norm {numbers.norm:.4g} is spike {numbers.spikes}: moments weakened"
+            text = f"gradient norm {numbers.norm:.4g} is spike {numbers.spikes}: optimizer state weakened"
             self.event(numbers.step, "spam", text)
         if numbers.step % self.config.log_interval and numbers.step != self.config.max_iters - 1:
             return

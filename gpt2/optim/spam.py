@@ -92,7 +92,7 @@ class NormSpikes:
 
     @torch.no_grad()
     def update(self, norm: torch.Tensor) -> None:
-        """Weaken the moments if the norm () of this step's gradients is a spike. Call it before the step."""
+        """Apply the rule to the norm () of this step's gradients: at a spike, weaken the moments. Call it before the step."""
         norm = norm.detach().to(self.norms)
         known = self.norms != NO_NORM
         number = known.sum()

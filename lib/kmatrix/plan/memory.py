@@ -260,7 +260,7 @@ def states(shape: ModelShape, train: TrainConfig) -> float | None:
     optimizer = train.optimizer
     if optimizer not in STATES:
         return None
-    # AMSGrad stores the largest second moment so far. adamwadv has it in STATES; as a base of adamwprune it is added.
+    # AMSGrad stores the largest mean square so far. adamwadv has it in STATES; as a base of adamwprune it is added.
     largest = bool(train.amsgrad) or (optimizer == "adamwprune" and train.adamwprune_base == "adamwadv")
     matrix, other = (count + largest for count in STATES[optimizer])
     in_blocks = shape.block_matrices
