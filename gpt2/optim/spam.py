@@ -92,7 +92,7 @@ class NormSpikes:
 
     @torch.no_grad()
     def update(self, norm: torch.Tensor) -> None:
-        """Apply the rule to the norm () of this step's gradients: at a spike, weaken the moments. Call it before the step."""
+        """Apply the rule to the norm () of this step's gradients, before the step: at a spike, weaken the moments."""
         norm = norm.detach().to(self.norms)
         known = self.norms != NO_NORM
         number = known.sum()

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 SMALL = ("DEVICE=cpu", "NUM_GPUS=1", "MODEL=tiny", "BLOCK_SIZE=64", "EVAL_SAMPLES=10", "BATCH_SIZE=4", "LOG_INTERVAL=1")
 RAMP = ("TARGET_SPARSITY=0.7", "PRUNING_FREQUENCY=5", "PRUNING_WARMUP=0.25", "PRUNING_RAMP_END=0.7")
+QUIET = ("SAVE_BEST=n", "EVAL_INTERVAL=100", "AUTO_GENERATE_GRAPHS=n", "GPU_MONITOR=n")
 COUNT_ZEROS = """
 import sys, torch
 sys.path.insert(0, {root!r})
@@ -64,6 +65,7 @@ def test_invalid_combinations_are_excluded_with_a_reason_and_refused_as_single_r
             "adamwspam_pruningnone",
             "adamwspam_pruningmagnitude",
             "adamwspam_pruningmovement",
+            "adamwprune_pruningnone",
             "adamwprune_pruningstate",
             "muon_pruningnone",
             "schedulefree_pruningnone",
@@ -94,6 +96,56 @@ def test_the_matrix_of_the_original_project_is_one_command(clone):
         "gpt2_adamwprune_4gpu",
     ]
     assert "\nexcluded " not in dry.stdout
+
+
+def test_adamwprune_without_pruning_is_its_own_baseline(clone, tmp_path):
+    """Two configurations with clear names, of which the first trains exactly as its base and prunes nothing."""
+    assert clone.make("defconfig-gpt2-cpu-quick", "PRUNING_FREQUENCY=2", "PRUNING_WARMUP=0").returncode == 0
+    steps = ("MAX_ITERS=12", "WARMUP_FRACTION=", "WARMUP_STEPS=2", "LEARNING_RATE=1e-3", *SMALL, *QUIET)
+    pair = ("OPTIMIZER=adamwprune", "PRUNING=none,state", "ADAMWPRUNE_BASE=adamwadv", f"RESULTS_DIR={tmp_path}/pair")
+    completed = clone.make("test-matrix", *steps, *pair)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    runs = {
+        path.parent.name: load(path.parent / "result.json") for path in newest(tmp_path / "pair").glob("*/run.json")
+    }
+    assert {name: result["sparsity"] for name, result in runs.items()} == {
+        "gpt2_adamwprune_pruningnone_1cpu": None,
+        "gpt2_adamwprune_pruningstate_1cpu": pytest.approx(0.5, abs=1e-5),
+    }
+
+    base = clone.make("test-matrix", *steps, "OPTIMIZER=adamwadv", f"RESULTS_DIR={tmp_path}/base")
+    assert base.returncode == 0, base.stdout + base.stderr
+    (other,) = [load(path.parent / "result.json") for path in newest(tmp_path / "base").glob("*/run.json")]
+    assert runs["gpt2_adamwprune_pruningnone_1cpu"]["final_val_loss"] == other["final_val_loss"]
+
+
+def test_all_schedules_rules_and_bases_are_axes_and_reach_the_target(clone, tmp_path):
+    """Linear and cubic ramps, the three rules of movement, and the original's spike rule, through make."""
+    assert clone.make("defconfig-gpt2-cpu-quick", "PRUNING_FREQUENCY=2", "PRUNING_WARMUP=0").returncode == 0
+    steps = ("MAX_ITERS=20", "WARMUP_FRACTION=", "WARMUP_STEPS=2", "LEARNING_RATE=1e-3", *SMALL, *QUIET)
+    axes = ("MOVEMENT_RULE=gradient,published,distance", "PRUNING_SCHEDULE=cubic,linear", "PRUNING=movement")
+    spam = ("OPTIMIZER=adamwspam", "SPAM_RULE=norm", "SPAM_SIGMA=0")
+    completed = clone.make("test-matrix", *steps, *axes, *spam, f"RESULTS_DIR={tmp_path}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    folders = sorted(path.parent for path in newest(tmp_path).glob("*/run.json"))
+    assert len(folders) == 6
+    ramps = {}
+    for folder in folders:
+        zeros, total, _ = count_zeros(clone, folder / "checkpoints" / "final.pt")
+        assert zeros == round(0.5 * total)
+        metrics = [line for line in lines(folder / "metrics.jsonl") if "sparsity" in line]
+        spikes = [event["step"] for event in lines(folder / "events.jsonl") if event["event"] == "spam"]
+        assert metrics[-1]["spam/spikes"] == len(spikes)
+        norms = [line["grad/norm"] for line in metrics]
+        assert spikes == [step for step in range(9, 20) if norms[step] > sum(norms[:step]) / step]
+        ramps.setdefault("linear" if "linear" in folder.name else "cubic", []).append(
+            [round(line["sparsity"] * total) for line in metrics]
+        )
+    assert all(ramp == ramps["linear"][0] for ramp in ramps["linear"])
+    # A change at each even step up to the end, step 15: the metrics of step s have the sparsity after s updates.
+    expected = [round(0.5 * min(step - step % 2 if step < 15 else 15, 15) / 15 * total) for step in range(20)]
+    assert ramps["linear"][0] == expected
+    assert ramps["cubic"][0][6] > 1.5 * ramps["linear"][0][6]
 
 
 def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_path):
