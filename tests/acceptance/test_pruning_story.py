@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 SMALL = ("DEVICE=cpu", "NUM_GPUS=1", "MODEL=tiny", "BLOCK_SIZE=64", "EVAL_SAMPLES=10", "BATCH_SIZE=4", "LOG_INTERVAL=1")
 RAMP = ("TARGET_SPARSITY=0.7", "PRUNING_FREQUENCY=5", "PRUNING_WARMUP=0.25", "PRUNING_RAMP_END=0.7")
+EVERY_OTHER = ("PRUNING_FREQUENCY=2", "PRUNING_WARMUP=0")
 QUIET = ("SAVE_BEST=n", "EVAL_INTERVAL=100", "AUTO_GENERATE_GRAPHS=n", "GPU_MONITOR=n")
 COUNT_ZEROS = """
 import sys, torch
@@ -100,9 +101,15 @@ def test_the_matrix_of_the_original_project_is_one_command(clone):
 
 def test_adamwprune_without_pruning_is_its_own_baseline(clone, tmp_path):
     """Two configurations with clear names, of which the first trains exactly as its base and prunes nothing."""
-    assert clone.make("defconfig-gpt2-cpu-quick", "PRUNING_FREQUENCY=2", "PRUNING_WARMUP=0").returncode == 0
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     steps = ("MAX_ITERS=12", "WARMUP_FRACTION=", "WARMUP_STEPS=2", "LEARNING_RATE=1e-3", *SMALL, *QUIET)
-    pair = ("OPTIMIZER=adamwprune", "PRUNING=none,state", "ADAMWPRUNE_BASE=adamwadv", f"RESULTS_DIR={tmp_path}/pair")
+    pair = (
+        *EVERY_OTHER,
+        "OPTIMIZER=adamwprune",
+        "PRUNING=none,state",
+        "ADAMWPRUNE_BASE=adamwadv",
+        f"RESULTS_DIR={tmp_path}/pair",
+    )
     completed = clone.make("test-matrix", *steps, *pair)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     runs = {
@@ -121,9 +128,14 @@ def test_adamwprune_without_pruning_is_its_own_baseline(clone, tmp_path):
 
 def test_all_schedules_rules_and_bases_are_axes_and_reach_the_target(clone, tmp_path):
     """Linear and cubic ramps, the three rules of movement, and the original's spike rule, through make."""
-    assert clone.make("defconfig-gpt2-cpu-quick", "PRUNING_FREQUENCY=2", "PRUNING_WARMUP=0").returncode == 0
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     steps = ("MAX_ITERS=20", "WARMUP_FRACTION=", "WARMUP_STEPS=2", "LEARNING_RATE=1e-3", *SMALL, *QUIET)
-    axes = ("MOVEMENT_RULE=gradient,published,distance", "PRUNING_SCHEDULE=cubic,linear", "PRUNING=movement")
+    axes = (
+        *EVERY_OTHER,
+        "MOVEMENT_RULE=gradient,published,distance",
+        "PRUNING_SCHEDULE=cubic,linear",
+        "PRUNING=movement",
+    )
     spam = ("OPTIMIZER=adamwspam", "SPAM_RULE=norm", "SPAM_SIGMA=0")
     completed = clone.make("test-matrix", *steps, *axes, *spam, f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
