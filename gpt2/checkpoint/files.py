@@ -16,7 +16,7 @@ import torch
 
 from gpt2.checkpoint.contents import out_of_memory, problem, reason
 from kmatrix.errors import FullError, KmatrixError, LaunchError, RecordError, SchemaError, is_full
-from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of
+from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of, weights_alone
 from kmatrix.records.files import free_path, replacing, sync_folder
 
 SCHEMA = 2  # 1: random generators of one rank only, and no `carried`
@@ -132,6 +132,24 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
     return value
 
 
+def weights_of(path: Path) -> dict[str, Any]:
+    """Return a verified checkpoint reduced to the weights that are evaluated, sampled, served and exported.
+
+    The states of its optimizer stay on disk: the file is mapped, not read. Raises RecordError if it is damaged.
+    """
+    check(path)
+    try:
+        value = upgraded(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    # Broad for the same reason as above.
+    except Exception as error:
+        raise damaged(path, reason(error)) from None
+    if why := problem(value):
+        raise damaged(path, why)
+    weights = value["judged"] if "judged" in value else value["model"]
+    empty: dict[str, Any] = {"optimizer": {}, "rng": [], "carried": {}}
+    return {**{name: item for name, item in value.items() if name != "judged"}, "model": weights, **empty}
+
+
 def check(path: Path) -> None:
     """Raise RecordError if a file differs from its entry in the index, or without one from its own checksums."""
     entry = entry_of(path)
@@ -177,7 +195,10 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
         return None
     if how not in (AUTO, LATEST, BEST):
         path = Path(how)
-        return path, load_checkpoint(path)
+        value = load_checkpoint(path)
+        if not value["optimizer"]:
+            raise weights_alone(path)
+        return path, value
     if how == BEST:
         entry = index.of_kind(CheckpointKind.BEST)
         if entry is None:
@@ -197,8 +218,8 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
 
 
 def newest_first(index: CheckpointIndex) -> Iterator[Path]:
-    """Yield the checkpoints in the index, newest first, then files that a lost index does not list."""
-    known = [index.folder / entry.name for entry in reversed(index.entries)]
+    """Yield the complete checkpoints in the index, newest first, then files that a lost index does not list."""
+    known = [index.folder / entry.name for entry in reversed(index.entries) if not entry.weights_only]
     yield from known
     yield from sorted(set(index.folder.glob("step_*.pt")) - set(known), reverse=True)
 

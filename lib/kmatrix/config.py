@@ -435,8 +435,9 @@ def _amount(value: Values, name: str) -> float:
 def rollback_needs_checkpoints(value: Values) -> str | None:
     """Check that a rollback has periodic checkpoints to return to."""
     rollback = "rollback" in (value("GPT2_NAN_POLICY"), value("GPT2_SPIKE_POLICY"))
-    if rollback and value("GPT2_CHECKPOINT_INTERVAL") == "0":
-        return "a rollback needs periodic checkpoints: CHECKPOINT_INTERVAL above 0"
+    by_time = float(value("GPT2_CHECKPOINT_MINUTES") or 0)
+    if rollback and value("GPT2_CHECKPOINT_INTERVAL") == "0" and not by_time:
+        return "a rollback needs periodic checkpoints: CHECKPOINT_INTERVAL or CHECKPOINT_MINUTES above 0"
     return None
 
 

@@ -16,11 +16,14 @@ from kmatrix.records.checkpoints import (
     CheckpointKind,
     Entry,
     entry_of,
+    has_checkpoint,
     read_index,
     sha256_of,
+    start_step,
     superseded,
 )
-from kmatrix.records.files import write_json
+from kmatrix.records.decode import replaced
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from programs import run
 
@@ -212,6 +215,44 @@ def test_pruning_keeps_the_newest_the_best_and_permanent_ones(matrix):
     assert steps(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == [20, 30, 50]
     assert steps(read_index(matrix.run("gpt2_muon_1cpu").checkpoints)) == [20]
     assert "deleted 3 checkpoints" in result.out
+
+
+def test_pruning_keeps_weights_and_checkpoints_that_will_be_reduced_to_them(matrix):
+    run_dir = matrix.run("gpt2_adamw_1cpu")
+    record = read_json(run_dir.run_json)
+    write_json(run_dir.run_json, {**record, "train": {**record.get("train", {}), "keep_weights_every": 40}})
+    path = run_dir.checkpoints / "weights_00000005.pt"
+    path.write_bytes(b"WEIGHTS")
+    index = CheckpointIndex(run_dir.checkpoints)
+    entry = replaced(
+        index.entries[0], name=path.name, step=5, kinds=frozenset({CheckpointKind.KEPT}), bytes=7, weights_only=True
+    )
+    index.insert(entry)
+    assert "kept,weights" in run("list-checkpoints", f"TARGET={matrix.path}").out
+    assert run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1").status == 0
+    assert steps(read_index(run_dir.checkpoints)) == [5, 20, 30, 40, 50]
+    assert path.exists()
+
+
+def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path):
+    index = CheckpointIndex(tmp_path)
+    (tmp_path / "weights_00000005.pt").write_bytes(b"WEIGHTS")
+    index.insert(
+        Entry(
+            name="weights_00000005.pt",
+            step=5,
+            kinds=frozenset({CheckpointKind.KEPT}),
+            bytes=7,
+            sha256="",
+            val_loss=None,
+            attempt=1,
+            time=0.0,
+            weights_only=True,
+        )
+    )
+    assert not has_checkpoint(tmp_path)
+    assert start_step(tmp_path, "auto") == 0
+    assert (len(index.present), index.complete) == (1, [])
 
 
 def test_pruning_never_deletes_the_last_complete_checkpoint(matrix):

@@ -20,10 +20,12 @@ from kmatrix.records.checkpoints import (
     CheckpointKind,
     Entry,
     file_size,
+    keeps_weights,
     sha256_of,
 )
 from kmatrix.records.lock import held, try_lock
 from kmatrix.records.paths import MatrixDir, RunDir, below_root, program_environment
+from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.report.analysis import analyse
 from kmatrix.runner.execute import need_torch
 from kmatrix.text import UNKNOWN, columns, disk_size, plural, shown, table, time_of_day
@@ -168,10 +170,10 @@ def prune(arguments: Arguments) -> int:
         if base := arguments.get("CHECKPOINT_DIR"):
             take_folder(matrix, below_root(base))
         check_own_files(matrix)
-        found = [index for run, index in _indexes(matrix, arguments) if _lock(locks, run)]
+        found = {index: run for run, index in _indexes(matrix, arguments) if _lock(locks, run)}
         for index in found:
             index.finish_deleting()  # of a command that was killed
-        going = {index: entries for index in found if (entries := _superseded(index))}
+        going = {index: entries for index, run in found.items() if (entries := _superseded(index, run))}
         return _delete(arguments, going)
 
 
@@ -207,14 +209,18 @@ def _lock(locks: ExitStack, run: RunDir) -> bool:
     return True
 
 
-def _superseded(index: CheckpointIndex) -> list[Entry]:
-    """Return the superseded checkpoints: not best, kept or final, and older than the newest intact one."""
+def _superseded(index: CheckpointIndex, run: RunDir) -> list[Entry]:
+    """Return the superseded checkpoints: not best, kept or final, and older than the newest intact one.
+
+    Those whose weights the run keeps stay: the trainer alone can reduce them.
+    """
     # The hash of each file is checked: if the newest one is damaged, the run resumes from an older one.
-    newest = next((entry for entry in reversed(index.present) if is_intact(index, entry)), None)
+    newest = next((entry for entry in reversed(index.complete) if is_intact(index, entry)), None)
     if newest is None:
         return []
     older = index.entries[: index.entries.index(newest)]
-    return [entry for entry in older if entry.kinds <= EXPIRING]
+    every = read_run_file_or_empty(run).train.keep_weights_every or 0
+    return [entry for entry in older if entry.kinds <= EXPIRING and not keeps_weights(entry, every)]
 
 
 def is_intact(index: CheckpointIndex, entry: Entry) -> bool:
@@ -249,7 +255,7 @@ def row(index: CheckpointIndex, entry: Entry) -> tuple[str, ...]:
     state = " (missing)" if there is None else "" if there == entry.bytes else " (damaged: wrong size)"
     return (
         str(entry.step),
-        ",".join(sorted(entry.kinds)),
+        ",".join([*sorted(entry.kinds), *(["weights"] if entry.weights_only else [])]),
         UNKNOWN if entry.val_loss is None else f"{entry.val_loss:.4f}",
         disk_size(entry.bytes),
         str(entry.attempt),

@@ -353,7 +353,10 @@ def _forecast_lines(
         yield from _device_lines(config, devices[0], needed, target, cpu)
     if kept := disk(shape, train, config.steps):
         files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
-        yield _line("disk", f"at most {files}: {disk_size(kept.files * kept.each)}" if kept.files else "no checkpoints")
+        files += (
+            f" and {plural(kept.weights, 'file')} of weights of {disk_size(kept.weights_each)}" if kept.weights else ""
+        )
+        yield _line("disk", f"at most {files}: {disk_size(kept.bytes)}" if kept.files else "no checkpoints")
 
 
 def _line(label: str, text: str) -> str:

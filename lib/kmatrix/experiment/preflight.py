@@ -34,6 +34,7 @@ TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, a
     **{"max_iters": STEPS, "warmup_steps": 0, "warmup_fraction": None, "log_interval": 1, "eval_interval": STEPS},
     **{"hellaswag": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
     **{"save_checkpoint": False, "save_best": False, "checkpoint_interval": 0},
+    **{"checkpoint_minutes": 0.0, "keep_weights_every": 0},
     **{"max_time": None, "max_cost": None, "max_tokens": None, "max_epochs": None, "tokens_per_param": None},
 }
 
