@@ -46,11 +46,14 @@ class Limit:
 
 
 def limit_of(config: TrainConfig) -> Limit | None:
-    """Return the budget that is used up first, or None without a budget.
+    """Return the budget that cuts the run and is used up first, or None without one.
 
+    A budget that the number of steps was computed from cuts nothing: the schedule ends with it.
     A cost budget lasts max_cost / (price per hour) hours.
     """
-    limits = []
+    limits: list[Limit] = []
+    if config.length_from:
+        return None
     if config.max_time is not None:
         limits.append(Limit(seconds=config.max_time, ended_by=EndReason.TIME))
     if (seconds := cost_limit_s(config)) is not None:

@@ -128,7 +128,7 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
         (["BUDGET_DOLLARS=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "BUDGET_DOLLARS needs a MACHINE_HOUR_PRICE above 0"),
         (["DATA_DIR=Kconfig"], "Kconfig is not a directory"),
         (["RESULTS_DIR=Kconfig/below"], "Kconfig is not a directory"),
-        (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS or TOKENS_PER_PARAM"),
+        (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS, TOKENS_PER_PARAM, MAX_TIME or MAX_COST"),
         (["COST=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "MAX_COST needs a MACHINE_HOUR_PRICE above 0 on the CPU"),
         (["NAN_POLICY=rollback"], "a rollback needs periodic checkpoints"),
         (["PROFILE=5:5"], "PROFILE=5:5 is not a range of steps"),

@@ -27,7 +27,15 @@ MAY_DIFFER = frozenset(
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
-        *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "oom_policy", "profile"),
+        *(
+            "length_from",
+            "gpu_hour_price",
+            "machine_hour_price",
+            "stall_factor",
+            "stall_floor",
+            "oom_policy",
+            "profile",
+        ),
         *("save_checkpoint", "checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "keep_every"),
         *("keep_weights_every", "save_best", "async_checkpoint"),
     )

@@ -15,15 +15,21 @@ from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
-from kmatrix.records.train_config import CHOICES, TrainConfig, parse_mix
+from kmatrix.records.train_config import CHOICES, TrainConfig, cost_limit_s, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
 PREFIX = "GPT2_"
+BUDGETS = ("max_time", "max_cost")
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
-WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made
+WITH_DATA = {
+    "data_sha256",
+    "data_shards",
+    "init_sha256",
+    "length_from",
+}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
 MOST_SOCKETS = 64  # of NCCL per network connection
@@ -100,8 +106,13 @@ class RunConfig:
         return self.train.device
 
     @property
+    def is_shaped(self) -> bool:
+        """Whether the number of steps follows from a budget of time or money, and the speed that is measured."""
+        return self.bound in BUDGETS
+
+    @property
     def steps(self) -> int | None:
-        """None until the data are known, if only epochs limit the run."""
+        """None until the data are known, if only epochs limit the run; until its speed is, if only a budget does."""
         return self.train.max_iters or None
 
     @property
@@ -196,9 +207,18 @@ def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
     fraction, steps = train.warmup_fraction, found.steps or 0
     # A fraction follows the length of the run, which may only be known with the data.
     warmup = train.warmup_steps if fraction is None else round(fraction * steps)
-    if (train.max_iters, train.warmup_steps) != (steps, warmup):  # a copy of a hundred fields takes a while
-        train = replace(train, max_iters=steps, warmup_steps=warmup)
+    shaped = found.bound if found.bound in BUDGETS else ""
+    # A copy of a hundred fields takes a while.
+    if (train.max_iters, train.warmup_steps, train.length_from) != (steps, warmup, shaped):
+        train = replace(train, max_iters=steps, warmup_steps=warmup, length_from=shaped)
     return replace(run, train=train, bound=found.bound)
+
+
+def with_length(run: RunConfig, steps: int) -> RunConfig:
+    """Return the configuration of a run whose budget allows this number of steps."""
+    fraction = run.train.warmup_fraction
+    warmup = run.train.warmup_steps if fraction is None else round(fraction * steps)
+    return replace(run, train=replace(run.train, max_iters=steps, warmup_steps=warmup))
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
@@ -408,11 +428,10 @@ def mix_can_be_read(value: Values) -> str | None:
 
 
 def length_is_bounded(value: Values) -> str | None:
-    """Check that the length of a run is limited by steps, tokens or epochs."""
-    if value("GPT2_MAX_ITERS") == "0" and not any(
-        value(name) for name in ("GPT2_MAX_TOKENS", "GPT2_MAX_EPOCHS", "GPT2_TOKENS_PER_PARAM")
-    ):
-        return "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS or TOKENS_PER_PARAM"
+    """Check that the length of a run is limited by steps, tokens, epochs, time or money."""
+    limits = ("MAX_TOKENS", "MAX_EPOCHS", "TOKENS_PER_PARAM", "MAX_TIME", "MAX_COST")
+    if value("GPT2_MAX_ITERS") == "0" and not any(value(f"GPT2_{name}") for name in limits):
+        return f"MAX_ITERS=0 needs {', '.join(limits[:-1])} or {limits[-1]}"
     return None
 
 
@@ -529,7 +548,8 @@ def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_token
     """Return the length of a run: the smallest of max_iters, max_tokens, tokens_per_param x params and max_epochs.
 
     train: max_iters as asked for.  train_tokens: tokens that an epoch reads, if known.
-    A bound is never exceeded, but every run has at least one step.
+    A bound is never exceeded, but every run has at least one step. If no other field decides, a budget of time or money
+    does, by a speed that is measured later.
     """
     tokens = {
         "max_tokens": train.max_tokens,
@@ -539,6 +559,10 @@ def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_token
     steps = {name: max(1, math.floor(n / tokens_per_step + ROUNDING)) for name, n in tokens.items() if n is not None}
     if train.max_iters:
         steps["max_iters"] = train.max_iters
+    if not steps and train.max_epochs is None:
+        money, time = cost_limit_s(train), train.max_time
+        by_cost = money is not None and (time is None or money < time)
+        return Length(steps=None, bound="max_cost" if by_cost else "max_time")
     if not steps:
         return Length(steps=None, bound="max_epochs")
     bound = min(steps, key=lambda name: steps[name])

@@ -234,7 +234,7 @@ def test_pruning_keeps_weights_and_checkpoints_that_will_be_reduced_to_them(matr
     assert path.exists()
 
 
-def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path):
+def test_training_does_not_resume_from_weights_alone(tmp_path):
     index = CheckpointIndex(tmp_path)
     (tmp_path / "weights_00000005.pt").write_bytes(b"WEIGHTS")
     index.insert(

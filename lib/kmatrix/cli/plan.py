@@ -140,6 +140,8 @@ def _needs(kind: RunKind, data_dir: Path) -> str:
 
 def _run_length(config: RunConfig) -> str:
     """Return the length of a run, with the limit that decides it if that is not MAX_ITERS."""
+    if config.is_shaped and config.tokens is None:
+        return f"as many steps as fit into {_budget_text(config)}"
     if config.tokens is None:
         length = _epochs(config)
     else:
@@ -148,6 +150,13 @@ def _run_length(config: RunConfig) -> str:
     time = config.train.max_time, config.train.max_cost
     most = [f"at most {text}" for text in (time[0] and duration(time[0]), time[1] and f"${time[1]:g}") if text]
     return ", ".join([length, *most])
+
+
+def _budget_text(config: RunConfig) -> str:
+    """Return the budget that decides the length of a run."""
+    seconds = budget_s(config.train)
+    cost = f"${config.train.max_cost:g}: " if config.bound == "max_cost" else ""
+    return f"{cost}{duration(seconds)} ({config.bound.upper()})" if seconds is not None else config.bound.upper()
 
 
 def _epochs(config: RunConfig) -> str:
@@ -388,6 +397,8 @@ def _length(config: RunConfig) -> str:
         f"{config.tokens_per_step:,} tokens ({plural(train.batch_size, 'sequence')} x {train.gradient_accumulation} "
         f"accumulated x {plural(config.ranks, 'rank')} x {config.shape.block_size} tokens)"
     )
+    if config.is_shaped and config.steps is None:
+        return f"as many steps as fit into {_budget_text(config)}, of {step}"
     if config.tokens is None or config.steps is None:
         return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params

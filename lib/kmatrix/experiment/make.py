@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_data
@@ -13,8 +13,9 @@ from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
-from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
+from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data, run_tokens
 from kmatrix.experiment.initial import check_fit
+from kmatrix.experiment.length.resolve import Measuring, resolve_lengths
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
@@ -24,6 +25,7 @@ from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.runner.execute import command_of, need_torch
 from kmatrix.status.watch import RunProgress
 from kmatrix.track.available import need_trackers, own_project
@@ -36,6 +38,7 @@ def make_matrix(
     preflight: bool | None = None,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
+    steps: Mapping[str, int] | None = None,
     rendered: bool = False,
     on_message: OnMessage = ignore,
     on_progress: Callable[[RunProgress], None] | None = None,
@@ -46,14 +49,25 @@ def make_matrix(
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
-    an earlier run.  rendered: the user submits the jobs of a cluster.  on_message: called with notes and warnings.
-    on_progress, on_note: called with the progress and the notes of the preflight runs.
-    run_jobs: trains preflight runs on the cluster of the plan.
+    an earlier run.  steps: run -> length, as in an earlier run, where a budget decides it; without, it is measured.
+    rendered: the user submits the jobs of a cluster.  on_message: called with notes and warnings.
+    on_progress, on_note: called with the progress and the notes of preflight and calibration runs.
+    run_jobs: trains these runs on the cluster of the plan.
     Raises ConfigError, DataError or LaunchError before anything is made.
     """
-    creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
+    tries = plan.config.preflight if preflight is None else preflight
+    measuring = Measuring(
+        on_message=on_message,
+        on_progress=on_progress,
+        on_note=on_note,
+        run_jobs=run_jobs,
+        in_jobs=tries,
+        rendered=rendered,
+        steps=steps or {},
+    )
+    creation = prepared(plan, checked(plan, on_message), command, shards, measuring)
     creation = dataclasses.replace(creation, rendered=rendered)
-    if plan.config.preflight if preflight is None else preflight:
+    if tries:
         try_runs(
             creation,
             plan.gpus,
@@ -100,9 +114,12 @@ def reuse_into(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
 
 
 def prepared(
-    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, on_message: OnMessage
+    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, measuring: Measuring
 ) -> Creation:
-    """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
+    """Check that the matrix can be made here, prepare its data, and return what its directories are made from.
+
+    measuring: for runs whose length a budget decides.
+    """
     # Cheap checks first: preparing data can download for hours.
     results_dir = below_root(plan.config.results_dir)
     checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
@@ -115,12 +132,9 @@ def prepared(
     # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
     check_fit(plan.initial, {name: configs[name].train for name in configs if name not in skipped}, prepared=True)
-    for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
-        on_message(line)
-    return Creation(
+    creation = Creation(
         plan=plan.matrix,
         configs=configs,
-        equal=equal_budget(plan.equal_by, configs),  # again: the vocabulary of the data can change a length in tokens
         verdict=plan.verdict,
         texts=_texts(plan),
         data=data,
@@ -141,6 +155,21 @@ def prepared(
         settings=settings_of(plan.config.engine, plan.runs[0].values.texts),
         initial=plan.initial,
     )
+    creation = resolve_lengths(creation, plan.gpus, measuring)
+    runs = [config.train for name, config in creation.configs.items() if name not in skipped]
+    if _reads_more(runs, data):  # than the part that the calibration has read
+        if plan.config.engine == SLURM:
+            refuse_large_data(plan.data_dir, runs, shards)
+        data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runs, shards)
+    for line in data_lines(runs, data):
+        measuring.on_message(line)
+    # Again: the vocabulary of the data can change a length in tokens.
+    return dataclasses.replace(creation, data=data, equal=equal_budget(plan.equal_by, creation.configs))
+
+
+def _reads_more(runs: Iterable[TrainConfig], data: Mapping[Key, Dataset]) -> bool:
+    """Return whether a run whose length was computed reads more tokens than are prepared for it."""
+    return any(run.length_from and run_tokens(run) > data[key(run)].train_tokens for run in runs)
 
 
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:

@@ -54,13 +54,16 @@ def reproduce(arguments: Arguments) -> int:
     )
     print_left_out(plan)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
+    known = read_run_file_or_empty(was).train
+    # The number of steps was computed from a budget then: a new measurement would make it another run.
+    steps = dict.fromkeys(plan.configs, known.max_iters) if known.length_from and known.max_iters else {}
     on_cluster = plan.config.engine != LOCAL
     if on_cluster:
         from kmatrix.cli.running.cluster import submit_matrix
 
-        matrix, recorders = submit_matrix(arguments, plan, reuse=False, shards=shards), None
+        matrix, recorders = submit_matrix(arguments, plan, reuse=False, shards=shards, steps=steps), None
     else:
-        matrix, recorders = make_dirs(arguments, plan, reuse=False, shards=shards)
+        matrix, recorders = make_dirs(arguments, plan, reuse=False, shards=shards, steps=steps)
     now = matrix.runs()[0]
     for line in _how_to_restore_code(was, changes(was, now)):
         print(f"note: {line}")

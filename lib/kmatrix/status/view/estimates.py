@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kmatrix.packing import Limits
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status
-from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.records.train_config import TrainFields, cut_s
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import spent_in
 from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, left_until, measured_before
@@ -78,7 +78,7 @@ class Estimates:
         # Of a stopped run, a part is done; a running run has spent part of the time already.
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
         left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
-        limit = budget_s(train)
+        limit = cut_s(train)
         if limit is not None:
             left = min(left, max(0.0, limit - (view.elapsed_s or 0.0)))
         return left, known.source
