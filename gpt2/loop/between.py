@@ -28,6 +28,7 @@ from gpt2.stopping import (
     Fault,
     FaultPolicy,
     NotFiniteError,
+    Outlook,
     Policy,
 )
 from kmatrix.records.checkpoints import CheckpointKind
@@ -50,6 +51,7 @@ class BetweenSteps:
     faults: FaultPolicy
     early_stopping: EarlyStopping
     budget: Budget
+    outlook: Outlook
     checkpoints: CheckpointManager
     steps: Steps
     timings: Timings
@@ -80,6 +82,8 @@ class BetweenSteps:
         if held_s() > held:
             self.steps.restart()  # the disk was full: the next step must not count that time
         self.budget.stepped(numbers.seconds)
+        if told := self.outlook.stepped(numbers.step, numbers.seconds, self.budget.spent_s):
+            self.log.event(numbers.step, "budget", told)
         if numbers.save:
             self.checkpoints.request()
         if numbers.stop:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from instant import tree
-from kmatrix.cli.running.limits import refuse_if_spent, resume_from
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.running.limits import asked_micro_batch, refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
@@ -120,6 +121,30 @@ def test_another_checkpoint_can_be_requested_and_reaches_the_trainer(matrix, mak
     (each,) = resume_plan(matrix, resume=resume).plans
     expected = [str(run.path), "--attempt", "2"]
     assert each.arguments == expected + ([] if resume == "none" else ["--resume", resume])
+
+
+def test_another_micro_batch_that_keeps_the_global_batch_reaches_the_trainer_and_stays(matrix, make):
+    run = make("a", num_gpus=2, batch_size=6, global_batch=24)
+    write_json(run.status, {"status": "stopped", "attempt": 1})
+    (each,) = resume_plan(matrix, micro_batch=3).plans
+    assert each.arguments == [str(run.path), "--attempt", "2", "--resume", "auto", "--micro-batch", "3"]
+    assert describe_plan(resume_plan(matrix, micro_batch=3))[0].endswith("micro-batch 3")
+    write_json(run.status, {"attempts": [{"attempt": 1, "status": "stopped", "micro_batch": 3}], "status": "stopped"})
+    assert resume_plan(matrix).plans[0].micro_batch == 3
+
+
+def test_a_micro_batch_that_would_change_the_global_batch_is_refused_with_the_divisors(matrix, make):
+    make("a", num_gpus=2, batch_size=6, global_batch=24)
+    with pytest.raises(ConfigError, match="MICRO_BATCH=5 would change the global batch of a") as error:
+        resume_plan(matrix, micro_batch=5)
+    assert error.value.why == "each of 2 ranks has 12 of the 24 sequences of a step"
+    assert error.value.hint == "pass a divisor of 12: 1, 2, 3, 4, 6, 12"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "12345678"])
+def test_a_micro_batch_that_is_not_a_number_of_sequences_is_refused(text):
+    with pytest.raises(ConfigError, match=f"MICRO_BATCH={text}"):
+        asked_micro_batch(Arguments(target="continue", values={"MICRO_BATCH": text}))
 
 
 def test_a_continued_run_keeps_its_planned_configuration(matrix, make):

@@ -269,7 +269,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "continue": Command(
             RESUME + "continue_",
             "run what has not finished; finished runs are kept",
-            f"DETACH=1 WAIT=1 RETRY_FAILED=1 RESUME= {RESUME_TAKES}",
+            f"DETACH=1 WAIT=1 RETRY_FAILED=1 RESUME= MICRO_BATCH= {RESUME_TAKES}",
             settings=True,
         ),
         "test-rerun": Command(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import ConfigError, RecordError, SchemaError
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
 from kmatrix.records.checkpoint_dir import checkpoint_dir
@@ -53,6 +53,7 @@ def reopen(
     command: tuple[str, ...] = TRAINER,
     limits: Limits | None = None,
     unasked: bool = False,
+    micro_batch: int | None = None,
 ) -> ResumePlan:
     """Return the pending attempts of a matrix.
 
@@ -61,7 +62,8 @@ def reopen(
     retry_failed: retry failed runs, too; runs that were killed are always retried.
     limits: of a job on a cluster. Then times come from the plan: measured ones need all runs, in each of many jobs.
     unasked: also execute runs that the selection does not want now.
-    Raises RecordError if the rules of a selection are lost.
+    micro_batch: replaces that of these runs; their global batch stays the same.
+    Raises RecordError if the rules of a selection are lost, ConfigError if the micro-batch does not fit a run.
     """
     plans, skipped, stays = [], {}, {}
     damaged = []
@@ -96,6 +98,7 @@ def reopen(
                 expected_s = None
             else:
                 expected_s = estimates.expected_s(record)
+            attempt = _with_micro_batch(attempt, run.name, train, micro_batch)
             plan = run_plan(run, record, attempt, command, expected_s)
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
     requests = read_requests(matrix)
@@ -118,6 +121,25 @@ def reopen(
         requests=requests,
         damaged=tuple(damaged),
     )
+
+
+def _with_micro_batch(attempt: Attempt, name: str, train: TrainFields, micro_batch: int | None) -> Attempt:
+    """Return an attempt with another micro-batch, None for that which it has.
+
+    Raises ConfigError if the global batch of the run would not stay the same.
+    """
+    if micro_batch is None:
+        return attempt
+    ranks, global_batch = train.num_gpus or 1, train.global_batch or 0
+    sequences = global_batch // ranks
+    if sequences % micro_batch:
+        divisors = [str(size) for size in range(1, sequences + 1) if sequences % size == 0]
+        raise ConfigError(
+            f"MICRO_BATCH={micro_batch} would change the global batch of {name}",
+            why=f"each of {plural(ranks, 'rank')} has {sequences} of the {plural(global_batch, 'sequence')} of a step",
+            hint=f"pass a divisor of {sequences}: {', '.join(divisors)}",
+        )
+    return replace(attempt, micro_batch=micro_batch)
 
 
 def _lost_rules(matrix: MatrixDir) -> RecordError:

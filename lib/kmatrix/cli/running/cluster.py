@@ -18,6 +18,7 @@ from kmatrix.cli.running.jobs import (
 from kmatrix.cli.running.limits import (
     asked_budget,
     asked_disk_wait,
+    asked_micro_batch,
     check_budget,
     refuse_if_spent,
     resume_from,
@@ -76,7 +77,7 @@ from kmatrix.text import first_names, plural, shown
 TRIAL_S, TRIAL_LINES = 1800.0, 10  # of a preflight: time limit of its jobs; lines of the log of one that died
 AGAIN_S = 60.0  # within this time, the same command repeats the last one, whose end was perhaps not seen
 # Of `continue`, for the runner in the job.
-FOR_RUNNER = ("RETRY_FAILED", "TRACKER", "DISK_WAIT", "SIMULATE", *BUDGETS)
+FOR_RUNNER = ("RETRY_FAILED", "MICRO_BATCH", "TRACKER", "DISK_WAIT", "SIMULATE", *BUDGETS)
 HERE_ONLY = ("GPUS",)  # arguments about devices of this machine
 
 
@@ -190,7 +191,16 @@ def _submit(
         doubts = resolve_doubts(submitter, engine, scheduler)
         for number, job in doubts.found.items():
             print(f"job {job}: submission {number}, submitted by an earlier command")
-        plan = reopen(matrix, None, names=names, resume=resume, retry_failed=retry, unasked=unasked)
+        micro_batch = int(arguments["MICRO_BATCH"]) if arguments.get("MICRO_BATCH") else None
+        plan = reopen(
+            matrix,
+            None,
+            names=names,
+            resume=resume,
+            retry_failed=retry,
+            unasked=unasked,
+            micro_batch=micro_batch,
+        )
         wanted = {one.name for one in plan.plans if one.name not in plan.requests}
         busy = occupied_runs(matrix, engine, scheduler, wanted)
         plans = [one for one in plan.plans if one.name in wanted and one.name not in busy]
@@ -333,6 +343,7 @@ def _checked_arguments(arguments: Arguments) -> dict[str, str]:
     """Return the arguments for the runner in the job. Raises ConfigError for an invalid one."""
     asked_trackers(arguments)
     asked_disk_wait(arguments)
+    asked_micro_batch(arguments)
     check_budget(arguments)
     yes(arguments, "RETRY_FAILED")
     return _for_runner(arguments)

@@ -74,6 +74,16 @@ def asked_disk_wait(arguments: Arguments) -> float | None:
     return float(text)
 
 
+def asked_micro_batch(arguments: Arguments) -> int | None:
+    """Return MICRO_BATCH= (sequences), None if it is not given. Raises ConfigError for another value than a number."""
+    text = arguments.get("MICRO_BATCH")
+    if not text:
+        return None
+    if not _is_count(text) or int(text) < 1:
+        raise ConfigError(f"MICRO_BATCH={text}", why="expected a whole number of sequences, 1 or more")
+    return int(text)
+
+
 def resume_from(text: str) -> str:
     """Return RESUME= as the trainer expects it: auto, latest, best, none, or the path of a checkpoint."""
     if text in RESUMES:

@@ -6,6 +6,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.running.limits import (
     asked_budget,
     asked_disk_wait,
+    asked_micro_batch,
     check_budget,
     refuse_if_spent,
     resume_from,
@@ -57,6 +58,7 @@ def continue_(arguments: Arguments) -> int:
     need_torch()
     chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
     check_budget(arguments)
+    micro_batch = asked_micro_batch(arguments)
     resume = resume_from(arguments.get("RESUME", "auto"))
     gpus, notes = find_gpus(arguments.get("GPUS"))
     lost = open_matrix(matrix, arguments)
@@ -66,7 +68,7 @@ def continue_(arguments: Arguments) -> int:
     # A run that a rung has ended goes on only if it alone was named.
     is_one = bool(arguments.get("RUN")) and len(names) == 1
     asked = is_one and bool(read_matrix_file_or_empty(matrix).verdict.halving)
-    plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry, unasked=asked)
+    plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry, unasked=asked, micro_batch=micro_batch)
     number = sum(one.name not in plan.requests for one in plan.plans)
     print(f"{shown(matrix.path)}: {number or 'nothing'} to run")
     for line in describe_plan(plan):
@@ -76,7 +78,17 @@ def continue_(arguments: Arguments) -> int:
         refuse_if_spent(matrix, budget)
     if background and plan.plans:
         return run_detached(
-            matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER", "DISK_WAIT", *BUDGETS
+            matrix,
+            arguments,
+            "RUN",
+            "RESUME",
+            "RETRY_FAILED",
+            "MICRO_BATCH",
+            "GPUS",
+            "SIMULATE",
+            "TRACKER",
+            "DISK_WAIT",
+            *BUDGETS,
         )
     # A run that failed before and was not retried counts as well: the matrix has not succeeded.
     failed = any(state.status is Status.FAILED and name not in plan.damaged for name, state in plan.stays.items())

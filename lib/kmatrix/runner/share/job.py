@@ -258,6 +258,7 @@ class ShareJob:
             gpus,
             resume=arguments.get("RESUME") or "auto",
             retry_failed=arguments.get("RETRY_FAILED") in ("1", "y"),
+            micro_batch=int(arguments["MICRO_BATCH"]) if arguments.get("MICRO_BATCH") else None,
             command=self.command,
             limits=limits,
         )
