@@ -157,6 +157,8 @@ def _budget_risk(
     if budget is None:
         return None
     first = min(train.eval_interval, steps or train.eval_interval)  # the last step is evaluated, too
+    if train.length_from:
+        first = 1  # its steps follow from the budget: any number is enough
     times = _token_seconds(shape, train, device, cpu)
     if times is None:
         return None
@@ -178,7 +180,7 @@ def _budget_fix(shape: ModelShape, train: TrainConfig, first: int, budget: float
     around = START_S[train.device] + EVALUATIONS * evaluation
     step = train.tokens_per_step * times.slow
     reachable = math.floor((budget - around) / step)
-    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable >= 1 else []
+    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable >= 1 and not train.length_from else []
     needed = math.ceil(around + first * step)
     limits = [f"MAX_TIME={needed}s"] if train.max_time and train.max_time < needed else []
     if (cost := _cost(train, needed)) and train.max_cost and train.max_cost < cost:
