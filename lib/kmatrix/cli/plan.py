@@ -14,7 +14,17 @@ from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.cluster.data import large_data
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
-from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks, risks_on
+from kmatrix.experiment.plan import (
+    EarlierTimes,
+    Plan,
+    RunKind,
+    budget_warnings,
+    gpu_fix,
+    make_plan,
+    no_gpus,
+    refuse_risks,
+    risks_on,
+)
 from kmatrix.matrix.expand import Run
 from kmatrix.paste import make_command
 from kmatrix.plan.cpu import CpuSpeed, cpu_speed
@@ -44,7 +54,7 @@ from kmatrix.plan.feasibility import (
     within_budget,
 )
 from kmatrix.plan.memory import MemoryNeed, forecast, memory, warnings
-from kmatrix.plan.risk import Risk
+from kmatrix.plan.risk import Risk, steps_in
 from kmatrix.records.jobs.files import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import budget_s
@@ -210,12 +220,16 @@ def plan(arguments: Arguments) -> int:
     unasked = made.nodes.warning if made.nodes else ""
     warned = dict.fromkeys([*([unasked] if unasked else []), *environment_warnings(made.runs[0].values.texts)])
     found: dict[RunKind, tuple[Risk, ...]] = {}
+    earlier = EarlierTimes(made.cpu_runs.results_dir, made.gpus)
     for planned in made.runs:
         config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
         cpu = _cpu(made, config)
         grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir, cpu)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
+        # Earlier runs tell the time of those that are planned for this machine.
+        here = None if asked or made.nodes else earlier
+        warned.update(dict.fromkeys(budget_warnings(config, devices, cpu, here)))
         if planned.kind not in found:
             found[planned.kind] = (
                 *risks_on(config, devices, made.cpu_runs, made.nodes),
@@ -504,6 +518,8 @@ def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]
 
     The shortest comes first.
     """
+    if config.is_shaped and (budget := budget_s(config.train)) is not None:
+        return [budget]
     rate = target.rate(config.tokens_per_step, config.tokens)
     if rate is not None and config.tokens is not None:
         reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
@@ -536,6 +552,8 @@ def _time_range(config: RunConfig, device: GpuModel, ranks: int | None = None) -
 def _time(config: RunConfig, device: GpuModel) -> str:
     if peak_of(device, config.train) is None:
         return f"unknown: the peak of {device.name} in {config.train.dtype} is not known (PEAK_TFLOPS=)"
+    if config.is_shaped:
+        return _budget_time(config, device, cpu_speed(config.train))
     if config.tokens is None:
         return "unknown until the data are prepared"
     low, high = mfu_band(config.shape, config.train, device)
@@ -543,6 +561,14 @@ def _time(config: RunConfig, device: GpuModel) -> str:
     how = "compiled" if config.train.compile else "COMPILE=n"
     text = f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
     return text + _ended_by_budget(config, max(_band_seconds(config, device)))
+
+
+def _budget_time(config: RunConfig, device: GpuModel, cpu: CpuSpeed) -> str:
+    """Return the time of a run whose steps follow from its budget, and how many are expected. cpu: as for steps_in."""
+    budget = budget_s(config.train) or 0.0
+    text = f"{duration(budget)}, its budget; the number of steps is measured before it starts"
+    found = steps_in(budget, config.shape, config.train, device, cpu)
+    return text + (f", about {found[0]:,} to {found[1]:,} without evaluations" if found and found[1] else "")
 
 
 def _ended_by_budget(config: RunConfig, longest: float) -> str:
@@ -553,6 +579,8 @@ def _ended_by_budget(config: RunConfig, longest: float) -> str:
 
 def _cpu_time(config: RunConfig, cpu: CpuSpeed) -> str:
     """Return the time of a run on the CPU at both ends of the expected speed."""
+    if config.is_shaped:
+        return _budget_time(config, this_machine(config.ranks), cpu)
     if config.tokens is None:
         return "unknown until the data are prepared"
     work = config.tokens * config.shape.flops_per_token / cpu.cores

@@ -35,16 +35,18 @@ from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tr
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.matrix.rules import AUTO, HALVING, read_settings, with_seeds
-from kmatrix.plan.cpu import cpu_speed
+from kmatrix.packing import usable_cores
+from kmatrix.plan.cpu import CpuSpeed, cpu_name, cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
-from kmatrix.plan.risk import Risk, risks
+from kmatrix.plan.risk import Risk, budget_warning, risks
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
-from kmatrix.records.train_config import budget_s
+from kmatrix.records.train_config import TrainConfig, budget_s, cut_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
+from kmatrix.status.estimate import EstimateSource, MeasuredRuns, measured_on
 from kmatrix.text import first_names, plural
 
 EQUAL = "MATRIX_EQUAL"
@@ -323,28 +325,71 @@ def _planned_runs(
     found: dict[tuple[str | None, ...], RunKind] = {}
     kinds: dict[str, RunKind] = {}
     runs = []
+    measured = EarlierTimes(cpu_runs.results_dir, gpus)
     for run in matrix.runs:
         texts = run.texts
         key = tuple([texts[place] for place in places])
         kind = found.get(key)
         if kind is None:
-            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, nodes, cpu_runs)
+            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, nodes, cpu_runs, measured)
         runs.append(PlannedRun(run=run, kind=kind, configs=configs))
     return tuple(runs), kinds
 
 
-def _kind(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns) -> RunKind:
+class EarlierTimes:
+    """The times of earlier runs on this machine, read when a run with a budget needs them first."""
+
+    def __init__(self, results_dir: Path, gpus: Sequence[Gpu]) -> None:
+        self._results_dir, self._gpus = results_dir, gpus
+        self._runs: MeasuredRuns | None = None
+
+    def of(self, train: TrainConfig) -> float | None:
+        """Return the time (s) of a whole run by earlier ones of its shape, None without one."""
+        if self._runs is None:
+            machine = (cpu_name(), usable_cores(), tuple(sorted({gpu.name for gpu in self._gpus})))
+            self._runs = MeasuredRuns((), measured_on(self._results_dir, machine))
+        known = self._runs.whole(train)
+        return known.seconds if known is not None and known.source is EstimateSource.EARLIER else None
+
+
+def budget_warnings(
+    config: RunConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None, measured: EarlierTimes | None
+) -> list[str]:
+    """Return the warning that the budget of a run ends before its schedule does, [] if it does not.
+
+    measured: None for a run that is planned for another machine.
+    """
+    if cut_s(config.train) is None or config.steps is None:
+        return []
+    seconds = None if measured is None else measured.of(config.train)
+    speed = cpu or cpu_speed(config.train)
+    found = budget_warning(config.shape, config.train, devices, speed, seconds)
+    return [found] if found else []
+
+
+def _kind(
+    config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns, measured: EarlierTimes
+) -> RunKind:
     # A cluster lacks nothing for a while: its scheduler refuses what it will never have, when jobs are made.
     lacks = "" if nodes else too_few_gpus(config.train, len(gpus))
     local = [this_machine(config.ranks)] if config.device == "cpu" else _models(gpus)
     here = nodes.devices(config) if nodes else local
     return RunKind(
         config=config,
-        warnings=tuple(warnings(config.train)),
+        warnings=(*warnings(config.train), *_budget_warnings(config, here, nodes, cpu_runs, measured)),
         forecast=forecast(config.shape, config.train, tokens=config.tokens),
         lacks=lacks,
         risks=() if lacks else risks_on(config, here, cpu_runs, nodes),
     )
+
+
+def _budget_warnings(
+    config: RunConfig, devices: Sequence[GpuModel], nodes: Nodes | None, cpu_runs: CpuRuns, measured: EarlierTimes
+) -> list[str]:
+    if cut_s(config.train) is None:  # reading earlier runs takes a while
+        return []
+    cpu = cpu_runs.speed(config.shape, config.train) if config.device == "cpu" and nodes is None else None
+    return budget_warnings(config, devices, cpu, None if nodes else measured)
 
 
 def _models(gpus: Sequence[Gpu]) -> list[GpuModel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kmatrix.plan.cpu import PEAK as CPU_PEAK
@@ -18,7 +19,7 @@ from kmatrix.plan.feasibility import (
     mfu_band,
 )
 from kmatrix.plan.memory import MemoryNeed, memory
-from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
+from kmatrix.records.train_config import TrainConfig, budget_s, cut_s, dollars_per_hour
 from kmatrix.shapes import NAMED, ModelShape
 from kmatrix.text import duration, memory_size, plural
 
@@ -186,6 +187,49 @@ def _budget_fix(shape: ModelShape, train: TrainConfig, first: int, budget: float
     if (cost := _cost(train, needed)) and train.max_cost and train.max_cost < cost:
         limits.append(f"MAX_COST={cost:.2f}")
     return " or ".join([*fixes, " ".join(limits)])
+
+
+def steps_in(
+    seconds: float, shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed
+) -> tuple[int, int] | None:
+    """Return the fewest and the most steps that are expected to fit into a time, None if the speed is unknown.
+
+    Start-up counts, evaluations do not.  cpu: the speed of a run on the CPU.
+    """
+    times = _token_seconds(shape, train, device, cpu)
+    if times is None:
+        return None
+    slow = (seconds - START_S[train.device]) / (train.tokens_per_step * times.slow)
+    fast = (seconds - FASTEST_START_S[train.device]) / (train.tokens_per_step * times.fast)
+    return max(0, math.floor(slow)), max(0, math.floor(fast))
+
+
+def budget_warning(
+    shape: ModelShape, train: TrainConfig, devices: Sequence[GpuModel], cpu: CpuSpeed, measured_s: float | None
+) -> str:
+    """Return the warning that a budget ends a run before its schedule does, "" if it does not.
+
+    measured_s: time of the whole run by earlier runs of this shape on this machine; None: the expected speeds of the
+    devices decide, and the warning says at most what the fastest one can do.
+    """
+    budget, steps = cut_s(train), train.max_iters
+    if budget is None or not steps:
+        return ""
+    if measured_s is not None:
+        share = _percent(budget / measured_s) if budget < measured_s else ""
+    else:
+        found = [span for device in devices if (span := steps_in(budget, shape, train, device, cpu)) is not None]
+        least, most = min((low for low, _ in found), default=steps), max((high for _, high in found), default=steps)
+        share = f"{_percent(least / steps)} to {_percent(most / steps)}" if most < steps else ""
+    if not share:
+        return ""
+    symbol = "MAX_TIME" if train.max_time == budget else "MAX_COST"
+    why = "its learning rate does not reach MIN_LR" if train.schedule != "constant" else "its last steps are left out"
+    return f"the budget ends at {share} of the schedule ({symbol}): {why}; MAX_ITERS=0 fits the steps to the budget"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
 
 
 def _cost(train: TrainConfig, seconds: float) -> float:

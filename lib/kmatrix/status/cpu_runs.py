@@ -32,13 +32,13 @@ class CpuRuns:
     """The finished runs of a results directory on this kind of machine, read when a plan needs them first."""
 
     def __init__(self, results_dir: Path) -> None:
-        self._results_dir = results_dir
+        self.results_dir = results_dir
         self._runs: list[_CpuRun] | None = None
 
     def speed(self, shape: ModelShape, train: TrainFields) -> CpuSpeed:
         """Return the expected speed of a core for a run: that of runs like it, or an assumption."""
         if self._runs is None:
-            self._runs = list(_read(self._results_dir))
+            self._runs = list(_read(self.results_dir))
         alike = [
             run.flops
             for run in self._runs

@@ -52,6 +52,8 @@ def _threads(config: RunConfig, nodes: Nodes) -> int:
 def _expected_s(config: RunConfig, nodes: Nodes, measured: MeasuredRuns, threads: int) -> float | None:
     """Return the estimated time (s) of a run, from earlier runs or from the model of the GPUs; None if unknown."""
     train = config.train
+    if config.is_shaped and config.steps is None:
+        return budget_s(train)  # that its steps will fill
     planned = None
     if config.device == "cuda" and nodes.model is not None:
         planned = expected_seconds(shape=config.shape, train=train, tokens=config.tokens, device=nodes.model)
