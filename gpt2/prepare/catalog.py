@@ -11,6 +11,7 @@ from typing import Any
 from gpt2.data.tokenizer import VOCAB
 from kmatrix.errors import ConfigError
 from kmatrix.records.dataset import ShardInfo
+from kmatrix.records.train_config import LANGUAGE
 
 HUB = "hf://"
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.txt", "*.txt.gz", "*.md")
@@ -43,12 +44,38 @@ class WebFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargerRepository:
+    """Prebuilt shards of a dataset for requests of more tokens than its usual repository has."""
+
+    above: int  # tokens for training of the usual repository
+    shards: Repository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedDataset:
     """A dataset with a name."""
 
     licence: str
-    text: Repository | WebFile  # for all tokenizers without prebuilt shards
+    text: Repository | WebFile  # for all tokenizers without prebuilt shards; {language} in a pattern: of the request
     shards: Repository | None = None  # prebuilt, in GPT-2 tokens
+    larger: LargerRepository | None = None
+    column: str = ""  # of the text, if it is not `text`
+    by_language: bool = False  # the path of a request is one of its languages, such as deu_Latn
+    language: str = ""  # without a path; "": the path is required
+    terms: str = ""  # of the licence, if it does not allow every use
+
+    def text_of(self, language: str) -> Repository | WebFile:
+        """Return the source of the text in a language. Raises ConfigError if it is not the name of one."""
+        if not self.by_language or not isinstance(self.text, Repository):
+            return self.text
+        if not LANGUAGE.fullmatch(language or self.language):
+            raise ConfigError(
+                f"DATA_PATH={language!r} is not a language of {self.text.name}",
+                why="expected a language and a script, as its folders are named: deu_Latn",
+                hint=f"see https://huggingface.co/datasets/{self.text.name}/tree/main/data",
+            )
+        patterns = tuple(pattern.format(language=language or self.language) for pattern in self.text.patterns)
+        return replace(self.text, patterns=patterns)
 
 
 CATALOG = {
@@ -56,11 +83,44 @@ CATALOG = {
         licence="ODC-By 1.0",
         text=Repository(name="HuggingFaceFW/fineweb-edu", patterns=("sample/10BT/*.parquet",)),
         shards=Repository(name="kjj0/finewebedu10B-gpt2", patterns=("finewebedu_*.bin",)),
+        # Another order of the same kind of pages: llm.c's dev/data/edu_fineweb.sh downloads it.
+        larger=LargerRepository(
+            above=9_853_989_344,  # the same number as in kmatrix.experiment.data.PREBUILT
+            shards=Repository(name="karpathy/fineweb-edu-100B-gpt2-token-shards", patterns=("edu_fineweb_*.bin",)),
+        ),
     ),
     "fineweb": NamedDataset(
         licence="ODC-By 1.0",
         text=Repository(name="HuggingFaceFW/fineweb", patterns=("sample/10BT/*.parquet",)),
         shards=Repository(name="kjj0/fineweb10B-gpt2", patterns=("fineweb_*.bin",)),
+    ),
+    "fineweb2": NamedDataset(
+        licence="ODC-By 1.0",
+        text=Repository(name="HuggingFaceFW/fineweb-2", patterns=("data/{language}/train/*.parquet",)),
+        by_language=True,
+    ),
+    "finepdfs": NamedDataset(
+        licence="ODC-By 1.0",
+        text=Repository(name="HuggingFaceFW/finepdfs", patterns=("data/{language}/train/*.parquet",)),
+        by_language=True,
+        language="eng_Latn",
+    ),
+    "cosmopedia": NamedDataset(
+        licence="Apache 2.0",
+        text=Repository(name="HuggingFaceTB/cosmopedia", patterns=("data/*.parquet",)),
+    ),
+    # Shuffled, and repackaged as text: https://github.com/karpathy/nanochat, nanochat/dataset.py. The licence is that
+    # of nvidia/ClimbMix, which it was made from.
+    "climbmix": NamedDataset(
+        licence="CC BY-NC 4.0",
+        text=Repository(name="karpathy/climbmix-400b-shuffle", patterns=("shard_*.parquet",)),
+        terms="non-commercial, for research and development only (card of nvidia/ClimbMix)",
+    ),
+    "medqa": NamedDataset(
+        licence="CC BY 4.0",
+        # The other file, phrases_no_exclude_test.jsonl, is the test set that models are compared on.
+        text=Repository(name="GBaker/MedQA-USMLE-4-options", patterns=("phrases_no_exclude_train.jsonl",)),
+        column="question+answer",
     ),
     "openwebtext": NamedDataset(
         licence="CC0 1.0 (the packaging; the pages keep their own)",
@@ -137,7 +197,15 @@ class DatasetRequest:
         if self.dataset == "shards" or self.prebuilt:
             for name in TEXT:
                 del values[name]
+        if self.larger:
+            values["repository"] = self.larger.name
         return values
+
+    @property
+    def larger(self) -> Repository | None:
+        """Return the repository of prebuilt shards for more tokens than the usual one has, if they are requested."""
+        found = CATALOG[self.dataset].larger if self.prebuilt else None
+        return found.shards if found and self.tokens > found.above else None
 
     @property
     def prebuilt(self) -> bool:

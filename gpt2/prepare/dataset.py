@@ -10,6 +10,7 @@ import hashlib
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ from kmatrix.records.train_config import parse_mix
 from kmatrix.text import count, disk_size, plural
 
 DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
-OWN_PATH = ("hub", "folder", "shards")  # datasets that need a DATA_PATH
+# Datasets that need a DATA_PATH
+OWN_PATH = ("hub", "folder", "shards", *(name for name, it in CATALOG.items() if it.by_language and not it.language))
 WHOLE = ("stdlib", "shakespeare", "folder")  # small datasets, always prepared completely
 
 # Shard bytes, to estimate disk space: 2 bytes/token, and a token of gpt2 has about 3 to 4 bytes of English text
@@ -66,7 +68,13 @@ def prepare_dataset(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     if request.dataset == "mix":
         return mixture(request, data_dir)
     known = CATALOG.get(request.dataset)
+    if known:
+        _say_terms(request.dataset)
+        known.text_of(request.data_path)  # refuses an invalid language
+        request = replace(request, text_column=known.column or request.text_column)
     if known and known.shards and request.prebuilt:
+        if request.larger:
+            return _download_shards(request, data_dir / request.larger.name.replace("/", "--"), request.larger)
         return _download_shards(request, data_dir / request.dataset, known.shards)
     if request.dataset == "shards" and request.data_path.startswith(HUB):
         found = repository(request.data_path, patterns=SHARD_FILES)
@@ -75,6 +83,12 @@ def prepare_dataset(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     if request.dataset == "shards":
         return local_shards(request, data_dir / Path(request.data_path).expanduser())
     return _tokenize_text(request, data_dir)
+
+
+def _say_terms(dataset: str) -> None:
+    """Print the licence of a dataset that does not allow every use, also if it is prepared already."""
+    if terms := CATALOG[dataset].terms:
+        say(f"{dataset}: licence {CATALOG[dataset].licence}, {terms}")
 
 
 def _check(request: DatasetRequest) -> None:
@@ -207,6 +221,9 @@ def _folder_label(request: DatasetRequest) -> str:
         return f"stdlib-{platform.python_version()}"
     if request.dataset == "hub":
         return repository(request.data_path, patterns=TEXT_FILES).name.replace("/", "--")
+    named = CATALOG.get(request.dataset)
+    if named and named.by_language:
+        return f"{request.dataset}-{request.data_path or named.language}"
     return request.dataset
 
 
@@ -279,7 +296,7 @@ def _corpus(
     if request.dataset == "hub":
         origin: Repository | WebFile = repository(request.data_path, patterns=TEXT_FILES)
     else:
-        origin = CATALOG[request.dataset].text
+        origin = CATALOG[request.dataset].text_of(request.data_path)
     if isinstance(origin, WebFile):
         return text.WebCorpus(origin, folder), origin.url, None
     # The commit of the shards that exist: other documents would follow at their position otherwise.

@@ -184,8 +184,9 @@ def documents(
 ) -> Iterator[str]:
     """Yield the non-empty documents of a file.
 
-    column: of JSON lines and Parquet.  on_skip: given if the user did not name this file: if it is not UTF-8 text, it
-    is skipped, and this is called with its name. Raises DataError if it cannot be read, named or not.
+    column: of JSON lines and Parquet; of `A+B` the texts of both, one per line.
+    on_skip: given if the user did not name this file: if it is not UTF-8 text, it is skipped, and this is called with
+    its name. Raises DataError if it cannot be read, named or not.
     """
     name = part.name
     if name.endswith(UNREADABLE):  # an error of its own: "not UTF-8 text" would not say what to do
@@ -243,10 +244,11 @@ def _lines(path: Path, column: str) -> Iterator[str]:
                         hint="write one document per line",
                     )
                 if line.strip():
-                    yield str(json.loads(line)[column])
+                    row = json.loads(line)
+                    yield "\n".join(str(row[name]) for name in column.split("+"))
     except (ValueError, KeyError, TypeError, EOFError, zlib.error, OSError) as error:
         missing = isinstance(error, KeyError)
-        why = f"no column {column!r}" if missing else str(error)
+        why = f"no column {error}" if missing else str(error)
         hint = "set TEXT_COLUMN= to the text column" if missing else "fix the line, or download the file again"
         raise DataError(f"{path}:{number} cannot be read", why=why, hint=hint) from None
 
@@ -257,15 +259,19 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
 
     try:
         with pq.ParquetFile(path) as file:
-            if column not in file.schema_arrow.names:
+            names = column.split("+")
+            if missing := [name for name in names if name not in file.schema_arrow.names]:
                 raise DataError(
-                    f"{path} has no column {column!r}",
+                    f"{path} has no column {missing[0]!r}",
                     why=f"it has {', '.join(file.schema_arrow.names)}",
                     hint="set TEXT_COLUMN= to the text column",
                 )
-            # One column in small batches: files have gigabytes, and pyarrow's threads would compete with the workers.
-            for rows in file.iter_batches(batch_size=ROWS, columns=[column], use_threads=False):
-                yield from (str(text) for text in rows.column(0).to_pylist() if text is not None)
+            # Its columns in small batches: files have gigabytes, and pyarrow's threads would compete with the workers.
+            for rows in file.iter_batches(batch_size=ROWS, columns=names, use_threads=False):
+                columns = [rows.column(name).to_pylist() for name in names]
+                for texts in zip(*columns, strict=True):
+                    if None not in texts:
+                        yield "\n".join(map(str, texts))
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(
             f"{path} cannot be read as Parquet", why=str(error).splitlines()[0], hint="download or create it again"

@@ -15,7 +15,7 @@ from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
-from kmatrix.records.train_config import CHOICES, TrainConfig, cost_limit_s, parse_mix
+from kmatrix.records.train_config import BY_LANGUAGE, CHOICES, LANGUAGE, MixPart, TrainConfig, cost_limit_s, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
@@ -35,7 +35,9 @@ BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
 MOST_SOCKETS = 64  # of NCCL per network connection
 COLLECTIVE_TIMEOUT_S = 1800  # the trainer's own, without a variable
 Values = Callable[[str], str | None]
-PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}  # datasets that need a path
+# Datasets that need a path
+PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME", "fineweb2": "deu_Latn"}
+WITH_PATH = (*PLACES, *BY_LANGUAGE)  # datasets that may have one
 MIXABLE = tuple(name for name in CHOICES["dataset"] if name != "mix")
 
 
@@ -405,6 +407,8 @@ def own_data_need_a_place(value: Values) -> str | None:
     dataset, path = value("GPT2_DATASET"), value("GPT2_DATA_PATH")
     if dataset in PLACES and not path:
         return f'DATASET={dataset} needs DATA_PATH="{PLACES[dataset]}"'
+    if dataset in BY_LANGUAGE and path and not LANGUAGE.fullmatch(path):
+        return f"DATA_PATH={path} is not a language of {dataset}: expected one such as deu_Latn"
     return None
 
 
@@ -417,13 +421,23 @@ def mix_can_be_read(value: Values) -> str | None:
         parts = parse_mix(text or "")
     except ValueError as error:
         return f'DATASET=mix needs DATA_MIX="finewebedu:65 tinystories:34 stdlib:1": {error}'
-    for part in parts:
-        if part.dataset not in MIXABLE:
-            near = difflib.get_close_matches(part.dataset, MIXABLE, 1)
-            known = f"did you mean {near[0]}?" if near else f"known are {', '.join(MIXABLE)}"
-            return f"DATA_MIX={text}: unknown dataset {part.dataset!r}: {known}"
-        if part.dataset in PLACES and not part.path:
-            return f"DATA_MIX={text}: {part.dataset} needs a path: {part.dataset}={PLACES[part.dataset]}:<weight>"
+    found = (why for part in parts if (why := _part_problem(part)))
+    return next((f"DATA_MIX={text}: {why}" for why in found), None)
+
+
+def _part_problem(part: MixPart) -> str | None:
+    """Return what is wrong with a dataset of a mix, or None."""
+    dataset, path = part.dataset, part.path
+    if dataset not in MIXABLE:
+        near = difflib.get_close_matches(dataset, MIXABLE, 3)
+        known = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(MIXABLE)}"
+        return f"unknown dataset {dataset!r}: {known}"
+    if dataset in PLACES and not path:
+        return f"{dataset} needs a path: {dataset}={PLACES[dataset]}:<weight>"
+    if path and dataset in BY_LANGUAGE and not LANGUAGE.fullmatch(path):
+        return f"{path} is not a language: expected one such as {dataset}=deu_Latn"
+    if path and dataset not in WITH_PATH:
+        return f"{dataset} has no path: write {dataset}:<weight>"
     return None
 
 

@@ -161,3 +161,17 @@ def test_a_mix_of_hub_text_and_local_text_reports_a_loss_per_dataset(clone, text
     parts = [losses[f"val/loss/{name}"] for name in ("finewebedu", "folder", "stdlib")]
     mean = sum(loss * weight for loss, weight in zip(parts, (65, 34, 1), strict=True)) / 100
     assert losses["val/loss"] == pytest.approx(mean)
+
+
+def test_an_unknown_name_in_a_mix_is_refused_with_the_nearest_names_before_anything_is_written(clone, tmp_path):
+    configure(clone)
+    before = clone.config.read_bytes()
+    mix = ("DATASET=mix", "DATA_MIX=fineweb:65+finepdf:34+medqa:1", f"RESULTS_DIR={tmp_path / 'results'}")
+    for command in ("defconfig-gpt2-cpu-quick", "test-matrix-dry-run", "prepare-data", "train"):
+        refused = clone.kmatrix(command, *mix, f"DATA_DIR={tmp_path / 'data'}")
+        assert refused.returncode == 2, command
+        assert "unknown dataset 'finepdf': did you mean finepdfs" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert clone.config.read_bytes() == before
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "results").exists()

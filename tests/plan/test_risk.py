@@ -332,3 +332,22 @@ def test_a_mix_of_own_data_needs_its_path(program):
         DRY, "DATASET=mix", "DATA_MIX=shards:1 stdlib:1"
     )
     program.check(DRY, "DATASET=mix", "DATA_MIX=shards=/data/x:1 stdlib:1", "NUM_GPUS=1")
+
+
+def test_the_nearest_names_of_an_unknown_dataset_in_a_mix_are_listed(program):
+    message = program.refused(DRY, "DATASET=mix", "DATA_MIX=fineweb3:1 stdlib:1")
+    assert "unknown dataset 'fineweb3': did you mean fineweb or fineweb2 or finewebedu?" in message
+    assert "known are stdlib, finewebedu" in program.refused(DRY, "DATASET=mix", "DATA_MIX=qqqq:1 stdlib:1")
+
+
+def test_a_language_is_part_of_a_mix(program):
+    program.check(DRY, "DATASET=mix", "DATA_MIX=fineweb2=deu_Latn:1 finepdfs:1 stdlib:1", "NUM_GPUS=1")
+    assert "is not a language" in program.refused(DRY, "DATASET=mix", "DATA_MIX=fineweb2=german:1 stdlib:1")
+    assert "is not a language of fineweb2" in program.refused(DRY, "DATASET=fineweb2", "DATA_PATH=german")
+    assert "stdlib has no path" in program.refused(DRY, "DATASET=mix", "DATA_MIX=stdlib=x:1 medqa:1")
+
+
+def test_a_run_longer_than_ten_billion_tokens_of_finewebedu_is_planned_with_the_larger_repository(program):
+    arguments = ("DATASET=finewebedu", "TOKENIZER=gpt2", "NUM_GPUS=1")
+    assert "of 99 training shards" in program.check(PLAN, *arguments, "MAX_TOKENS=9e9", "MAX_ITERS=0").out
+    assert "of 1000 training shards" in program.check(PLAN, *arguments, "MAX_TOKENS=3e10", "MAX_ITERS=0").out

@@ -13,7 +13,7 @@ from kmatrix.config import RunConfig, environment_warnings, with_data
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.cluster.data import large_data
-from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
+from kmatrix.experiment.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import (
     EarlierTimes,
     Plan,
@@ -438,10 +438,11 @@ def _data(config: RunConfig, data_dir: Path) -> str:
 def _unprepared(config: RunConfig) -> str:
     """Return the download of data that are not prepared, if it is known."""
     train = config.train
-    prebuilt = PREBUILT.get(train.dataset) if train.tokenizer == "gpt2" else None
+    tokens = train.data_tokens or run_tokens(train)
+    prebuilt = prebuilt_of(train, tokens)
     if prebuilt is None:
         return "so the number of epochs is unknown"
-    fetch = to_fetch(prebuilt, train.data_tokens or run_tokens(train), train.block_size)
+    fetch = to_fetch(prebuilt, tokens, train.block_size)
     size = disk_size(fetch.bytes)
     text = f"{fetch.shards} of {prebuilt.shards} training shards to download, {size} with the validation shard"
     # The number of tokens is published for all shards together only.

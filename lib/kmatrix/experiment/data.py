@@ -149,6 +149,7 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     that the run needs, because preparation fetches the rest.
     """
     wanted = {IN_RECIPE.get(name, name): value for name, value in key(train) if name != "data_tokens"}
+    larger = _larger(train)
     # Sorted, so that a plan does not depend on the order of the file system.
     for path in sorted(data_dir.glob("*/dataset.json")):
         try:
@@ -156,6 +157,8 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
         except SchemaError:
             continue
         recipe = record.recipe
+        if recipe.get("repository") != larger:
+            continue
         if recipe and all(recipe.get(name, value) == value for name, value in wanted.items()):
             known = _known(record, train.data_tokens or run_tokens(train))
             if known is not None:
@@ -270,6 +273,26 @@ PREBUILT = {
     "finewebedu": Prebuilt(shards=99, last=53_989_344),
     "fineweb": Prebuilt(shards=103, last=None),
 }
+
+
+# Repositories for requests above PREBUILT, as `larger` in gpt2.prepare.catalog. Counts: dev/data/edu_fineweb.sh of
+# karpathy/llm.c.
+LARGER = {"finewebedu": ("karpathy/fineweb-edu-100B-gpt2-token-shards", Prebuilt(shards=1000, last=None))}
+
+
+def prebuilt_of(train: TrainConfig, tokens: int) -> Prebuilt | None:
+    """Return the prebuilt shards that this many tokens of a run's dataset come from; None if there are none."""
+    if train.tokenizer != "gpt2":
+        return None
+    usual = PREBUILT.get(train.dataset)
+    is_larger = usual and usual.tokens and train.dataset in LARGER and tokens > usual.tokens
+    return LARGER[train.dataset][1] if is_larger else usual
+
+
+def _larger(train: TrainConfig) -> str | None:
+    """Return the repository that a run needs because the usual one has too few tokens, else None."""
+    found = prebuilt_of(train, train.data_tokens or run_tokens(train))
+    return next((name for name, prebuilt in LARGER.values() if prebuilt is found), None)
 
 
 def to_fetch(prebuilt: Prebuilt, tokens: int, block_size: int) -> Fetch:

@@ -18,7 +18,8 @@ from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNE
 CHOICES: dict[str, tuple[str, ...]] = {
     "model": (*NAMED, "depth", "custom"),
     "dataset": (
-        *("stdlib", "finewebedu", "fineweb", "openwebtext", "tinystories", "shakespeare"),
+        *("stdlib", "finewebedu", "fineweb", "fineweb2", "finepdfs", "cosmopedia", "climbmix", "medqa"),
+        *("openwebtext", "tinystories", "shakespeare"),
         *("hub", "folder", "shards", "mix"),
     ),
     "tokenizer": ("gpt2", "byte", "char", "bpe"),
@@ -562,7 +563,9 @@ def changes(asked: TrainConfig, used: TrainConfig, why: str) -> list[dict[str, A
 
 
 MOST_SEQUENCES = 10_000  # upper bound of the sum of integer weights: finer ones would need too long a cycle
-PART = re.compile(r"([a-z]+)(?:=(.+))?:([0-9.]+)")
+LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][a-z]{3}")  # ISO 639 and ISO 15924, as FineWeb-2 and FinePDFs name folders
+BY_LANGUAGE = ("fineweb2", "finepdfs")  # datasets whose path is a language
+PART = re.compile(r"([a-z][a-z0-9]*)(?:=(.+))?:([0-9.]+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from factories import ROOT, environment
 from gpt2.data import shards
+from hub_preparing import PER_SHARD, error_of, result_of, run, shard
 from hub_server import HubServer
 from silent_server import refusing_url
 from waiting import wait_until
 
 PREBUILT = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
-PER_SHARD = 40_000
-
-
-def shard(seed, tokens=PER_SHARD):
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, tokens
-    return header.tobytes() + np.random.default_rng(seed).integers(0, 50257, tokens).astype("<u2").tobytes()
 
 
 def parquet(start, count=30):
@@ -52,31 +44,6 @@ def hub():
     }
     with HubServer(datasets) as server:
         yield server
-
-
-def run(hub, data, dataset, *arguments, timeout=240, **variables):
-    """Prepare in another process that uses the local server."""
-    command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *arguments]
-    return subprocess.run(
-        command,
-        env={**environment(), **hub.environment(data / "home"), "TIKTOKEN_CACHE_DIR": str(data / "home"), **variables},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
-
-
-def result_of(process):
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
-
-
-def error_of(process):
-    assert process.returncode == 2, process.stderr + process.stdout
-    assert "Traceback" not in process.stderr
-    return process.stderr
 
 
 def run_prepare(hub, data, *arguments, **variables):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kmatrix.errors import DataError
-from kmatrix.experiment.data import PREBUILT, Key, key, needs, prepare_command, prepared, run_tokens, to_fetch
+from kmatrix.experiment.data import Key, key, needs, prebuilt_of, prepare_command, prepared, run_tokens, to_fetch
 from kmatrix.paste import make_command
 from kmatrix.records.train_config import TrainConfig, parse_mix
 from kmatrix.text import disk_size
@@ -75,8 +75,8 @@ def _unprepared(data_dir: Path, run: TrainConfig, tokens: int, block_size: int) 
         return 0.0
     if run.dataset == "mix":
         return _sum(_unprepared(data_dir, part, int(tokens * share), block_size) for part, share in _parts(run))
-    if run.dataset in PREBUILT and run.tokenizer == "gpt2":
-        fetch = to_fetch(PREBUILT[run.dataset], tokens, block_size)
+    if prebuilt := prebuilt_of(run, tokens):
+        fetch = to_fetch(prebuilt, tokens, block_size)
         return max(0.0, fetch.bytes - (known.shards if known else 0) * SHARD_BYTES)
     if run.dataset in ("folder", "shards") and not run.data_path.startswith("hf://"):
         # Shards are used as they are: only their checksums are computed.
