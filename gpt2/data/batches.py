@@ -18,6 +18,7 @@ from gpt2.dist import World
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import RECORD, local_copy, read_dataset
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.text import plural
 
 Place = tuple[int, int]  # shard, window in the shard
 Batch = tuple[torch.Tensor, torch.Tensor]  # idx (B, T) and targets (B, T), int64
@@ -142,6 +143,10 @@ class Order:
         within = offset - (int(ends[turn - 1]) if turn else 0)
         return shard, int(self._windows(epoch, shard)[within])
 
+    def describe(self) -> str:
+        """Describe the order of an epoch."""
+        return f"{plural(len(self.counts), 'shard')} with {plural(self.windows, 'sequence')} in a new random order"
+
     def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         # PCG64 by name: NumPy may change what default_rng returns, and the order of the data must stay the same.
         order = np.random.Generator(np.random.PCG64((*self.seed, epoch))).permutation(len(self.counts))
@@ -196,6 +201,16 @@ class Stream:
         drawn = self.mix.drawn(position)
         return max(order.epoch(count) for order, count in zip(self.orders, drawn, strict=True))
 
+    def begun(self, start: int, end: int) -> list[str]:
+        """Describe the epochs that begin with a sequence from `start` to `end` - 1, and their new orders."""
+        found = []
+        drawn = zip(self.sources, self.orders, self.mix.drawn(start), self.mix.drawn(end), strict=True)
+        for source, order, first, last in drawn:
+            epoch = order.epoch(last - 1) if last else 0
+            if last > first and (epoch > order.epoch(first) or first % order.windows == 0):
+                found.append(f"epoch {epoch} of {source.name}: {order.describe()}")
+        return found
+
     def epochs(self, sequences: int) -> dict[str, float]:
         """Return how often a run with this many sequences reads each dataset."""
         drawn = self.mix.drawn(sequences)
@@ -235,6 +250,11 @@ class Batches:
     def epoch(self, step: int) -> int:
         """Return the epoch in which a step starts."""
         return self.stream.epoch(step * self.config.global_batch)
+
+    def epochs_begun(self, step: int) -> list[str]:
+        """Describe the epochs that begin within a step."""
+        start = step * self.config.global_batch
+        return self.stream.begun(start, start + self.config.global_batch)
 
     def seek(self, step: int) -> None:
         """Continue with the first micro-batch of a step."""

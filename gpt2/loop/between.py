@@ -77,7 +77,10 @@ class BetweenSteps:
             if self.handle_fault(fault) is Policy.ROLLBACK:
                 return None
         held = held_s()
-        self.log.training(numbers, self.batches.epoch(numbers.step + self.faults.data_ahead))
+        data_step = numbers.step + self.faults.data_ahead
+        for line in self.batches.epochs_begun(data_step) if self.training.world.main else ():
+            self.log.event(numbers.step, "epoch", line)
+        self.log.training(numbers, self.batches.epoch(data_step))
         self.timings.add(numbers)
         if held_s() > held:
             self.steps.restart()  # the disk was full: the next step must not count that time

@@ -175,3 +175,23 @@ def test_an_unknown_name_in_a_mix_is_refused_with_the_nearest_names_before_anyth
     assert clone.config.read_bytes() == before
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "results").exists()
+
+
+def test_three_epochs_take_exactly_their_steps_and_each_shuffle_is_in_the_log(clone, text_folder, tmp_path):
+    configure(clone)
+    places = (f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+    data = ("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", *places)
+    small = [word for word in SMALL if not word.startswith("MAX_ITERS")]
+    trained = clone.make("train", *data, *small, "EPOCHS=3", "MAX_ITERS=0")
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    record = run_json(tmp_path)["train"]
+    tokens = json.loads(next((tmp_path / "data").glob("folder-*/dataset.json")).read_text())["train_tokens"]
+    sequences = (tokens - 1) // 64
+    assert record["max_iters"] == 3 * sequences // record["global_batch"]
+    run = next(matrix_of(tmp_path).glob("gpt2_*"))
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "finished"
+    log = (run / "output.log").read_text()
+    for epoch in range(3):
+        assert f"epoch: epoch {epoch} of folder: 1 shard with {sequences} sequences in a new random order" in log
+    assert "epoch 3" not in log
