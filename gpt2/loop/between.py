@@ -79,7 +79,7 @@ class BetweenSteps:
         held = held_s()
         data_step = numbers.step + self.faults.data_ahead
         for line in self.batches.epochs_begun(data_step) if self.training.world.main else ():
-            self.log.event(numbers.step, "epoch", line)
+            self.log.say(f"Iter {numbers.step} | {line}")
         self.log.training(numbers, self.batches.epoch(data_step))
         self.timings.add(numbers)
         if held_s() > held:
