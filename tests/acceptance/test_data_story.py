@@ -193,5 +193,5 @@ def test_three_epochs_take_exactly_their_steps_and_each_shuffle_is_in_the_log(cl
     assert result["status"] == "finished"
     log = (run / "output.log").read_text()
     for epoch in range(3):
-        assert f" | epoch {epoch} of folder: 1 shard with {sequences} sequences in a new random order" in log
+        assert f" | epoch {epoch} of folder: 1 shard with {sequences:,} sequences in a new random order" in log
     assert "epoch 3 of" not in log

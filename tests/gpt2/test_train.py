@@ -90,7 +90,7 @@ def test_the_log_has_the_expected_lines(finished_run):
 
 def test_the_log_notes_the_shuffle_of_each_epoch(finished_run):
     notes = re.findall(
-        r"^Iter (\d+) \| epoch (\d+) of \w+: \d+ shards? with \d+ sequences in a new", finished_run[1].stdout, re.M
+        r"^Iter (\d+) \| epoch (\d+) of \w+: \d+ shards? with [\d,]+ sequences? in a new", finished_run[1].stdout, re.M
     )
     assert notes[0] == ("0", "0")
     assert [int(epoch) for _, epoch in notes] == list(range(len(notes)))
