@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpt2.data.batches import Place, Windows, sources
+from gpt2.data.batches import Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling
@@ -53,7 +53,7 @@ class Validation:
         self.config, self.world = config, world
         self.parts: list[ValidationPart] = []
         for source in sources(config):
-            windows = Windows(source.folder, "val", block_size=config.block_size, vocab_size=config.vocab_size)
+            windows = sequences_of(config, source, "val")
             places = windows.spread(config.eval_samples)
             if not places:
                 raise DataError(

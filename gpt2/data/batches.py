@@ -14,9 +14,11 @@ import numpy.typing as npt
 import torch
 
 from gpt2.data import shards
+from gpt2.data.packing import RowIndex, load_index, no_rows
+from gpt2.data.tokenizer import end_of_document
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import RECORD, local_copy, read_dataset
+from kmatrix.records.dataset import FLAT, RECORD, local_copy, read_dataset, sha256_of_layout
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
 
@@ -49,6 +51,11 @@ def sources(config: TrainConfig) -> tuple[DataSource, ...]:
 
 def planned_sha256(config: TrainConfig) -> str | None:
     """Return the hash of the data according to dataset.json; None if that does not match the files."""
+    found = _sha256_of_shards(config)
+    return found and sha256_of_layout(found, config.data_layout)
+
+
+def _sha256_of_shards(config: TrainConfig) -> str | None:
     if config.dataset != "mix":
         return shards.recorded_sha256(Path(config.data_path), config.data_shards)
     record = read_dataset(Path(config.data_path) / RECORD)
@@ -69,7 +76,11 @@ class Windows:
         self.paths = shards.find(folder, kind, count)
         self.block_size, self.vocab_size = block_size, vocab_size
         self._tokens = [shards.open_shard(path) for path in self.paths]  # memory maps: nothing is read yet
-        self.counts = tuple(max(0, (len(tokens) - 1) // block_size) for tokens in self._tokens)
+        self.counts = tuple(self._count(shard) for shard in range(len(self.paths)))
+
+    def _count(self, shard: int) -> int:
+        """Return the number of sequences of a shard."""
+        return max(0, (len(self._tokens[shard]) - 1) // self.block_size)
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -81,19 +92,25 @@ class Windows:
     def rows(self, places: Sequence[Place]) -> npt.NDArray[np.int64]:
         """Return the tokens of the windows at these places: (B, T + 1)."""
         rows = np.empty((len(places), self.block_size + 1), dtype=np.int64)  # (B, T + 1); embeddings take int64
-        for row, (shard, window) in zip(rows, places, strict=True):
-            start = window * self.block_size
-            row[:] = self._tokens[shard][start : start + self.block_size + 1]
+        for row, place in zip(rows, places, strict=True):
+            end = 0
+            for start, size in self._pieces(place):
+                row[end : end + size] = self._tokens[place[0]][start : start + size]
+                end += size
         # Shards of another tokenizer. On a GPU an index outside the embedding ends the process without naming it.
         if rows.max(initial=0) >= self.vocab_size:
             self._refuse(rows, places)
         return rows
 
+    def _pieces(self, place: Place) -> Sequence[tuple[int, int]]:
+        """Return the first token and the number of tokens of each part of a sequence, block_size + 1 in all."""
+        return ((place[1] * self.block_size, self.block_size + 1),)
+
     def _refuse(self, rows: npt.NDArray[np.int64], places: Sequence[Place]) -> None:
         row, column = (int(i) for i in np.argwhere(rows >= self.vocab_size)[0])
-        shard, window = places[row]
-        index = window * self.block_size + column
-        raise shards.foreign_token(self.paths[shard], index, int(rows[row, column]), self.vocab_size)
+        place = places[row]
+        index = [start + offset for start, size in self._pieces(place) for offset in range(size)][column]
+        raise shards.foreign_token(self.paths[place[0]], index, int(rows[row, column]), self.vocab_size)
 
     def spread(self, count: int) -> list[Place]:
         """Return the places of `count` windows at equal distances over all shards; all places if there are fewer."""
@@ -106,6 +123,39 @@ class Windows:
             shard = int(np.searchsorted(ends, window, side="right"))
             places.append((shard, window - int(ends[shard - 1]) if shard else window))
         return places
+
+
+class PackedRows(Windows):
+    """Sequences that begin with the end-of-document token and are packed by best fit, of one kind of shards.
+
+    end: that token.  A sequence is a row of block_size + 1 tokens; rows do not overlap, and a document is in one row.
+    """
+
+    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, end: int, count: int = 0) -> None:
+        self.end = end
+        # A run reads one shard after the other: two indices are enough, and one takes 2 MB per 100 million tokens.
+        self._index = lru_cache(maxsize=2)(self._loaded)
+        super().__init__(folder, kind, block_size=block_size, vocab_size=vocab_size, count=count)
+        if not len(self):
+            raise no_rows(folder, end)
+
+    def _loaded(self, shard: int) -> RowIndex:
+        return load_index(self.paths[shard], self._tokens[shard], self.block_size + 1, self.end)
+
+    def _count(self, shard: int) -> int:
+        return len(self._index(shard))
+
+    def _pieces(self, place: Place) -> Sequence[tuple[int, int]]:
+        return self._index(place[0]).pieces(place[1])
+
+
+def sequences_of(config: TrainConfig, source: DataSource, kind: str) -> Windows:
+    """Return the sequences of a dataset in the layout of a run. kind: "train" or "val"."""
+    count = source.shards if kind == "train" else 0
+    sizes = {"block_size": config.block_size, "vocab_size": config.vocab_size, "count": count}
+    if config.data_layout == FLAT:
+        return Windows(source.folder, kind, **sizes)
+    return PackedRows(source.folder, kind, end=end_of_document(config.tokenizer, Path(config.data_path)), **sizes)
 
 
 def batch(rows: npt.NDArray[np.int64]) -> Batch:
@@ -172,8 +222,7 @@ class Stream:
 
     def __init__(self, config: TrainConfig) -> None:
         self.sources = sources(config)
-        sizes = {"block_size": config.block_size, "vocab_size": config.vocab_size}
-        self.windows = [Windows(source.folder, "train", count=source.shards, **sizes) for source in self.sources]
+        self.windows = [sequences_of(config, source, "train") for source in self.sources]
         for windows, source in zip(self.windows, self.sources, strict=True):
             # A mix may contain a dataset that is smaller than a step: it is only repeated more often.
             least = config.global_batch if len(self.sources) == 1 else 1

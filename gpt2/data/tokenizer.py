@@ -314,6 +314,11 @@ def missing_gpt2() -> list[str]:
     return [url for url, sha in GPT2_FILES.items() if not paths[url].is_file() or file_sha256(paths[url]) != sha]
 
 
+def end_of_document(name: str, folder: Path) -> int:
+    """Return the end-of-document token of a dataset, without the vocabulary of GPT-2."""
+    return VOCAB[name] - 1 if name in VOCAB else load(name, folder).end_of_document
+
+
 def fetch_gpt2() -> None:
     """Download the vocabulary of GPT-2 (1.5 MB) if it is missing."""
     paths = gpt2_paths()

@@ -195,3 +195,24 @@ def test_three_epochs_take_exactly_their_steps_and_each_shuffle_is_in_the_log(cl
     for epoch in range(3):
         assert f" | epoch {epoch} of folder: 1 shard with {sequences:,} sequences in a new random order" in log
     assert "epoch 3 of" not in log
+
+
+def test_packed_rows_are_never_ranked_against_the_flat_stream_and_the_report_says_why(clone, text_folder, tmp_path):
+    configure(clone)
+    places = (f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+    data = ("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", *places, *SMALL)
+    refused = clone.kmatrix("test-matrix-dry-run", *data, "DATA_LAYOUT=bestfit", "EPOCHS=2")
+    assert refused.returncode == 2
+    assert "EPOCHS needs DATA_LAYOUT=flat" in refused.stderr
+
+    trained = clone.make("test-matrix", *data, "DATA_LAYOUT=flat,bestfit", "LR=1e-3,2e-3", "MATRIX=y")
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    summary = (matrix_of(tmp_path) / "summary_report.txt").read_text()
+    reason = "different row layouts (bestfit, flat): they are ranked separately, because packing lowers the loss"
+    assert reason in " ".join(summary.split())
+    results = json.loads((matrix_of(tmp_path) / "results.json").read_text())
+    runs = {run["name"]: run for run in results["runs"]}
+    hashes = {("bestfit" in name, run["data_sha256"]) for name, run in runs.items()}
+    assert len(runs) == 4
+    assert len(hashes) == 2
+    assert len(results["rankings"]) == 2

@@ -46,6 +46,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
             "n_embd": 32,
             "block_size": 32,
             "dropout": 0.0,
+            "data_layout": "flat",
         },
         **{"bias": True, "weight_tying": True, "vocab_multiple": 1},
         **{"dataset": "shards", "data_path": str(data_path), "tokenizer": "byte", "data_sha256": data_sha256},

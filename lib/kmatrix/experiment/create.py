@@ -25,6 +25,7 @@ from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.paste import make_command
 from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import Owner, check_own_files, new_folder
+from kmatrix.records.dataset import sha256_of_layout
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.jobs.files import LOCAL, write_engine
@@ -331,7 +332,7 @@ def train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
         "warmup_steps": config.warmup_steps,
         "cpu_threads": cpu_threads(config.train.cpu_threads, device=config.device, cores=cores, ranks=ranks),
         "data_path": data.path if data else "",
-        "data_sha256": data.sha256 if data else "",
+        "data_sha256": sha256_of_layout(data.sha256, config.train.data_layout) if data else "",
         **benchmark_files(config.train, made_from.data_dir),
         **initial_fields(made_from.initial, config.train),
         "data_shards": data.shards if data else 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec import Meta
 from kmatrix.records.decode import Count, Record, decode, decode_optional, field
 
 RECORD = "dataset.json"
+FLAT = "flat"  # the layout of consecutive windows, which all runs of earlier versions had
 STAGED = "KMATRIX_STAGED"  # environment variable: folder of data -> its copy on this node, as JSON
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
@@ -54,6 +56,11 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     shards: tuple[ShardInfo, ...] = ()
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
+
+
+def sha256_of_layout(sha256: str, layout: str) -> str:
+    """Return the hash of data whose sequences have a layout: losses in two layouts are measured on different data."""
+    return sha256 if layout == FLAT else hashlib.sha256(f"{layout}\0{sha256}".encode()).hexdigest()
 
 
 def local_copy(folder: Path) -> Path:

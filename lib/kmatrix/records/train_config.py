@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         *("hub", "folder", "shards", "mix"),
     ),
     "tokenizer": ("gpt2", "byte", "char", "bpe"),
+    "data_layout": ("flat", "bestfit"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "adamwprune_base": ("adam", "adamw", "adamwadv", "adamwspam"),
     "spam_rule": ("entries", "norm", "both"),
@@ -54,7 +55,7 @@ NANOCHAT_FIELDS = (
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
 ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
 ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
-ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": ""}
+ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": "", "data_layout": "flat"}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
@@ -113,6 +114,7 @@ class TrainFields:
     data_path: str | None = None
     data_sha256: str | None = None
     data_shards: Size | None = None
+    data_layout: str | None = None  # None: flat
     tokenizer: str | None = None
     batch_size: Size | None = None
     global_batch: Size | None = None
@@ -280,6 +282,7 @@ class TrainConfig(TrainFields):
     data_tokens: int | None  # tokens to prepare; 0: as many as the run reads
     val_percent: int | None  # percent of the documents
     shard_tokens: int | None  # tokens per shard
+    data_layout: str  # of the sequences
     tokenizer: str
     bpe_vocab_size: int | None
 

@@ -272,6 +272,12 @@ def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Itera
     data = sorted({run.data_sha256 for run in trained if run.data_sha256})
     if len(data) > 1:
         yield f"runs of this matrix use different data ({', '.join(map(short, data))}): they are ranked separately"
+    layouts = sorted({run.data_layout for run in trained})
+    if len(layouts) > 1:
+        yield (
+            f"runs of this matrix have different row layouts ({', '.join(layouts)}): they are ranked separately, "
+            "because packing lowers the loss of the same model"
+        )
     unknown = [run.name for run in runs if run.counts and not run.data_sha256]
     if unknown:
         yield f"not ranked, because run.json does not record the training data: {first_names(unknown)}"

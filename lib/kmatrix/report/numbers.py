@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kmatrix.curves.values import Evaluations, RunCurves
+from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar
 from kmatrix.records.jobs.usage import MatrixUsage
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
@@ -70,6 +71,7 @@ class RunNumbers:
     seed: int | None = None
     attempt: int | None = None
     data_sha256: str | None = None
+    data_layout: str = FLAT  # of the sequences: flat or bestfit
     tokenizer: str = ""
     text: str = ""  # name of the training text, independent of its tokenizer; "" if unknown
     steps: int | None = None  # completed optimizer updates

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from kmatrix.curves.make import read_curves
 from kmatrix.curves.values import RunCurves
 from kmatrix.own_file import open_to_read
+from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
 from kmatrix.records.jobs.files import read_node
@@ -115,6 +116,7 @@ def read_numbers(
         seed=_parse_int(axes.get(SEED_AXIS)) if train.seed is None else train.seed,
         attempt=known.attempt,
         data_sha256=train.data_sha256 or None,
+        data_layout=train.data_layout or FLAT,
         tokenizer=train.tokenizer or "",
         text=_text(run),
         steps=known.step,
@@ -254,7 +256,9 @@ def _text(run: RunFile) -> str:
     if run.train.dataset not in TEXT_DATASETS:
         return ""
     parts = (f"{name}={run.symbols[name]}" for name in TEXT_SYMBOLS if run.symbols.get(name))
-    return " ".join([run.train.dataset, *parts])
+    # Rows that are packed by best fit have lower bits per byte: they are another text.
+    layout = [] if run.train.data_layout in (None, FLAT) else [run.train.data_layout]
+    return " ".join([run.train.dataset, *parts, *layout])
 
 
 def _parse_int(text: str | None) -> int | None:

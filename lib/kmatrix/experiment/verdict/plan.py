@@ -61,7 +61,8 @@ def plan_verdict(
 
 def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
     """Return what the losses of a run are measured on: those of runs with the same are comparable."""
-    return train.dataset, train.data_path, train.data_mix, train.tokenizer, train.block_size, train.eval_samples
+    data = (train.dataset, train.data_path, train.data_mix, train.data_layout, train.tokenizer)
+    return *data, train.block_size, train.eval_samples
 
 
 def _refuse_submission(engine: str, *, by_hand: bool) -> None:

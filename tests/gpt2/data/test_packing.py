@@ -1,0 +1,161 @@
+"""Pack documents by best fit: the rows of nanochat, every row begins with a document, exact and repeatable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import make_run, train_fields
+from gpt2.data import shards
+from gpt2.data.batches import Batches, planned_sha256
+from gpt2.data.packing import best_fit, index_of, load_index, stored_index
+from gpt2.data.shards import open_shard, write_shard
+from gpt2.dist import World
+from gpt2.evaluate import Validation
+from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "nanochat" / "packing.json"
+END = 256
+
+
+def test_the_rows_are_those_of_nanochat():
+    """The numbers are stored; document i is the token 0 and then its number, cut to the rows of 65 tokens."""
+    found = json.loads(FIXTURE.read_text())
+    rows = best_fit(
+        found["document_sizes"], found["length"] + 1, waiting=found["waiting"], read_at_once=found["read_at_once"]
+    )
+    for expected, row in zip(found["rows"], rows, strict=False):
+        pieces = [[document + 1, size] for document, size in row]
+        # A piece of one token is only the end-of-document token: the fixture cannot say of which document.
+        assert [[None if size == 1 else number, size] for number, size in pieces] == [
+            [None if size == 1 else number, size] for number, size in expected
+        ]
+
+
+def naive(sizes, capacity, waiting, read_at_once):
+    """Pack by searching all waiting documents in the order of their arrival."""
+    coming, ready = list(enumerate(sizes)), []
+    while True:
+        row, space = [], capacity
+        while space:
+            while coming and len(ready) < waiting:
+                ready += coming[:read_at_once]
+                del coming[:read_at_once]
+            if not ready:
+                return
+            fitting = [document for document in ready if document[1] <= space]
+            longest = max(fitting, key=lambda document: document[1], default=None)
+            chosen = longest or min(ready, key=lambda document: document[1])
+            ready.remove(chosen)
+            row.append((chosen[0], min(chosen[1], space)))
+            space -= min(chosen[1], space)
+        yield row
+
+
+@given(st.lists(st.integers(1, 40), max_size=80), st.integers(1, 30), st.integers(1, 12), st.integers(1, 5))
+def test_the_rows_equal_those_of_a_plain_search(sizes, capacity, waiting, read_at_once):
+    packing = {"waiting": waiting, "read_at_once": read_at_once}
+    assert list(best_fit(sizes, capacity, **packing)) == list(naive(sizes, capacity, **packing))
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=60), st.integers(2, 40))
+def test_every_row_is_full_begins_with_a_document_and_no_document_is_used_twice(lengths, capacity):
+    tokens = np.concatenate([np.array([END, *([7] * length)], dtype=np.uint16) for length in lengths])
+    index = index_of(tokens, capacity, END)
+    used = []
+    for row in range(len(index)):
+        pieces = index.pieces(row)
+        assert sum(size for _, size in pieces) == capacity
+        assert all(tokens[start] == END for start, _ in pieces)
+        used += [start for start, _ in pieces]
+    assert len(used) == len(set(used))
+
+
+def test_an_index_is_stored_and_replaced_when_its_shard_is(tmp_path):
+    path = tmp_path / "a_train_000001.bin"
+    write_shard(path, [END, 1, 2, END, 3, END, 4, 5, 6])
+    first = load_index(path, open_shard(path), 3, END)
+    stored = stored_index(path, 3, END, 9)
+    assert stored is not None
+    assert stored.starts.tolist() == first.starts.tolist()
+    write_shard(path, [END, 1, END, 2, 3, 4, END, 3, 3])
+    again = load_index(path, open_shard(path), 3, END)
+    assert again.starts.tolist() != first.starts.tolist()
+    assert stored_index(path, 4, END, 9) is None
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """Two training shards and one for validation, of documents of 1 to 50 bytes."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a_train_000001.bin", "a_train_000002.bin", "a_val_000000.bin"):
+        texts = [[END, *rng.integers(97, 123, rng.integers(1, 50))] for _ in range(200)]
+        write_shard(folder / name, np.concatenate(texts))
+    sha256 = shards.describe(folder, 257, dataset="shards", source="tests", tokenizer="byte")["sha256"]
+    return folder, sha256
+
+
+def config_of(documents, **overrides):
+    folder, sha256 = documents
+    return TrainConfig.from_json(train_fields(folder, sha256, data_layout="bestfit", **overrides))
+
+
+def world(rank=0, size=1):
+    return World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_packed_rows_begin_with_a_document_are_read_once_per_epoch_and_do_not_depend_on_the_ranks(documents, size):
+    config = config_of(documents, batch_size=4 // size, num_gpus=size)
+    ranks = [Batches(config, world(rank, size)) for rank in range(size)]
+    sequences = ranks[0].stream.orders[0].windows
+    rows = [tuple(row) for _ in range(sequences // 4) for one in ranks for row in one.next()[0].tolist()]
+    assert {row[0] for row in rows} == {END}
+    assert len(set(rows)) == len(rows)
+    single = Batches(config_of(documents, batch_size=4), world())
+    assert rows == [tuple(row) for _ in range(sequences // 4) for row in single.next()[0].tolist()]
+
+
+def test_a_resumed_run_continues_with_the_same_rows(documents):
+    config = config_of(documents, batch_size=4)
+    whole, resumed = Batches(config, world()), Batches(config, world(), start_step=7)
+    rows = [whole.next()[0] for _ in range(9)]
+    assert torch.equal(resumed.next()[0], rows[7])
+    assert torch.equal(resumed.next()[0], rows[8])
+
+
+def test_validation_has_the_same_layout(documents):
+    validation = Validation(config_of(documents), world())
+    idx, _ = validation.parts[0].windows.read(validation.parts[0].mine)
+    assert set(idx[:, 0].tolist()) == {END}
+
+
+def test_packed_rows_are_other_data_than_the_flat_stream(documents):
+    config = config_of(documents)
+    flat = TrainConfig.from_json(train_fields(*documents))
+    assert planned_sha256(flat) == documents[1]
+    assert planned_sha256(config) not in (None, documents[1])
+
+
+def test_data_without_documents_are_refused(tmp_path):
+    run_dir = make_run(tmp_path)
+    folder = Path(json.loads(run_dir.run_json.read_text())["train"]["data_path"])
+    config = TrainConfig.from_json(train_fields(folder, "", data_layout="bestfit"))
+    with pytest.raises(DataError, match="no document that begins with the end-of-document token 256"):
+        Batches(config, world())
+
+
+def test_a_foreign_token_in_a_packed_row_is_named_with_its_byte(tmp_path):
+    write_shard(tmp_path / "a_train_000001.bin", [END, *[1] * 40, END, 5, 999, *[1] * 60])
+    config = TrainConfig.from_json(train_fields(tmp_path, "", data_layout="bestfit", batch_size=1))
+    with pytest.raises(DataError, match=r"has the token 999 at byte 1110"):
+        [Batches(config, world(), start_step=step).next() for step in range(3)]
