@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpt2.data.batches import Place, Windows, sequences_of, sources
+from gpt2.data.sequences import Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling

@@ -20,6 +20,7 @@ from typing import NoReturn, Self
 
 from gpt2 import dist
 from gpt2.checkpoint.contents import out_of_memory
+from gpt2.data.waiting import is_waiting
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
@@ -268,7 +269,7 @@ class Watchdog:
             if now - last > TICK_S + SUSPENDED_S:
                 self._began += now - last
             last = now
-            if can_hold and self._is_held(now - self._began):
+            if self._is_held(now - self._began, can_hold=can_hold):
                 self._began = now  # the time of a held write does not count, in any rank
             began = self._began  # before the limit, as `work` writes them
             limit, age = self.limit_s(), now - began
@@ -277,14 +278,14 @@ class Watchdog:
                 self._end_run(began, age, limit)
                 last = time.monotonic()  # it waited for other ranks: the process was not suspended
 
-    def _is_held(self, age: float) -> bool:
-        """Return whether this rank, or another one that this rank may wait for, holds a write on a full disk."""
-        if is_holding():
+    def _is_held(self, age: float, *, can_hold: bool) -> bool:
+        """Return whether this rank, or another one that it may wait for, holds a write, or waits for data."""
+        if is_waiting() or (can_hold and is_holding()):
             return True
         # The ranks tell each other by their states, which other hosts see, too. If the disk that is full has the states
         # as well, each rank notices it by its own.
         others = (rank for rank in range(self._size) if rank != self._rank)
-        return age > 2 * TICK_S and (self._is_full or any(self._holds(rank) for rank in others))
+        return age > 2 * TICK_S and ((can_hold and self._is_full) or any(self._holds(rank) for rank in others))
 
     def _holds(self, rank: int) -> bool:
         """Return whether another rank holds a write, as its state says: only as long as it rewrites the state."""
@@ -314,7 +315,7 @@ class Watchdog:
             "place": self._place,
             "age_s": age,
             "spent_s": self._spent_s() if self._rank == 0 else None,
-            "holding": is_holding(),
+            "holding": is_holding() or is_waiting(),
         }
         try:
             write_json(self._dir.rank_state(self._rank), record, durable=False, parents=False)

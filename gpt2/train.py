@@ -162,6 +162,7 @@ def train(
         leave_together(training.world, log)
         return dist.EXIT_FAILED
     finally:
+        between.batches.close()
         between.checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
         loop.profile.end()
 
@@ -203,7 +204,7 @@ def set_up(
     world = dist.start(config)
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
-    batches, validation = load_data(config, world, log)
+    batches, validation = load_data(config, world, log, stop)
     benchmarks = Benchmarks(config, world, log)
 
     # Model and optimizer
@@ -226,6 +227,7 @@ def set_up(
     stateful: dict[str, Stateful] = {"log": log, "judge": benchmarks, "guard": faults}  # version 0.1's names
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
     stateful |= {"spikes": spikes} if spikes else {}
+    stateful |= {"data": batches.client.record} if batches.client else {}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     checkpoints = CheckpointManager(training, log)
     resumed = checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
@@ -313,6 +315,9 @@ class TrainingLoop:
                     ended_by = EndReason.RUNG
                 if ended_by:
                     break
+            if not between.wait_for_data():
+                ended_by = EndReason.STOP
+                break
             ended_by = between.finish_step(self._step(step))
         between.finish_step(steps.drain())  # the last step's, if the loop ended before they were read
         if log.step == max_iters and ended_by is not EndReason.STOP:
@@ -395,10 +400,14 @@ class TrainingLoop:
         return norm
 
 
-def load_data(config: TrainConfig, world: dist.World, log: RunLog) -> tuple[Batches, Validation]:
+def load_data(config: TrainConfig, world: dist.World, log: RunLog, stop: dist.Stop) -> tuple[Batches, Validation]:
     """Return the batches of training and the validation, and log what they consist of."""
     check_data(config, log)
     batches = Batches(config, world)
+    if config.data_streaming:
+        client = batches.open_stream(log.dir, lambda text: log.event(log.step, "data", text))
+        if not client.begin(lambda: stop.requested):
+            failure.give_up(log, world.rank, stop.signal or "a signal")
     validation = Validation(config, world)
     for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
         log.say(line)

@@ -16,10 +16,14 @@ from pathlib import Path
 
 from kmatrix.errors import DataError
 
-TIMEOUT_S = 30.0  # without any byte, not for the whole file
+TIMEOUT_S = float(os.environ.get("KMATRIX_DOWNLOAD_TIMEOUT") or 30.0)  # without any byte, not for the whole file
 ATTEMPTS = 5  # consecutive attempts without new bytes
 FIRST_PAUSE_S = 0.5  # doubled after each attempt
 CHUNK_BYTES = 1 << 20
+
+
+class UnavailableError(DataError):
+    """A server that does not answer now: a later attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,7 @@ def receive(
             error = None
         except urllib.error.HTTPError as refused:
             error = refused
-            # 403: an expired address, and the next attempt asks for a new one; 408 and 429: the server asks to retry.
-            if refused.code < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code not in (403, 408, 429):
+            if is_final(refused.code):
                 break
         # HTTPException: a response that breaks in a chunk or is not HTTP.  ValueError: an address without a scheme.
         except (OSError, http.client.HTTPException, ValueError) as broken:
@@ -86,11 +89,18 @@ def receive(
         idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
         if idle < ATTEMPTS:
             time.sleep(FIRST_PAUSE_S * 2**idle)
-    raise DataError(
+    kind = DataError if isinstance(error, urllib.error.HTTPError) and is_final(error.code) else UnavailableError
+    raise kind(
         f"cannot download {name}",
         why=str(error or "the connection broke repeatedly"),
         hint="run it again with network access: the partial download is kept",
     )
+
+
+def is_final(status: int) -> bool:
+    """Return whether an HTTP error stays the same however often a file is requested."""
+    # 403: an expired address, and the next attempt asks for a new one; 408 and 429: the server asks to retry.
+    return status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (403, 408, 429)
 
 
 def _attempt(address: Address, part: Path, offset: int, received: Callable[[int], None] | None) -> bool:

@@ -93,6 +93,13 @@ class BetweenSteps:
             return EndReason.STOP
         return self.budget.ended_by if numbers.over_budget else None
 
+    def wait_for_data(self) -> bool:
+        """Wait until the data of the next step are there. Return False if a stop was requested meanwhile."""
+        seconds = self.batches.wait(lambda: self.stop.requested)
+        if seconds:
+            self.steps.restart()  # the time of a step must not include the wait
+        return seconds is not None
+
     def handle_fault(self, fault: Fault | None) -> Policy | None:
         """Fail, roll back or log it, as the policy for a bad step says, and return the policy."""
         if fault is None:

@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=0, help="training tokens to read (0: all)")
     parser.add_argument("--block-size", type=int, default=1, help="tokens of the longest sequence")
     parser.add_argument("--shards", type=int, default=0, help="training shards (0: as many as --tokens need)")
+    what = "make the shards while runs read them, and keep or drop them after use: only note what they are made from"
+    parser.add_argument("--stream", choices=("keep", "drop"), default="", help=what)
     args = vars(parser.parse_args(argv))
     data_dir = args["data_dir"].absolute()
     try:

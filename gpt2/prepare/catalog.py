@@ -184,13 +184,14 @@ class DatasetRequest:
     tokens: int = 0  # training tokens to read; 0: all
     block_size: int = 1  # tokens of the longest sequence
     shards: int = 0  # training shards, if known; 0: as many as hold `tokens`
+    stream: str = ""  # "keep" or "drop": the shards are made while runs read them, and kept or deleted then
 
     @property
     def recipe(self) -> dict[str, Any]:
         """The fields that decide the content of the dataset, as in dataset.json, without the requested size."""
         values = asdict(self)
         # A longer run extends the same dataset. Fields without effect must not create a second copy of it either.
-        for name in ("tokens", "block_size", "shards"):
+        for name in ("tokens", "block_size", "shards", "stream"):
             del values[name]
         if self.tokenizer != "bpe":
             del values["bpe_vocab_size"]
@@ -224,7 +225,7 @@ class DatasetRequest:
             return min(self.shards, len(tokens_of_shards))
         have = 0
         for number, tokens in enumerate(tokens_of_shards, 1):
-            # Whole windows only, and a shard's first token is never a target (gpt2.data.batches.Windows).
+            # Whole windows only, and a shard's first token is never a target (gpt2.data.sequences.Windows).
             have += max(0, tokens - 1) // self.block_size * self.block_size
             if self.tokens and have >= self.tokens:
                 return number

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,16 @@ from kmatrix.errors import ConfigError, DataError
 from kmatrix.records.dataset import (
     KINDS,
     RECORD,
+    STREAM,
     DatasetFile,
     ShardInfo,
+    StreamFile,
     kind_of,
     read_dataset,
     read_dataset_or_empty,
     train_shards,
 )
+from kmatrix.records.decode import as_json, decode_optional
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.train_config import parse_mix
 from kmatrix.text import count, disk_size, plural
@@ -68,21 +72,34 @@ def prepare_dataset(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     if request.dataset == "mix":
         return mixture(request, data_dir)
     known = CATALOG.get(request.dataset)
+    if request.stream and request.dataset == "shards" and not request.data_path.startswith(HUB):
+        raise ConfigError("local token shards cannot be streamed", hint="set DATA_STREAMING=n: they are read at once")
     if known:
         _say_terms(request.dataset)
         known.text_of(request.data_path)  # refuses an invalid language
         request = replace(request, text_column=known.column or request.text_column)
-    if known and known.shards and request.prebuilt:
-        if request.larger:
-            return _download_shards(request, data_dir / request.larger.name.replace("/", "--"), request.larger)
-        return _download_shards(request, data_dir / request.dataset, known.shards)
-    if request.dataset == "shards" and request.data_path.startswith(HUB):
-        found = repository(request.data_path, patterns=SHARD_FILES)
-        folder = data_dir / f"{found.name.replace('/', '--')}-{digest(request.recipe)}"
-        return _download_shards(request, folder, found)
+    if found := shards_on_hub(request):
+        folder = data_dir / _folder_of_shards(request, found)
+        return open_stream(request, data_dir, folder) if request.stream else _download_shards(request, folder, found)
     if request.dataset == "shards":
         return local_shards(request, data_dir / Path(request.data_path).expanduser())
     return _tokenize_text(request, data_dir)
+
+
+def shards_on_hub(request: DatasetRequest) -> Repository | None:
+    """Return the repository of a dataset that is token shards on Hugging Face, else None."""
+    known = CATALOG.get(request.dataset)
+    if known and request.prebuilt:
+        return request.larger or known.shards
+    if request.dataset == "shards" and request.data_path.startswith(HUB):
+        return repository(request.data_path, patterns=SHARD_FILES)
+    return None
+
+
+def _folder_of_shards(request: DatasetRequest, found: Repository) -> str:
+    if request.dataset == "shards":
+        return f"{found.name.replace('/', '--')}-{digest(request.recipe)}"
+    return found.name.replace("/", "--") if request.larger else request.dataset
 
 
 def _say_terms(dataset: str) -> None:
@@ -193,8 +210,10 @@ def _has_foreign_shards(folder: Path, found: Repository) -> bool:
 def _tokenize_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     """Return the shards of a text dataset, and tokenize what is missing."""
     part = request.dataset not in WHOLE
-    recipe = {**request.recipe, **_version(request, data_dir)}
+    recipe = {**request.recipe, **version_of(request, data_dir)}
     folder = data_dir / f"{_folder_label(request)}-{request.tokenizer}-{digest(recipe)}"
+    if request.stream:
+        return open_stream(request, data_dir, folder)
     record = _sufficient_record(folder, request, recipe)
     if record:
         return prepared(folder, request, record.vocab_size, part=part, made=False)
@@ -206,7 +225,7 @@ def _tokenize_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     return prepared(folder, request, read_dataset(folder / RECORD).vocab_size, part=part, made=missing)
 
 
-def _version(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
+def version_of(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
     """Return the part of a recipe that identifies the text: the Python version, or a fingerprint of the files."""
     # The folder's name contains it: changed text becomes a new dataset, and runs on the old one stay comparable.
     if request.dataset == "stdlib":
@@ -227,13 +246,18 @@ def _folder_label(request: DatasetRequest) -> str:
     return request.dataset
 
 
+def lock_path(folder: Path) -> Path:
+    """Return the file that processes lock to write to a dataset."""
+    return folder.parent / f".{folder.name}.lock"
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a dataset inside the context. The kernel releases the lock when the process exits."""
     # Next to the folder, because the lock must not create what it protects. The file stays: if it were removed, two
     # processes could hold locks on two files of the same name.
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+    with lock_path(folder).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -246,7 +270,7 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     """Write the shards of a text dataset, or continue writing. part: only as many as are needed."""
     # Find the files
     known = _record_to_continue(folder, recipe)
-    corpus, source, commit = _corpus(request, data_dir, folder, known)
+    corpus, source, commit = corpus_of(request, data_dir, folder, known.commit if known else None)
     size = sum(file.size for file in corpus.parts)
     start = f", starting at file {known.position[0] + 1}" if known and known.position else ""
     say(f"writing {folder} from {source}: {plural(len(corpus.parts), 'file')}, {disk_size(size)}{start}")
@@ -258,6 +282,21 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     origin = DatasetOrigin(
         dataset=request.dataset, source=source, commit=commit, tokenizer=request.tokenizer, recipe=recipe
     )
+    enough = request.is_satisfied_by if part else lambda _: False
+    shard_writer(request, corpus, folder, origin, enough).run()
+    hub.clear(folder)
+
+
+def shard_writer(
+    request: DatasetRequest,
+    corpus: text.Corpus,
+    folder: Path,
+    origin: DatasetOrigin,
+    enough: Callable[[Sequence[ShardInfo]], bool],
+    *,
+    first: int | None = None,
+) -> writer.ShardWriter:
+    """Return the writer of the shards of a text dataset. first: number of an earlier shard to begin with."""
     tokenizing = writer.Recipe(
         name=request.dataset,
         tokenizer=request.tokenizer,
@@ -268,9 +307,68 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     )
     # A folder may contain images; if the user named files with a pattern, each of them must be text.
     guessed = request.dataset == "stdlib" or (request.dataset == "folder" and "*" not in request.data_path)
-    enough = request.is_satisfied_by if part else lambda _: False
-    writer.ShardWriter(tokenizing, corpus, folder, origin, enough, guessed=guessed).run()
-    hub.clear(folder)
+    return writer.ShardWriter(tokenizing, corpus, folder, origin, enough, guessed=guessed, first=first)
+
+
+def open_stream(request: DatasetRequest, data_dir: Path, folder: Path) -> PreparedDataset:
+    """Note what the shards of a dataset are made from, in stream.json, and return it without any shards.
+
+    The commit of a repository is the one of the shards that exist, else the newest.
+    """
+    if request.tokenizer not in ("gpt2", "byte"):
+        raise ConfigError(
+            f"data in the tokens of {request.tokenizer} cannot be streamed",
+            why="its vocabulary is known only after the text was read",
+            hint="choose TOKENIZER=gpt2 or TOKENIZER=byte",
+        )
+    drop = request.stream == "drop"
+    folder = folder.with_name(f"{folder.name}-stream") if drop else folder  # what other runs read is never deleted
+    recipe = {**request.recipe, **version_of(request, data_dir)}
+    if shards_on_hub(request):
+        recipe = request.recipe
+    elif request.tokenizer == "gpt2":
+        tokenizer.fetch_gpt2()  # now: it fails before the run instead of in it
+    former = decode_optional(folder / STREAM, StreamFile)
+    if former and former.recipe == recipe:
+        source, commit = former.source, former.commit
+    else:
+        source, commit = _source_of(request, data_dir, record_of(folder, recipe))
+    sha256 = hashlib.sha256(json.dumps([recipe, source, commit], sort_keys=True).encode()).hexdigest()
+    asked = {**asdict(request), "tokens": 0, "shards": 0, "block_size": 1}
+    stream = StreamFile(
+        request=asked,
+        data_dir=str(data_dir),
+        source=source,
+        commit=commit,
+        recipe=recipe,
+        vocab_size=vocabulary(request.tokenizer),
+        drop=drop,
+        sha256=sha256,
+    )
+    if former != stream:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / STREAM, as_json(stream))
+    say(f"{request.dataset}: {source} is tokenized while runs read it, in {folder}")
+    return PreparedDataset(
+        path=str(folder),
+        sha256=sha256,
+        vocab_size=stream.vocab_size,
+        train_tokens=0,
+        val_tokens=0,
+        shards=0,
+        made=former is None,
+    )
+
+
+def _source_of(request: DatasetRequest, data_dir: Path, known: DatasetFile | None) -> tuple[str, str | None]:
+    """Return the name of a dataset's source and its commit. known: its dataset.json."""
+    if found := shards_on_hub(request):
+        return found.address, known.commit if known and known.commit else hub.listing(found).commit
+    origin = _origin(request)
+    if known and known.commit and isinstance(origin, Repository):
+        return origin.address, known.commit
+    _, source, commit = corpus_of(request, data_dir, data_dir, known.commit if known else None)
+    return source, commit
 
 
 def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
@@ -284,23 +382,29 @@ def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> DatasetFile | N
     return known
 
 
-def _corpus(
-    request: DatasetRequest, data_dir: Path, folder: Path, known: DatasetFile | None
+def _origin(request: DatasetRequest) -> Repository | WebFile | None:
+    """Return where the text of a dataset is downloaded from; None if it is on this machine."""
+    if request.dataset in ("stdlib", "folder"):
+        return None
+    if request.dataset == "hub":
+        return repository(request.data_path, patterns=TEXT_FILES)
+    return CATALOG[request.dataset].text_of(request.data_path)
+
+
+def corpus_of(
+    request: DatasetRequest, data_dir: Path, folder: Path, commit: str | None
 ) -> tuple[text.Corpus, str, str | None]:
-    """Return the files of a dataset, a name for them, and their commit."""
+    """Return the files of a dataset, a name for them, and their commit. commit: of the shards that exist."""
     if request.dataset == "stdlib":
         library = text.standard_library()
         return library, f"{platform.python_implementation()} {platform.python_version()} standard library", None
-    if request.dataset == "folder":
+    origin = _origin(request)
+    if origin is None:
         return text.local(data_dir, request.data_path), request.data_path, None
-    if request.dataset == "hub":
-        origin: Repository | WebFile = repository(request.data_path, patterns=TEXT_FILES)
-    else:
-        origin = CATALOG[request.dataset].text_of(request.data_path)
     if isinstance(origin, WebFile):
         return text.WebCorpus(origin, folder), origin.url, None
     # The commit of the shards that exist: other documents would follow at their position otherwise.
-    found = hub.listing(origin, known.commit if known else None)
+    found = hub.listing(origin, commit)
     return text.HubCorpus(found, folder), origin.address, found.commit
 
 

@@ -10,10 +10,11 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpt2.data.download import TIMEOUT_S, Address, file_sha256, part_of, receive
+from gpt2.data.download import TIMEOUT_S, Address, UnavailableError, file_sha256, part_of, receive
 from gpt2.prepare.catalog import Repository
 from kmatrix.errors import DataError, KmatrixError
 
@@ -163,4 +164,6 @@ def refused(repository: Repository, error: Exception) -> DataError:
         hint = "request access on its page, and set HF_TOKEN in the environment"
     elif status == 404:
         hint = "check the name and @REVISION; for a private dataset set HF_TOKEN in the environment"
-    return DataError(f"cannot download the dataset {repository.name}", why=why, hint=hint)
+    is_away = not is_offline() and (not status or status in (408, 429) or status >= HTTPStatus.INTERNAL_SERVER_ERROR)
+    kind = UnavailableError if is_away else DataError
+    return kind(f"cannot download the dataset {repository.name}", why=why, hint=hint)

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Protocol
+from typing import BinaryIO, ClassVar, NoReturn, Protocol
 
 from gpt2.data.download import fetch
 from gpt2.prepare import hub
@@ -51,6 +51,10 @@ class Corpus(Protocol):
     @property
     def parts(self) -> tuple[TextPart, ...]: ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether its files are downloaded one by one."""
+
     def path(self, part: TextPart) -> Path:
         """Return the path of a file, and download it if necessary."""
 
@@ -64,6 +68,7 @@ class LocalCorpus:
 
     root: Path  # directory that names are relative to
     parts: tuple[TextPart, ...]
+    is_remote: ClassVar[bool] = False
 
     def path(self, part: TextPart) -> Path:
         return self.root / part.name
@@ -78,6 +83,7 @@ class HubCorpus:
 
     found: hub.Listing
     folder: Path
+    is_remote: ClassVar[bool] = True
 
     @property
     def parts(self) -> tuple[TextPart, ...]:
@@ -97,6 +103,7 @@ class WebCorpus:
 
     web: WebFile
     folder: Path
+    is_remote: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple[TextPart, ...]:

@@ -26,6 +26,7 @@ from gpt2.prepare.progress import PreparationProgress, say
 from gpt2.prepare.text import Corpus
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import RECORD, ShardInfo, kind_of
+from kmatrix.records.decode import replaced as replace
 from kmatrix.records.files import write_json
 from kmatrix.text import plural
 
@@ -96,12 +97,19 @@ class ShardWriter:
         enough: Callable[[Sequence[ShardInfo]], bool],
         *,
         guessed: bool = False,
+        first: int | None = None,
     ) -> None:
+        """Begin after the last shard, or with training shard `first`, which dataset.json lists."""
         self.recipe, self.corpus, self.folder, self.origin, self.enough = recipe, corpus, folder, origin, enough
         self.vocab_size = 0  # known when the tokenizer is
         self.listed: list[ShardInfo] = shards.recorded(folder)
         position = shards.position(folder) if self.listed else None
         self.next: Place = (position[0], position[1]) if position else (0, 0)
+        self.end = self.next if self.listed else None  # of the text in the listed shards
+        self.number = sum(kind_of(shard.name) == "train" for shard in self.listed) + 1  # of the next training shard
+        if first is not None and first < self.number:
+            self.number, self.next = first, self._start_of(first)
+        self.begin = self.next  # of the shard that is being filled
         self.train, self.val = ShardBuffer(), ShardBuffer()
         self.guessed = guessed  # the user did not name the files: skip those that are not text
         self.skipped: dict[str, None] = {}  # names of those
@@ -122,6 +130,19 @@ class ShardWriter:
         if len(self.skipped) > NAMED_SKIPS:
             say(f"skipped {plural(len(self.skipped), 'file')} in all that are not UTF-8 text")
         self._end()
+
+    def _start_of(self, number: int) -> Place:
+        start = next(shard.start for shard in self.listed if shard.name == self._name("train", number))
+        if start is None:
+            raise DataError(
+                f"{self.folder / RECORD} does not say where the text of shard {number} starts",
+                why="it was written by an earlier version",
+                hint="delete the folder: its shards are made again",
+            )
+        return start
+
+    def _name(self, kind: str, number: int) -> str:
+        return f"{self.recipe.name}_{kind}_{number:06d}.bin"
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer; train it on the corpus first if its vocabulary belongs to the dataset."""
@@ -169,7 +190,7 @@ class ShardWriter:
                 if size >= BATCH_CHARACTERS:
                     yield batch
                     batch, size = [], 0
-            if batch and isinstance(self.corpus, text.HubCorpus):
+            if batch and self.corpus.is_remote:
                 yield batch
                 batch, size = [], 0
         if batch:
@@ -195,19 +216,34 @@ class ShardWriter:
             self._write("val", 0, self.val)
             self.val = ShardBuffer()
         if self.train.tokens:
-            number = sum(kind_of(shard.name) == "train" for shard in self.listed) + 1
-            self._write("train", number, self.train)
+            self._write("train", self.number, self.train)
+            self.number += 1
+            self.begin = place
             self.train = ShardBuffer()
+        # A shard that was made again ends before the end of the text that is tokenized.
+        self.end = max(self.end or place, place)
         # After the shards: a record never lists a shard that is not complete. A shard without a record is overwritten.
-        about = {**self.origin.to_json(), "vocab_size": self.vocab_size, "position": list(place), "complete": complete}
+        about = {**self.origin.to_json(), "vocab_size": self.vocab_size, "position": list(self.end)}
+        about["complete"] = complete or self.end[0] >= len(self.corpus.parts)
         write_json(self.folder / RECORD, shards.record(self.listed, **about))
         for part in self.corpus.parts[: place[0]]:  # not before: a resumed preparation would download them again
             self.corpus.release(part)
 
     def _write(self, kind: str, number: int, buffer: ShardBuffer) -> None:
-        path = self.folder / f"{self.recipe.name}_{kind}_{number:06d}.bin"
+        path = self.folder / self._name(kind, number)
         shards.write_shard(path, np.concatenate(buffer.parts) if buffer.parts else [])
-        self.listed.append(shards.read_info(path, text_bytes=buffer.size))
+        start = self.begin if kind == "train" else (0, 0)
+        made = replace(shards.read_info(path, text_bytes=buffer.size), start=start)
+        known = {shard.name: shard for shard in self.listed}
+        former = known.get(made.name)
+        if former and former.sha256 != made.sha256:
+            path.unlink()  # nobody may train on it
+            raise DataError(
+                f"{path} is not the shard that it was: its text has changed",
+                why=f"SHA-256 {made.sha256[:12]}..., expected {former.sha256[:12]}...",
+                hint="restore the text, or start a new matrix",
+            )
+        self.listed = list({**known, made.name: made}.values())
 
     def _end(self) -> None:
         if not self.train.tokens and not self.listed:

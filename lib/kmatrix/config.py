@@ -190,7 +190,7 @@ def with_data(run: RunConfig, train_shards: Sequence[int], vocab_size: int) -> R
 def epoch_tokens(train_shards: Iterable[int], block_size: int) -> int:
     """Return the tokens that an epoch reads: every whole window of the shards once.
 
-    A window has one token more than the context, and shares it with the next one (gpt2.data.batches.Windows).
+    A window has one token more than the context, and shares it with the next one (gpt2.data.sequences.Windows).
     """
     return sum(max(0, (tokens - 1) // block_size) * block_size for tokens in train_shards)
 
@@ -412,6 +412,20 @@ def own_data_need_a_place(value: Values) -> str | None:
     return None
 
 
+def local_shards_are_not_streamed(value: Values) -> str | None:
+    """Check that there is something to make while a run reads it."""
+    if value("GPT2_DATA_STREAMING") != "y" or value("GPT2_DATASET") not in ("shards", "mix"):
+        return None
+    paths = [value("GPT2_DATA_PATH") or ""]
+    if value("GPT2_DATASET") == "mix":
+        try:
+            paths = [part.path for part in parse_mix(value("GPT2_DATA_MIX") or "") if part.dataset == "shards"]
+        except ValueError:  # mix_can_be_read says it
+            return None
+    local = next((path for path in paths if path and not path.startswith("hf://")), None)
+    return f"DATA_STREAMING=y: {local} has its shards already: set DATA_STREAMING=n" if local else None
+
+
 def mix_can_be_read(value: Values) -> str | None:
     """Check that a mix lists datasets with weights."""
     text = value("GPT2_DATA_MIX")
@@ -498,6 +512,7 @@ RULES = (
     pruning_has_a_ramp,
     own_data_need_a_place,
     mix_can_be_read,
+    local_shards_are_not_streamed,
     spam_warms_up_within_an_interval,
     nodes_divide_ranks,
     ranks_fit_on_nodes,

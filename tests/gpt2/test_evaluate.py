@@ -11,7 +11,7 @@ import torch
 
 from factories import make_data, make_run, train, train_fields
 from gpt2.data import shards
-from gpt2.data.batches import Windows
+from gpt2.data.sequences import Windows
 from gpt2.data.tokenizer import BpeTokenizer, load
 from gpt2.dist import World
 from gpt2.evaluate import Benchmarks, SampleTexts, Validation, bytes_per_token, load_if_available

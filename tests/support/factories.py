@@ -47,6 +47,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
             "block_size": 32,
             "dropout": 0.0,
             "data_layout": "flat",
+            "data_streaming": False,
         },
         **{"bias": True, "weight_tying": True, "vocab_multiple": 1},
         **{"dataset": "shards", "data_path": str(data_path), "tokenizer": "byte", "data_sha256": data_sha256},

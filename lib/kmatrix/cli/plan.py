@@ -424,6 +424,8 @@ def _length(config: RunConfig) -> str:
 
 
 def _data(config: RunConfig, data_dir: Path) -> str:
+    if config.train.data_streaming:
+        return f"{config.train.dataset}: tokenized while the run reads it, so the number of epochs is unknown"
     known = prepared(data_dir, config.train)
     if known is None:
         return f"{config.train.dataset}: not prepared, {_unprepared(config)} ({make_command('prepare-data')})"

@@ -136,8 +136,9 @@ class Stage:
 
 def folders_of(run: RunDir) -> set[str]:
     """Return the folders with the data of a run: of a mix, that of each of its datasets."""
-    data = read_run_file_or_empty(run).train.data_path
-    if not data:
+    train = read_run_file_or_empty(run).train
+    data = train.data_path
+    if not data or train.data_streaming:  # streamed shards are not there yet
         return set()
     return {data, *(source.path for source in read_dataset_or_empty(Path(data) / RECORD).sources)}
 

@@ -26,6 +26,7 @@ OPTIONS = {
     "val_percent": "--val-percent",
     "shard_tokens": "--shard-tokens",
     "bpe_vocab_size": "--bpe-vocab-size",
+    "data_cache": "--stream",  # only streamed data have it
 }
 
 IN_RECIPE = {"data_mix": "mix"}  # field -> name in dataset.json
@@ -152,6 +153,8 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     Only dataset.json is read, so that a plan does not start the trainer. An incomplete download counts as the tokens
     that the run needs, because preparation fetches the rest.
     """
+    if train.data_streaming:  # what is there says nothing about what a run will read
+        return None
     wanted = {IN_RECIPE.get(name, name): value for name, value in key(train) if name != "data_tokens"}
     larger = _larger(train)
     # Sorted, so that a plan does not depend on the order of the file system.
@@ -212,12 +215,15 @@ def overfitting(most: Mapping[str, float]) -> list[str]:
 
 def data_lines(runs: Sequence[TrainConfig], data: Mapping[Key, Dataset]) -> list[str]:
     """Return lines about the data before the first run: tokens, epochs, warnings."""
+    streamed = dict.fromkeys(run.dataset for run in runs if run.data_streaming)
+    runs = [run for run in runs if not run.data_streaming]
     most = most_epochs((run, data[key(run)]) for run in runs)
     tokens = {name: count for run in runs for name, count in _tokens(run, data[key(run)]).items()}
     lines = [
         f"data: {name}, {tokens[name]:,} training tokens, {count:.2f} epochs in the longest run"
         for name, count in most.items()
     ]
+    lines += [f"data: {name}, tokenized while the runs read it" for name in streamed]
     return lines + [f"warning: {text}" for text in overfitting(most)]
 
 

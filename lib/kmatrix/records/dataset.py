@@ -31,6 +31,7 @@ class ShardInfo(Record, frozen=True, kw_only=True):
     mtime_ns: Nanoseconds
     max_token: Count  # largest token
     text_bytes: Count | None = None  # UTF-8 bytes of its text; None: unknown
+    start: tuple[Count, Count] | None = None  # of its text: file, document in the file; None: unknown
 
 
 class SourceEntry(Record, frozen=True, kw_only=True):
@@ -56,6 +57,39 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     shards: tuple[ShardInfo, ...] = ()
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
+
+
+STREAM = "stream.json"  # next to dataset.json: how the shards are made while runs read them
+READERS = ".readers"  # below the folder: the shards that each run reads next
+
+
+class StreamFile(Record, frozen=True, kw_only=True):
+    """stream.json: what the shards of a folder are made from, while runs read them."""
+
+    request: dict[str, Any]  # fields of gpt2.prepare.catalog.DatasetRequest
+    data_dir: str  # folder of datasets, which relative paths of the request start at
+    source: str
+    commit: str | None
+    recipe: dict[str, Any]
+    vocab_size: Count
+    drop: bool  # delete shards that no run needs any more
+    sha256: str  # of source, commit and recipe
+
+
+class ReaderFile(Record, frozen=True, kw_only=True):
+    """.readers/<run>.json: the shards that a run reads now and next, in order. Rewritten while it runs."""
+
+    shards: tuple[Count, ...]  # numbers, from 1
+    counter: Count  # grows with each write
+
+
+class ProducerFile(Record, frozen=True, kw_only=True):
+    """producer.json of a run: the process that makes shards ahead of the training. Rewritten every second."""
+
+    pid: Count
+    counter: Count  # grows with each write
+    doing: dict[str, str] = field(default_factory=dict)  # folder -> what it does for it now
+    failed: tuple[str, str, str] | None = None  # what, why and hint of the error that ended it
 
 
 def sha256_of_layout(sha256: str, layout: str) -> str:

@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": ("gpt2", "byte", "char", "bpe"),
     "data_layout": ("flat", "bestfit"),
+    "data_cache": ("keep", "drop"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "adamwprune_base": ("adam", "adamw", "adamwadv", "adamwspam"),
     "spam_rule": ("entries", "norm", "both"),
@@ -44,7 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 OPTIONAL_CHOICES = (
     *("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn", "norm", "activation"),
-    *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of"),
+    *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of", "data_cache"),
 )
 # The parts of nanochat's models; None with other architectures.
 NANOCHAT_FIELDS = (
@@ -56,6 +57,7 @@ ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": Non
 ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
 ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
 ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": "", "data_layout": "flat"}
+ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
@@ -115,6 +117,7 @@ class TrainFields:
     data_sha256: str | None = None
     data_shards: Size | None = None
     data_layout: str | None = None  # None: flat
+    data_streaming: bool | None = None
     tokenizer: str | None = None
     batch_size: Size | None = None
     global_batch: Size | None = None
@@ -283,6 +286,9 @@ class TrainConfig(TrainFields):
     val_percent: int | None  # percent of the documents
     shard_tokens: int | None  # tokens per shard
     data_layout: str  # of the sequences
+    data_streaming: bool  # the shards are made while the run reads them
+    data_cache: str | None  # keep or drop them after use
+    data_wait: int | None  # seconds that the run waits for them
     tokenizer: str
     bpe_vocab_size: int | None
 

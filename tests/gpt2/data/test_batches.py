@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from factories import make_data, train_fields
 from gpt2.data import shards
-from gpt2.data.batches import Batches, Order, Windows, positions
+from gpt2.data.batches import Batches, positions
+from gpt2.data.sequences import Order, Windows
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.dist import World
 from gpt2.evaluate import Validation

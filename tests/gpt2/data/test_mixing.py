@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import make_data, train_fields
-from gpt2.data.batches import Batches, Mix, Stream, describe, planned_sha256, positions, sources
+from gpt2.data.batches import Batches, Mix, Stream, describe, planned_sha256, positions
+from gpt2.data.sequences import sources
 from gpt2.dist import World
 from gpt2.evaluate import Validation
 from gpt2.prepare.dataset import prepare

@@ -71,7 +71,7 @@ def _unprepared(data_dir: Path, run: TrainConfig, tokens: int, block_size: int) 
     known = prepared(data_dir, run)
     if known is not None and known.is_complete:
         return 0.0
-    if run.dataset in SMALL:
+    if run.dataset in SMALL or run.data_streaming:
         return 0.0
     if run.dataset == "mix":
         return _sum(_unprepared(data_dir, part, int(tokens * share), block_size) for part, share in _parts(run))

@@ -1,0 +1,192 @@
+"""The sequences of shards, in one of two layouts, and the order in which training reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpt2.data import shards
+from gpt2.data.packing import RowIndex, load_index, no_rows
+from gpt2.data.tokenizer import end_of_document
+from kmatrix.records.dataset import FLAT, RECORD, local_copy, read_dataset
+from kmatrix.records.train_config import TrainConfig
+from kmatrix.text import plural
+
+Place = tuple[int, int]  # shard, window in the shard
+Batch = tuple[torch.Tensor, torch.Tensor]  # idx (B, T) and targets (B, T), int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """One dataset of a run."""
+
+    name: str
+    folder: Path
+    weight: int  # sequences per block of the mix
+    shards: int  # training shards that are read, from the first; 0: all
+
+
+def sources(config: TrainConfig) -> tuple[DataSource, ...]:
+    """Return the datasets of a run: one, or those listed in the dataset.json of a mix."""
+    folder = Path(config.data_path)
+    if config.dataset != "mix":
+        return (DataSource(name=config.dataset, folder=local_copy(folder), weight=1, shards=config.data_shards),)
+    return tuple(
+        DataSource(name=item.name, folder=local_copy(Path(item.path)), weight=item.weight, shards=item.shards)
+        for item in read_dataset(folder / RECORD).sources
+    )
+
+
+class Windows:
+    """The sequences of one kind of shards: windows of block_size + 1 tokens that overlap by one token.
+
+    The targets of a window are its tokens shifted by one, so every token except a shard's first is a target once.
+    """
+
+    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, count: int = 0) -> None:
+        self.paths = shards.find(folder, kind, count)
+        self.block_size, self.vocab_size = block_size, vocab_size
+        self._tokens = [shards.open_shard(path) for path in self.paths]  # memory maps: nothing is read yet
+        self.counts = tuple(self._count(shard) for shard in range(len(self.paths)))
+
+    def tokens(self, shard: int) -> shards.Tokens:
+        """Return the tokens of a shard."""
+        return self._tokens[shard]
+
+    def _count(self, shard: int) -> int:
+        """Return the number of sequences of a shard."""
+        return max(0, (len(self._tokens[shard]) - 1) // self.block_size)
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def read(self, places: Sequence[Place]) -> Batch:
+        """Return the windows at these places. Raises DataError if a token is outside the vocabulary."""
+        return batch(self.rows(places))
+
+    def rows(self, places: Sequence[Place]) -> npt.NDArray[np.int64]:
+        """Return the tokens of the windows at these places: (B, T + 1)."""
+        rows = np.empty((len(places), self.block_size + 1), dtype=np.int64)  # (B, T + 1); embeddings take int64
+        for row, place in zip(rows, places, strict=True):
+            end = 0
+            for start, size in self._pieces(place):
+                row[end : end + size] = self.tokens(place[0])[start : start + size]
+                end += size
+        # Shards of another tokenizer. On a GPU an index outside the embedding ends the process without naming it.
+        if rows.max(initial=0) >= self.vocab_size:
+            self._refuse(rows, places)
+        return rows
+
+    def _pieces(self, place: Place) -> Sequence[tuple[int, int]]:
+        """Return the first token and the number of tokens of each part of a sequence, block_size + 1 in all."""
+        return ((place[1] * self.block_size, self.block_size + 1),)
+
+    def _refuse(self, rows: npt.NDArray[np.int64], places: Sequence[Place]) -> None:
+        row, column = (int(i) for i in np.argwhere(rows >= self.vocab_size)[0])
+        place = places[row]
+        index = [start + offset for start, size in self._pieces(place) for offset in range(size)][column]
+        raise shards.foreign_token(self.paths[place[0]], index, int(rows[row, column]), self.vocab_size)
+
+    def spread(self, count: int) -> list[Place]:
+        """Return the places of `count` windows at equal distances over all shards; all places if there are fewer."""
+        # Spread out, because adjacent windows are often parts of the same document.
+        total, ends = len(self), np.cumsum(self.counts)
+        count = min(count, total)
+        places: list[Place] = []
+        for number in range(count):
+            window = number * total // count
+            shard = int(np.searchsorted(ends, window, side="right"))
+            places.append((shard, window - int(ends[shard - 1]) if shard else window))
+        return places
+
+
+class PackedRows(Windows):
+    """Sequences that begin with the end-of-document token and are packed by best fit, of one kind of shards.
+
+    end: that token.  A sequence is a row of block_size + 1 tokens; rows do not overlap, and a document is in one row.
+    """
+
+    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, end: int, count: int = 0) -> None:
+        self.end = end
+        # A run reads one shard after the other: two indices are enough, and one takes 2 MB per 100 million tokens.
+        self._index = lru_cache(maxsize=2)(self._loaded)
+        super().__init__(folder, kind, block_size=block_size, vocab_size=vocab_size, count=count)
+        if not len(self):
+            raise no_rows(folder, end)
+
+    def _loaded(self, shard: int) -> RowIndex:
+        return load_index(self.paths[shard], self._tokens[shard], self.block_size + 1, self.end)
+
+    def _count(self, shard: int) -> int:
+        return len(self._index(shard))
+
+    def _pieces(self, place: Place) -> Sequence[tuple[int, int]]:
+        return self._index(place[0]).pieces(place[1])
+
+
+def sequences_of(config: TrainConfig, source: DataSource, kind: str) -> Windows:
+    """Return the sequences of a dataset in the layout of a run. kind: "train" or "val"."""
+    count = source.shards if kind == "train" else 0
+    sizes = {"block_size": config.block_size, "vocab_size": config.vocab_size, "count": count}
+    if config.data_layout == FLAT:
+        return Windows(source.folder, kind, **sizes)
+    return PackedRows(source.folder, kind, end=end_of_document(config.tokenizer, Path(config.data_path)), **sizes)
+
+
+def batch(rows: npt.NDArray[np.int64]) -> Batch:
+    """Return inputs and targets, each (B, T), of windows (B, T + 1)."""
+    # Copies, because the two overlap in one buffer, and columns of it are not contiguous.
+    return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+
+
+class Order:
+    """The order in which training reads the windows of one dataset: a function of seed and position only.
+
+    Each epoch reads every window once: the shards in shuffled order, and the windows of each shard in shuffled order.
+    Shuffles are generated on demand, so the cost does not depend on the number of shards.
+    """
+
+    def __init__(self, counts: Sequence[int], seed: int, *, source: int = 0) -> None:
+        self.counts, self.windows = tuple(counts), sum(counts)
+        self.seed = (seed, source) if source else (seed,)  # datasets of a mix are shuffled independently
+        # A cache per object, not `cache` on the methods, which would keep every object alive. A step reads at most from
+        # a few epochs and shards; a shard of 100 million tokens has 100,000 windows, 0.8 MB as int64.
+        self._shards = lru_cache(maxsize=2)(self._shuffled_shards)
+        self._windows = lru_cache(maxsize=4)(self._shuffled_windows)
+
+    def epoch(self, position: int) -> int:
+        """Return how often every window was read before this position."""
+        return position // self.windows
+
+    def begins(self, position: int) -> bool:
+        """Return whether an epoch begins at this position."""
+        return position % self.windows == 0
+
+    def at(self, position: int) -> Place:
+        """Return the window at a position of the infinite stream of sequences."""
+        # Two searches instead of one shuffled list of all windows, which would take 80 MB for 10 billion tokens.
+        epoch, offset = divmod(position, self.windows)
+        shards_in_order, ends = self._shards(epoch)
+        turn = int(np.searchsorted(ends, offset, side="right"))
+        shard = int(shards_in_order[turn])
+        within = offset - (int(ends[turn - 1]) if turn else 0)
+        return shard, int(self._windows(epoch, shard)[within])
+
+    def describe(self) -> str:
+        """Describe the order of an epoch."""
+        return f"{plural(len(self.counts), 'shard')} with {plural(self.windows, 'sequence')} in a new random order"
+
+    def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        # PCG64 by name: NumPy may change what default_rng returns, and the order of the data must stay the same.
+        order = np.random.Generator(np.random.PCG64((*self.seed, epoch))).permutation(len(self.counts))
+        return order, np.cumsum(np.asarray(self.counts, dtype=np.int64)[order])
+
+    def _shuffled_windows(self, epoch: int, shard: int) -> npt.NDArray[np.int64]:
+        # + 1, because NumPy ignores zeros at the end of a seed: shard 0 would get the generator of _shuffled_shards.
+        return np.random.Generator(np.random.PCG64((*self.seed, epoch, shard + 1))).permutation(self.counts[shard])
