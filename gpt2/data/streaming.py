@@ -48,7 +48,8 @@ AHEAD = 8  # shards that are made ahead of the training
 BEHIND_STEPS = 2  # steps that another rank may be behind this one
 POLL_S = 0.05  # between two looks for a shard
 BEAT_S = 5.0  # between two notes of what a run wants
-SAY_S, AGAIN_S = 2.0, 60.0  # a wait is logged after the first, and again after the other
+# A wait is logged after the first, again if its cause has changed after the second, and in any case after the third.
+SAY_S, CHANGED_S, AGAIN_S = 2.0, 10.0, 60.0
 SILENT_S = 90.0  # a producer on another node that writes nothing for so long is gone; caches of storage take 60 s
 MOST_STARTS = 5  # of a producer that ends again and again without a shard
 
@@ -367,7 +368,7 @@ class StreamClient:
         begin = time.monotonic()
         say_at = begin + SAY_S
         limit_s = math.inf if self.config.data_wait is None else self.config.data_wait
-        said = False
+        said: str | None = None  # what the producer did when the wait was logged
         with waiting_for_data():
             while what := lacks():
                 if stopping():
@@ -380,12 +381,12 @@ class StreamClient:
                         why=state or "nothing is known of the process that makes it",
                         hint="continue the run when the source of the data answers, or set DATA_WAIT",
                     )
-                if now >= say_at:
+                if now >= say_at or (said is not None and state != said and now >= say_at - AGAIN_S + CHANGED_S):
                     self.event(f"waits for {what}: {state or 'its producer starts'}")
-                    say_at, said = now + AGAIN_S, True
+                    say_at, said = now + AGAIN_S, state
                 time.sleep(POLL_S)
         seconds = time.monotonic() - begin
-        if said:
+        if said is not None:
             self.event(f"the data are there: waited {duration(seconds)}")
         return seconds
 

@@ -45,6 +45,7 @@ from kmatrix.records.files import write_json
 
 POLL_S = 0.1  # between two looks at what is wanted
 BEAT_S = 1.0  # between two states
+IDLE_S = 300.0  # then others may prepare the same data
 SILENT_S = 60.0  # a reader that writes nothing for so long is gone
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a server is asked again; doubled each time
 NICE = 10  # the training comes first: on the CPU both share its cores
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     while os.getppid() == args.parent:  # also without prctl
         failed = next((producer.failed for producer in producers if producer.failed), None)
         counter += 1
-        doing = {str(producer.folder): producer.doing for producer in producers}
+        doing = {str(producer.folder): producer.describe() for producer in producers}
         with suppress(OSError):  # on a full disk it is outdated for a while
             state = ProducerFile(pid=os.getpid(), counter=counter, doing=doing, failed=failed)
             write_json(args.state, as_json(state), durable=False, parents=False)
@@ -98,6 +99,7 @@ class Producer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.doing = "starts"
+        self.trouble = ""  # why the server did not answer last, until it does
         self.failed: tuple[str, str, str] | None = None  # what, why and hint of the error that ended it
         self._seen: dict[Path, tuple[int, float]] = {}  # file of a reader -> its last counter, and since when
 
@@ -134,10 +136,15 @@ class Producer:
                         time.sleep(POLL_S)
                 pause_s = FIRST_PAUSE_S
             except UnavailableError as error:
-                self.doing = f"{error.what}: {error.why}; asks again in {pause_s:g} s"
-                say(f"data: {self.doing}")
+                self.trouble = f"last error: {error.what}: {error.why}"
+                self.doing = f"asks again in {pause_s:g} s"
+                say(f"data: {error.what}: {error.why}; {self.doing}")
                 time.sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def describe(self) -> str:
+        """Return what it does now, and why the last attempt failed."""
+        return f"{self.doing} ({self.trouble})" if self.trouble else self.doing
 
     def wanted(self) -> list[int]:
         """Return the numbers of the shards that live readers want, the most urgent first."""
@@ -213,13 +220,24 @@ class Producer:
         def enough(_: Sequence[ShardInfo]) -> bool:
             nonlocal written
             written += 1
-            self.doing = "is ahead of the training"
-            self.drop_unwanted()
-            return self.missing(self.wanted()) != written
+            self.trouble = ""
+            return not self._is_next(written)
 
         dataset.shard_writer(request, corpus, self.folder, origin, enough, first=first).run()
         if read_dataset_or_empty(self.folder / RECORD).complete:
             hub.clear(self.folder)
+
+    def _is_next(self, number: int) -> bool:
+        """Wait until a wanted shard is missing, and return whether it is this one, which can be made at once."""
+        # Its tokenizer processes, and the place in the file, stay: another start would read the file to that place.
+        begin = time.monotonic()
+        while time.monotonic() - begin < IDLE_S:
+            self.drop_unwanted()
+            if (missing := self.missing(self.wanted())) is not None:
+                return missing == number
+            self.doing = "is ahead of the training"
+            time.sleep(POLL_S)
+        return False
 
     def drop_unwanted(self) -> None:
         """Delete the shards that no run wants, if the dataset is not kept."""
@@ -252,6 +270,7 @@ class Producer:
             complete = sum(kind_of(shard.name) == "train" for shard in listed) == len(train)
             about = {**origin.to_json(), "vocab_size": vocabulary(request.tokenizer), "complete": complete}
             write_json(self.folder / RECORD, shards.record(listed, **about))
+            self.trouble = ""
             self.drop_unwanted()
 
     def _drop(self, wanted: set[int]) -> None:
