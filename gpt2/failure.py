@@ -173,7 +173,7 @@ class RankState:
     kind: str  # of work
     place: str  # within a step
     counter: int | None = None  # grows with each write
-    holding: bool = False  # it holds a write on a full disk
+    holding: bool = False  # it holds a write on a full disk, or waits for streamed data
 
 
 class Watchdog:
@@ -316,6 +316,7 @@ class Watchdog:
             "age_s": age,
             "spent_s": self._spent_s() if self._rank == 0 else None,
             "holding": is_holding() or is_waiting(),
+            "waits": is_waiting(),
         }
         try:
             write_json(self._dir.rank_state(self._rank), record, durable=False, parents=False)

@@ -15,6 +15,7 @@ import pytest
 
 import gpt2.failure as watchdog
 from factories import environment
+from gpt2.data.waiting import waiting_for_data
 from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innermost, spent_before
 from gpt2.log import RunLog
 from kmatrix.records.disk import SpaceWait, is_holding, waiting_for_space, when_there_is_space
@@ -187,6 +188,20 @@ def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
         assert not is_holding()
         wait_until(lambda: reports)
     assert not says_that_it_holds(tmp_path)
+    rank_watchdog.end()
+
+
+def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
+    reports = []
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
+    with waiting_for_data():
+        enforce(rank_watchdog)
+        wait_until(lambda: says_that_it_holds(tmp_path))
+        assert read_json(RunDir(tmp_path).rank_state(0))["waits"]
+        seen = len(ticks)
+        wait_until(lambda: len(ticks) > seen + 50)
+        assert reports == []
+    wait_until(lambda: reports)
     rank_watchdog.end()
 
 

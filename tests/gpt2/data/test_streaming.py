@@ -320,8 +320,8 @@ def test_a_server_that_is_gone_is_asked_again_until_it_answers(tmp_path, hub):
 def test_a_server_that_never_answers_ends_the_run_after_the_limit(tmp_path, hub):
     found = stream_hub(tmp_path, hub)
     hub.failing = {f"cdn/me/pages/data/{number:03}.parquet": 10_000 for number in range(4)}
-    reader = Reader(config_of(found, dataset="hub", data_wait=10), tmp_path / "run")
-    with pytest.raises(DataError, match="waited 1") as raised, reader:
+    reader = Reader(config_of(found, dataset="hub", data_wait=25), tmp_path / "run")
+    with pytest.raises(DataError, match="waited 2") as raised, reader:
         pass
     reader.batches.close()
     assert "503" in raised.value.why
