@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factories import environment
+from clones import environment
 from hub_server import HubServer
 from story import complete_lines, kill, only, processes_below
 from waiting import wait_until
