@@ -152,11 +152,11 @@ def test_after_a_kill_the_schedule_still_ends_with_the_time(clone, tmp_path, bac
             index = run.parent / "checkpoints" / "index.json"
             return index.exists() and any(one["step"] >= steps / 2 for one in load_json(index)["checkpoints"])
 
-        wait_until(is_half_done, timeout=600)
+        wait_until(is_half_done, seconds=600)
         run = only_run(folder)
         planned = load_json(run / "run.json")["train"]["max_iters"]
         assert kill(processes_below(folder))
-        wait_until(lambda: not processes_below(folder), timeout=60)
+        wait_until(lambda: not processes_below(folder), seconds=60)
         check(clone.make("continue", place))
         assert load_json(run / "run.json")["train"]["max_iters"] == planned  # kept over the interruption
         assert load_json(run / "result.json")["attempt"] == 2
@@ -196,15 +196,15 @@ def test_checkpoints_by_time_come_on_all_ranks_after_the_same_step(clone, tmp_pa
 def test_old_checkpoints_become_weights_that_can_be_sampled_and_not_resumed(clone, tmp_path):
     configured(clone)
     place = f"RESULTS_DIR={tmp_path}"
-    saved = ("MAX_ITERS=50", "CHECKPOINT_INTERVAL=10", "KEEP_CHECKPOINTS=1", "KEEP_WEIGHTS_EVERY=20", "SAVE_BEST=n")
+    saved = ("MAX_ITERS=45", "CHECKPOINT_INTERVAL=10", "KEEP_CHECKPOINTS=1", "KEEP_WEIGHTS_EVERY=20", "SAVE_BEST=n")
     check(clone.make("train", *SMALL, *saved, place))
     folder = only_run(tmp_path) / "checkpoints"
     weights = [folder / f"weights_000000{step}.pt" for step in (20, 40)]
-    # Step 40 was the newest periodic one, and so complete, until the last step: the final one is not periodic.
+    # Step 40 is the newest periodic one, and so complete; step 45 is only the final one.
     assert [path.exists() for path in weights] == [True, False]
     entry = next(one for one in load_json(folder / "index.json")["checkpoints"] if one["step"] == 20)
     assert (entry["kinds"], entry["weights_only"]) == (["kept"], True)
-    assert weights[0].stat().st_size < 0.4 * (folder / "step_00000050.pt").stat().st_size
+    assert weights[0].stat().st_size < 0.4 * (folder / "step_00000045.pt").stat().st_size
     assert "kept,weights" in check(clone.make("list-checkpoints", place))
 
     assert check(clone.make("sample", f"CHECKPOINT={weights[0]}", "TOKENS=5", "DEVICE=cpu"))
@@ -224,7 +224,7 @@ def test_a_run_continues_with_another_micro_batch_and_the_same_losses(clone, tmp
     whole, place = tmp_path / "whole", tmp_path / "stopped"
     check(clone.make("train", *arguments, f"RESULTS_DIR={whole}"))
     process = background("train", *arguments, f"RESULTS_DIR={place}")
-    wait_until(lambda: any(place.glob("test_matrix_results_*/gpt2_*/checkpoints/step_00000020.pt")), timeout=300)
+    wait_until(lambda: any(place.glob("test_matrix_results_*/gpt2_*/checkpoints/step_00000020.pt")), seconds=300)
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
     run = only_run(place)
