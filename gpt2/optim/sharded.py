@@ -433,6 +433,9 @@ def _check_divided(item: Placed, state: Any) -> None:
 
 
 def _by_index(states: dict[int, Any], placed: Sequence[Placed]) -> dict[int, Any]:
-    """Return the states of the shares of this rank by the number of their parameter."""
+    """Return the states of the shares of this rank by the number of their parameter, in its order.
+
+    An optimizer may have made them in another order, and rank 0 reads those of all ranks in this one.
+    """
     numbers = [number for number, item in enumerate(placed) if item.share is not None]
-    return {numbers[index]: state for index, state in states.items()}
+    return {numbers[index]: states[index] for index in sorted(states)}

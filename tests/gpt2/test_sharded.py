@@ -25,7 +25,7 @@ from sharded_ranks import equal
 FAULTS = ("tests/support/trainer_faults.py",)
 PROGRAM = "tests/support/sharded_ranks.py"
 SHARDED = tuple(sorted(set(BUILDERS) - set(NOT_SHARDED)))
-QUICK = ("adamw", "muon")
+QUICK = ("adamw", "muon", "muon_nanochat")  # the last makes its states in another order
 WIDE = ModelShape(n_layer=3, n_head=2, n_embd=48, block_size=16, vocab_size=259)
 
 
