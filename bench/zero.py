@@ -3,7 +3,7 @@
     python bench/zero.py --optimizer adamw muon
 
 Starts its own ranks, on the CPU with gloo or with --device cuda on one GPU per rank with NCCL. Each rank has one model
-for each way, and both take their steps in turn, on equal batches, so that a slow moment of the machine slows down both.
+for each way, and both take their steps in turn, on equal batches, so that a slow second of the machine slows down both.
 The table shows the median and the quartiles of a step in ms (until the slowest rank is done), the bytes of the states
 on each rank, the time to gather them for a checkpoint, and whether all weights and losses were equal bit for bit.
 """

@@ -32,7 +32,7 @@ BUFFER = 1 << 26  # bytes: the most that an exchange keeps on each rank (kmatrix
 _all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 
 
-class Share(Enum):
+class Division(Enum):
     """What an optimizer can be divided into."""
 
     ENTRIES = auto()  # the update of an entry depends on that entry alone, and on numbers of the group
@@ -41,9 +41,9 @@ class Share(Enum):
 
 # By the name of the class, because some come from libraries that are not always imported. A class is listed itself, not
 # by its bases: a subclass may need more than they do.
-SHARES: dict[str, Share] = {
-    **dict.fromkeys(("SGD", "Adam", "AdamW", "Spam", "Lion", "ADOPT"), Share.ENTRIES),
-    **dict.fromkeys(("Muon", "NanochatMuon", "ScheduledMuon", "SOAP", "Adafactor"), Share.TENSORS),
+SHARES: dict[str, Division] = {
+    **dict.fromkeys(("SGD", "Adam", "AdamW", "Spam", "Lion", "ADOPT"), Division.ENTRIES),
+    **dict.fromkeys(("Muon", "NanochatMuon", "ScheduledMuon", "SOAP", "Adafactor"), Division.TENSORS),
 }
 
 
@@ -135,7 +135,7 @@ class ShardedOptimizers(Optimizers):
         return {"optimizers": found}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take this rank's share of the states that `state_dict` or the unsharded optimizers have saved."""
+        """Load this rank's share of the states that `state_dict` or the unsharded optimizers have saved."""
         parts = zip(self.optimizers, self.placed, self._group_sizes, state["optimizers"], strict=True)
         for optimizer, placed, sizes, saved in parts:
             if [len(group["params"]) for group in saved["param_groups"]] != sizes:
@@ -185,7 +185,7 @@ class ShardedOptimizers(Optimizers):
             holders = [rank for rank, of_rank in enumerate(known) if index in of_rank]
             if not holders:  # no step was taken yet
                 continue
-            divided = self.kinds[number] is Share.ENTRIES
+            divided = self.kinds[number] is Division.ENTRIES
             shape = item.parameter.shape if divided else None
             states[index] = _each(known[holders[0]][index], partial(_memory, shape=shape))
             for rank in holders:
@@ -247,7 +247,7 @@ class Exchange:
         self.bytes = buffer.nbytes
 
     def run(self) -> None:
-        """Exchange the tensors. Every rank calls it."""
+        """Send and receive the tensors. Every rank calls it."""
         for rows, copies in self._rounds:
             copies[self._rank].to_buffer()
             # All rows have the length of the largest share: NCCL sends shares of one size in one message.
@@ -279,7 +279,7 @@ def shard(optimizers: Optimizers, stage: int, world: World) -> Optimizers:
     return ShardedOptimizers(*optimizers.optimizers, world=world) if stage and world.size > 1 else optimizers
 
 
-def share_of(optimizer: torch.optim.Optimizer) -> Share:
+def share_of(optimizer: torch.optim.Optimizer) -> Division:
     """Return what an optimizer can be divided into. Raises ConfigError if that is not known."""
     name = type(optimizer).__name__
     if name not in SHARES:
@@ -292,7 +292,7 @@ def share_of(optimizer: torch.optim.Optimizer) -> Share:
 
 
 def place(
-    optimizers: Sequence[torch.optim.Optimizer], kinds: Sequence[Share], *, rank: int, size: int
+    optimizers: Sequence[torch.optim.Optimizer], kinds: Sequence[Division], *, rank: int, size: int
 ) -> list[list[Placed]]:
     """Return who updates what of each optimizer's parameters, in the order of its groups: alike on all ranks."""
     # Whole tensors go to the rank with the fewest states so far, the largest first.
@@ -302,7 +302,7 @@ def place(
         (_weight(optimizer, parameter), parameter)
         for optimizer, kind in zip(optimizers, kinds, strict=True)
         for parameter in _parameters(optimizer)
-        if kind is Share.TENSORS and parameter.numel() >= SMALL
+        if kind is Division.TENSORS and parameter.numel() >= SMALL
     ]
     for weight, parameter in sorted(whole, key=itemgetter(0), reverse=True):  # a stable sort: equal ones stay in order
         owners[parameter] = load.index(min(load))

@@ -12,7 +12,7 @@ from gpt2.checkpoint.files import load_checkpoint
 from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
-from gpt2.optim.sharded import ALIGN, SHARES, SMALL, ShardedOptimizers, Share, place, shard, share_of
+from gpt2.optim.sharded import ALIGN, SHARES, SMALL, Division, ShardedOptimizers, place, shard, share_of
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.files import read_json, read_jsonl
@@ -109,7 +109,7 @@ def test_muon_keeps_matrices_whole_and_gives_each_rank_the_same_number_of_entrie
 def test_a_share_is_a_view_that_changes_the_weights_of_the_model():
     model = GPT(WIDE)
     optimizers = build_optimizers(Settings(), model).optimizers
-    (items,) = place(optimizers, [Share.ENTRIES], rank=1, size=2)
+    (items,) = place(optimizers, [Division.ENTRIES], rank=1, size=2)
     item = next(item for item in items if item.divided)
     with torch.no_grad():
         item.share.fill_(3.0)
