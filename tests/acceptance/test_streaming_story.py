@@ -70,7 +70,12 @@ def last_step(folder: Path) -> int:
 
 
 def producers(folder: Path) -> list[psutil.Process]:
-    return [process for process in processes_below(folder) if "gpt2.prepare.producer" in " ".join(process.cmdline())]
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        if "gpt2.prepare.producer" in command and any(str(folder) in part for part in command):
+            found += [process] if process.info["status"] != psutil.STATUS_ZOMBIE else []
+    return found
 
 
 def places(folder: Path, data: Path) -> tuple[str, ...]:
