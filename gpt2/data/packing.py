@@ -81,7 +81,7 @@ class RowIndex:
 
 def index_of(tokens: Tokens, capacity: int, end: int) -> RowIndex:
     """Return the rows of a shard. end: the end-of-document token, with which every document starts."""
-    starts = np.flatnonzero(tokens == end)  # tokens before the first one are no document: a row must begin with it
+    starts = np.flatnonzero(tokens == end)  # tokens before the first one are left out: a row must begin with it
     sizes = np.diff(np.append(starts, len(tokens)))
     bounds, first, count = [0], [], []
     for row in best_fit(sizes.tolist(), capacity):

@@ -45,7 +45,7 @@ from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import duration
 
 AHEAD = 8  # shards that are made ahead of the training
-BEHIND_STEPS = 2  # steps that another rank may be behind this one
+LAG_STEPS = 2  # steps that another rank may be later than this one
 POLL_S = 0.05  # between two looks for a shard
 BEAT_S = 5.0  # between two notes of what a run wants
 # A wait is logged after the first, again if its cause has changed after the second, and in any case after the third.
@@ -229,7 +229,7 @@ class StreamClient:
         drawn: Callable[[int], Sequence[int]],
         event: Callable[[str], object],
     ) -> None:
-        """drawn: returns how many sequences of each dataset precede a position.  event: logs a message."""
+        """Read nothing yet. drawn: the sequences of each dataset that precede a position.  event: logs a message."""
         self.config, self.world, self.run_dir = config, world, run_dir
         self.sources, self.orders, self.drawn, self.event = sources, orders, drawn, event
         self.record = StreamRecord(sources)
@@ -316,11 +316,11 @@ class StreamClient:
             )
 
     def _want(self, step: int) -> None:
-        """Note the shards of this step and of the next ones, as many as the run still needs."""
+        """Write which shards this step and the next ones read, as many as the run still needs."""
         if not self.world.main:
             return
         start = step * self.config.global_batch
-        late = max(0, step - BEHIND_STEPS) * self.config.global_batch
+        late = max(0, step - LAG_STEPS) * self.config.global_batch
         total = self.drawn(self.config.max_iters * self.config.global_batch)
         for (source, order, first, last), before, end in zip(
             self._ranges(start, start + self.config.global_batch), self.drawn(late), total, strict=True

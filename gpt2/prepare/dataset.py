@@ -311,7 +311,7 @@ def shard_writer(
 
 
 def open_stream(request: DatasetRequest, data_dir: Path, folder: Path) -> PreparedDataset:
-    """Note what the shards of a dataset are made from, in stream.json, and return it without any shards.
+    """Write what the shards of a dataset are made from to stream.json, and return it without any shards.
 
     The commit of a repository is the one of the shards that exist, else the newest.
     """

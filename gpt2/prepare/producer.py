@@ -111,7 +111,7 @@ class Producer:
             self.failed = error.what, error.why, error.hint
         except OSError as error:
             self.failed = f"cannot write {error.filename or self.folder}", reason_of(error), "check DATA_DIR"
-        # Broad, because a thread that ends without a word would let the training wait.
+        # Broad, because the training would wait for a thread that ended without a message.
         except Exception as error:
             self.failed = f"the producer of {self.folder} failed", f"{type(error).__name__}: {error}", ""
             raise

@@ -99,7 +99,7 @@ class ShardWriter:
         guessed: bool = False,
         first: int | None = None,
     ) -> None:
-        """Begin after the last shard, or with training shard `first`, which dataset.json lists."""
+        """Read the position. first: training shard of dataset.json to begin with; None: begin after the last one."""
         self.recipe, self.corpus, self.folder, self.origin, self.enough = recipe, corpus, folder, origin, enough
         self.vocab_size = 0  # known when the tokenizer is
         self.listed: list[ShardInfo] = shards.recorded(folder)

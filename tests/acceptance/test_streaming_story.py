@@ -164,7 +164,7 @@ def test_runs_of_a_matrix_share_the_shards_and_two_ranks_read_what_one_does(clon
     assert all(len(hub.fetched_ranges(path_of(number))) <= 1 for number in range(FILES))
 
 
-def test_what_cannot_be_streamed_is_refused_before_anything_starts(clone, tmp_path):
+def test_data_that_cannot_be_streamed_are_refused_before_anything_starts(clone, tmp_path):
     assert clone.make("alldefconfig").returncode == 0
     data = ("DATASET=folder", "DATA_PATH=notes", "DATA_STREAMING=y", *places(tmp_path / "results", tmp_path / "data"))
     for more, message in (
