@@ -68,7 +68,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
 
 
-class Attention(nn.Module):
+class NanoChatAttention(nn.Module):
     """Causal attention with rotary positions, normalized queries and keys, grouped queries and value embeddings."""
 
     def __init__(self, shape: ModelShape, layer: int) -> None:
@@ -117,7 +117,7 @@ class Attention(nn.Module):
         return output
 
 
-class Mlp(nn.Module):
+class NanoChatMlp(nn.Module):
     """Two linear layers with relu(x)^2 (So et al. 2021, arXiv:2109.08668) or GELU between them."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -133,13 +133,13 @@ class Mlp(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class NanoChatBlock(nn.Module):
     """A transformer block: pre-norm attention and MLP, each with a residual connection."""
 
     def __init__(self, shape: ModelShape, layer: int) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = norm_of(shape), norm_of(shape)
-        self.attn, self.mlp = Attention(shape, layer), Mlp(shape)
+        self.attn, self.mlp = NanoChatAttention(shape, layer), NanoChatMlp(shape)
 
     def forward(
         self, x: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], how: tuple[str, Tensor, bool] | Layer
@@ -175,7 +175,7 @@ class NanoChat(LanguageModel):
         self.smear_lambda = nn.Parameter(torch.empty(1)) if shape.smear else None
         self.resid_lambdas = nn.Parameter(torch.empty(shape.n_layer)) if shape.residual_scales else None
         self.x0_lambdas = nn.Parameter(torch.empty(shape.n_layer)) if shape.residual_scales else None
-        self.h = nn.ModuleList(Block(shape, layer) for layer in layers)
+        self.h = nn.ModuleList(NanoChatBlock(shape, layer) for layer in layers)
         self.backout_lambda = nn.Parameter(torch.empty(1)) if shape.backout else None
         self.lm_head = Linear(shape.n_embd, rows, bias=False)
         # Not persistent: constants, which would tie checkpoints to the block size of the attention.

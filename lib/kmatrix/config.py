@@ -109,7 +109,7 @@ class RunConfig:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether the number of steps follows from a budget of time or money, and the speed that is measured."""
+        """Return whether the number of steps follows from a budget of time or money, and the speed that is measured."""
         return self.bound in BUDGETS
 
     @property

@@ -19,7 +19,7 @@ MATRICES, EMBEDDING, VALUES, HEAD = "matrices", "embedding", "value embeddings",
 SCALES, START_SCALES, SMEAR = "residual scales", "x0 scales", "smear and backout"
 
 
-class Settings(Protocol):
+class RuleInputs(Protocol):
     """What the rules read of a run's kmatrix.records.train_config.TrainConfig."""
 
     @property
@@ -170,7 +170,7 @@ def describe_batch(shape: ModelShape, tokens_per_step: int) -> str:
     return f"batch of {tokens_per_step:,} tokens; by the size: {wanted:,} = {rule} (PARALLEL_BATCH_SIZE=-1)"
 
 
-def describe(train: Settings) -> list[str]:
+def describe(train: RuleInputs) -> list[str]:
     """Return a line per kind of parameters with its peak rate and how that follows; none for other optimizers."""
     shape, tokens_per_step = train.shape, train.tokens_per_step
     rule = RULES.get(train.optimizer)

@@ -51,7 +51,7 @@ class ModelShape:
 
     @property
     def is_nanochat(self) -> bool:
-        """Whether the architecture is one of nanochat's."""
+        """Return whether the architecture is one of nanochat's."""
         return self.arch in NANOCHAT
 
     @property

@@ -144,7 +144,7 @@ def test_all_schedules_and_rules_of_movement_are_axes_and_reach_the_target(clone
         ramps.setdefault("linear" if "linear" in folder.name else "cubic", set()).add(ramp)
         losses.add(load(folder / "result.json")["final_val_loss"])
     assert len(losses) == 6
-    # A change after each even number of updates, and at the end, after 15; a line has the sparsity after `step` updates.
+    # A change after each even number of updates, and at the end, after 15; lines have the sparsity after `step`.
     done = [min(step - step % 2 if step < 15 else 15, 15) / 15 for step in range(20)]
     assert ramps["linear"] == {tuple(round(0.5 * share * total) for share in done)}
     assert ramps["cubic"] == {tuple(round(0.5 * (1 - (1 - share) ** 3) * total) for share in done)}

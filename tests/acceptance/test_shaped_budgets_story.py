@@ -122,7 +122,7 @@ def test_a_time_budget_without_steps_ends_its_schedule_with_the_time(clone, tmp_
         run = only_run(folder)
         steps = load_json(run / "run.json")["train"]["max_iters"]
         assert re.search(rf"^length: gpt2_adamw_1cpu: {steps:,} steps in about .* by MAX_TIME \(1m00s\)", out, re.M)
-        assert out.index("length: ") < out.index("1 run in")  # said before the run starts
+        assert out.index("length: ") < out.index("1 run in")  # reported before the run starts
         return run
 
     run = ends_on_time(train_once, tmp_path)

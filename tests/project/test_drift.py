@@ -170,6 +170,7 @@ def test_neutral_symbols_cover_only_paths_engines_intervals_limits_samples_monit
             "AUTO_GENERATE_GRAPHS",
             "REUSE",
         ),
+        *("GPT2_DATA_CACHE", "GPT2_DATA_CACHE_KEEP", "GPT2_DATA_CACHE_DROP", "GPT2_DATA_WAIT"),
         *("MATRIX_BASELINE", "MATRIX_CONFIDENCE", "MATRIX_MIN_DIFFERENCE", "TARGET_LOSS"),
         *("MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX", "MATRIX_HALVING"),
         *("ENGINE", "ENGINE_LOCAL", "ENGINE_SLURM", "ENGINE_KUBERNETES", "GPUS_PER_NODE"),
