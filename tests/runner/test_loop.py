@@ -24,7 +24,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.run_lock import begin_attempt
 from kmatrix.records.runs import Status
 from kmatrix.records.states import BudgetEntry, Request, change_requests, read_matrix_status
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.runner.execute import check_plans
 from kmatrix.runner.loop import EXIT_FAILED, drive
 from kmatrix.runner.signals import SAME_KEY_S, StopRequest
@@ -32,7 +32,7 @@ from kmatrix.status.classify import describe_exit
 from kmatrix.status.cost import MatrixBudget, SpentBudget
 from kmatrix.status.state import JobPhase, RunPlan
 from kmatrix.status.status_file import recover_status
-from kmatrix.status.watch import MetricsTail, budget_s
+from kmatrix.status.watch import MetricsTail
 from running import (
     END_S,
     FAKES,
