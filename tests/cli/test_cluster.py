@@ -108,6 +108,35 @@ def test_continue_submits_nothing_twice_and_with_new_settings_what_has_ended(use
     assert slurm.state["104"]["after"] == "100 101 103"
 
 
+def test_continue_passes_another_micro_batch_to_the_job(user, slurm, tmp_path):
+    user.check("test-matrix", NODES)
+    for job in slurm.state:
+        slurm.change(job, SchedulerPhase.ENDED)
+    assert "MICRO_BATCH=3 would change the global batch" in user.refused("continue", "MICRO_BATCH=3")
+    user.check("continue", "RUN=*2nodes*", "MICRO_BATCH=2")
+    assert read_submission(JobsDir(only_matrix(tmp_path)).submission(4)).arguments == {"MICRO_BATCH": "2"}
+
+
+def test_a_length_by_a_budget_is_refused_where_nothing_was_measured(user, slurm, tmp_path):
+    budget = ("MAX_ITERS=0", "TIME=1h", "EVAL_INTERVAL=1000000", "NUM_NODES=1")
+    message = user.refused("test-matrix", *budget)
+    assert "is not known: MAX_ITERS=0 computes it from a measured speed" in message
+    assert "ENGINE=slurm runs later, and no earlier run like it on these nodes is in RESULTS_DIR" in message
+    assert "pass PREFLIGHT=y to measure it in a job first; or set the length with MAX_ITERS=<steps>" in message
+    assert not matrix_dirs(tmp_path / "results")
+    assert not slurm.state
+
+
+def test_a_length_by_a_budget_follows_from_an_earlier_run_on_the_cluster(user, slurm, tmp_path):
+    user.check("test-matrix", "NUM_NODES=1")
+    (run,) = only_matrix(tmp_path).runs()
+    values = {"run_id": read_json(run.run_json)["run_id"], "attempt": 1, "status": "finished", "step": 10}
+    write_json(run.result, {**values, "spent_s": 30.0, "tokens_per_second": 256.0})  # steps of 8 x 32 tokens: 1 s
+    user.check("test-matrix", "NUM_NODES=1", "MAX_ITERS=0", "TIME=1h", "EVAL_INTERVAL=1000000", "REUSE=n")
+    newest = matrix_dirs(tmp_path / "results")[-1].runs()[0]
+    assert read_json(newest.run_json)["train"]["max_iters"] == 3600 - 20 - 20  # the time around the steps, twice
+
+
 def test_continue_names_the_hosts_on_which_connections_were_lost(user, slurm, tmp_path):
     user.check("test-matrix", NODES)
     for job in slurm.state:

@@ -11,7 +11,7 @@ from factories import train_config
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import Fit, GpuModel, by_name, deeper, fit
 from kmatrix.plan.memory import memory
-from kmatrix.plan.risk import risks
+from kmatrix.plan.risk import budget_warning, risks, steps_in
 from kmatrix.records.train_config import budget_s
 from kmatrix.shapes import NAMED, ModelShape
 from programs import Program, give_gpus
@@ -351,3 +351,48 @@ def test_a_run_longer_than_ten_billion_tokens_of_finewebedu_is_planned_with_the_
     arguments = ("DATASET=finewebedu", "TOKENIZER=gpt2", "NUM_GPUS=1")
     assert "of 99 training shards" in program.check(PLAN, *arguments, "MAX_TOKENS=9e9", "MAX_ITERS=0").out
     assert "of 1000 training shards" in program.check(PLAN, *arguments, "MAX_TOKENS=3e10", "MAX_ITERS=0").out
+
+
+CPU_TRAIN = replace(TRAIN, device="cpu", dtype="fp32", max_time=100.0, schedule="cosine", max_iters=1000)
+
+
+def warning(train, measured_s=None, devices=(A10G,)):
+    return budget_warning(SHAPE, train, devices, CPU, measured_s)
+
+
+def test_a_budget_that_ends_before_the_schedule_is_a_warning_with_the_measured_share():
+    assert warning(CPU_TRAIN, 100 / 0.14).startswith("the budget ends at 14 % of the schedule (MAX_TIME): ")
+    assert warning(CPU_TRAIN, 99.0) == ""
+
+
+def test_without_a_measurement_the_warning_gives_the_range_of_the_expected_speeds():
+    per_step = CPU_TRAIN.tokens_per_step * SHAPE.flops_per_token / 2
+    budget = 3 + 140 * per_step / 100e9  # 140 steps at the fastest speed, after the fastest start
+    text = warning(replace(CPU_TRAIN, max_time=budget))
+    assert text.startswith("the budget ends at 7 % to 14 % of the schedule (MAX_TIME): ")
+    assert warning(replace(CPU_TRAIN, max_time=10 * budget)) == ""  # the fastest one is fast enough
+
+
+def test_a_cost_budget_is_named_and_a_constant_rate_misses_no_minimum():
+    train = replace(CPU_TRAIN, max_time=None, max_cost=0.1, machine_hour_price=3.6, schedule="constant")
+    assert warning(train, 1000.0).startswith("the budget ends at 10 % of the schedule (MAX_COST): its last steps")
+
+
+def test_a_budget_that_the_length_follows_from_is_no_cause_of_a_warning():
+    assert warning(replace(CPU_TRAIN, length_from="max_time"), 1000.0) == ""
+    assert warning(replace(CPU_TRAIN, max_time=None), 1000.0) == ""
+
+
+def test_the_steps_that_fit_depend_on_the_slowest_and_the_fastest_speed():
+    per_step = CPU_TRAIN.tokens_per_step * SHAPE.flops_per_token / 2
+    least, most = steps_in(15 + 100 * per_step / 50e9, SHAPE, CPU_TRAIN, A10G, CPU)
+    assert least == 100
+    assert most >= 200
+    assert steps_in(1.0, SHAPE, CPU_TRAIN, A10G, CPU) == (0, 0)
+
+
+def test_a_length_that_follows_from_the_budget_needs_time_for_one_step_only():
+    train = replace(CPU_TRAIN, batch_size=1, global_batch=1, max_iters=0, eval_interval=10**6, length_from="max_time")
+    assert not [risk for risk in of(train, steps=None) if "budget" in risk.what]
+    (risk,) = (risk for risk in of(replace(train, max_time=1.0), steps=None) if "budget" in risk.what)
+    assert "EVAL_INTERVAL" not in risk.fix

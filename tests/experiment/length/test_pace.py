@@ -93,6 +93,14 @@ def test_a_run_that_was_interrupted_or_has_no_numbers_has_no_pace(tmp_path, chan
     assert pace_of(finished_run(tmp_path, [], **change)) is None
 
 
+def test_a_calibration_that_was_retried_with_a_smaller_micro_batch_has_a_pace_of_its_last_attempt(tmp_path):
+    run = finished_run(tmp_path, [("evaluation", 0, 9.0)], attempt=2)
+    clock = {"begin": 0.0, "end": 0.0, "begin_monotonic": 0.0, "end_monotonic": 2.0}
+    append_jsonl(run.phases, {"phase": "evaluation", "step": 0, "attempt": 2, **clock})
+    pace = pace_of(run, retried=True)
+    assert pace == Pace(overhead_s=18.0, step_s=0.5, evaluation_s=2.0)  # the failed attempt takes time, too
+
+
 def test_a_run_without_a_result_has_no_pace(tmp_path):
     run = finished_run(tmp_path, [])
     assert read_json(run.result)

@@ -72,15 +72,18 @@ def mean_pace(paces: Sequence[Pace]) -> Pace:
     return Pace(**{name: statistics.fmean(getattr(pace, name) for pace in paces) for name in names})
 
 
-def pace_of(run: RunDir) -> Pace | None:
-    """Return the pace of a finished run of one attempt, None for other runs and without the numbers."""
+def pace_of(run: RunDir, *, retried: bool = False) -> Pace | None:
+    """Return the pace of a finished run of one attempt, None for other runs and without the numbers.
+
+    retried: also of a run that was retried from its start with a smaller micro-batch, as an equal one will be.
+    """
     result, train = read_result(run), read_run_file_or_empty(run).train
-    if result is None or result.status != Status.FINISHED or result.attempt_number != 1:
+    if result is None or result.status != Status.FINISHED or (result.attempt_number != 1 and not retried):
         return None
     steps, tokens, speed, spent = result.step, train.tokens_per_step, result.tokens_per_second, result.spent_s
     if not steps or steps < 2 or not tokens or not speed or spent is None:
         return None
-    lines = decode_lines(run.phases, PhaseLine)
+    lines = [line for line in decode_lines(run.phases, PhaseLine) if line.attempt == result.attempt_number]
     evaluations, checkpoints = (_by_step(lines, name) for name in (EVALUATION, CHECKPOINT))
     # The first line of a step is its validation, the second its benchmarks (gpt2/loop/between.py). The first
     # evaluation of a run includes warm-up, and compilation.

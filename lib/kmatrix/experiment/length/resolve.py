@@ -213,7 +213,7 @@ def _calibrated(
             for name in names:
                 run = matrix.run(name)
                 state = recover_status(run, has_runner=False)
-                pace = pace_of(run)
+                pace = pace_of(run, retried=True)
                 if state.status is not Status.FINISHED or pace is None:
                     raise _failed(name, state.reason or "it ended before two steps were measured")
                 paces.append(pace)
