@@ -194,6 +194,30 @@ def test_a_run_like_a_resumed_one_is_not_expected_to_lose_its_work(script):
     assert views["b"].left_s == pytest.approx(600.0)
 
 
+def test_the_share_of_the_schedule_at_which_a_budget_ends_a_running_run_is_estimated(script):
+    made, now = script(), 0.3 * true_duration()
+    made.add("cut", started=0.0, at=now, max_time=0.5 * true_duration())
+    made.add("long", started=0.0, at=now, max_time=2 * true_duration())
+    made.add("shaped", started=0.0, at=now, max_time=0.5 * true_duration(), length_from="max_time")
+    views = {view.name: view for view in made.observe(now).runs}
+    assert views["cut"].schedule_share == pytest.approx(0.5, abs=0.03)
+    assert views["cut"].left_s == pytest.approx(0.2 * true_duration(), rel=0.03)
+    assert views["long"].schedule_share is None
+    assert views["shaped"].schedule_share is None  # its budget does not cut it
+    assert views["shaped"].left_s == pytest.approx(0.7 * true_duration(), rel=0.03)
+
+
+def test_the_share_of_a_pending_run_comes_from_runs_like_it_and_is_a_warning(script):
+    made = script()
+    made.add("a", started=0.0, at=10 * true_duration())
+    made.add("b", max_time=0.14 * true_duration())
+    views = {view.name: view for view in made.observe(9e4).runs}
+    assert views["b"].schedule_share == pytest.approx(0.14)
+    assert views["a"].schedule_share is None
+    out = run("estimate", f"TARGET={made.made.path}").out
+    assert "warning: the budget ends at 14 % of the schedule of b\n" in out
+
+
 def test_pending_evaluations_are_included(script):
     made, now = script(), 0.15 * true_duration()
     made.add("a", started=0.0, at=now, eval_interval=EVERY)

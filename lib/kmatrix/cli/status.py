@@ -465,7 +465,17 @@ def lines(view: MatrixView, now: float, forecasts: Mapping[str, str]) -> list[st
     rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
     jobs = [text for text in (silence(view), *next_steps(view), *waits(view)) if text]
     ends = [f"validation loss of {name} at the end: {text}" for name, text in forecasts.items()]
-    return [head, *rows, *ends, *_peak_memory(view), *jobs, *_totals(view, now)]
+    return [head, *rows, *ends, *_peak_memory(view), *_cut_schedules(view), *jobs, *_totals(view, now)]
+
+
+def _cut_schedules(view: MatrixView) -> Iterator[str]:
+    """Yield a warning for each share of the schedule at which the budgets of runs end them."""
+    shares: dict[str, list[str]] = {}
+    for run in view.runs:
+        if run.schedule_share is not None:
+            shares.setdefault(f"{100 * run.schedule_share:.0f} %", []).append(run.name)
+    for share, names in shares.items():
+        yield f"warning: the budget ends at {share} of the schedule of {first_names(names)}"
 
 
 def _cells(run: RunView, now: float) -> tuple[str, ...]:

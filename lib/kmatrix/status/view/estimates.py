@@ -24,6 +24,7 @@ class Estimate:
     left_from: EstimateSource | None = None
     starts_s: float | None = None  # seconds from now
     ends_s: float | None = None  # seconds from now
+    share: float | None = None  # of its schedule, at which its budget ends it
 
 
 ENDED = Estimate()  # of a run that has ended
@@ -44,11 +45,26 @@ class Estimates:
         open_runs = [(view, left_s) for view, left_s, _ in left]
         # Jobs of a cluster run at the same time; here, runs wait for each other.
         spans = {view.name: _span_of_job(view, s) for view, s in open_runs} if on_cluster else self._spans(open_runs)
-        known = {view.name: Estimate(left_s, left_from, *spans[view.name]) for view, left_s, left_from in left}
+        known = {
+            view.name: Estimate(left_s, left_from, *spans[view.name], share=self._share(view, here))
+            for view, left_s, left_from in left
+        }
         return [
             completed(view, self._train(view), known.get(view.name, ENDED)) if view.name in known or view.rung else view
             for view in views
         ]
+
+    def _share(self, view: RunView, here: MeasuredRuns) -> float | None:
+        """Return the share of the schedule at which the budget of an open run ends it, None if it does not."""
+        train = self._train(view)
+        limit = cut_s(train)
+        if limit is None or view.left_s is not None:  # the estimate of its own steps has it
+            return view.schedule_share
+        known = here.with_earlier(self._earlier).whole(train) if self._earlier is not None else here.whole(train)
+        # Operations alone say little about a time.
+        if known is None or known.source not in (EstimateSource.MATRIX, EstimateSource.EARLIER):
+            return None
+        return limit / known.seconds if limit < known.seconds else None
 
     def _measured(self, views: Sequence[RunView]) -> list[Measured]:
         """Return the durations of the finished runs of this matrix, and the estimated ones of running runs."""
@@ -120,6 +136,7 @@ def completed(view: RunView, train: TrainFields, known: Estimate = ENDED) -> Run
         view,
         left_s=known.left_s if view.to_come else None,
         left_from=known.left_from,
+        schedule_share=known.share if view.to_come else None,
         starts_s=known.starts_s,
         ends_s=known.ends_s,
         dollars=spent_in(spent, train).dollars,

@@ -76,6 +76,7 @@ class RunView:
     attempt_s: float | None = None  # of the running attempt
     left_s: float | None = None  # of its own time, without waiting
     left_from: EstimateSource | None = None
+    schedule_share: float | None = None  # 0 to 1, at which its budget will end it; None: not before its last step
     starts_s: float | None = None  # seconds from now
     ends_s: float | None = None  # seconds from now
     epochs: float | None = None

@@ -206,7 +206,7 @@ class Overview:
         spent = spent_of(state, train, now)
         elapsed = spent.wall_s if state.attempts else None
         step = result.step if result else first_known(tail.step, tail.start if live else None)
-        left = _left(run, state.status, tail, train, elapsed=elapsed, now=now)
+        left, share = _left(run, state.status, tail, train, elapsed=elapsed, step=step, now=now)
         return RunView(
             name=run.name,
             status=state.status,
@@ -234,6 +234,7 @@ class Overview:
             attempt_s=last.duration_s(now) if live and last else None,
             left_s=left,
             left_from=None if left is None else EstimateSource.OWN,
+            schedule_share=share,
             epochs=_epochs(record, step),
             all_epochs=_epochs(record, train.max_iters),
             ended_by=known.ended_by,
@@ -302,11 +303,19 @@ def _epochs(record: RunFile, steps: int | None) -> float | None:
 
 
 def _left(
-    run: RunDir, status: Status, tail: MetricsTail, train: TrainFields, *, elapsed: float | None, now: float
-) -> float | None:
+    run: RunDir,
+    status: Status,
+    tail: MetricsTail,
+    train: TrainFields,
+    *,
+    elapsed: float | None,
+    step: int | None,
+    now: float,
+) -> tuple[float | None, float | None]:
     """Return the time left (s) until the last step, or until the budget is spent, whichever is first.
 
     Of a stopped run, once it continues. None without a pace of its own, and of runs that neither run nor are stopped.
+    The second value is the share of the schedule at which the budget ends the run, None if it does not.
     """
     if status is Status.RUNNING:
         left = tail.left_s(_phases(run), train, tail.since_s(now)) if tail.recent or tail.earlier else None
@@ -314,12 +323,15 @@ def _left(
         lines = tail.recent if len(tail.recent) > 1 else tail.earlier
         left = rest_when_resumed(lines, _phases(run), train, start_of(run, "auto")) if lines else None
     else:
-        return None
+        return None, None
     limit = cut_s(train)
     if limit is not None and elapsed is not None and (left is not None or status is Status.RUNNING):
         rest = max(0.0, limit - elapsed)
-        return rest if left is None else min(left, rest)
-    return left
+        if left is None or left <= rest:
+            return rest if left is None else left, None
+        done, steps = step or 0, train.max_iters or 0
+        return rest, (done + (steps - done) * rest / left) / steps if steps else None
+    return left, None
 
 
 def _phases(run: RunDir) -> list[Phase]:
