@@ -378,7 +378,7 @@ def test_a_cost_budget_is_named_and_a_constant_rate_misses_no_minimum():
     assert warning(train, 1000.0).startswith("the budget ends at 10 % of the schedule (MAX_COST): its last steps")
 
 
-def test_a_budget_that_the_length_follows_from_is_no_cause_of_a_warning():
+def test_a_budget_that_the_length_follows_from_gives_no_warning():
     assert warning(replace(CPU_TRAIN, length_from="max_time"), 1000.0) == ""
     assert warning(replace(CPU_TRAIN, max_time=None), 1000.0) == ""
 
