@@ -46,6 +46,7 @@ from kmatrix.text import duration
 
 AHEAD = 8  # shards that are made ahead of the training
 LAG_STEPS = 2  # steps that another rank may be later than this one
+LOOK_S = 1.0  # between two looks while all is there
 POLL_S = 0.05  # between two looks for a shard
 BEAT_S = 5.0  # between two notes of what a run wants
 # A wait is logged after the first, again if its cause has changed after the second, and in any case after the third.
@@ -66,6 +67,7 @@ class StreamedWindows(Windows):
         self.has_val = False
         self.paths: list[Path] = []
         self.counts: tuple[int, ...] = ()
+        self.ends = np.zeros(0, dtype=np.int64)  # sequences of all shards until each one's end
         self.complete = False  # no further shard will be made, or read
         self._mark: tuple[int, int] | None = None  # of dataset.json that was read last
         # Few are open at once: a deleted file takes its space until it is closed.
@@ -101,6 +103,12 @@ class StreamedWindows(Windows):
         self.infos = train[: max(len(counts), 1)] if self.limit and complete else train
         self.paths = [self.folder / shard.name for shard in self.infos]
         self.counts, self.complete = tuple(counts), complete
+        self.ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+
+    @property
+    def known(self) -> int:
+        """Sequences of the shards that were made."""
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     def is_there(self, shard: int) -> bool:
         """Return whether the file of a shard (from 0) can be read."""
@@ -146,7 +154,7 @@ class StreamOrder(Order):
     @property
     def known(self) -> int:
         """Sequences of the shards that were made."""
-        return sum(self._source.counts)
+        return self._source.known
 
     @property
     def counts_now(self) -> tuple[int, ...]:
@@ -172,7 +180,7 @@ class StreamOrder(Order):
 
     def _place(self, position: int) -> tuple[int, int, int]:
         """Return epoch, shard, and how many sequences of the shard come before a position."""
-        ends = np.cumsum(np.asarray(self._source.counts, dtype=np.int64))
+        ends = self._source.ends
         epoch = self.epoch(position)
         offset = position - epoch * self.known if self._source.complete else position
         shard = int(np.searchsorted(ends, offset, side="right"))
@@ -235,6 +243,8 @@ class StreamClient:
         self.record = StreamRecord(sources)
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._there: Mapping[str, set[int]] = {}  # the shards of the last step
+        self._look_at = 0.0  # when to look at the files again
         self._noted: dict[str, tuple[tuple[int, ...], float]] = {}
         self._counter = 0
         self._beat: tuple[int | None, float] = (None, time.monotonic())  # of the producer's state
@@ -257,7 +267,11 @@ class StreamClient:
 
     def wait(self, step: int, stopping: Callable[[], bool]) -> float | None:
         """Wait until all shards of a step are there, for all ranks. Return the seconds; None after a stop request."""
-        needed: dict[str, set[int]] = {}
+        needed = {source.name: numbers for source, _, numbers in self._shards_of(step)}
+        # A look at the files per second, not per step: on network storage it takes milliseconds.
+        if time.monotonic() < self._look_at and all(needed[name] <= self._there.get(name, set()) for name in needed):
+            self._was_read(needed)
+            return 0.0
 
         def lacks() -> str:
             for source in self.sources:
@@ -273,9 +287,14 @@ class StreamClient:
             return ""
 
         seconds = self._wait(lacks, stopping)
+        self._look_at = time.monotonic() + LOOK_S
+        self._there = needed
+        self._was_read(needed)
+        return seconds
+
+    def _was_read(self, needed: Mapping[str, set[int]]) -> None:
         for name, numbers in needed.items():
             self.record.read[name] = max(self.record.read.get(name, 0), max(numbers, default=-1) + 1)
-        return seconds
 
     def is_ready(self, start: int, end: int) -> bool:
         """Return whether the sequences from position `start` to `end` - 1 can be read now."""
@@ -335,7 +354,7 @@ class StreamClient:
         numbers: list[int] = []
         number, epoch = order.shard(position), order.epoch(position)
         # Sequences until the end of this shard, as far as the sizes are known.
-        reach = epoch * order.known + sum(source.counts[: number + 1])
+        reach = epoch * order.known + (int(source.ends[number]) if number < len(source.ends) else source.known)
         for _ in range(AHEAD):
             if reach >= end:
                 break
