@@ -112,26 +112,28 @@ def test_a_run_starts_before_the_text_is_downloaded_and_survives_a_server_that_s
     with subprocess.Popen(
         command, cwd=clone.root, env=environment(**variables(hub, tmp_path)), stdout=subprocess.DEVNULL
     ) as runner:
-        # It trains while half of the files cannot be downloaded, and then waits and says so.
-        wait_until(lambda: last_step(tmp_path) > 30, "steps")
-        run = run_of(tmp_path)
-        events = run / "events.jsonl"
-        wait_until(
-            lambda: any(
-                line["event"] == "data" and "waits for shard" in line["text"] for line in complete_lines(events)
-            ),
-            "the wait",
-            timeout_s=300,
-        )
-        assert not hub.fetched_ranges(path_of(FILES - 1))
-        waited_at = last_step(tmp_path)
-        assert waited_at < 399
-        # Kill the producer: it is started again. Then kill the runner: its guard ends the rest.
-        kill(producers(tmp_path))
-        wait_until(lambda: len(producers(tmp_path)) == 1, "a new producer")
-        runner.send_signal(signal.SIGKILL)
-        wait_until(lambda: not processes_below(tmp_path), "the end of the trainer")
-        wait_until(lambda: not producers(tmp_path), "the end of the producer")
+        try:
+            # It trains while half of the files cannot be downloaded, and then waits and says so.
+            wait_until(lambda: last_step(tmp_path) > 30, "steps")
+            run = run_of(tmp_path)
+            events = run / "events.jsonl"
+            wait_until(
+                lambda: any(
+                    line["event"] == "data" and "waits for shard" in line["text"] for line in complete_lines(events)
+                ),
+                "the wait",
+            )
+            assert not hub.fetched_ranges(path_of(FILES - 1))
+            waited_at = last_step(tmp_path)
+            assert waited_at < 399
+            # Kill the producer: it is started again. Then kill the runner: its guard ends the rest.
+            kill(producers(tmp_path))
+            wait_until(lambda: len(producers(tmp_path)) == 1, "a new producer")
+            runner.send_signal(signal.SIGKILL)
+            wait_until(lambda: not processes_below(tmp_path), "the end of the trainer")
+            wait_until(lambda: not producers(tmp_path), "the end of the producer")
+        finally:
+            runner.kill()
     hub.stalled.clear()
     folder = only((tmp_path / "data").glob("finewebedu-byte-*-stream"))
     for path in folder.glob("*_train_*.bin"):
@@ -166,13 +168,14 @@ def test_runs_of_a_matrix_share_the_shards_and_two_ranks_read_what_one_does(clon
 
 def test_data_that_cannot_be_streamed_are_refused_before_anything_starts(clone, tmp_path):
     assert clone.make("alldefconfig").returncode == 0
-    data = ("DATASET=folder", "DATA_PATH=notes", "DATA_STREAMING=y", *places(tmp_path / "results", tmp_path / "data"))
+    text = ("DATASET=folder", "DATA_PATH=notes")
+    where = places(tmp_path / "results", tmp_path / "data")
     for more, message in (
-        (("TOKENIZER=char",), "DATA_STREAMING needs TOKENIZER=gpt2 or TOKENIZER=byte"),
-        (("TOKENIZER=byte", "EPOCHS=2"), "EPOCHS needs DATA_STREAMING=n"),
+        ((*text, "TOKENIZER=char"), "DATA_STREAMING needs TOKENIZER=gpt2 or TOKENIZER=byte"),
+        ((*text, "TOKENIZER=byte", "EPOCHS=2"), "EPOCHS needs DATA_STREAMING=n"),
         (("DATASET=shards", "DATA_PATH=here"), "has its shards already"),
     ):
-        refused = clone.kmatrix("test-matrix-dry-run", *data, *more)
+        refused = clone.kmatrix("test-matrix-dry-run", "DATA_STREAMING=y", *where, *more)
         assert refused.returncode == 2
         assert message in refused.stderr
         assert "Traceback" not in refused.stderr
