@@ -135,3 +135,60 @@ def test_the_flagship_needs_two_epochs_of_the_prebuilt_shards(program):
     assert need.tokens == 50_000 * 384 * 1024
     dataset = KnownDataset(train_tokens=99 * 10**8, vocab_size=50257, parts=())
     assert epochs(fields[0], dataset)["finewebedu"] == pytest.approx(1.99, abs=0.01)
+
+
+def test_more_text_is_prepared_for_packed_rows_which_drop_a_third_of_it():
+    packed = replace(RUN, data_layout="bestfit")
+    assert key(packed) == key(RUN)
+    assert needs([packed])[key(RUN)].tokens == round(1.6 * 100 * 12 * 64)
+    assert needs([replace(packed, data_tokens=500)])[key(replace(packed, data_tokens=500))].tokens == 500
+
+
+def test_streamed_data_are_never_those_of_an_earlier_preparation(tmp_path):
+    recipe = {"dataset": "finewebedu", "tokenizer": "gpt2"}
+    (tmp_path / "finewebedu").mkdir()
+    record = {"recipe": recipe, "train_tokens": 10**9, "vocab_size": 50257, "complete": True}
+    write_json(tmp_path / "finewebedu" / "dataset.json", record)
+    streamed = replace(RUN, data_streaming=True, data_cache="keep")
+    assert prepared(tmp_path, RUN)
+    assert prepared(tmp_path, streamed) is None
+    assert dict(key(streamed))["data_cache"] == "keep"
+    assert key(streamed) != key(RUN)
+
+
+def test_a_dry_run_of_streamed_data_prepares_nothing_and_a_plan_says_that_the_epochs_are_unknown(program):
+    arguments = prepare_arguments(program, "DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", "DATA_STREAMING=y")
+    program.check("test-matrix-dry-run", *arguments)
+    assert (
+        "tokenized while the run reads it, so the number of epochs is unknown" in program.check("plan", *arguments).out
+    )
+    assert not list((program.folder / "data").glob("folder-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=bpe"), "needs TOKENIZER=gpt2 or TOKENIZER=byte"),
+        (("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", "EPOCHS=2"), "EPOCHS needs DATA_STREAMING=n"),
+        (("DATASET=shards", "DATA_PATH=here"), "here has its shards already"),
+        (("DATASET=mix", "DATA_MIX=shards=here:1 stdlib:1"), "here has its shards already"),
+    ],
+)
+def test_data_that_cannot_be_streamed_are_refused(program, arguments, message):
+    assert message in program.refused("test-matrix-dry-run", *SMALL, "DATA_STREAMING=y", *arguments)
+
+
+def test_prebuilt_shards_are_streamed_from_the_hub(program):
+    program.check("test-matrix-dry-run", *SMALL, "DATA_STREAMING=y", "DATASET=shards", "DATA_PATH=hf://me/shards")
+
+
+def test_runs_of_earlier_versions_keep_their_ids(program):
+    def run_id(*more):
+        return program.plan(*SMALL, *more).runs[0].run.run_id
+
+    plain = run_id()
+    assert run_id("DATA_LAYOUT=flat", "DATA_STREAMING=n") == plain
+    assert len({plain, run_id("DATA_LAYOUT=bestfit"), run_id("DATA_STREAMING=y")}) == 3
+    # How long a run waits, and what is deleted after use, changes no result.
+    streamed = run_id("DATA_STREAMING=y")
+    assert run_id("DATA_STREAMING=y", "DATA_CACHE=drop", "DATA_WAIT=60") == streamed
