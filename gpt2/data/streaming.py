@@ -287,9 +287,10 @@ class StreamClient:
             return ""
 
         seconds = self._wait(lacks, stopping)
-        self._look_at = time.monotonic() + LOOK_S
-        self._there = needed
-        self._was_read(needed)
+        if seconds is not None:  # else the shards of this step are not there
+            self._look_at = time.monotonic() + LOOK_S
+            self._there = needed
+            self._was_read(needed)
         return seconds
 
     def _was_read(self, needed: Mapping[str, set[int]]) -> None:
