@@ -24,7 +24,7 @@ from train_vs_peer import TOKENS_PER_STEP, WARMING_UP, train_ours
 from gpt2.prepare.dataset import prepare
 from kmatrix.records.files import read_jsonl
 
-SHARD_TOKENS = 200_000
+SHARD_TOKENS = 1_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
