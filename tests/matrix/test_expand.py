@@ -75,6 +75,32 @@ def test_a_bool_axis_names_only_the_runs_that_it_applies_to(program):
     assert "amsgrad" not in result.runs[0]
 
 
+@pytest.mark.parametrize(
+    ("former", "added"),
+    [
+        (["OPTIMIZER=adamwspam"], "SPAM_RULE=entries,norm"),
+        (["PRUNING=movement"], "MOVEMENT_RULE=gradient,published"),
+        (["PRUNING=magnitude"], "PRUNING_SCHEDULE=cubic,linear"),
+    ],
+)
+def test_a_choice_of_a_later_version_keeps_the_ids_of_runs_that_had_its_first_member(program, former, added):
+    (known,) = dry_run(program, CPU, arguments=former).runs
+
+    first, second = dry_run(program, CPU, arguments=[*former, added]).runs
+
+    assert first.split()[1] == known.split()[1] != second.split()[1]
+
+
+def test_adamwprune_without_pruning_is_a_configuration_of_its_own(program):
+    result = dry_run(program, CPU, arguments=["OPTIMIZER=adamwprune", "PRUNING=none,state"])
+
+    assert result.names == ["gpt2_adamwprune_pruningnone_1cpu", "gpt2_adamwprune_pruningstate_1cpu"]
+    assert "prunes by its own moments" in program.refused(DRY, "OPTIMIZER=adamwprune", "PRUNING=magnitude")
+    assert "adamwadv is AdamW with AMSGrad" in program.refused(
+        DRY, "OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwadv", "AMSGRAD=n"
+    )
+
+
 def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
     result = dry_run(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', arguments=["GLOBAL_BATCH=24"])
 
