@@ -34,6 +34,7 @@ from gpt2.prepare.catalog import (
 from gpt2.prepare.progress import check_space, say
 from kmatrix.errors import ConfigError, DataError
 from kmatrix.records.dataset import (
+    DROPPED,
     KINDS,
     RECORD,
     STREAM,
@@ -322,7 +323,7 @@ def open_stream(request: DatasetRequest, data_dir: Path, folder: Path) -> Prepar
             hint="choose TOKENIZER=gpt2 or TOKENIZER=byte",
         )
     drop = request.stream == "drop"
-    folder = folder.with_name(f"{folder.name}-stream") if drop else folder  # what other runs read is never deleted
+    folder = folder.with_name(f"{folder.name}{DROPPED}") if drop else folder  # what other runs read is never deleted
     recipe = {**request.recipe, **version_of(request, data_dir)}
     if shards_on_hub(request):
         recipe = request.recipe

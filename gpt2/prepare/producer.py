@@ -200,10 +200,17 @@ class Producer:
             self._tokenize(request, origin, Path(stream.data_dir))
 
     def _forget_other_shards(self, stream: StreamFile) -> None:
-        """Delete dataset.json if it is of other data: its shards are made again, and overwritten."""
+        """Delete dataset.json if it is of other data. Raise DataError if its shards are to be kept."""
         record = read_dataset_or_empty(self.folder / RECORD)
-        if record.shards and (record.recipe != stream.recipe or record.commit != stream.commit):
-            (self.folder / RECORD).unlink()
+        if not record.shards or (record.recipe == stream.recipe and record.commit == stream.commit):
+            return
+        if not stream.drop:
+            raise DataError(
+                f"{self.folder} has shards of other data",
+                why=f"{record.commit or record.recipe} instead of {stream.commit or stream.recipe}",
+                hint="set another DATA_DIR, or DATA_CACHE=drop, which has a directory of its own",
+            )
+        (self.folder / RECORD).unlink()
 
     def _tokenize(self, request: DatasetRequest, origin: DatasetOrigin, data_dir: Path) -> None:
         number = self.missing(self.wanted())

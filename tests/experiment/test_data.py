@@ -192,3 +192,21 @@ def test_runs_of_earlier_versions_keep_their_ids(program):
     # How long a run waits, and what is deleted after use, changes no result.
     streamed = run_id("DATA_STREAMING=y")
     assert run_id("DATA_STREAMING=y", "DATA_CACHE=drop", "DATA_WAIT=60") == streamed
+
+
+def test_the_shards_of_a_stream_are_not_taken_for_prepared_data(tmp_path):
+    record = {"recipe": {"dataset": "finewebedu", "tokenizer": "gpt2"}, "train_tokens": 10**9, "vocab_size": 50257}
+    (tmp_path / "finewebedu-gpt2-0123-stream").mkdir()
+    write_json(tmp_path / "finewebedu-gpt2-0123-stream" / "dataset.json", {**record, "complete": True})
+    (tmp_path / "mix-0123").mkdir()
+    write_json(tmp_path / "mix-0123" / "dataset.json", {**record, "train_tokens": 0, "complete": True})
+    assert prepared(tmp_path, RUN) is None
+
+
+def test_preparing_streamed_data_only_notes_what_they_are_made_from(program):
+    arguments = prepare_arguments(program, "DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", "DATA_STREAMING=y")
+    printed = program.check("prepare-data", *arguments).out
+    assert "data: folder, tokenized while the runs read it" in printed
+    assert "0 training" not in printed
+    (folder,) = (program.folder / "data").glob("folder-byte-*")
+    assert [path.name for path in folder.iterdir()] == ["stream.json"]

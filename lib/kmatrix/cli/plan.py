@@ -192,6 +192,8 @@ def prepare(arguments: Arguments) -> int:
             return status
     data = prepare_data(Path(sys.executable), ROOT, data_dir, fields)
     for found in data.values():
+        if not found.train_tokens:  # streamed: nothing is made yet
+            continue
         print(
             f"{found.train_tokens:,} training and {found.val_tokens:,} validation tokens in {shown(Path(found.path))}"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError, SchemaError
-from kmatrix.records.dataset import FLAT, DatasetFile, read_dataset_or_empty, train_shards
+from kmatrix.records.dataset import DROPPED, FLAT, DatasetFile, read_dataset_or_empty, train_shards
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainConfig
@@ -159,6 +159,8 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     larger = _larger(train)
     # Sorted, so that a plan does not depend on the order of the file system.
     for path in sorted(data_dir.glob("*/dataset.json")):
+        if path.parent.name.endswith(DROPPED):  # its shards may be deleted
+            continue
         try:
             record = read_dataset_or_empty(path)
         except SchemaError:
@@ -176,7 +178,7 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
 def _known(record: DatasetFile, needed: int) -> KnownDataset | None:
     total = sum(source.weight for source in record.sources)
     tokens, vocab_size = record.train_tokens, record.vocab_size
-    if tokens is None or vocab_size is None:
+    if not tokens or vocab_size is None:  # 0: the datasets of a mix are streamed
         return None
     return KnownDataset(
         train_tokens=max(tokens, needed) if record.complete is False else tokens,

@@ -60,6 +60,7 @@ class DatasetFile(Record, frozen=True, kw_only=True):
 
 
 STREAM = "stream.json"  # next to dataset.json: how the shards are made while runs read them
+DROPPED = "-stream"  # end of the name of a folder whose shards are deleted after use
 READERS = ".readers"  # below the folder: the shards that each run reads next
 
 
