@@ -25,22 +25,23 @@ NEAR = 0.10  # of the budget
 DRIFT = 0.05  # of the time of a step: the machine is another one than it was during the calibration
 
 # sitecustomize.py is imported by every Python that finds it on its path. In the trainer, the clock of checkpoints is a
-# fake one: each micro-batch takes a minute.
+# fake one: each step takes a minute.
 CLOCK = """
 import functools, sys
 
 def turn():
     from gpt2.checkpoint import manager
-    from gpt2.model import GPT
+    from gpt2.steps import Steps
 
-    minutes, forward = [0], GPT.forward
+    minutes, post = [0], Steps.post
 
-    def counted(self, idx, *args, **kwargs):
-        minutes[0] += self.training
-        return forward(self, idx, *args, **kwargs)
+    def counted(self, *args, **kwargs):
+        minutes[0] += 1
+        return post(self, *args, **kwargs)
 
-    GPT.forward = counted
+    Steps.post = counted
     manager.CheckpointManager = functools.partial(manager.CheckpointManager, clock=lambda: 60.0 * minutes[0])
+
 
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     turn()
@@ -187,10 +188,11 @@ def test_checkpoints_by_time_come_on_all_ranks_after_the_same_step(clone, tmp_pa
     check(completed)
     run = only_run(tmp_path)
     saved = [line["step"] for line in complete_lines(run / "events.jsonl") if line["event"] == "checkpoint"]
-    # An hour is over after 60 steps of a minute; all ranks know one step later. Then the clock starts again.
-    assert saved == [61, 122, 150]
+    # An hour is over after 60 steps of a minute, which is sent with the next one and known to all ranks one step later.
+    # Then the clock starts again.
+    assert saved == [62, 124, 150]
     kinds = {entry["step"]: entry["kinds"] for entry in load_json(run / "checkpoints" / "index.json")["checkpoints"]}
-    assert kinds == {61: ["rolling"], 122: ["rolling"], 150: ["final"]}
+    assert kinds == {62: ["rolling"], 124: ["rolling"], 150: ["final"]}
 
 
 def test_old_checkpoints_become_weights_that_can_be_sampled_and_not_resumed(clone, tmp_path):
