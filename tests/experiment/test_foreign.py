@@ -16,6 +16,7 @@ TEXTS = {  # strings that are ordinary texts
     "GPT2_TEXT_COLUMN",
     "GPT2_SAMPLE_PROMPT",
     "GPT2_PROFILE",  # steps
+    "GPT2_WINDOW_PATTERN",  # letters
     *("SLURM_TIME", "SLURM_MEMORY"),
 }
 LOCAL = {
