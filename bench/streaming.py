@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         for turn in range(args.rounds):
             streamed = prepare("stdlib", folder / f"streamed{turn}", stream="keep", **recipe)
-            for way, data, more in (("prepared", whole, {}), ("streamed", streamed, streaming)):
+            ways: list[tuple[str, dict[str, Any], dict[str, Any]]]
+            ways = [("prepared", whole, {}), ("streamed", streamed, streaming)]
+            for way, data, more in ways if turn % 2 else reversed(ways):
                 ms, first_s = measure(folder / f"{way}_run{turn}", data, {**fields, **more})
                 figures[way].append(ms)
                 starts[way].append(first_s)
