@@ -79,6 +79,12 @@ def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def saved_weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint to evaluate, sample, serve and export."""
+    found: dict[str, torch.Tensor] = value["judged"] if "judged" in value else value["model"]
+    return found
+
+
 def size_of(value: Any) -> int:
     """Return the bytes of all tensors in a nested value."""
     if isinstance(value, torch.Tensor):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gpt2.checkpoint.contents import out_of_memory, problem, reason
+from gpt2.checkpoint.contents import out_of_memory, problem, reason, saved_weights
 from kmatrix.errors import FullError, KmatrixError, LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of, weights_alone
 from kmatrix.records.files import free_path, replacing, sync_folder
@@ -145,7 +145,7 @@ def weights_of(path: Path) -> dict[str, Any]:
         raise damaged(path, reason(error)) from None
     if why := problem(value):
         raise damaged(path, why)
-    weights = value["judged"] if "judged" in value else value["model"]
+    weights = saved_weights(value)
     empty: dict[str, Any] = {"optimizer": {}, "rng": [], "carried": {}}
     return {**{name: item for name, item in value.items() if name != "judged"}, "model": weights, **empty}
 

@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.contents import shape_problem, weights_sha256
+from gpt2.checkpoint.contents import saved_weights, shape_problem, weights_sha256
 from gpt2.checkpoint.files import load_checkpoint
-from gpt2.checkpoint.state import saved_weights
 from gpt2.model.base import LanguageModel
 from kmatrix.errors import DataError, KmatrixError
 from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
-
-PADDED = ("wte.weight", "lm_head.weight")  # have rows for the padding of the vocabulary
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -34,7 +31,12 @@ def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the weights of a checkpoint to evaluate, without the rows that pad the vocabulary."""
     vocabulary = value["config"].get("vocab_size")
     rows = vocabulary if type(vocabulary) is int and vocabulary > 0 else None
-    return {name: weights[:rows] if name in PADDED else weights for name, weights in saved_weights(value).items()}
+    return {name: weights[:rows] if is_table(name) else weights for name, weights in saved_weights(value).items()}
+
+
+def is_table(name: str) -> bool:
+    """Return whether a weight has a row per token, and so rows for the padding of the vocabulary."""
+    return name in ("wte.weight", "lm_head.weight") or name.startswith("value_embeds.")
 
 
 def initialize(model: LanguageModel, config: TrainConfig) -> None:
@@ -49,9 +51,9 @@ def initialize(model: LanguageModel, config: TrainConfig) -> None:
             hint="restore the file, or create a new matrix",
         )
     own = model.state_dict()
-    for name in PADDED:
-        if name in own and name in weights:  # padding rows keep their initial values: they are masked out of the loss
-            weights[name] = torch.cat([weights[name], own[name][len(weights[name]) :]])
+    for name in filter(is_table, weights.keys() & own.keys()):
+        # Padding rows keep their initial values: they are masked out of the loss.
+        weights[name] = torch.cat([weights[name], own[name][len(weights[name]) :]])
     if why := shape_problem(weights, {name: tuple(tensor.shape) for name, tensor in own.items()}):
         raise DataError(f"the weights in {path} do not fit this run", why=why)
     model.load_state_dict({name: weights[name] for name in own})

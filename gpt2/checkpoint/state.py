@@ -28,15 +28,8 @@ MAY_DIFFER = frozenset(
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
         *("data_cache", "data_wait"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
-        *(
-            "length_from",
-            "gpu_hour_price",
-            "machine_hour_price",
-            "stall_factor",
-            "stall_floor",
-            "oom_policy",
-            "profile",
-        ),
+        *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "oom_policy", "profile"),
+        "length_from",
         *("save_checkpoint", "checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "keep_every"),
         *("keep_weights_every", "save_best", "async_checkpoint"),
     )
@@ -99,12 +92,6 @@ def evaluation_weights(training: TrainingState) -> dict[str, Any]:
     # Clones, because the context restores the training weights in place.
     with training.optimizers.evaluation_weights():
         return {"judged": {name: weights.detach().clone() for name, weights in training.model.state_dict().items()}}
-
-
-def saved_weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint to evaluate, sample, serve and export."""
-    found: dict[str, torch.Tensor] = value["judged"] if "judged" in value else value["model"]
-    return found
 
 
 def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.contents import layers_of, shape_problem
+from gpt2.checkpoint.contents import layers_of, saved_weights, shape_problem
 from gpt2.checkpoint.files import damaged, load_checkpoint
-from gpt2.checkpoint.state import saved_weights
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.model.base import LanguageModel
 from gpt2.model.precision import configure_precision

@@ -31,10 +31,18 @@ def checkpoint_in(folder, **changes):
     return folder / "a.pt", model
 
 
+NANOCHAT = {
+    **{"arch": "nanochat", "bias": False, "weight_tying": False, "dropout": 0.0, "n_kv_head": 0, "norm": "rms"},
+    **{"value_embeddings": True, "smear": True, "backout": True, "residual_scales": True, "window_pattern": "SL"},
+    **{"qk_scale": 1.2, "rope_base": 1e5, "logit_softcap": 15.0, "activation": "relu2"},
+}
+
+
+@pytest.mark.parametrize("arch", [{}, NANOCHAT])
 @pytest.mark.parametrize("multiple", [1, 64])
-def test_the_weights_are_loaded_for_any_padding_of_the_vocabulary(tmp_path, multiple):
-    path, source = checkpoint_in(tmp_path, vocab_multiple=128)
-    config = train_config(init_from=str(path), init_sha256=describe(path)["sha256"], vocab_multiple=multiple)
+def test_the_weights_are_loaded_for_any_padding_of_the_vocabulary(tmp_path, multiple, arch):
+    path, source = checkpoint_in(tmp_path, vocab_multiple=128, **arch)
+    config = train_config(init_from=str(path), init_sha256=describe(path)["sha256"], vocab_multiple=multiple, **arch)
     model = build_model(config)
 
     initialize(model, config)
