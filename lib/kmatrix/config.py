@@ -327,8 +327,8 @@ def batch_of_the_size_divides(value: Values) -> str | None:
     micro, ranks = (max(int(value(name) or 0), 1) for name in ("GPT2_BATCH_SIZE", "GPT2_NUM_GPUS"))
     if wanted % (micro * ranks) == 0:
         return None
-    fitting = math.gcd(wanted, micro * ranks) // ranks
-    fix = f": pass BATCH_SIZE={fitting}" if fitting and wanted % (fitting * ranks) == 0 else ""
+    fitting = next((batch for batch in range(micro, 0, -1) if wanted % (batch * ranks) == 0), 0)
+    fix = f": pass BATCH_SIZE={fitting}" if fitting else ""
     shared_by = f"{micro} (micro-batch) x {ranks} (ranks)"
     return f"PARALLEL_BATCH_SIZE={BATCH_BY_SIZE} makes {wanted} sequences, not a multiple of {shared_by}{fix}"
 
