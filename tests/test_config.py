@@ -195,3 +195,67 @@ def test_a_kconfig_file_without_our_symbols_is_refused(program):
 def test_the_control_side_has_its_own_symbols():
     with pytest.raises(ConfigError, match="define no RUN_TIMEOUT"):
         config.read({"RESULTS_DIR": ".", "DATA_DIR": "data", "CHECKPOINT_DIR": "", "AUTO_GENERATE_GRAPHS": True})
+
+
+NANOCHAT = ("ARCH=nanochat", "BLOCK_SIZE=2048", "TOKENIZER=bpe", "BPE_VOCAB_SIZE=32768", "NUM_GPUS=1")
+BY_SIZE = (*NANOCHAT, "PARALLEL_BATCH_SIZE=-1", "BATCH_SIZE=4")
+
+
+@pytest.mark.parametrize(("depth", "sequences"), [(4, 128), (12, 256), (24, 512)])
+def test_a_global_batch_by_size_is_that_of_the_depth_rule(program, depth, sequences):
+    program.write("")
+
+    found = fields(program, *BY_SIZE, f"DEPTH={depth}")
+
+    assert (found.global_batch, found.gradient_accumulation) == (sequences, sequences // 4)
+
+
+def test_ranks_that_cannot_share_a_batch_by_size_are_refused_with_the_largest_micro_batch(program):
+    program.write("")
+    out = program.refused(DRY, *NANOCHAT, "PARALLEL_BATCH_SIZE=-1", "BATCH_SIZE=12")
+
+    assert "PARALLEL_BATCH_SIZE=-1 makes 256 sequences, not a multiple of 12 (micro-batch) x 1 (ranks)" in out
+    assert "pass BATCH_SIZE=8" in out
+
+
+@pytest.mark.parametrize(("of", "steps"), [("scaling", 2520), ("all", 6552)])
+def test_tokens_per_parameter_count_the_parameters_that_are_named(program, of, steps):
+    program.write("")
+    length = ("TOKENS_PER_PARAM=12", f"TOKENS_PER_PARAM_OF={of}", "MAX_ITERS=0")
+
+    assert fields(program, *BY_SIZE, "DEPTH=12", *length).max_iters == steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "least", "expected"),
+    [
+        ("adamw", 0.1, (100, 1.0, "cosine")),
+        ("muon-nanochat", 0.05, (39, 0, "wsd")),
+        ("muon-nanochat2025", 0, (0, 0, "wsd")),
+    ],
+)
+def test_the_presets_have_the_schedule_of_their_public_code(program, optimizer, least, expected):
+    program.write("")
+
+    found = fields(program, *NANOCHAT, f"OPTIMIZER={optimizer}")
+
+    assert found.min_lr == pytest.approx(least * found.learning_rate)
+    assert (found.warmup_steps, found.grad_clip, found.schedule) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["DROPOUT=0.1"], "ARCH=nanochat has no dropout"),
+        (["N_KV_HEAD=4"], "N_KV_HEAD=4 does not divide the 6 attention heads"),
+        (["WINDOW_PATTERN=SSX"], "expected a letter L or S per layer"),
+        (["MODEL=custom", "N_EMBD=16", "N_HEAD=2"], "needs a width of at least 24"),
+        (["MODEL=custom", "N_EMBD=45", "N_HEAD=5"], "needs an even width per head, not 45 over 5 heads"),
+        (["BIAS=y"], "nanochat's models have no biases"),
+        (["WEIGHT_TYING=y"], "has its own weights"),
+    ],
+)
+def test_what_nanochat_does_not_have_is_refused(program, arguments, reason):
+    program.write("")
+
+    assert reason in program.refused(DRY, *NANOCHAT, *arguments)
