@@ -255,7 +255,7 @@ def test_the_presets_have_the_schedule_of_their_public_code(program, optimizer, 
         (["WEIGHT_TYING=y"], "has its own weights"),
     ],
 )
-def test_what_nanochat_does_not_have_is_refused(program, arguments, reason):
+def test_parts_that_nanochat_does_not_have_are_refused(program, arguments, reason):
     program.write("")
 
     assert reason in program.refused(DRY, *NANOCHAT, *arguments)
