@@ -34,14 +34,14 @@ override quote = '$(subst ','\'',$(subst $(LINE_BREAK), ,$(1)))'
 override OURS := PYTHONPATH=$(call quote,$(CURDIR)/lib:$(CURDIR))"$${PYTHONPATH:+:$$PYTHONPATH}"
 ifeq ($(filter PYTHON,$(GIVEN)),)
 override PY := $(OURS) .venv/bin/python
-override CORE := .venv/.core
+override CONTROL := .venv/.core
 override TRAIN := .venv/.train
 override TRACKERS := .venv/.trackers
 override KUBERNETES := .venv/.kubernetes
 override DEV := .venv/.dev
 else
 override PY := $(OURS) $(call quote,$(PYTHON))
-override CORE :=
+override CONTROL :=
 override TRAIN :=
 override TRACKERS :=
 override KUBERNETES :=
@@ -76,25 +76,25 @@ override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow accept bench
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
-	@$(if $(CORE),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
-setup: $(CORE) $(TRAIN)
-setup-trackers: $(CORE) $(TRACKERS)
-setup-kubernetes: $(CORE) $(KUBERNETES)
-quickstart: $(CORE) $(TRAIN)
+	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
+setup: $(CONTROL) $(TRAIN)
+setup-trackers: $(CONTROL) $(TRACKERS)
+setup-kubernetes: $(CONTROL) $(KUBERNETES)
+quickstart: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
-doctor: $(CORE)
+doctor: $(CONTROL)
 	$(KMATRIX)
-check: $(CORE) $(TRAIN) $(DEV)
+check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
 	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu"
 # loadfile: the tests of a file share its fixtures, which train models.
-check-slow: $(CORE) $(TRAIN) $(DEV)
+check-slow: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow or accept"
-accept: $(CORE) $(TRAIN) $(DEV)
+accept: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -m accept
-bench: $(CORE) $(TRAIN)
+bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py
 	$(QUIET_MAKE) bench/launch.py
@@ -114,106 +114,106 @@ override CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefc
 	randconfig listnewconfig helpnewconfig diffconfig list-defconfigs
 override DEFCONFIGS := $(filter-out fragments,$(notdir $(wildcard defconfigs/*)))
 .PHONY: $(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS))
-$(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS)): $(CORE)
+$(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS)): $(CONTROL)
 	$(KMATRIX)
-defconfig-%: $(CORE)
+defconfig-%: $(CONTROL)
 	$(KMATRIX)
-%_defconfig: $(CORE)
+%_defconfig: $(CONTROL)
 	$(KMATRIX)
 
 # Running
 .PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun add status estimate \
 	logs stop skip hold release reproduce k8s-shell gputop
-prepare-data: $(CORE) $(TRAIN)
+prepare-data: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
-test-matrix-dry-run: $(CORE)
+test-matrix-dry-run: $(CONTROL)
 	$(KMATRIX)
-plan: $(CORE) $(CLUSTER)
+plan: $(CONTROL) $(CLUSTER)
 	$(KMATRIX)
-test-matrix: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
+test-matrix: $(CONTROL) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-test_matrix: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
+test_matrix: $(CONTROL) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-train: $(CORE) $(TRAIN) $(TRACKED)
+train: $(CONTROL) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
-continue: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
+continue: $(CONTROL) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-test-rerun: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
+test-rerun: $(CONTROL) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-add: $(CORE) $(TRAIN) $(TRACKED) $(CLUSTER)
+add: $(CONTROL) $(TRAIN) $(TRACKED) $(CLUSTER)
 	$(KMATRIX)
-status: $(CORE) $(CLUSTER)
+status: $(CONTROL) $(CLUSTER)
 	$(KMATRIX)
-estimate: $(CORE)
+estimate: $(CONTROL)
 	$(KMATRIX)
-logs: $(CORE)
+logs: $(CONTROL)
 	$(KMATRIX)
-stop: $(CORE) $(CLUSTER)
+stop: $(CONTROL) $(CLUSTER)
 	$(KMATRIX)
-skip: $(CORE)
+skip: $(CONTROL)
 	$(KMATRIX)
-hold: $(CORE)
+hold: $(CONTROL)
 	$(KMATRIX)
-release: $(CORE)
+release: $(CONTROL)
 	$(KMATRIX)
-k8s-shell: $(CORE) $(KUBERNETES)
+k8s-shell: $(CONTROL) $(KUBERNETES)
 	$(KMATRIX)
-reproduce: $(CORE) $(TRAIN) $(TRACKED)
+reproduce: $(CONTROL) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
 
-gputop: $(CORE)
+gputop: $(CONTROL)
 	$(KMATRIX)
 
 # Results
 .PHONY: report gallery summary update-graphs compare
-report: $(CORE)
+report: $(CONTROL)
 	$(KMATRIX)
-gallery: $(CORE)
+gallery: $(CONTROL)
 	$(KMATRIX)
-summary: $(CORE)
+summary: $(CONTROL)
 	$(KMATRIX)
-update-graphs: $(CORE)
+update-graphs: $(CONTROL)
 	$(KMATRIX)
-compare: $(CORE)
+compare: $(CONTROL)
 	$(KMATRIX)
 
 # Trackers
 .PHONY: track-sync track-replay trackio-view trackio-web trackio-console tensorboard wandb-view wandb-test trackio-test
-trackio-view: $(CORE) $(TRACKERS)
+trackio-view: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-trackio-web: $(CORE)
+trackio-web: $(CONTROL)
 	$(KMATRIX)
-trackio-console: $(CORE)
+trackio-console: $(CONTROL)
 	$(KMATRIX)
-tensorboard: $(CORE) $(TRACKERS)
+tensorboard: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-wandb-view: $(CORE) $(TRACKERS)
+wandb-view: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-track-sync: $(CORE) $(TRACKERS)
+track-sync: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-track-replay: $(CORE) $(TRACKERS)
+track-replay: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-wandb-test: $(CORE) $(TRACKERS)
+wandb-test: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-trackio-test: $(CORE) $(TRACKERS)
+trackio-test: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
 
 # Checkpoints
 .PHONY: list-checkpoints checkpoints-prune
-list-checkpoints: $(CORE)
+list-checkpoints: $(CONTROL)
 	$(KMATRIX)
-checkpoints-prune: $(CORE)
+checkpoints-prune: $(CONTROL)
 	$(KMATRIX)
 
 # Models
 .PHONY: sample serve export import-model
-sample: $(CORE) $(TRAIN)
+sample: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
-serve: $(CORE) $(TRAIN)
+serve: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
-export: $(CORE) $(TRAIN)
+export: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
-import-model: $(CORE) $(TRAIN)
+import-model: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
 
 # Cleaning
@@ -227,4 +227,4 @@ mrproper: clean
 
 # An unknown target: kmatrix names similar ones.
 .DEFAULT:
-	@$(if $(CORE),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make $(call quote,$@)
+	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make $(call quote,$@)

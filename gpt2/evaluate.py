@@ -6,6 +6,7 @@ nats/token, which depends on the tokenizer; bits per byte are comparable across 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,17 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpt2.benchmarks.core import Core, CoreScore, TaskScore
+from gpt2.benchmarks.costs import text_costs, token_losses
+from gpt2.benchmarks.hellaswag import HellaSwag, Score
 from gpt2.data.sequences import Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling
-from gpt2.hellaswag import HellaSwag, Score
 from gpt2.log import RunLog, SampleText
 from gpt2.model.base import LanguageModel
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.stats import bits_per_byte
+from kmatrix.text import count, plural
 
+PROGRESS_S = 60.0  # between two lines about a long benchmark
 PROMPT_SEPARATOR = "|"  # in sample_prompt, whose prompts may have spaces and commas
 
 
@@ -68,9 +74,9 @@ class Validation:
         self.samples = sum(part.samples for part in self.parts)
         self.wanted = config.eval_samples * len(self.parts)
         self.by_source: dict[str, float] = {}  # newest loss of each dataset
-        tokenizer = load_if_available(config.tokenizer, Path(config.data_path))
+        self.tokenizer = load_if_available(config.tokenizer, Path(config.data_path))
         self.bytes_per_token = self._mean(
-            [bytes_per_token(part.windows, part.places, tokenizer) for part in self.parts]
+            [bytes_per_token(part.windows, part.places, self.tokenizer) for part in self.parts]
         )
 
     def describe(self) -> list[str]:
@@ -106,6 +112,39 @@ class Validation:
         means = [total / count for total, count in found]
         self.by_source = {part.name: mean for part, mean in zip(self.parts, means, strict=True)}
         return self._mean(means)
+
+    @torch.no_grad()
+    def text_bits_per_byte(self, model: LanguageModel, stopping: Callable[[], bool] = lambda: False) -> float | None:
+        """Return nanochat's bits per byte, without the cost of ends of documents, the same on every rank.
+
+        None if the tokens' bytes are unknown, or a rank was `stopping`.  model: not compiled.
+        """
+        lengths = self.tokenizer.token_bytes() if self.tokenizer else None
+        if lengths is None:
+            return None
+        device = self.world.device
+        token_bytes = torch.from_numpy(lengths).to(device)  # (V,)
+        sums = torch.zeros(len(self.parts), 3, dtype=torch.float64, device=device)  # nats, bytes, sequences
+        model.eval()
+        for part, part_sums in zip(self.parts, sums, strict=True):
+            for start in range(0, len(part.mine), self.config.batch_size):
+                if stopping():
+                    break
+                idx, targets = (
+                    t.to(device) for t in part.windows.read(part.mine[start : start + self.config.batch_size])
+                )
+                with autocast(device.type, self.config.dtype):
+                    x = model.residual_stream(idx)  # (B, T, E)
+                    # One by one: the logits of a batch may not fit into the memory.
+                    for row, row_targets in zip(x[:, None], targets[:, None], strict=True):  # (1, T, E), (1, T)
+                        losses = token_losses(model.logits(row), row_targets)  # (1, T)
+                        part_sums[:2] += text_costs(losses, row_targets, token_bytes)
+                part_sums[2] += len(idx)
+        model.train()
+        found: list[list[float]] = self.world.sum(sums).tolist()
+        if any(count != part.samples for part, (*_, count) in zip(self.parts, found, strict=True)):
+            return None
+        return self._mean([bits_per_byte(nats, size or None) for nats, size, _ in found])
 
     def _mean(self, values: Sequence[float | None]) -> float | None:
         """Return the weighted mean over the datasets, or None if a value is unknown."""
@@ -186,22 +225,27 @@ class SampleTexts:
 
 
 class Benchmarks:
-    """Runs HellaSwag and sample texts at intervals. Every rank calls it at the same steps."""
+    """Runs HellaSwag, CORE and sample texts at intervals. Every rank calls it at the same steps."""
 
-    def __init__(self, config: TrainConfig, world: World, log: RunLog) -> None:
+    def __init__(self, config: TrainConfig, world: World, log: RunLog, validation: Validation) -> None:
         """Raise DataError if a configured file or tokenizer is unusable."""
-        self.config, self.log = config, log
+        self.config, self.log, self.validation = config, log, validation
         self._newest: int | None = None  # step of the newest benchmarks
         self.hellaswag = HellaSwag(config, world) if config.hellaswag else None
+        self.core = Core(config, world) if config.core else None
         self.samples = SampleTexts(config) if config.sample_interval and world.main else None
         if self.hellaswag:
             truncated = f", {self.hellaswag.truncated} contexts truncated" if self.hellaswag.truncated else ""
             log.say(f"HellaSwag: {self.hellaswag.examples} examples of {config.hellaswag}{truncated}")
+        if self.core:
+            note = "" if self.core.published else ", which is not the published bundle"
+            size = f"{plural(len(self.core.tasks), 'task')} with {count(self.core.examples)} examples"
+            log.say(f"CORE: {size} of {config.core}{note}")
 
     def due(self, step: int) -> bool:
         """Return whether a benchmark is due for the weights after `step` updates, and was not run yet."""
-        wanted = is_due(step, self.config.hellaswag_interval) or is_due(step, self.config.sample_interval)
-        return wanted and step != self._newest
+        intervals = (self.config.hellaswag_interval, self.config.core_interval, self.config.sample_interval)
+        return any(is_due(step, interval) for interval in intervals) and step != self._newest
 
     def measure(
         self, step: int, model: LanguageModel, stopping: Callable[[], bool] = lambda: False, *, final: bool = False
@@ -218,18 +262,46 @@ class Benchmarks:
             if score is None:
                 return  # a rank was asked to stop: the resumed attempt repeats the benchmark
             self.log.hellaswag(step, score)
+        if self.core and (final or is_due(step, self.config.core_interval)):
+            core = self.core.score(model, stopping, BenchmarkProgress(self.log, step, self.core.examples))
+            if core is None:
+                return
+            self.log.core(step, core, self.validation.text_bits_per_byte(model, stopping))
         if self.samples and (final or is_due(step, self.config.sample_interval)):
             self.log.samples(step, self.samples.texts(model))
         self._newest = step
 
     def state_dict(self) -> dict[str, Any]:
-        score = self.log.hellaswag_score
+        score, core = self.log.hellaswag_score, self.log.core_score
         # A checkpoint holds tensors, numbers, strings, lists and dicts only. The keys are those of version 0.1.
-        return {"judged": self._newest, "hellaswag": asdict(score) if score else None}
+        state = {"judged": self._newest, "hellaswag": asdict(score) if score else None}
+        if core:
+            tasks = [asdict(task) for task in core.tasks]
+            state["core"] = {**asdict(core), "tasks": tasks, "bits_per_byte": self.log.text_bits_per_byte}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._newest, score = state["judged"], state["hellaswag"]
         self.log.hellaswag_score = Score(**score) if score else None
+        if core := dict(state.get("core") or {}):
+            self.log.text_bits_per_byte = core.pop("bits_per_byte")
+            tasks = tuple(TaskScore(**task) for task in core.pop("tasks"))
+            self.log.core_score = CoreScore(**core, tasks=tasks)
+        else:
+            self.log.core_score = self.log.text_bits_per_byte = None
+
+
+class BenchmarkProgress:
+    """Logs how far a long benchmark is, about once a minute."""
+
+    def __init__(self, log: RunLog, step: int, examples: int) -> None:
+        self.log, self.step, self.examples = log, step, examples
+        self._said = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() - self._said >= PROGRESS_S and done < self.examples:
+            self._said = time.monotonic()
+            self.log.say(f"Iter {self.step} | CORE: {count(done)} of {count(self.examples)} examples")
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -235,6 +235,10 @@ class Watchdog:
         self._began = now
         self._kind, self._place, self._step = kind, "", step
 
+    def progress(self) -> None:
+        """Record that a piece of work of many parts goes on: its limit counts from now."""
+        self._began = time.monotonic()
+
     def at(self, place: str) -> None:
         """Record where in a step the loop is."""
         self._place = place

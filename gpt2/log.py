@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
+from gpt2.benchmarks.core import CoreScore
+from gpt2.benchmarks.hellaswag import Score
 from gpt2.dist import World, gather
-from gpt2.hellaswag import Score
 from gpt2.machine import check_alike, machine_of, software, variables
 from gpt2.norms import LayerNorms
 from gpt2.optim.optimizers import Optimizers
@@ -34,9 +35,12 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.stats import bits_per_byte
-from kmatrix.text import memory_size
+from kmatrix.text import count, memory_size
 
-HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
+BENCHMARKS = (
+    *("hellaswag_accuracy", "hellaswag_accuracy_norm"),
+    *("core_metric", "core_standard_error", "text_bits_per_byte"),
+)  # in result.json
 SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
@@ -72,13 +76,15 @@ class RunLog:
         self.peak: float | None = None
         self.bytes_per_token: float | None = None  # of the validation targets
         self.hellaswag_score: Score | None = None  # the newest
+        self.core_score: CoreScore | None = None  # the newest, with
+        self.text_bits_per_byte: float | None = None  # of the same weights
         self.norms: LayerNorms | None = None
         self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
         self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
         self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
         self._phases = run_dir.phases if main else phases
-        written = (run_dir.metrics, run_dir.events, run_dir.samples) if main else ()
+        written = (run_dir.metrics, run_dir.events, run_dir.samples, run_dir.core) if main else ()
         for path in (*written, *([self._phases] if self._phases else [])):
             end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
 
@@ -269,6 +275,20 @@ class RunLog:
         self._metrics([], step, {"hellaswag/accuracy": score.accuracy, "hellaswag/accuracy_norm": score.accuracy_norm})
         self.say(f"Iter {step} | HellaSwag {score.accuracy:.4f} | normalised {score.accuracy_norm:.4f}")
 
+    def core(self, step: int, score: CoreScore, bits: float | None) -> None:
+        """Log a CORE score of the weights after `step` updates. bits: nanochat's bits per byte of validation text."""
+        self.core_score, self.text_bits_per_byte = score, bits
+        accuracies = {f"core/{task.label}": task.accuracy for task in score.tasks}
+        values = {"core/metric": score.core, "core/standard_error": score.standard_error, **accuracies}
+        self._metrics([], step, {**values, "val/text_bits_per_byte": bits})
+        if self.main:
+            tasks = {task.label: {**asdict(task)} for task in score.tasks}
+            line = {"time": time.time(), "step": step, "attempt": self.attempt, "core": score.core}
+            append_jsonl(self.dir.core, {**line, "standard_error": score.standard_error, "tasks": tasks})
+        text = "" if bits is None else f" | bpb of text {bits:.4f}"
+        more = f"standard error {score.standard_error:.4f}, {count(score.examples)} examples"
+        self.say(f"Iter {step} | CORE {score.core:.4f} ({more}){text}")
+
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:
         """Log sample texts of the weights after `step` updates, one line each."""
         for sample in samples:
@@ -353,6 +373,9 @@ class RunLog:
                 "final_bits_per_byte": bits_per_byte(losses[-1] if complete else None, self.bytes_per_token),
                 "hellaswag_accuracy": self.hellaswag_score.accuracy if self.hellaswag_score else None,
                 "hellaswag_accuracy_norm": self.hellaswag_score.accuracy_norm if self.hellaswag_score else None,
+                "core_metric": self.core_score.core if self.core_score else None,
+                "core_standard_error": self.core_score.standard_error if self.core_score else None,
+                "text_bits_per_byte": self.text_bits_per_byte,
                 "final_train_loss": self.train[-1]["train/loss"] if self.train else None,
                 "tokens_per_second": speed,
                 "mfu": used,
@@ -416,7 +439,7 @@ class RunLog:
                 "seed": config.seed,
                 "run_id": self.run_id,
                 "val_steps": [line["step"] for line in self.val],
-                **{name: result[name] for name in ("final_bits_per_byte", *HELLASWAG)},
+                **{name: result[name] for name in ("final_bits_per_byte", *BENCHMARKS)},
             }
         )
 

@@ -205,7 +205,7 @@ def set_up(
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
     batches, validation = load_data(config, world, log, stop)
-    benchmarks = Benchmarks(config, world, log)
+    benchmarks = Benchmarks(config, world, log, validation)
 
     # Model and optimizer
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))

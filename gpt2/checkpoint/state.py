@@ -25,6 +25,7 @@ MAY_DIFFER = frozenset(
         "zero_stage",
         *("device", "dtype", "tf32", "flash_attention", "compile", "cpu_threads", "peak_tflops"),
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
+        *("core", "core_interval", "core_examples"),
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
         *("data_cache", "data_wait"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),

@@ -34,16 +34,16 @@ class Address:
     secret: Mapping[str, str] = field(default_factory=dict)  # headers that are not sent on after a redirect
 
 
-def fetch(url: str, path: Path, *, sha256: str) -> Path:
+def fetch(url: str, path: Path, *, sha256: str, received: Callable[[int], None] | None = None) -> Path:
     """Return the path of a file with this hash, downloaded unless it exists.
 
     Partial downloads are kept in a .part file, also if this process is killed. Raises DataError if the server does not
-    respond, or sends another file.
+    respond, or sends another file.  received: called with the bytes as they arrive.
     """
     if path.is_file() and file_sha256(path) == sha256:
         return path
     part = part_of(path)
-    receive(lambda: Address(url), part, name=url)
+    receive(lambda: Address(url), part, name=url, received=received)
     found = file_sha256(part)
     if found != sha256:
         part.unlink()

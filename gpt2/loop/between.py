@@ -155,7 +155,7 @@ class BetweenSteps:
     def benchmark(self, step: int, *, final: bool = False) -> None:
         """Run the benchmarks and write the sample texts that are due; all of them at the end of a run."""
         with self._phase(BENCHMARK), self.training.optimizers.evaluation_weights():
-            self.benchmarks.measure(step, self.model, lambda: self.stop.requested, final=final)
+            self.benchmarks.measure(step, self.model, self._stopping, final=final)
 
     def end_stopped(self) -> int:
         """Save a checkpoint if there is time, write the result of a stopped attempt, and return the exit status."""
@@ -188,6 +188,11 @@ class BetweenSteps:
 
     def _evaluation_due(self, step: int) -> bool:
         return step % self.training.config.eval_interval == 0 and not self.log.evaluated(step)
+
+    def _stopping(self) -> bool:
+        """Return whether a stop was requested. A benchmark asks between two of its parts, so it has not stalled."""
+        self.watchdog.progress()
+        return self.stop.requested
 
     @contextmanager
     def _phase(self, kind: str) -> Iterator[None]:

@@ -32,6 +32,7 @@ WITH_DATA = {
 }  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
+CORE_SHOTS = 10  # examples that most tasks of CORE show before a question
 MOST_SOCKETS = 64  # of NCCL per network connection
 COLLECTIVE_TIMEOUT_S = 1800  # the trainer's own, without a variable
 Values = Callable[[str], str | None]
@@ -497,6 +498,18 @@ def profile_is_a_span(value: Values) -> str | None:
     return None
 
 
+def core_can_be_asked(value: Values) -> str | None:
+    """Check that there are examples to show before a question of CORE, and that any text becomes tokens."""
+    if not value("GPT2_CORE"):
+        return None
+    examples = int(value("GPT2_CORE_EXAMPLES") or 0)
+    if 0 < examples <= CORE_SHOTS:
+        return f"CORE_EXAMPLES={examples} is too few: tasks show {CORE_SHOTS} other examples before each; 0 takes all"
+    if value("GPT2_TOKENIZER") == "char":
+        return "CORE has characters that are not in the data: TOKENIZER=char cannot encode them; take byte or bpe"
+    return None
+
+
 RULES = (
     global_batch_divides,
     batch_of_the_size_divides,
@@ -504,6 +517,7 @@ RULES = (
     money_needs_a_price,
     rollback_needs_checkpoints,
     profile_is_a_span,
+    core_can_be_asked,
     heads_divide_width,
     nanochat_has_its_parts,
     least_rate_is_least,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from core_files import write_zip
 from factories import make_data, make_run, train, train_fields
 from gpt2.data import shards
 from gpt2.data.sequences import Windows
@@ -30,7 +31,7 @@ from once import make_once
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
-RUN = {"block_size": 64, "learning_rate": 0.02}
+RUN = {"block_size": 64, "learning_rate": 0.02, "vocab_size": 257}
 SAMPLES = {"sample_interval": 6, "sample_prompt": "ab|", "sample_tokens": 10, "sample_temperature": 0.8}
 
 
@@ -104,8 +105,9 @@ def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp
     assert bits_per_byte(loss, validation.bytes_per_token) == pytest.approx(expected, rel=1e-5)
 
 
-def config_of(tmp_path, **overrides):
-    make_data(tmp_path / "data")
+def config_of(tmp_path, *, with_data=True, **overrides):
+    if with_data:
+        make_data(tmp_path / "data")
     return TrainConfig.from_json(train_fields(tmp_path / "data", "", **SAMPLES, **overrides))
 
 
@@ -139,13 +141,17 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
         SampleTexts(config)
 
 
+def core(folder):
+    return {"core": str(write_zip(folder / "bundle.zip")), "core_interval": 10, "core_examples": 0}
+
+
 @pytest.fixture(scope="module")
 def evaluated_run(tmp_path_factory):
     """A run with all evaluations."""
 
     def train_run(folder):
         hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
-        run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag)
+        run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag, **core(folder))
         return run_dir, train(run_dir)
 
     return make_once(tmp_path_factory, "evaluated", train_run)[1]
@@ -174,6 +180,50 @@ def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
     assert len(re.findall(r"^Iter \d+ \| HellaSwag 0\.\d{4} \| normalised 0\.\d{4}$", process.stdout, re.M)) == 3
 
 
+def test_core_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
+    run_dir, process = evaluated_run
+    lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "core/metric" in line.values}
+    scores = list(read_jsonl(run_dir.core))
+    result = read_json(run_dir.result)
+    assert sorted(lines) == [score["step"] for score in scores] == [0, 10, 12]
+    for score in scores:
+        values = lines[score["step"]]
+        centered = [task["centered"] for task in score["tasks"].values()]
+        assert score["core"] == values["core/metric"] == pytest.approx(math.fsum(centered) / 5)
+        assert score["standard_error"] == values["core/standard_error"] > 0
+        accuracies = {f"core/{label}": task["accuracy"] for label, task in score["tasks"].items()}
+        assert accuracies.items() <= values.items()
+    assert result["core_metric"] == scores[-1]["core"]
+    assert result["core_standard_error"] == scores[-1]["standard_error"]
+    assert "CORE: 5 tasks with 20 examples of " in process.stdout
+    assert ", which is not the published bundle" in process.stdout
+    text = r"^Iter \d+ \| CORE -?0\.\d{4} \(standard error 0\.\d{4}, 20 examples\) \| bpb of text \d\.\d{4}$"
+    assert len(re.findall(text, process.stdout, re.M)) == 3
+
+
+def test_bits_per_byte_of_text_exclude_the_ends_of_documents(evaluated_run, tmp_path):
+    """Without an end of document in the data, both are the same: the loss of bytes."""
+    run_dir, _ = evaluated_run
+    result = read_json(run_dir.result)
+    assert result["text_bits_per_byte"] == pytest.approx(result["final_bits_per_byte"], rel=1e-5)
+
+    dataset(tmp_path / "data", load("byte"))
+    config = config_of(tmp_path, with_data=False, block_size=32, vocab_size=257, eval_samples=10_000)
+    validation, model = Validation(config, WORLD), GPT(config.shape)
+    enlarge_weights(model)
+    found = validation.text_bits_per_byte(model)
+
+    nats = size = 0.0
+    for place in validation.parts[0].places:
+        idx, targets = validation.parts[0].windows.read([place])
+        with torch.no_grad():
+            costs = -model(idx)[0].double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+        nats, size = nats + costs[targets < 256].sum().item(), size + int((targets < 256).sum())
+    assert size < validation.samples * 32
+    assert found == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+    assert validation.text_bits_per_byte(model, lambda: True) is None
+
+
 def test_samples_are_written_at_their_interval_and_at_the_end(evaluated_run):
     run_dir, process = evaluated_run
     samples = list(read_jsonl(run_dir.samples))
@@ -195,10 +245,12 @@ def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
 def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     run_dir, _ = evaluated_run
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
-    two_ranks = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag)
+    two_ranks = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag, **core(tmp_path))
     assert train(two_ranks).returncode == 0
     single, double = read_json(run_dir.result), read_json(two_ranks.result)
     assert single["hellaswag_accuracy"] == double["hellaswag_accuracy"]
+    assert single["core_metric"] == double["core_metric"]
+    assert double["text_bits_per_byte"] == pytest.approx(single["text_bits_per_byte"], rel=1e-4)
     assert double["final_bits_per_byte"] == pytest.approx(single["final_bits_per_byte"], rel=1e-4)
 
 
@@ -219,18 +271,20 @@ def test_the_bytes_of_a_window_are_those_of_its_targets(tmp_path):
 
 def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path):
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
-    config = config_of(tmp_path, block_size=64, **hellaswag)
+    config = config_of(tmp_path, block_size=64, vocab_size=257, **hellaswag, **core(tmp_path))
     judges = []
     for attempt in (1, 2):
         log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
         log.begin(config, WORLD, 1)
-        judges.append(Benchmarks(config, WORLD, log))
+        judges.append(Benchmarks(config, WORLD, log, Validation(config, WORLD)))
     first, second = judges
     first.measure(10, GPT(config.shape))
     assert first.log.hellaswag_score.examples == 5
     assert second.due(10)
     second.load_state_dict(first.state_dict())
     assert second.log.hellaswag_score == first.log.hellaswag_score
+    assert second.log.core_score == first.log.core_score is not None
+    assert second.log.text_bits_per_byte == first.log.text_bits_per_byte is not None
     assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
 
 
@@ -239,7 +293,7 @@ def test_a_benchmark_that_is_asked_to_stop_leaves_its_step_to_the_next_attempt(t
     config = config_of(tmp_path, block_size=64, **hellaswag)
     log = RunLog(RunDir(tmp_path), "id", 1, main=True)
     log.begin(config, WORLD, 1)
-    judge = Benchmarks(config, WORLD, log)
+    judge = Benchmarks(config, WORLD, log, Validation(config, WORLD))
     judge.measure(10, GPT(config.shape), lambda: True)
     assert log.hellaswag_score is None
     assert judge.due(10)

@@ -49,12 +49,27 @@ def test_loss_logits_and_gradients_equal_the_public_code(name, path, monkeypatch
     assert set(found) == set(numbers["gradients"])
     for parameter, wanted in numbers["gradients"].items():
         gradient = found[parameter].reshape(-1)
-        # A single number is a sum of 70,000 terms that cancel: with other kernels than the public code's, its last
-        # digits differ by up to 1.4e-5 (measured).
-        tolerance = 2 * TOLERANCE if path == "matmul" and gradient.numel() == 1 else TOLERANCE
+        # A single number is a sum of 70,000 terms that cancel. The public one is up to 3.8e-5 from its value in 64
+        # bits, ours up to 1.1e-4, and both depend on the CPU (measured).
+        tolerance = 20 * TOLERANCE if gradient.numel() == 1 else TOLERANCE
         for place, value in zip(wanted["at"], wanted["values"], strict=True):
             assert abs(gradient[place].item() - value) < tolerance * wanted["max"], parameter
         assert gradient.double().norm().item() == pytest.approx(wanted["l2"], rel=tolerance)
+
+
+@pytest.mark.parametrize("name", public.VARIANTS)
+def test_gradients_in_64_bits_are_near_the_public_ones_of_32_bits(name):
+    """The same on every CPU, so a wrong term would show in single numbers, too."""
+    numbers = public.read(name)
+    model = public.model_of(numbers).double()
+
+    model(*public.batch(0, numbers))[1].backward()
+
+    found = {public.public_name(n): p.grad.reshape(-1) for n, p in model.named_parameters()}
+    for parameter, wanted in numbers["gradients"].items():
+        tolerance = 5 * TOLERANCE if found[parameter].numel() == 1 else TOLERANCE
+        for place, value in zip(wanted["at"], wanted["values"], strict=True):
+            assert abs(found[parameter][place].item() - value) < tolerance * wanted["max"], parameter
 
 
 def test_a_window_has_one_key_more_than_its_length():

@@ -15,7 +15,7 @@ from skips import require_program
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Variables of the Makefile that hold no text of a user, or hold it quoted.
-QUOTED = {"OURS", "PY", "Q", "KMATRIX", "QUIET_MAKE", "CORE"}
+QUOTED = {"OURS", "PY", "Q", "KMATRIX", "QUIET_MAKE", "CONTROL"}
 # Names that the Makefile uses or defines, those of make itself, and any other.
 NAMES = {
     *re.findall(r"\$\(([.\w]+)\)", MAKEFILE),
@@ -91,7 +91,7 @@ def test_a_value_is_one_word_whatever_its_name(tmp_path, values):
         f"x'; touch {ran}; '\"; touch {ran}; \"",
         f"x\n\ttouch {ran}\n'\ntouch {ran}\n",
     ]
-    assert {"Q", "PY", "CHOSEN", "CORE", "quote", ".SHELLFLAGS"} <= NAMES
+    assert {"Q", "PY", "CHOSEN", "CONTROL", "quote", ".SHELLFLAGS"} <= NAMES
     for name in sorted(NAMES):
         for value in hostile:
             if values == "command line":

@@ -75,7 +75,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
             "zero_stage": 0,
         },
         **{"dtype": "fp32", "tf32": True, "flash_attention": True, "compile": False, "cpu_threads": 1},
-        **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "sample_interval": 0},
+        **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},
         **{"early_stopping_patience": 0, "nan_policy": "stop", "spike_zscore": 0.0, "oom_policy": "halve"},
         **{"stall_factor": 10.0, "stall_floor": 300, "profile": ""},

@@ -12,6 +12,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, environment_warnings, with_data
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import ConfigError, LaunchError, reason_of
+from kmatrix.experiment.benchmarks import fetch_benchmarks
 from kmatrix.experiment.cluster.data import large_data
 from kmatrix.experiment.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import (
@@ -175,7 +176,7 @@ def _epochs(config: RunConfig) -> str:
 
 
 def prepare(arguments: Arguments) -> int:
-    """Download and tokenize the data of every run of the matrix, and print their paths."""
+    """Download and tokenize the data of every run of the matrix, and its benchmarks; print the paths of the data."""
     made = _plan(arguments)
     fields = [config.train for config in made.configs.values()]
     data_dir = made.data_dir
@@ -185,6 +186,7 @@ def prepare(arguments: Arguments) -> int:
         raise LaunchError(
             f"cannot make DATA_DIR={data_dir}", why=reason_of(error), hint="choose a writable directory"
         ) from None
+    fetch_benchmarks(fields, data_dir, ROOT)
     if made.config.engine == SLURM and (large := large_data(data_dir, fields)):
         from kmatrix.cli.running.data import prepare_in_job
 

@@ -6,14 +6,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kmatrix.config import RunConfig, cpu_threads, environment
-from kmatrix.errors import DataError, LaunchError, is_full, reason_of
+from kmatrix.errors import LaunchError, is_full, reason_of
+from kmatrix.experiment.benchmarks import benchmark_files
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
@@ -33,7 +34,6 @@ from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking, VerdictRules
-from kmatrix.records.train_config import TrainConfig
 from kmatrix.redaction import redact
 from kmatrix.runner.cluster import new_engine
 from kmatrix.runner.signature import matrix_identity, sign
@@ -337,20 +337,3 @@ def train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
         **initial_fields(made_from.initial, config.train),
         "data_shards": data.shards if data else 0,
     }
-
-
-def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
-    """Return the fields that hold paths of benchmark data, made absolute. Relative ones start at DATA_DIR."""
-    text = train.hellaswag
-    return {"hellaswag": str((data_dir / Path(text).expanduser()).resolve()) if text else ""}
-
-
-def check_benchmark_files(runs: Iterable[TrainConfig], data_dir: Path) -> None:
-    """Raise DataError if the benchmark data of a run are missing."""
-    for path in dict.fromkeys(benchmark_files(train, data_dir)["hellaswag"] for train in runs):
-        if path and not Path(path).is_file():
-            raise DataError(
-                f"HELLASWAG: {path} not found",
-                why="relative names start at DATA_DIR",
-                hint='fetch hellaswag_val.jsonl of the data set (docs/evaluation.md), or pass HELLASWAG=""',
-            )

@@ -10,9 +10,10 @@ from pathlib import Path
 from kmatrix.config import Config, RunConfig, with_data
 from kmatrix.engines.schedulers import settings_of
 from kmatrix.errors import LaunchError
+from kmatrix.experiment.benchmarks import fetch_benchmarks
 from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.configure import OnMessage, ignore
-from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
+from kmatrix.experiment.create import Creation, RunText, check_place, create
 from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data, run_tokens
 from kmatrix.experiment.initial import check_fit
 from kmatrix.experiment.length.resolve import Measuring, resolve_lengths
@@ -125,7 +126,7 @@ def prepared(
     checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
     check_place(results_dir, checkpoint_dir)
     runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
-    check_benchmark_files(runnable, plan.data_dir)
+    fetch_benchmarks(runnable, plan.data_dir, ROOT)
     if plan.config.engine == SLURM:
         refuse_large_data(plan.data_dir, runnable, shards)
     data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)

@@ -18,6 +18,7 @@ from kmatrix.config import (
     read_run,
 )
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.benchmarks import forecast_benchmarks
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
@@ -288,6 +289,7 @@ def _plan(
         _refuse_nodes(control.engine, kinds)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
+    notes, warnings = forecast_benchmarks((kind.config.train for kind in kinds.values()), data_dir)
     # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
     return Plan(
@@ -300,9 +302,9 @@ def _plan(
         gpus=found,
         nodes=nodes,
         notes=(*matrix.notes, *there.notes),
-        data_notes=tuple(data_notes),
+        data_notes=(*data_notes, *notes),
         warnings=tuple(dict.fromkeys([*warned, *(text for kind in kinds.values() for text in kind.warnings)])),
-        data_warnings=tuple(data_warnings),
+        data_warnings=(*data_warnings, *warnings),
         equal_by=equal_by,
         equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
         overrides=words,

@@ -32,7 +32,7 @@ STEPS = 2  # in the second step, the optimizer states are allocated
 
 TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, and what it saves
     **{"max_iters": STEPS, "warmup_steps": 0, "warmup_fraction": None, "log_interval": 1, "eval_interval": STEPS},
-    **{"hellaswag": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
+    **{"hellaswag": "", "core": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
     "length_from": "",
     **{"save_checkpoint": False, "save_best": False, "checkpoint_interval": 0},
     **{"checkpoint_minutes": 0.0, "keep_weights_every": 0},

@@ -87,6 +87,11 @@ class RunDir:
         return self.path / "samples.jsonl"
 
     @property
+    def core(self) -> Path:
+        """The scores of CORE, a line per measurement."""
+        return self.path / "core.jsonl"
+
+    @property
     def phases(self) -> Path:
         """Return the file of the phases without training: phase, step, begin, end (Unix seconds)."""
         return self.path / "phases.jsonl"

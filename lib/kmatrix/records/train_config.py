@@ -57,6 +57,7 @@ ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": Non
 ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
 ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
 ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": "", "data_layout": "flat"}
+ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
@@ -316,6 +317,9 @@ class TrainConfig(TrainFields):
     hellaswag: str  # path of hellaswag_val.jsonl; "": not measured
     hellaswag_interval: int | None  # steps; 0: at the end only
     hellaswag_examples: int | None  # 0: all
+    core: str  # path of eval_bundle.zip; "": not measured
+    core_interval: int | None  # steps; 0: at the end only
+    core_examples: int | None  # of each task; 0: all
     sample_interval: int  # steps; 0: no sample texts
     sample_prompt: str | None
     sample_tokens: int | None

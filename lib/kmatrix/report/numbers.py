@@ -89,6 +89,9 @@ class RunNumbers:
     bytes_per_token: float | None = None  # UTF-8 bytes of text per validation target
     hellaswag_accuracy: float | None = None  # 0 to 1
     hellaswag_accuracy_norm: float | None = None  # 0 to 1
+    core_metric: float | None = None  # 0: guessing, 1: all correct
+    core_standard_error: float | None = None  # from the number of examples alone
+    text_bits_per_byte: float | None = None  # of validation text, without ends of documents, as nanochat counts
     final_train_loss: float | None = None  # nats/token
     tokens: int | None = None  # trained on so far
     tokens_per_second: float | None = None  # steady state: evaluations, checkpoints and the first steps excluded

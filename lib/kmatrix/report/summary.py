@@ -55,6 +55,10 @@ NO_BREAK = "\0"  # stands for a space that textwrap must not break
 TAIL_LINES = 6  # shown of a failed run's log
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
+CORE_NOISE = (
+    "CORE: runs that differ by chance alone vary by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
+    "configurations are ranked by their losses"
+)
 LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
 MAX_DEVICES = 256  # rows of the table of nodes; results.json has all
@@ -358,22 +362,27 @@ def _scaling_section(scalings: Sequence[Scaling]) -> Section:
 
 
 def _benchmarks(runs: Sequence[RunNumbers]) -> list[str]:
-    """Return a table of the runs with bits per byte or HellaSwag; empty if there are none."""
+    """Return a table of the runs with bits per byte, HellaSwag or CORE; empty if there are none."""
     with_bits = any(run.bits_per_byte is not None for run in runs)
     with_hellaswag = any(run.hellaswag_accuracy is not None for run in runs)
+    with_core = any(run.core_metric is not None for run in runs)
     rows = []
     for run in runs:
-        if run.bits_per_byte is None and run.hellaswag_accuracy is None:
+        if run.bits_per_byte is run.hellaswag_accuracy is run.core_metric is None:
             continue
         row = [run.name, run.tokenizer or UNKNOWN]
         if with_bits:
             row += [_decimal(run.bits_per_byte, 4) + ("" if run.counts else "*"), _decimal(run.bytes_per_token, 2)]
         if with_hellaswag:
             row += [_decimal(run.hellaswag_accuracy, 4), _decimal(run.hellaswag_accuracy_norm, 4)]
+        if with_core:
+            row += [_decimal(run.core_metric, 4), _decimal(run.core_standard_error, 4)]
         rows.append(row)
     titles = ["run", "tokenizer", *(["bits/byte", "bytes/token"] if with_bits else [])]
     titles += ["HellaSwag", "normalized"] if with_hellaswag else []
-    return table(columns(titles, (0, 1)), rows, WIDTH, rule=True) if rows else []
+    titles += ["CORE", "std. error"] if with_core else []
+    lines = table(columns(titles, (0, 1)), rows, WIDTH, rule=True) if rows else []
+    return [*lines, *wrap(CORE_NOISE)] if with_core else lines
 
 
 def _decimal(value: float | None, places: int) -> str:

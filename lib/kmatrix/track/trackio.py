@@ -33,7 +33,8 @@ REMOTE = ("TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID", "SPACE_REPO_NAME")  # enabl
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})  # stored as __time etc.
 # The charts of the page, from its top; by default it begins with the metrics without a slash.
 PLOT_ORDER = (
-    *("train/loss", "val/loss", "train/*", "val/*", "hellaswag/*", "grad/*", "throughput/*"),
+    *("train/loss", "val/loss", "train/*", "val/*", "hellaswag/*"),
+    *("core/metric", "core/*", "grad/*", "throughput/*"),
     *("sparsity", "tokens", "elapsed_s", "attempt"),
 )
 

@@ -51,7 +51,7 @@ QUIET_SERVICE = {  # environment of W&B's package and service: no output, no err
 
 # Metrics whose summary is the best value instead of the last one.
 CHOICES: dict[str, Callable[[float, float], float]] = {"min": min, "max": max}
-SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}
+SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max", "core/metric": "max"}
 # What W&B shows as failed, and as killed: its package reports Ctrl+C as 255 (wandb/sdk/lib/exit_hooks.py).
 EXIT_CODES = {Status.FAILED: 1, Status.STOPPED: 255}
 AXES = ("tokens", "elapsed_s")  # x axes of charts, in addition to the step

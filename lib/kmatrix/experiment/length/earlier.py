@@ -22,12 +22,15 @@ Key = tuple[tuple[str, Any], ...]
 # Fields that do not change the time of a step, of the set-up or of an evaluation: where files are, how often the run is
 # saved and evaluated, and what it may cost.
 _PLACES = ("data_path", "data_sha256", "data_shards", "init_from", "init_sha256", "length_from")
-_OFTEN = ("eval_interval", "hellaswag_interval", "sample_interval", "checkpoint_interval", "checkpoint_minutes")
+_OFTEN = (
+    *("eval_interval", "hellaswag_interval", "core_interval", "sample_interval"),
+    *("checkpoint_interval", "checkpoint_minutes"),
+)
 _SAVED = ("save_checkpoint", "save_best", "keep_weights_every")
 _STOPS = ("machine_hour_price", "early_stopping_patience", "stall_factor", "stall_floor", "profile")
 _LENGTH = ("max_iters", "warmup_steps", "warmup_fraction", "max_time", "max_cost", "max_tokens", "max_epochs")
 NOT_SPEED = frozenset(NUMBERS) | {*_PLACES, *_OFTEN, *_SAVED, *_STOPS, *_LENGTH, "tokens_per_param"}
-assert set(TRIAL) - NOT_SPEED <= {"hellaswag", "log_interval"}  # these two change what a step or the end costs
+assert set(TRIAL) - NOT_SPEED <= {"hellaswag", "core", "log_interval"}  # these change what a step or the end costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Pace:
     overhead_s: float  # launch, set-up, warm-up and end: whatever the number of steps
     step_s: float  # mean of the steady steps
     evaluation_s: float = 0.0
-    benchmark_s: float = 0.0  # HellaSwag and sample texts at one step
+    benchmark_s: float = 0.0  # HellaSwag, CORE and sample texts at one step
     checkpoint_s: float = 0.0  # that training waits for a checkpoint which is not the last one
     final_s: float = 0.0  # of the last checkpoint, which is waited for
 
@@ -62,7 +62,7 @@ class Pace:
 
 def _benchmarks(train: TrainConfig, steps: int) -> int:
     """Return how often benchmarks run before the end of a run."""
-    intervals = [every for every in (train.hellaswag_interval, train.sample_interval) if every]
+    intervals = [every for every in (train.hellaswag_interval, train.core_interval, train.sample_interval) if every]
     return sum((steps - 1) // every + 1 for every in intervals)
 
 

@@ -242,10 +242,9 @@ def calibration_config(config: RunConfig, budget: float) -> RunConfig:
         **{"eval_interval": FOREVER, "checkpoint_interval": 0, "keep_every": 0, "keep_weights_every": 0},
         "checkpoint_minutes": seconds / 240 if saves else 0.0,  # about two, apart from the last one
     }
-    if train.hellaswag_interval:
-        changes["hellaswag_interval"] = FOREVER
-    if train.sample_interval:
-        changes["sample_interval"] = FOREVER
+    for interval in ("hellaswag_interval", "core_interval", "sample_interval"):
+        if getattr(train, interval):
+            changes[interval] = FOREVER
     if train.pruning != "none":
         changes |= {"pruning_warmup": 0.0, "pruning_ramp_end": 1.0}
     return replace(config, train=replace(train, **changes))

@@ -43,6 +43,7 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
     *("attempt", "data_sha256", "steps", "max_iters", "global_batch", "block_size", "eval_samples", "planned_tokens"),
     *("warmup_share", "initial_val_loss", "final_val_loss", "last_val_step", "best_val_loss", "best_val_step"),
     *("tokenizer", "bytes_per_token", "bits_per_byte", "hellaswag_accuracy", "hellaswag_accuracy_norm"),
+    *("core_metric", "core_standard_error", "text_bits_per_byte"),
     *("final_train_loss", "perplexity", "tokens", "tokens_per_second", "mfu", "step_ms", "seconds"),
     *("wall_s", "gpu_hours", "dollars"),
     *("peak_memory_mib", "params", "ended", "evidence", "log"),

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from gpt2.benchmarks.costs import token_losses
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.model.precision import autocast
@@ -80,12 +80,6 @@ class HellaSwag:
         if examples != self.examples:
             return None
         return Score(accuracy=correct / examples, accuracy_norm=correct_norm / examples, examples=int(examples))
-
-
-def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of each target, in nats: (R, T), from logits (R, T, V) and targets (R, T)."""
-    # cross_entropy expects the classes in dimension 1: (R, V, T)
-    return functional.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
 
 
 def count_correct(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
+from gpt2.benchmarks.hellaswag import Example, HellaSwag, read, rows
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
-from gpt2.hellaswag import Example, HellaSwag, read, rows
 from gpt2.model.gpt2 import GPT
 from hellaswag_files import LINES, binary, jsonl
 from kmatrix.errors import DataError

@@ -1,0 +1,1 @@
+"""Benchmarks of a model by the answers that it finds most probable: HellaSwag and CORE."""

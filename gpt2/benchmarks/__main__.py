@@ -1,0 +1,40 @@
+"""Download the files of benchmarks unless they are there; progress to stderr.
+
+python -m gpt2.benchmarks hellaswag core --data-dir data
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpt2.benchmarks.published import PUBLISHED, fetch_published
+from kmatrix.errors import DataError, KmatrixError, reason_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gpt2.benchmarks", description="Download benchmarks.")
+    parser.add_argument("names", nargs="+", choices=tuple(PUBLISHED), metavar="NAME", help=", ".join(PUBLISHED))
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder of datasets")
+    args = parser.parse_args(argv)
+    data_dir = args.data_dir.absolute()
+    try:
+        for name in args.names:
+            fetch_published(name, data_dir)
+    except KmatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # of DATA_DIR, such as a full or read-only disk: the user's, so no traceback
+        what = f"cannot use {error.filename or data_dir}"
+        print(f"error: {DataError(what, why=reason_of(error), hint='check DATA_DIR')}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: a partial download is kept and continues", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Read the tasks of CORE: a zip file or folder with core.yaml, eval_meta_data.csv and eval_data/*.jsonl.
+
+The format is that of nanochat's scripts/base_eval.py, which has the tasks of DCLM (Li et al. 2024, arXiv:2406.11794).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import DataError
+from kmatrix.text import plural
+
+TASKS, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
+FOLDER = "eval_bundle"  # of the published zip file
+ORDER_SEED = 1337  # the lines of a task are shuffled before they are cut
+LABEL = re.compile(r"[\w.-]{1,100}")  # a label becomes the name of a metric
+BUNDLE_ERRORS = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+HINT = "use the published file: remove this one, and it is downloaded again (docs/evaluation.md)"
+
+
+class Kind(StrEnum):
+    """How a question is answered; the values of `icl_task_type`."""
+
+    CHOICE = "multiple_choice"  # one context, several continuations
+    SCHEMA = "schema"  # several contexts, one continuation
+    EXACT = "language_modeling"  # each token of the continuation has to be the most probable one
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A line of a task: all of its texts, each with its continuation, and which one is correct."""
+
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]  # as many
+    correct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreTask:
+    """One task of CORE."""
+
+    label: str
+    kind: Kind
+    shots: int  # examples that are shown before the question
+    delimiter: str  # between context and continuation
+    baseline: float  # accuracy of guessing, 0 to 1
+    items: tuple[Item, ...]  # in the order in which they are numbered
+
+
+Place = Path | zipfile.Path
+
+
+def read_tasks(path: Path, most: int = 0) -> list[CoreTask]:
+    """Return the tasks of a bundle. most: examples of a task, 0: all.
+
+    Raises DataError if a file is missing or damaged.
+    """
+    try:
+        root: Place = path if path.is_dir() else zipfile.Path(zipfile.ZipFile(path))
+        root = root / FOLDER if (root / FOLDER).is_dir() else root
+        tasks, baselines = _tasks(_text(root, TASKS)), _baselines(_text(root, BASELINES))
+        return [_task(root, task, baselines, most) for task in tasks]
+    except DataError as error:
+        raise DataError(f"{path}: {error.what}", why=error.why, hint=error.hint or HINT) from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, *BUNDLE_ERRORS) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise DataError(f"{path} cannot be read", why=why or str(error) or type(error).__name__, hint=HINT) from None
+
+
+def _text(root: Place, name: str) -> str:
+    place = root.joinpath(*name.split("/"))
+    if not place.is_file():
+        raise DataError(f"it has no {name}")
+    return place.read_text(encoding="utf-8")
+
+
+def _tasks(text: str) -> list[Mapping[str, Any]]:
+    import yaml  # here, because runs without CORE need not have it
+
+    try:
+        tasks = yaml.safe_load(text)["icl_tasks"]
+        found: list[Mapping[str, Any]] = [{**task} for task in tasks]
+    except (yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{TASKS} is not a list of tasks", why=" ".join(str(error).split())) from None
+    if not found:
+        raise DataError(f"{TASKS} has no tasks")
+    return found
+
+
+def _baselines(text: str) -> dict[str, float]:
+    """Return the accuracy of guessing for each task, 0 to 1; the file has percents."""
+    try:
+        return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(text.splitlines())}
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        why = f"expected the columns Eval Task and Random baseline: {type(error).__name__}: {error}"
+        raise DataError(f"{BASELINES} has no baselines", why=why) from None
+
+
+def _task(root: Place, task: Mapping[str, Any], baselines: Mapping[str, float], most: int) -> CoreTask:
+    try:
+        label, name, shots = str(task["label"]), str(task["dataset_uri"]), int(task["num_fewshot"][0])
+        kind, delimiter = Kind(task["icl_task_type"]), str(task.get("continuation_delimiter", " "))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{TASKS} has an incomplete task", why=f"{type(error).__name__}: {error}") from None
+    if not LABEL.fullmatch(label) or shots < 0:
+        raise DataError(f"{TASKS}: {label!r} is not the label of a task", why="expected letters, digits, _ and -")
+    if label not in baselines or not 0 <= baselines[label] < 1:
+        raise DataError(f"{BASELINES} has no baseline of {label}", why="expected 0 to less than 100 percent")
+    if name.startswith("/") or ".." in name.split("/"):
+        raise DataError(f"{TASKS}: {name!r} of {label} is outside {DATA}")
+    items = _items(_text(root, f"{DATA}/{name}"), f"{DATA}/{name}", PARSERS[kind])
+    random.Random(ORDER_SEED).shuffle(items)
+    kept = items[: most or None]
+    if shots >= len(kept):
+        raise DataError(
+            f"{label} shows {plural(shots, 'other example')}, but {len(kept)} of {len(items)} are used",
+            hint="CORE_EXAMPLES=0 uses all of them" if most else "",
+        )
+    return CoreTask(
+        label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baselines[label], items=tuple(kept)
+    )
+
+
+def _items(text: str, name: str, parse: Callable[[Mapping[str, Any]], Item]) -> list[Item]:
+    items = []
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: texts may have other line ends
+        if not line.strip():
+            continue
+        try:
+            item = parse(json.loads(line))
+            if not 0 <= item.correct < len(item.contexts):
+                raise ValueError(f"gold is {item.correct}")
+            items.append(item)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise DataError(f"{name}:{number} is not an example of its task", why=why) from None
+    if not items:
+        raise DataError(f"{name} has no examples")
+    return items
+
+
+def _choice(line: Mapping[str, Any]) -> Item:
+    answers = tuple(_string(answer) for answer in line["choices"])
+    return Item((_string(line["query"]),) * len(answers), answers, int(line["gold"]))
+
+
+def _schema(line: Mapping[str, Any]) -> Item:
+    contexts = tuple(_string(context) for context in line["context_options"])
+    return Item(contexts, (_string(line["continuation"]),) * len(contexts), int(line["gold"]))
+
+
+def _exact(line: Mapping[str, Any]) -> Item:
+    return Item((_string(line["context"]).strip(),), (_string(line["continuation"]),), 0)
+
+
+def _string(value: Any) -> str:
+    """Return a text as jinja2, with which nanochat renders the prompts, shows it."""
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"expected a text, not {type(value).__name__}")
+    return str(value)
+
+
+PARSERS: dict[Kind, Callable[[Mapping[str, Any]], Item]] = {
+    Kind.CHOICE: _choice,
+    Kind.SCHEMA: _schema,
+    Kind.EXACT: _exact,
+}

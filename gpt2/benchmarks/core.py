@@ -1,0 +1,244 @@
+"""CORE (Li et al. 2024, arXiv:2406.11794) as nanochat's core_eval.py scores it: the mean of 22 centered accuracies.
+
+The rules are those of https://github.com/karpathy/nanochat, commit 92d63d4. Dimensions in comments: R rows, T tokens,
+E width, V vocabulary, N scored tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from gpt2.benchmarks.bundle import CoreTask, Kind, read_tasks
+from gpt2.benchmarks.published import is_published
+from gpt2.data.tokenizer import Tokenizer, load
+from gpt2.dist import World
+from gpt2.model.base import LanguageModel
+from gpt2.model.precision import autocast
+from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
+
+SHOTS_SEED = 1234  # plus the number of the example: which others are shown before it
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The rows of an example as tokens, with the part of each that is scored."""
+
+    rows: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[int, int], ...]  # first scored token, and the one after the last
+    correct: int
+    exact: bool  # the scored tokens have to be the most probable ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a model makes of a question."""
+
+    correct: bool
+    losses: tuple[float, ...]  # mean over the scored tokens of each row, nats/token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScore:
+    """The score of one task."""
+
+    label: str
+    accuracy: float  # 0 to 1
+    centered: float  # 0: as good as guessing, 1: all correct
+    examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreScore:
+    """The score of all tasks."""
+
+    core: float  # mean of the centered accuracies
+    standard_error: float  # from the number of examples alone: other examples of the same kind
+    tasks: tuple[TaskScore, ...]
+
+    @property
+    def examples(self) -> int:
+        return sum(task.examples for task in self.tasks)
+
+
+class Core:
+    """The tasks of one bundle. Rank r evaluates examples r, r + W, r + 2W, ... of each task."""
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        """Raise DataError if the bundle or the tokenizer cannot be used."""
+        self.config, self.world = config, world
+        path = Path(config.core)
+        self.tasks = read_tasks(path, config.core_examples or 0)
+        self.tokenizer = load(config.tokenizer, Path(config.data_path))
+        if self.tokenizer.vocab_size > config.vocab_size:
+            raise DataError(
+                f"CORE needs the {self.tokenizer.vocab_size} tokens of {config.tokenizer}",
+                why=f"the model has {config.vocab_size}",
+                hint='choose the tokenizer of the data, or pass CORE=""',
+            )
+        self.tokenizer.encode("")  # loads the vocabulary, or says now that it is missing
+        self.examples = sum(len(task.items) for task in self.tasks)
+        self.published = is_published("core", path) if world.main else True
+
+    @torch.no_grad()
+    def score(
+        self,
+        model: LanguageModel,
+        stopping: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int], object] = lambda _: None,
+    ) -> CoreScore | None:
+        """Return the score, the same on every rank; None if a rank was `stopping`.
+
+        model: not compiled, because its inputs vary in length.  on_progress: called with the examples done, of all
+        ranks.
+        """
+        counts = torch.zeros(len(self.tasks), 2, dtype=torch.float64, device=self.world.device)  # correct, examples
+        model.eval()
+        done = 0
+        for number, questions in self._groups():
+            if stopping():
+                break
+            answers = answer(model, questions, dtype=self.config.dtype, padding=self.tokenizer.end_of_document)
+            counts[number, 0] += sum(one.correct for one in answers)
+            counts[number, 1] += len(answers)
+            done += len(answers)
+            on_progress(min(done * self.world.size, self.examples))
+        model.train()
+        # As in Validation.loss: every rank gets here, and all see whether the sum is complete.
+        totals: list[list[float]] = self.world.sum(counts).tolist()
+        if any(total != len(task.items) for task, (_, total) in zip(self.tasks, totals, strict=True)):
+            return None
+        return core_score(self.tasks, [int(correct) for correct, _ in totals])
+
+    def _groups(self) -> Iterator[tuple[int, list[Question]]]:
+        """Yield the number of a task with some questions of it: together at most a training batch, but one at least."""
+        for number, task in enumerate(self.tasks):
+            group: list[Question] = []
+            for index in range(self.world.rank, len(task.items), self.world.size):
+                one = cropped(question(task, index, self.tokenizer), self.config.block_size)
+                if group and sum(len(other.rows) for other in group) + len(one.rows) > self.config.batch_size:
+                    yield number, group
+                    group = []
+                group.append(one)
+            if group:
+                yield number, group
+
+
+def core_score(tasks: Sequence[CoreTask], correct: Sequence[int]) -> CoreScore:
+    """Return the score from the number of correct answers of each task.
+
+    centered = (accuracy - baseline) / (1 - baseline). The standard error is that of a mean of independent binomials.
+    """
+    scores, variance = [], 0.0
+    for task, number in zip(tasks, correct, strict=True):
+        size, room = len(task.items), 1 - task.baseline
+        accuracy = number / size
+        variance += accuracy * (1 - accuracy) / size / room**2
+        scores.append(
+            TaskScore(label=task.label, accuracy=accuracy, centered=(accuracy - task.baseline) / room, examples=size)
+        )
+    mean = math.fsum(score.centered for score in scores) / len(scores)
+    return CoreScore(core=mean, standard_error=math.sqrt(variance) / len(scores), tasks=tuple(scores))
+
+
+def shown(task: CoreTask, index: int) -> list[int]:
+    """Return the numbers of the examples that are shown before one."""
+    others = [number for number in range(len(task.items)) if number != index]
+    return random.Random(SHOTS_SEED + index).sample(others, task.shots)
+
+
+def prompts(task: CoreTask, index: int) -> list[str]:
+    """Return the texts of an example; of a task with exact answers first the text without the continuation."""
+    before = ""
+    for number in shown(task, index):
+        other = task.items[number]
+        before += f"{other.contexts[other.correct]}{task.delimiter}{other.continuations[other.correct]}\n\n"
+    item = task.items[index]
+    texts = [
+        f"{before}{context}{task.delimiter}{continuation}"
+        for context, continuation in zip(item.contexts, item.continuations, strict=True)
+    ]
+    # Without white space at its end, which a tokenizer would join with the continuation.
+    return [f"{before}{item.contexts[0]}{task.delimiter}".strip(), *texts] if task.kind is Kind.EXACT else texts
+
+
+def question(task: CoreTask, index: int, tokenizer: Tokenizer) -> Question:
+    """Return an example as tokens, after an end of document.
+
+    Scored is what differs: the tokens after the common beginning, or of a schema the common end.
+    """
+    begin = (tokenizer.end_of_document,)
+    rows = [begin + tuple(int(token) for token in tokenizer.encode(text)) for text in prompts(task, index)]
+    if task.kind is Kind.SCHEMA:
+        common = common_length([row[::-1] for row in rows])
+        spans = [(len(row) - common, len(row)) for row in rows]
+    else:
+        common = common_length(rows)
+        spans = [(common, len(row)) for row in rows]
+    if task.kind is Kind.EXACT:
+        rows, spans = rows[1:], spans[1:]
+    return Question(tuple(rows), tuple(spans), task.items[index].correct, exact=task.kind is Kind.EXACT)
+
+
+def common_length(rows: Sequence[tuple[int, ...]]) -> int:
+    """Return the number of tokens with which all rows begin."""
+    columns = zip(*rows, strict=False)
+    return next((n for n, column in enumerate(columns) if len(set(column)) > 1), min(len(row) for row in rows))
+
+
+def cropped(one: Question, block_size: int) -> Question:
+    """Return a question whose rows fit into the context: a longer one loses its beginning."""
+    if max(len(row) for row in one.rows) <= block_size:
+        return one
+    cuts = [max(0, len(row) - block_size) for row in one.rows]
+    return Question(
+        rows=tuple(row[cut:] for row, cut in zip(one.rows, cuts, strict=True)),
+        spans=tuple((max(0, first - cut), end - cut) for (first, end), cut in zip(one.spans, cuts, strict=True)),
+        correct=one.correct,
+        exact=one.exact,
+    )
+
+
+@torch.no_grad()
+def answer(model: LanguageModel, questions: Sequence[Question], *, dtype: str, padding: int) -> list[Answer]:
+    """Return the answers of a model in evaluation mode.
+
+    dtype: fp32 or bf16.  padding: token after the end of a row, which earlier ones cannot attend to.
+    """
+    rows = [row for one in questions for row in one.rows]
+    spans = [span for one in questions for span in one.spans]
+    idx = torch.full((len(rows), max(len(row) for row in rows)), padding, dtype=torch.long)  # (R, T)
+    for number, row in enumerate(rows):
+        idx[number, : len(row)] = torch.tensor(row)
+    # A token is predicted at the one before it, so the first of a row has no cost.
+    places = [(number, at - 1) for number, (first, end) in enumerate(spans) for at in range(max(1, first), end)]
+    numbers = torch.tensor([number for number, _ in places], dtype=torch.long)  # (N,)
+    columns = torch.tensor([column for _, column in places], dtype=torch.long)  # (N,)
+    device = model.wte.weight.device
+    with autocast(device.type, dtype):
+        x = model.residual_stream(idx.to(device))  # (R, T, E)
+        # Only of the scored tokens: the logits of all would be the largest tensor, many times over.
+        logits = model.logits(x[numbers.to(device), columns.to(device)]).float()  # (N, V)
+    targets = idx[numbers, columns + 1].to(device)  # (N,)
+    losses = functional.cross_entropy(logits, targets, reduction="none").tolist()
+    hits = (logits.argmax(-1) == targets).tolist()
+
+    answers, at = [], 0
+    for one in questions:
+        means, exact = [], True
+        for first, end in one.spans:
+            size = end - max(1, first)
+            # Two equal answers have nothing to score: as in the public code, which compares with nan, the first wins.
+            means.append(math.fsum(losses[at : at + size]) / size if size > 0 else math.nan)
+            exact = exact and all(hits[at : at + size])
+            at += max(0, size)
+        best = means.index(min(means))
+        answers.append(Answer(correct=exact if one.exact else best == one.correct, losses=tuple(means)))
+    return answers

@@ -1,0 +1,78 @@
+"""The files of HellaSwag and CORE: where they are, and their download if they are the published ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from kmatrix.errors import DataError
+from kmatrix.records.paths import program_environment
+from kmatrix.records.train_config import TrainConfig
+
+# Field -> name in DATA_DIR of the published file, which gpt2.benchmarks downloads.
+PUBLISHED = {"hellaswag": "hellaswag_val.jsonl", "core": "eval_bundle.zip"}
+
+
+def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
+    """Return the fields that hold paths of benchmarks, made absolute. Relative ones start at DATA_DIR."""
+    return {
+        field: str((data_dir / Path(text).expanduser()).resolve()) if (text := getattr(train, field)) else ""
+        for field in PUBLISHED
+    }
+
+
+def missing_files(runs: Iterable[TrainConfig], data_dir: Path) -> list[tuple[str, Path]]:
+    """Return the field and path of each benchmark that runs ask for and that does not exist."""
+    wanted = dict.fromkeys(item for train in runs for item in benchmark_files(train, data_dir).items() if item[1])
+    return [(field, Path(path)) for field, path in wanted if not Path(path).exists()]
+
+
+def is_published(field: str, path: Path, data_dir: Path) -> bool:
+    """Return whether a missing file is one that can be downloaded."""
+    return path == (data_dir / PUBLISHED[field]).resolve()
+
+
+def forecast_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> tuple[list[str], list[str]]:
+    """Return notes and warnings about benchmarks of a plan whose files are not there."""
+    notes, warnings = [], []
+    for field, path in missing_files(runs, data_dir):
+        if is_published(field, path, data_dir):
+            notes.append(f"{field.upper()}: {path.name} is downloaded into DATA_DIR before the first run")
+        else:
+            warnings.append(f"{field.upper()}: {path} not found")
+    return notes, warnings
+
+
+def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path, root: Path) -> None:
+    """Download the published benchmarks that runs ask for and that are missing.
+
+    Raises DataError if another file is missing, or a download fails; gpt2.benchmarks has printed the reason.
+    """
+    missing = missing_files(runs, data_dir)
+    for field, path in missing:
+        if not is_published(field, path, data_dir):
+            hint = (
+                f'{field.upper()}={PUBLISHED[field]} downloads the published file, {field.upper()}="" measures nothing'
+            )
+            raise DataError(f"{field.upper()}: {path} not found", why="relative names start at DATA_DIR", hint=hint)
+    if not missing:
+        return
+    # stderr is the terminal, for the progress and for errors.
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt2.benchmarks", *(field for field, _ in missing), f"--data-dir={data_dir}"],
+        cwd=root,
+        env=program_environment(root),
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode == 130:  # Ctrl+C, which the terminal sends to both processes
+        raise KeyboardInterrupt
+    if done.returncode:
+        names = " and ".join(PUBLISHED[field] for field, _ in missing)
+        raise DataError(
+            f"cannot download {names}",
+            why="see the message above",
+            hint="docs/evaluation.md describes the benchmarks and their files",
+        )

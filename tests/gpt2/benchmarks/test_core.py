@@ -1,0 +1,190 @@
+"""CORE equals nanochat's scores of the same model and examples; bits per byte equal its own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import nanochat_numbers as public
+from core_files import NUMBERS, bundle_files, write_zip
+from factories import make_data, train_fields
+from gpt2.benchmarks.bundle import read_tasks
+from gpt2.benchmarks.core import Core, answer, core_score, cropped, prompts, question, shown
+from gpt2.benchmarks.costs import text_costs, token_losses
+from gpt2.data.tokenizer import load
+from gpt2.dist import World
+from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
+from kmatrix.stats import bits_per_byte
+from models import _one_thread_and_default_precision  # noqa: F401  (a fixture for all)
+
+BYTES = load("byte")
+TOLERANCE = 1e-5  # relative to max(1, |x|)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return public.model_of({"config": NUMBERS["config"], "variant": "now"}).eval()
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return read_tasks(write_zip(tmp_path_factory.mktemp("core") / "bundle.zip"))
+
+
+def core_of(folder, rank=0, size=1, **overrides):
+    make_data(folder / "data")
+    path = folder / "bundle.zip"
+    if not path.exists():
+        write_zip(path)
+    defaults = {"core": str(path), "core_interval": 0, "core_examples": 0, "block_size": 1024, "vocab_size": 257}
+    fields = train_fields(folder / "data", "", **{**defaults, **overrides}) | {"tokenizer": "byte"}
+    return Core(TrainConfig(**fields), World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu")))
+
+
+def cases():
+    return [(label, index) for label, task in NUMBERS["tasks"].items() for index in range(len(task["examples"]))]
+
+
+@pytest.mark.parametrize(("label", "index"), cases())
+def test_prompts_spans_losses_and_answers_equal_the_public_code(model, tasks, label, index):
+    task = next(task for task in tasks if task.label == label)
+    wanted = NUMBERS["tasks"][label]["examples"][index]
+
+    assert shown(task, index) == wanted["fewshot"]
+    assert prompts(task, index) == wanted["prompts"]
+    one = question(task, index, BYTES)
+    assert one.spans == tuple(zip(wanted["start"], wanted["end"], strict=True))
+    (found,) = answer(model, [one], dtype="fp32", padding=256)
+    assert found.correct == wanted["correct"]
+    for loss, expected in zip(found.losses, wanted.get("mean_losses", ()), strict=False):
+        assert abs(loss - expected) < TOLERANCE * max(1, abs(expected))
+    if "mean_losses" in wanted:
+        assert len(found.losses) == len(wanted["mean_losses"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_the_score_equals_the_public_code_for_every_micro_batch(model, tmp_path, batch_size):
+    score = core_of(tmp_path, batch_size=batch_size).score(model)
+
+    assert score.core == pytest.approx(NUMBERS["core_metric"], abs=1e-7)
+    for task in score.tasks:
+        wanted = NUMBERS["tasks"][task.label]
+        assert task.accuracy == pytest.approx(wanted["accuracy"], abs=1e-7)
+        assert task.centered == pytest.approx(wanted["centered"], abs=1e-7)
+    assert model.training
+    model.eval()
+
+
+def test_ranks_share_the_examples_and_see_the_same_score(model, tmp_path):
+    parts = []
+    for rank in range(3):
+        core = core_of(tmp_path, rank, 3)
+        core.world = _Recorder(parts)
+        core.world.rank, core.world.size, core.world.device = rank, 3, torch.device("cpu")
+        core.score(model)
+    model.eval()
+
+    correct = sum(parts)[:, 0].tolist()
+    wanted = [sum(one["correct"] for one in task["examples"]) for task in NUMBERS["tasks"].values()]
+    assert correct == wanted
+    assert min(part[:, 1].sum() for part in parts) > 0
+
+
+class _Recorder:
+    """Keeps what a rank gives to the sum over all ranks."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def sum(self, counts):
+        self.parts.append(counts.clone())
+        return counts
+
+
+def test_a_stop_between_two_parts_ends_the_benchmark_without_a_score(model, tmp_path):
+    asked = iter([False, False, True])
+
+    assert core_of(tmp_path, batch_size=1).score(model, lambda: next(asked)) is None
+    model.eval()
+
+
+def test_progress_counts_the_examples_of_all_ranks(model, tmp_path):
+    seen = []
+
+    core = core_of(tmp_path, batch_size=8)
+    core.score(model, on_progress=seen.append)
+    model.eval()
+
+    assert seen == sorted(seen)
+    assert seen[-1] == core.examples == sum(len(task["examples"]) for task in NUMBERS["tasks"].values())
+
+
+def test_the_standard_error_is_that_of_a_mean_of_binomials(tasks):
+    correct = [3, 4, 2, 1, 2]
+
+    score = core_score(tasks, correct)
+
+    variance = 0.0
+    for task, number in zip(tasks, correct, strict=True):
+        accuracy = number / len(task.items)
+        variance += accuracy * (1 - accuracy) / len(task.items) / (1 - task.baseline) ** 2
+    assert score.standard_error == pytest.approx(math.sqrt(variance) / 5)
+    assert score.examples == 20
+
+
+def test_a_row_that_is_too_long_loses_its_beginning(model, tasks):
+    """As in the public code for models with a greatest length."""
+    task = next(task for task in tasks if task.label == "choices-3-shot")
+    whole = question(task, 0, BYTES)
+
+    one = cropped(whole, 16)
+
+    assert one.rows == tuple(row[-16:] for row in whole.rows)
+    assert [row[first:end] for row, (first, end) in zip(one.rows, one.spans, strict=True)] == [
+        row[first:end] for row, (first, end) in zip(whole.rows, whole.spans, strict=True)
+    ]
+    assert cropped(whole, 1000) is whole
+    # Even if only the end of an answer fits: its first token has no token before it, and no cost.
+    (found,) = answer(model, [cropped(whole, 2)], dtype="fp32", padding=256)
+    assert all(math.isfinite(loss) for loss in found.losses)
+
+
+def test_equal_answers_are_not_an_error(model, tmp_path):
+    files = bundle_files()
+    line = '{"query": "Water is", "choices": ["wet", "wet"], "gold": 0}\n'
+    files["eval_data/own/choices.jsonl"] = line * 3
+    tasks = read_tasks(write_zip(tmp_path / "equal.zip", files))
+
+    (found,) = answer(model, [question(tasks[0], 0, BYTES)], dtype="fp32", padding=256)
+
+    assert found.correct  # the first of equal ones, as in the public code
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    with pytest.raises(DataError, match="needs the 257 tokens of byte"):
+        core_of(tmp_path, vocab_size=97)
+
+
+def test_a_copy_of_another_bundle_is_not_called_the_published_one(tmp_path):
+    assert not core_of(tmp_path).published
+
+
+def test_bits_per_byte_equal_the_public_code():
+    numbers = public.read("bpb")
+    case = public.read("now-tiny")
+    model = public.model_of(case).eval()
+    sizes = torch.tensor(numbers["token_bytes"])
+    total = torch.zeros(2, dtype=torch.float64)
+    for step in range(numbers["batches"]):
+        idx, targets = public.batch(step, case)
+        with torch.no_grad():
+            losses = token_losses(model(idx)[0], targets)
+        if step == 1:
+            targets[:, 5:9] = -1
+        total += text_costs(losses, targets, sizes)
+
+    nats, size = total.tolist()
+    assert bits_per_byte(nats, size) == pytest.approx(numbers["bpb"], rel=TOLERANCE)
