@@ -282,12 +282,14 @@ class RunLog:
         values = {"core/metric": score.core, "core/standard_error": score.standard_error, **accuracies}
         self._metrics([], step, {**values, "val/text_bits_per_byte": bits})
         if self.main:
-            tasks = {task.label: {**asdict(task)} for task in score.tasks}
+            tasks = {task.label: asdict(task) for task in score.tasks}
+            for task in tasks.values():
+                del task["label"]
             line = {"time": time.time(), "step": step, "attempt": self.attempt, "core": score.core}
             append_jsonl(self.dir.core, {**line, "standard_error": score.standard_error, "tasks": tasks})
         text = "" if bits is None else f" | bpb of text {bits:.4f}"
         more = f"standard error {score.standard_error:.4f}, {count(score.examples)} examples"
-        self.say(f"Iter {step} | CORE {score.core:.4f} ({more}){text}")
+        self.say(f"Iter {step} | CORE {score.core:z.4f} ({more}){text}")
 
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:
         """Log sample texts of the weights after `step` updates, one line each."""

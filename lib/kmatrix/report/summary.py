@@ -386,7 +386,7 @@ def _benchmarks(runs: Sequence[RunNumbers]) -> list[str]:
 
 
 def _decimal(value: float | None, places: int) -> str:
-    return UNKNOWN if value is None else f"{value:.{places}f}"
+    return UNKNOWN if value is None else f"{value:z.{places}f}"
 
 
 def _origin(attempt: AttemptRecord, starts: Mapping[int, int]) -> str:
