@@ -56,7 +56,7 @@ TAIL_LINES = 6  # shown of a failed run's log
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
 CORE_NOISE = (
-    "CORE: runs that differ by chance alone vary by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
+    "CORE: equal runs of nanochat varied by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
     "configurations are ranked by their losses"
 )
 LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
