@@ -286,9 +286,11 @@ class RunLog:
             for task in tasks.values():
                 del task["label"]
             line = {"time": time.time(), "step": step, "attempt": self.attempt, "core": score.core}
-            append_jsonl(self.dir.core, {**line, "standard_error": score.standard_error, "tasks": tasks})
+            line |= {"standard_error": score.standard_error, "truncated": score.truncated}
+            append_jsonl(self.dir.core, {**line, "tasks": tasks})
         text = "" if bits is None else f" | bpb of text {bits:.4f}"
         more = f"standard error {score.standard_error:.4f}, {count(score.examples)} examples"
+        more += f", {count(score.truncated)} truncated" if score.truncated else ""
         self.say(f"Iter {step} | CORE {score.core:z.4f} ({more}){text}")
 
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:

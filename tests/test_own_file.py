@@ -95,7 +95,7 @@ ALLOWED = {
     "lib/kmatrix/own_file.py": {"open_file", "_replace_by_copy"},
     "lib/kmatrix/records/lock.py": {"_replace"},  # a new file
     "lib/kmatrix/records/files.py": {"own_copies"},  # a temporary file of `replacing`
-    "lib/kmatrix/redacted_log.py": {"writer"},  # a pipe
+    "lib/kmatrix/redaction/log.py": {"writer"},  # a pipe
     "lib/kmatrix/output.py": {"*"},  # /dev/null
     "lib/kmatrix/cli/commands.py": {"main"},  # /dev/null
     "lib/kmatrix/gpu/recorder/files.py": {"_write_csv", "_write_npz"},  # temporary files of `replacing`

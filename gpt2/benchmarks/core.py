@@ -35,6 +35,7 @@ class Question:
     spans: tuple[tuple[int, int], ...]  # first scored token, and the one after the last
     correct: int
     exact: bool  # the scored tokens have to be the most probable ones
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class CoreScore:
 
     core: float  # mean of the centered accuracies
     standard_error: float  # from the number of examples alone: other examples of the same kind
+    truncated: int  # examples that exceed the context
     tasks: tuple[TaskScore, ...]
 
     @property
@@ -99,7 +101,8 @@ class Core:
         model: not compiled, because its inputs vary in length.  on_progress: called with the examples done, of all
         ranks.
         """
-        counts = torch.zeros(len(self.tasks), 2, dtype=torch.float64, device=self.world.device)  # correct, examples
+        # Correct answers, examples, and those that were truncated
+        counts = torch.zeros(len(self.tasks), 3, dtype=torch.float64, device=self.world.device)
         model.eval()
         done = 0
         for number, questions in self._groups():
@@ -108,14 +111,16 @@ class Core:
             answers = answer(model, questions, dtype=self.config.dtype, padding=self.tokenizer.end_of_document)
             counts[number, 0] += sum(one.correct for one in answers)
             counts[number, 1] += len(answers)
+            counts[number, 2] += sum(one.truncated for one in questions)
             done += len(answers)
             on_progress(min(done * self.world.size, self.examples))
         model.train()
         # As in Validation.loss: every rank gets here, and all see whether the sum is complete.
         totals: list[list[float]] = self.world.sum(counts).tolist()
-        if any(total != len(task.items) for task, (_, total) in zip(self.tasks, totals, strict=True)):
+        if any(total != len(task.items) for task, (_, total, _) in zip(self.tasks, totals, strict=True)):
             return None
-        return core_score(self.tasks, [int(correct) for correct, _ in totals])
+        truncated = sum(int(number) for *_, number in totals)
+        return core_score(self.tasks, [int(correct) for correct, *_ in totals], truncated)
 
     def _groups(self) -> Iterator[tuple[int, list[Question]]]:
         """Yield the number of a task with some questions of it: together at most a training batch, but one at least."""
@@ -131,7 +136,7 @@ class Core:
                 yield number, group
 
 
-def core_score(tasks: Sequence[CoreTask], correct: Sequence[int]) -> CoreScore:
+def core_score(tasks: Sequence[CoreTask], correct: Sequence[int], truncated: int = 0) -> CoreScore:
     """Return the score from the number of correct answers of each task.
 
     centered = (accuracy - baseline) / (1 - baseline). The standard error is that of a mean of independent binomials.
@@ -145,7 +150,8 @@ def core_score(tasks: Sequence[CoreTask], correct: Sequence[int]) -> CoreScore:
             TaskScore(label=task.label, accuracy=accuracy, centered=(accuracy - task.baseline) / room, examples=size)
         )
     mean = math.fsum(score.centered for score in scores) / len(scores)
-    return CoreScore(core=mean, standard_error=math.sqrt(variance) / len(scores), tasks=tuple(scores))
+    error = math.sqrt(variance) / len(scores)
+    return CoreScore(core=mean, standard_error=error, truncated=truncated, tasks=tuple(scores))
 
 
 def shown(task: CoreTask, index: int) -> list[int]:
@@ -203,6 +209,7 @@ def cropped(one: Question, block_size: int) -> Question:
         spans=tuple((max(0, first - cut), end - cut) for (first, end), cut in zip(one.spans, cuts, strict=True)),
         correct=one.correct,
         exact=one.exact,
+        truncated=True,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kmatrix.key_forms import HIDDEN
+from kmatrix.redaction.forms import HIDDEN
 from kmatrix.track.wandb import keep_logs_private, publish_logs
 
 

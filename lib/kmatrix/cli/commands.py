@@ -22,7 +22,7 @@ from kmatrix.cli.output import plain_output
 from kmatrix.errors import PATHS_HINT, ConfigError, KmatrixError, damaged_files, is_full, path_problem, reason_of
 from kmatrix.output import Interrupted, OutputError, ending
 from kmatrix.paste import Invocation, called_as, called_with_folder, pasteable
-from kmatrix.redaction import is_key_name
+from kmatrix.redaction.redactor import is_key_name
 
 REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from kmatrix.cli.output import terminal_output
 from kmatrix.records.runs import Status
-from kmatrix.redacted_log import RedactedLog
+from kmatrix.redaction.log import RedactedLog
 from kmatrix.status.alerts import Alert, AlertKind, Severity, one_line
 from kmatrix.status.watch import RunProgress
 from kmatrix.text import ELLIPSIS, NAME_LEAST, count, duration, plural, printable, shortened

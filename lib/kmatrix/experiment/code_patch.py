@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kmatrix.key_forms import NAMED, SHELL, keys_of
-from kmatrix.redaction import Redactor, looks_random, redactor
+from kmatrix.redaction.forms import NAMED, SHELL, keys_of
+from kmatrix.redaction.redactor import Redactor, looks_random, redactor
 
 # Files that are never in a patch.
 SECRET_FILES = (

@@ -34,7 +34,7 @@ from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking, VerdictRules
-from kmatrix.redaction import redact
+from kmatrix.redaction.redactor import redact
 from kmatrix.runner.cluster import new_engine
 from kmatrix.runner.signature import matrix_identity, sign
 from kmatrix.status.disk_space import how_full, what_to_do

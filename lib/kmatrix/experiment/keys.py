@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kmatrix.kconfig.tree import Tree, is_text, key_error
-from kmatrix.redaction import redact, redactor
+from kmatrix.redaction.redactor import redact, redactor
 
 COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 

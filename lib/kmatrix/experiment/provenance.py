@@ -24,7 +24,7 @@ from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
 from kmatrix.plan.cpu import cpu_name
 from kmatrix.records.runs import Provenance
-from kmatrix.redaction import is_key, redactor
+from kmatrix.redaction.redactor import is_key, redactor
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
     *("torch", "numpy", "tiktoken", "pytorch_optimizer"),

@@ -18,7 +18,7 @@ from kmatrix.kconfig.ranges import values_of_range
 from kmatrix.records.jobs.forms import FORMS
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
-from kmatrix.redaction import SHORTEST, is_key, looks_random, named_keys, redactor
+from kmatrix.redaction.redactor import SHORTEST, is_key, looks_random, named_keys, redactor
 
 BOOLS = (kc.BOOL, kc.TRISTATE)  # without modules, a tristate is a bool
 MATRIX = "MATRIX_"  # prefix: MATRIX_X sweeps X

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from kmatrix.own_file import open_own, open_to_read, opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
 from kmatrix.records.disk import when_there_is_space
-from kmatrix.redaction import redact_json
+from kmatrix.redaction.redactor import redact_json
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
 from kmatrix.records.states import read_matrix_status
-from kmatrix.redacted_log import RedactedLog
+from kmatrix.redaction.log import RedactedLog
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
 from kmatrix.runner.signature import is_signed, matrix_identity

@@ -22,7 +22,7 @@ from kmatrix.records.runs import (
 )
 from kmatrix.records.states import EventLine, RankStateFile, first_rank_error, read_rank_errors
 from kmatrix.records.train_config import FORMER
-from kmatrix.redaction import redact
+from kmatrix.redaction.redactor import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.node_ends import (
     WORKER_FAILED,

@@ -18,7 +18,7 @@ from kmatrix.errors import LaunchError
 from kmatrix.paste import make_command
 from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import RunFile
-from kmatrix.redaction import netrc_files
+from kmatrix.redaction.redactor import netrc_files
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 

@@ -15,7 +15,7 @@ from kmatrix.own_file import opener
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.tracking import SyncState, read_track, write_track
-from kmatrix.redacted_log import RedactedLog
+from kmatrix.redaction.log import RedactedLog
 from kmatrix.status.state import RunPlan
 
 MOST_RESTARTS = 5  # of a tracker process that was killed

@@ -19,8 +19,8 @@ from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir, program_environment
 from kmatrix.records.runs import Status, Tracking
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
-from kmatrix.redacted_log import RedactedLog
-from kmatrix.redaction import redact
+from kmatrix.redaction.log import RedactedLog
+from kmatrix.redaction.redactor import redact
 from kmatrix.track.available import TITLES
 from kmatrix.track.wandb import WandbFiles
 

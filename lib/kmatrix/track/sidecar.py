@@ -18,7 +18,7 @@ from kmatrix.own_file import open_own
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
-from kmatrix.redaction import redact
+from kmatrix.redaction.redactor import redact
 from kmatrix.status.state import RUNG, RunState
 from kmatrix.status.status_file import recover_status
 from kmatrix.track.feed import FeedBatch, PointTail, RunFeed, TrackedAlert

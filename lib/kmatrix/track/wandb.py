@@ -24,7 +24,7 @@ from kmatrix.own_file import open_own
 from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes
 from kmatrix.records.runs import Status, merged_metrics
-from kmatrix.redaction import redact
+from kmatrix.redaction.redactor import redact
 from kmatrix.track.feed import means
 from kmatrix.track.tracker import (
     NODES,

@@ -70,6 +70,7 @@ def test_the_score_equals_the_public_code_for_every_micro_batch(model, tmp_path,
     score = core_of(tmp_path, batch_size=batch_size).score(model)
 
     assert score.core == pytest.approx(NUMBERS["core_metric"], abs=1e-7)
+    assert score.truncated == 0
     for task in score.tasks:
         wanted = NUMBERS["tasks"][task.label]
         assert task.accuracy == pytest.approx(wanted["accuracy"], abs=1e-7)
@@ -146,10 +147,25 @@ def test_a_row_that_is_too_long_loses_its_beginning(model, tasks):
     assert [row[first:end] for row, (first, end) in zip(one.rows, one.spans, strict=True)] == [
         row[first:end] for row, (first, end) in zip(whole.rows, whole.spans, strict=True)
     ]
+    assert one.truncated
     assert cropped(whole, 1000) is whole
     # Even if only the end of an answer fits: its first token has no token before it, and no cost.
     (found,) = answer(model, [cropped(whole, 2)], dtype="fp32", padding=256)
     assert all(math.isfinite(loss) for loss in found.losses)
+
+
+def test_truncated_examples_are_counted(model, tmp_path):
+    core = core_of(tmp_path, block_size=40)
+    lengths = [
+        max(len(prompt.encode()) + 1 for prompt in example["prompts"][example["item"].get("context") is not None :])
+        for task in NUMBERS["tasks"].values()
+        for example in task["examples"]
+    ]
+
+    score = core.score(model)
+    model.eval()
+
+    assert score.truncated == sum(length > 40 for length in lengths) > 0
 
 
 def test_equal_answers_are_not_an_error(model, tmp_path):

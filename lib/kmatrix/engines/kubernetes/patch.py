@@ -12,7 +12,7 @@ from typing import Any
 
 from kmatrix.engines.kubernetes.manifests import CONTAINER, Object, job_spec
 from kmatrix.errors import ConfigError
-from kmatrix.redaction import is_key_name, keys_in
+from kmatrix.redaction.redactor import is_key_name, keys_in
 
 # The key by which elements of a list are the same, by the name of the list. Lists without one are replaced.
 # https://github.com/kubernetes/api (patchMergeKey): core/v1/types.go; replicatedJobs: jobset/v1alpha2.

@@ -42,7 +42,7 @@ from kmatrix.records.files import write_text
 from kmatrix.records.jobs.files import JobView, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
 from kmatrix.records.jobs.usage import ShareUsage
-from kmatrix.redaction import keys_in
+from kmatrix.redaction.redactor import keys_in
 from kmatrix.text import plural
 
 MANIFEST = "job.yaml"

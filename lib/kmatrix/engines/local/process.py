@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from kmatrix.redacted_log import END_S, RedactedLog
+from kmatrix.redaction.log import END_S, RedactedLog
 
 GUARD = Path(__file__).with_name("guard.py")
 REMEMBER_S = 1.0  # between two scans of all processes of the machine, each of which takes milliseconds

@@ -33,7 +33,7 @@ from kmatrix.records.files import append_jsonl, write_bytes, write_json
 from kmatrix.records.jobs.paths import JobsDir, NodeDir, ShareDir, SubmissionDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.redaction import redact_json
+from kmatrix.redaction.redactor import redact_json
 
 LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"  # values of ENGINE
 TITLES = {SLURM: "Slurm", KUBERNETES: "Kubernetes"}  # as users read them

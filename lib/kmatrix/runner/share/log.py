@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from kmatrix.records.runs import Status
-from kmatrix.redaction import redact
+from kmatrix.redaction.redactor import redact
 from kmatrix.status.watch import RunProgress
 
 EVERY_S = 300.0  # between two lines about a run that trains

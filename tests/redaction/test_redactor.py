@@ -15,9 +15,9 @@ from key_forms import KEY_FORMS, planted
 from kmatrix.cli.commands import COMMANDS
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree
-from kmatrix.key_forms import HIDDEN
 from kmatrix.matrix.axes import ALIASES
-from kmatrix.redaction import SHORTEST, is_key, is_key_name, redact, redact_json
+from kmatrix.redaction.forms import HIDDEN
+from kmatrix.redaction.redactor import SHORTEST, is_key, is_key_name, redact, redact_json
 from kmatrix.text import printable
 from programs import ROOT, Program
 

@@ -11,9 +11,9 @@ from re import _parser as parser
 
 import pytest
 
-from kmatrix.key_forms import ANNOUNCED, FORMS, HIDDEN, LONGEST_KEY, NAMED, SHELL, PrivateKeys
-from kmatrix.redacted_log import LineRedactor
-from kmatrix.redaction import redact
+from kmatrix.redaction.forms import ANNOUNCED, FORMS, HIDDEN, LONGEST_KEY, NAMED, SHELL, PrivateKeys
+from kmatrix.redaction.log import LineRedactor
+from kmatrix.redaction.redactor import redact
 from programs import ROOT
 
 ALL = (*FORMS, *ANNOUNCED, NAMED, SHELL)
@@ -21,8 +21,8 @@ HOSTILE_BYTES = 64_000
 HOSTILE_S = 60  # for all texts together; they take 2 s, and a quadratic pattern alone takes longer
 HOSTILE = """
 import sys
-from kmatrix.key_forms import ANNOUNCED, FORMS, NAMED, SHELL, PrivateKeys
-from kmatrix.redaction import redact
+from kmatrix.redaction.forms import ANNOUNCED, FORMS, NAMED, SHELL, PrivateKeys
+from kmatrix.redaction.redactor import redact
 size = int(sys.argv[1])
 texts = ["a-", "a://b:", "://", "MMMMMMMMMMMMMMMMMMMMMMMM.", "0123456789abcdef", "abcdefghijklmnop '", "curl -u ", "'",
          "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "PRIVATE KEY", "login a password ", "password=<|a"]

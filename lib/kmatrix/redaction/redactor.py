@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from kmatrix.key_forms import HIDDEN, KEY_IN_URL, LOGIN_IN_URL, NAMED, forms_in, hide_forms, hide_forms_in_name, keys_of
+from kmatrix.redaction.forms import (
+    HIDDEN,
+    KEY_IN_URL,
+    LOGIN_IN_URL,
+    NAMED,
+    forms_in,
+    hide_forms,
+    hide_forms_in_name,
+    keys_of,
+)
 from kmatrix.text import ESCAPES
 
 SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redacted

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from key_forms import KEY_FORMS, planted
-from kmatrix.key_forms import HIDDEN
-from kmatrix.redacted_log import LONGEST_LINE, OVERLAP, LineRedactor, RedactedLog
-from kmatrix.redaction import SHORTEST
+from kmatrix.redaction.forms import HIDDEN
+from kmatrix.redaction.log import LONGEST_LINE, OVERLAP, LineRedactor, RedactedLog
+from kmatrix.redaction.redactor import SHORTEST
 from waiting import wait_until
 
 PYTHON = Path(sys.executable)
@@ -75,8 +75,8 @@ def test_the_last_lines_are_written_after_the_maker_of_the_log_was_killed(tmp_pa
     code = f"""
 import os, subprocess, sys
 from pathlib import Path
-from kmatrix.redaction import SHORTEST
-from kmatrix.redacted_log import RedactedLog
+from kmatrix.redaction.redactor import SHORTEST
+from kmatrix.redaction.log import RedactedLog
 log = RedactedLog(Path({str(path)!r}), Path(sys.executable))
 command = ["sh", "-c", "read line; echo late {KEY} $line"]
 child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -99,7 +99,7 @@ def test_a_killed_writer_of_the_log_is_replaced_and_no_process_gets_sigpipe(log)
     process = writer(made, "print('line 0', flush=True); input(); print('line 1')", stdin=subprocess.PIPE)
     made.started()
     wait_until(lambda: path.exists() and "line 0" in path.read_text())
-    child = next(one for one in psutil.Process().children() if "redacted_log" in " ".join(one.cmdline()))
+    child = next(one for one in psutil.Process().children() if "redaction/log.py" in " ".join(one.cmdline()))
     child.kill()
     process.communicate(b"go\n")
     wait_until(made.poll)
@@ -109,7 +109,7 @@ def test_a_killed_writer_of_the_log_is_replaced_and_no_process_gets_sigpipe(log)
 
 
 def test_a_full_disk_keeps_output_until_there_is_space(tmp_path, monkeypatch):
-    from kmatrix import redacted_log
+    from kmatrix.redaction import log as redacted_log
 
     source, target = os.pipe()
     os.write(target, b"one\ntwo\n")
@@ -174,7 +174,7 @@ def test_bytes_that_are_not_text_are_written_as_they_are():
 
 
 def test_a_password_that_is_written_to_netrc_meanwhile_is_hidden(tmp_path, monkeypatch):
-    monkeypatch.setattr("kmatrix.redacted_log.REFRESH_S", -1.0)
+    monkeypatch.setattr("kmatrix.redaction.log.REFRESH_S", -1.0)
     lines = LineRedactor({"HOME": str(tmp_path)})
     (tmp_path / ".netrc").write_text(f"machine a login b password {KEY}\n")
 

@@ -1,6 +1,6 @@
 """An append-only log file without keys: processes write to a pipe, and a small program redacts what it reads.
 
-    python -I -S redacted_log.py LOG < pipe >> LOG
+    python -I -S redaction/log.py LOG < pipe >> LOG
 
 Redaction at the end of a run would leave keys in the log of a run that was killed, and redaction inside the trainer
 would miss the output of C libraries and of other programs. So the pipe has a reader of its own, which is not a child of
@@ -22,11 +22,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 if __name__ == "__main__":  # -I leaves out the directory of the program
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kmatrix.key_forms import HIDDEN, PrivateKeys, may_begin
 from kmatrix.own_file import opener
-from kmatrix.redaction import redactor
+from kmatrix.redaction.forms import HIDDEN, PrivateKeys, may_begin
+from kmatrix.redaction.redactor import redactor
 
 PIPE = 1 << 20  # bytes that writers may be ahead of the reader: a burst of output never waits
 CHUNK = 1 << 16  # bytes per read

@@ -1,0 +1,1 @@
+"""Find keys and passwords in texts and logs, and replace them."""
