@@ -34,6 +34,7 @@ BATCH_CHARACTERS = 1 << 20  # characters per batch of one process
 ALONE_BYTES = 8 << 20  # smaller corpora are tokenized in this process: starting others takes longer
 NAMED_SKIPS = 5  # files that are named one by one
 BPE_BYTES = 100 << 20  # text that a BPE tokenizer is trained on
+LONGEST_FIRST = 8  # times the tokens of a shard: the most that the first one waits for a document for validation
 Place = tuple[int, int]  # file, document in the file: the next one to read
 
 
@@ -202,12 +203,21 @@ class ShardWriter:
             if not shards.has_val(self.listed):  # validation is complete with the first training shard
                 self.val.add(document)
             return False
-        if self.train.tokens and self.train.tokens + len(document.tokens) > self.recipe.shard_tokens:
+        if self.train.tokens and self.train.tokens + len(document.tokens) > self._limit():
             self._flush(self.next)
             if self.enough([shard for shard in self.listed if kind_of(shard.name) == "train"]):
                 return True
         self.train.add(document)
         return False
+
+    def _limit(self) -> int:
+        """Return the most tokens of the shard that is being filled."""
+        name = self._name("train", self.number)
+        if former := next((shard for shard in self.listed if shard.name == name), None):
+            return former.tokens  # it is made again
+        # Of few documents none may be for validation, which ends with the first shard: it waits for one.
+        waits = not self.val.tokens and not shards.has_val(self.listed)
+        return self.recipe.shard_tokens * (LONGEST_FIRST if waits else 1)
 
     def _flush(self, place: Place, *, complete: bool = False) -> None:
         """Write the buffered shards, then dataset.json. `place`: where the next shard starts."""

@@ -26,6 +26,7 @@ from gpt2.evaluate import Validation
 from gpt2.prepare.dataset import prepare
 from hub_server import HubServer
 from kmatrix.errors import ConfigError, DataError
+from kmatrix.records.dataset import read_dataset
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from waiting import wait_until
@@ -135,6 +136,21 @@ def test_dropped_shards_are_made_again_for_a_resumed_run(tmp_path, notes, layout
         again.client.record.load_state_dict(state)
         assert again.rows(10, start=20) == whole[20 * STEP : 30 * STEP]
     assert whole[: 30 * STEP] == prepared_rows(tmp_path, notes, 30, data_layout=layout, max_iters=300)
+
+
+def test_a_first_shard_waits_for_a_document_for_validation_also_when_it_is_made_again(tmp_path, notes):
+    recipe = {"shard_tokens": 600, "val_percent": 3}
+    found = prepare("folder", tmp_path / "data", str(notes), stream="drop", **recipe)
+    config = config_of(found, max_iters=300, data_cache="drop", shard_tokens=600)
+    with Reader(config, tmp_path / "run") as reader:
+        rows = reader.rows(60)
+    made = read_dataset(Path(found["path"]) / "dataset.json").shards
+    sizes = [shard.tokens for shard in made if "train" in shard.name]
+    assert sizes[0] > 600 >= max(sizes[1:])
+    for path in Path(found["path"]).glob("*_train_*.bin"):
+        path.unlink()
+    with Reader(config, tmp_path / "run") as again:
+        assert again.rows(60, start=0) == rows
 
 
 def test_shards_that_no_run_needs_are_deleted_if_they_are_dropped(tmp_path):
