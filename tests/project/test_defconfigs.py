@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kmatrix.kconfig.assignments import read_assignments
@@ -10,6 +12,7 @@ from kmatrix.matrix.expand import apply_run
 from programs import ROOT, Program, give_gpus
 
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
+MACHINE = re.compile(r"-(a10g|a100|h100)(?:x(\d))?\b")
 FRAGMENTS = sorted(path.stem for path in (ROOT / "defconfigs" / "fragments").iterdir())
 
 
@@ -45,6 +48,19 @@ def test_every_axis_and_coupled_value_of_a_defconfig_is_used_by_some_run(program
     assert used >= {(axis.name, point.text) for axis in plan.matrix.axes for point in axis.points}
     assert len(plan.matrix.runs) == plan.matrix.cells
     assert bool(plan.matrix.axes) == (plan.matrix.cells >= 2)  # without axes it is a single run, of nanochat
+
+
+@pytest.mark.parametrize("name", [name for name in DEFCONFIGS if MACHINE.search(name)])
+def test_a_defconfig_fits_on_the_gpus_in_its_name(program, name):
+    program.check(f"defconfig-{name}")
+    model, count = MACHINE.search(name).groups()
+
+    out = program.check("plan", f"GPU={model.upper()}").out
+
+    assert f"fits on {model.upper()}: " in out
+    assert "does not fit" not in out
+    assert "tight" not in out
+    assert f"_{count or 1}gpu" in out
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
