@@ -16,7 +16,7 @@ class PublishedFile:
     """A file on the web that never changes."""
 
     title: str
-    name: str  # in DATA_DIR; the same as in kmatrix.experiment.benchmarks.PUBLISHED
+    name: str  # in DATA_DIR; the same as in kmatrix.experiment.inputs.benchmarks.PUBLISHED
     url: str
     sha256: str
     size: str  # for people

@@ -85,7 +85,7 @@ CATALOG = {
         shards=Repository(name="kjj0/finewebedu10B-gpt2", patterns=("finewebedu_*.bin",)),
         # Another order of the same kind of pages: llm.c's dev/data/edu_fineweb.sh downloads it.
         larger=LargerRepository(
-            above=9_853_989_344,  # the same number as in kmatrix.experiment.data.PREBUILT
+            above=9_853_989_344,  # the same number as in kmatrix.experiment.inputs.data.PREBUILT
             shards=Repository(name="karpathy/fineweb-edu-100B-gpt2-token-shards", patterns=("edu_fineweb_*.bin",)),
         ),
     ),

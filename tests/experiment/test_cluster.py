@@ -10,7 +10,7 @@ from kmatrix.engines.slurm.scheduler import SlurmScheduler
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment import make
 from kmatrix.experiment.cluster.jobs import planned_attempts
-from kmatrix.experiment.data import Dataset, key
+from kmatrix.experiment.inputs.data import Dataset, key
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import plan_matrix, refuse_risks
 from kmatrix.records.files import write_json

@@ -25,11 +25,16 @@ from kmatrix.shapes import ModelShape, by_depth
 from models import _one_thread_and_default_precision  # noqa: F401  (a fixture for all)
 from optim_factory import SHAPE, Settings
 
+# Models of depth 4 take seconds each: they are checked with the slow tests.
+VARIANTS = [
+    pytest.param(name, marks=pytest.mark.slow) if name.endswith("d4") else name
+    for name in (*public.VARIANTS, *public.EXACT_ROTARY)
+]
 TOLERANCE = 1e-5  # of losses and logits, relative to max(1, |x|); of gradients, relative to their largest entry
 
 
 @pytest.mark.parametrize("path", ["matmul", "sdpa"])
-@pytest.mark.parametrize("name", [*public.VARIANTS, *public.EXACT_ROTARY])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_loss_logits_and_gradients_equal_the_public_code(name, path, monkeypatch):
     monkeypatch.setattr("gpt2.model.base.attention_path", lambda *_, **__: path)
     numbers = public.read(name)
@@ -57,7 +62,7 @@ def test_loss_logits_and_gradients_equal_the_public_code(name, path, monkeypatch
         assert gradient.double().norm().item() == pytest.approx(wanted["l2"], rel=tolerance)
 
 
-@pytest.mark.parametrize("name", public.VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS[: len(public.VARIANTS)])
 def test_gradients_in_64_bits_are_near_the_public_ones_of_32_bits(name):
     """The same on every CPU, so a wrong term would show in single numbers, too."""
     numbers = public.read(name)
@@ -160,7 +165,7 @@ def test_the_optimizers_equal_the_public_ones_on_given_gradients(variant, monkey
             assert float(flat.double().norm()) == pytest.approx(wanted["l2"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [*public.VARIANTS, *public.EXACT_ROTARY])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_losses_and_weights_after_steps_of_the_preset_equal_the_public_code(name, monkeypatch):
     numbers = public.read(name)
     training, now = numbers["training"], numbers["variant"] == "now"

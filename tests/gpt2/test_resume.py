@@ -107,6 +107,7 @@ def test_every_other_optimizer_resumes_bit_for_bit_too(train_cases, ranks, name)
     check_same_end(train_cases(ranks, [name for name in CASES if name not in QUICK]), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_two_ranks_with_sharded_states_train_bit_for_bit_like_two_with_all_of_them(train_cases, name):
     folder = train_cases(2, QUICK)

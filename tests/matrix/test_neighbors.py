@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kmatrix.config import RULES, read_run
-from kmatrix.experiment.data import key
+from kmatrix.experiment.inputs.data import key
 from kmatrix.experiment.plan import ALIKE, make_plan
 from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix import expand as expansion

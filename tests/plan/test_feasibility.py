@@ -9,7 +9,7 @@ import pytest
 
 from factories import train_config
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.data import PREBUILT, to_fetch
+from kmatrix.experiment.inputs.data import PREBUILT, to_fetch
 from kmatrix.plan.feasibility import (
     HOPPER,
     KNOWN,

@@ -86,7 +86,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 
 
 def test_every_field_is_read_by_the_trainer_or_resolved_before():
-    resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/data.py")]
+    resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/inputs/data.py")]
     read = attributes([*TRAINER, *resolvers])
     derived = re.findall(r"(?:self|train)\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
 
@@ -209,6 +209,7 @@ def test_a_price_counts_with_a_cost_budget_and_symbols_of_later_versions_if_they
         "GPT2_HEAD_LR",
         "GPT2_SCALAR_LR",
         "GPT2_INIT_FROM",
+        "GPT2_CORE",
     }  # empty: the ids of earlier runs do not change
 
     assert TREE.neutral_unless == {

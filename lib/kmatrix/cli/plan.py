@@ -12,9 +12,9 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, environment_warnings, with_data
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import ConfigError, LaunchError, reason_of
-from kmatrix.experiment.benchmarks import fetch_benchmarks
 from kmatrix.experiment.cluster.data import large_data
-from kmatrix.experiment.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
+from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
+from kmatrix.experiment.inputs.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import (
     EarlierTimes,
     Plan,

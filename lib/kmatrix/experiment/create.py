@@ -14,12 +14,12 @@ from typing import Any
 
 from kmatrix.config import RunConfig, cpu_threads, environment
 from kmatrix.errors import LaunchError, is_full, reason_of
-from kmatrix.experiment.benchmarks import benchmark_files
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.configure import OnMessage, ignore
-from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.foreign import is_own, signed_text
-from kmatrix.experiment.initial import InitialWeights, initial_fields
+from kmatrix.experiment.inputs.benchmarks import benchmark_files
+from kmatrix.experiment.inputs.data import Dataset, Key, key
+from kmatrix.experiment.inputs.initial import InitialWeights, initial_fields
 from kmatrix.experiment.provenance import Code, code_of, provenance, secret_variables
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.initial import SCRATCH
-from kmatrix.experiment.initial import SYMBOL as INIT_FROM
+from kmatrix.experiment.inputs.initial import SCRATCH
+from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
 from kmatrix.kconfig.assignments import SETS, apply_assignments, cause, load_config, merge
 from kmatrix.kconfig.tree import MATRIX, Assignment, Tree
 from kmatrix.matrix.axes import Axes, resolve_name

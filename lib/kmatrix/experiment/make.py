@@ -10,12 +10,12 @@ from pathlib import Path
 from kmatrix.config import Config, RunConfig, with_data
 from kmatrix.engines.schedulers import settings_of
 from kmatrix.errors import LaunchError
-from kmatrix.experiment.benchmarks import fetch_benchmarks
 from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_place, create
-from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data, run_tokens
-from kmatrix.experiment.initial import check_fit
+from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
+from kmatrix.experiment.inputs.data import Dataset, Key, data_lines, key, prepare_data, run_tokens
+from kmatrix.experiment.inputs.initial import check_fit
 from kmatrix.experiment.length.resolve import Measuring, resolve_lengths
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs

@@ -18,15 +18,15 @@ from kmatrix.config import (
     read_run,
 )
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.experiment.benchmarks import forecast_benchmarks
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
-from kmatrix.experiment.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.foreign import Foreign, check_axes, check_values, load_foreign
-from kmatrix.experiment.initial import SYMBOL as INIT_FROM
-from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
-from kmatrix.experiment.initial import asked as asked_checkpoints
+from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
+from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
+from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
+from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, read_initial
+from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
 from kmatrix.experiment.keys import redacted_comments, refuse_keys
 from kmatrix.experiment.verdict.halving import PlannedRungs
 from kmatrix.experiment.verdict.plan import plan_verdict

@@ -10,7 +10,7 @@ import pytest
 
 from gpt2.benchmarks import __main__ as program
 from gpt2.benchmarks import published
-from kmatrix.experiment.benchmarks import PUBLISHED as NAMES
+from kmatrix.experiment.inputs.benchmarks import PUBLISHED as NAMES
 from local_server import LocalServer
 
 BODY = b"PK" + bytes(range(256)) * 200

@@ -17,7 +17,7 @@ from gpt2.prepare.dataset import DATASETS
 from hub_preparing import error_of, result_of, run, shard
 from hub_server import HubServer
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.data import LARGER, PREBUILT
+from kmatrix.experiment.inputs.data import LARGER, PREBUILT
 from kmatrix.records.train_config import BY_LANGUAGE, CHOICES
 
 

@@ -33,7 +33,7 @@ from kmatrix.engines.kubernetes.shell import run_shell
 from kmatrix.engines.polling import known_jobs, refresh
 from kmatrix.engines.schedulers import OWN_JOBS_ONLY, find_scheduler, is_setting, settings_of, site_settings
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
-from kmatrix.experiment.data import Key
+from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.experiment.provenance import code_of
 from kmatrix.kconfig.assignments import load_config

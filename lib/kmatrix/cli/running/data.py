@@ -19,7 +19,7 @@ from kmatrix.engines.slurm.settings import read_settings
 from kmatrix.engines.slurm.task import exit_status, submit_task, task_shape, view_task
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import LargeData, commands
-from kmatrix.experiment.data import Key
+from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.plan import Plan
 from kmatrix.output import check_interrupt
 from kmatrix.own_file import open_to_read

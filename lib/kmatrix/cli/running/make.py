@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.progress import ProgressDisplay
 from kmatrix.engines.local.recorder import RecorderLauncher
-from kmatrix.experiment.data import Key
+from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.records.paths import MatrixDir

@@ -15,7 +15,7 @@ from kmatrix.cli.running.make import make_dirs, print_left_out
 from kmatrix.cli.running.start import run_and_report
 from kmatrix.engines.schedulers import SCHEDULERS, is_setting
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.data import known_shards
+from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kmatrix.errors import DataError
-from kmatrix.experiment.data import Key, key, needs, prebuilt_of, prepare_command, prepared, run_tokens, to_fetch
+from kmatrix.experiment.inputs.data import Key, key, needs, prebuilt_of, prepare_command, prepared, run_tokens, to_fetch
 from kmatrix.paste import make_command
 from kmatrix.records.train_config import TrainConfig, parse_mix
 from kmatrix.text import disk_size

@@ -6,7 +6,7 @@ import pytest
 
 from factories import train_config
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.initial import InitialWeights, check_fit, initial_fields, read_initial
+from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, initial_fields, read_initial
 from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from factories import train_config
-from kmatrix.experiment.data import Dataset, KnownDataset, epochs, key, most_epochs, needs, overfitting, prepared
+from kmatrix.experiment.inputs.data import Dataset, KnownDataset, epochs, key, most_epochs, needs, overfitting, prepared
 from kmatrix.records.files import write_json
 from programs import Program
 

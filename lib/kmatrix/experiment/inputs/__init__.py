@@ -1,0 +1,1 @@
+"""What the runs of a matrix read: data, initial weights and benchmarks."""
