@@ -282,9 +282,8 @@ class RunLog:
         values = {"core/metric": score.core, "core/standard_error": score.standard_error, **accuracies}
         self._metrics([], step, {**values, "val/text_bits_per_byte": bits})
         if self.main:
-            tasks = {task.label: asdict(task) for task in score.tasks}
-            for task in tasks.values():
-                del task["label"]
+            names = ("accuracy", "centered", "examples")
+            tasks = {task.label: {name: getattr(task, name) for name in names} for task in score.tasks}
             line = {"time": time.time(), "step": step, "attempt": self.attempt, "core": score.core}
             line |= {"standard_error": score.standard_error, "truncated": score.truncated}
             append_jsonl(self.dir.core, {**line, "tasks": tasks})

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2.benchmarks.published import PUBLISHED, fetch_published
-from kmatrix.errors import DataError, KmatrixError, reason_of
+from gpt2.prepare.progress import explain
+from kmatrix.errors import KmatrixError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,16 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in args.names:
             fetch_published(name, data_dir)
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:  # of DATA_DIR, such as a full or read-only disk: the user's, so no traceback
-        what = f"cannot use {error.filename or data_dir}"
-        print(f"error: {DataError(what, why=reason_of(error), hint='check DATA_DIR')}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped: a partial download is kept and continues", file=sys.stderr)
-        return 130
+    except (KmatrixError, OSError, KeyboardInterrupt) as error:
+        return explain(error, data_dir)
     return 0
 
 

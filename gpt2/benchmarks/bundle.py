@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import DataError
-from kmatrix.text import plural
+from kmatrix.text import disk_size, plural
 
 TASKS, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
 FOLDER = "eval_bundle"  # of the published zip file
+MOST_BYTES = 1 << 30  # of a file; the 77 files of the published bundle are packed into 162 MB
 ORDER_SEED = 1337  # the lines of a task are shuffled before they are cut
 LABEL = re.compile(r"[\w.-]{1,100}")  # a label becomes the name of a metric
 BUNDLE_ERRORS = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
@@ -81,7 +82,12 @@ def _text(root: Place, name: str) -> str:
     place = root.joinpath(*name.split("/"))
     if not place.is_file():
         raise DataError(f"it has no {name}")
-    return place.read_text(encoding="utf-8")
+    with place.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    # A small file of repeated bytes unpacks to gigabytes, which must not fill the memory.
+    if len(content) > MOST_BYTES:
+        raise DataError(f"{name} has more than {disk_size(MOST_BYTES)}")
+    return content.decode("utf-8")
 
 
 def _tasks(text: str) -> list[Mapping[str, Any]]:

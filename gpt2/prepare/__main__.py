@@ -16,7 +16,8 @@ from pathlib import Path
 from gpt2.data.tokenizer import NAMES
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import DATASETS, prepare_dataset
-from kmatrix.errors import DataError, KmatrixError, reason_of
+from gpt2.prepare.progress import explain
+from kmatrix.errors import KmatrixError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,16 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = prepare_dataset(
             DatasetRequest(**{field.name: args[field.name] for field in fields(DatasetRequest)}), data_dir
         )
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:  # of DATA_DIR, such as a full or read-only disk: the user's, so no traceback
-        what = f"cannot use {error.filename or data_dir}"
-        print(f"error: {DataError(what, why=reason_of(error), hint='check DATA_DIR')}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped: partial downloads and finished shards are kept and continue", file=sys.stderr)
-        return 130
+    except (KmatrixError, OSError, KeyboardInterrupt) as error:
+        return explain(error, data_dir)
     try:
         print(json.dumps(found.to_json()), flush=True)  # the only line on stdout: the control side parses it
     except BrokenPipeError:  # the command that asked was killed; the data are prepared

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from kmatrix.errors import DataError
+from kmatrix.errors import DataError, reason_of
 from kmatrix.text import count, disk_size
 
 ON_TERMINAL_S, ELSEWHERE_S = 0.5, 60.0  # between two lines; a log file keeps each of them
@@ -16,6 +16,17 @@ ON_TERMINAL_S, ELSEWHERE_S = 0.5, 60.0  # between two lines; a log file keeps ea
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def explain(error: BaseException, data_dir: Path) -> int:
+    """Print what ended a preparation (an error of the user's, or Ctrl+C), and return the exit status."""
+    if isinstance(error, KeyboardInterrupt):
+        say("stopped: partial downloads and finished files are kept and continue")
+        return 130
+    if isinstance(error, OSError):  # of DATA_DIR, such as a full or read-only disk: the user's, so no traceback
+        error = DataError(f"cannot use {error.filename or data_dir}", why=reason_of(error), hint="check DATA_DIR")
+    say(f"error: {error}")
+    return 2
 
 
 class StoppedError(Exception):

@@ -168,6 +168,14 @@ def test_a_file_without_lines_is_refused(tmp_path):
     assert "has no examples" in refused(with_file(tmp_path, "eval_data/own/choices.jsonl", "\n"))
 
 
+def test_a_small_file_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt2.benchmarks.bundle.MOST_BYTES", 1 << 20)
+    path = with_file(tmp_path, "eval_data/own/choices.jsonl", " " * (2 << 20))
+
+    assert path.stat().st_size < 1 << 20
+    assert "eval_data/own/choices.jsonl has more than" in refused(path)
+
+
 def test_invalid_utf_8_is_refused(tmp_path):
     path = write_zip(tmp_path / "bundle.zip", {"core.yaml": "icl_tasks: []"})
     with zipfile.ZipFile(path, "w") as archive:

@@ -26,7 +26,11 @@ def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
 def missing_files(runs: Iterable[TrainConfig], data_dir: Path) -> list[tuple[str, Path]]:
     """Return the field and path of each benchmark that runs ask for and that does not exist."""
     wanted = dict.fromkeys(item for train in runs for item in benchmark_files(train, data_dir).items() if item[1])
-    return [(field, Path(path)) for field, path in wanted if not Path(path).exists()]
+    return [(field, path) for field, text in wanted if not _is_there(field, path := Path(text))]
+
+
+def _is_there(field: str, path: Path) -> bool:
+    return path.is_file() or (field == "core" and path.is_dir())
 
 
 def is_published(field: str, path: Path, data_dir: Path) -> bool:
