@@ -185,7 +185,7 @@ def test_a_damaged_bundle_ends_the_run_at_once_with_the_reason(clone, data, tmp_
     ("words", "reason"),
     [
         (("CORE=nowhere.zip",), "nowhere.zip not found"),
-        (("HELLASWAG=texts",), "texts not found"),
+        (("HELLASWAG=texts",), "texts is a folder"),
         (("CORE=bundle.zip", "CORE_EXAMPLES=5"), "CORE_EXAMPLES=5 is too few"),
         (("CORE=bundle.zip", "TOKENIZER=char"), "TOKENIZER=char cannot encode them"),
         (("CORE_INTERVAL=5",), 'depends on GPT2_CORE != ""'),

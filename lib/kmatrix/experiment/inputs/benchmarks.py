@@ -33,6 +33,10 @@ def _is_there(field: str, path: Path) -> bool:
     return path.is_file() or (field == "core" and path.is_dir())
 
 
+def _problem(field: str, path: Path) -> str:
+    return f"{field.upper()}: {path} {'is a folder' if path.is_dir() else 'not found'}"
+
+
 def is_published(field: str, path: Path, data_dir: Path) -> bool:
     """Return whether a missing file is one that can be downloaded."""
     return path == (data_dir / PUBLISHED[field]).resolve()
@@ -45,7 +49,7 @@ def forecast_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> tuple[li
         if is_published(field, path, data_dir):
             notes.append(f"{field.upper()}: {path.name} is downloaded into DATA_DIR before the first run")
         else:
-            warnings.append(f"{field.upper()}: {path} not found")
+            warnings.append(_problem(field, path))
     return notes, warnings
 
 
@@ -60,7 +64,7 @@ def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path, root: Path) ->
             hint = (
                 f'{field.upper()}={PUBLISHED[field]} downloads the published file, {field.upper()}="" measures nothing'
             )
-            raise DataError(f"{field.upper()}: {path} not found", why="relative names start at DATA_DIR", hint=hint)
+            raise DataError(_problem(field, path), why="relative names start at DATA_DIR", hint=hint)
     if not missing:
         return
     # stderr is the terminal, for the progress and for errors.
