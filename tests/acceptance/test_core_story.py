@@ -103,10 +103,12 @@ def test_the_score_of_the_final_weights_equals_an_independent_one(matrix):
 def test_the_report_shows_core_with_its_noise_and_ranks_by_loss(matrix):
     summary = " ".join((matrix / "summary_report.txt").read_text(encoding="utf-8").split())
     results = load_json(matrix / "results.json")["runs"]
+    page = (matrix / "report.html").read_text(encoding="utf-8")
 
     assert "HellaSwag normalized CORE std. error" in summary
     assert "standard deviation of 0.005 to 0.012" in summary
     assert "configurations are ranked by their losses" in summary
+    assert "configurations are ranked by their losses" in page
     with (matrix / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
     for run in results:
@@ -115,6 +117,7 @@ def test_the_report_shows_core_with_its_noise_and_ranks_by_loss(matrix):
         assert run["core_standard_error"] == result["core_standard_error"] > 0
         assert run["text_bits_per_byte"] == result["text_bits_per_byte"] > 0
         assert f"{result['core_metric']:z.4f} {result['core_standard_error']:.4f}" in summary
+        assert f"{result['core_metric']:z.4f}".replace("-", "\u2212") in page
     best = min(results, key=lambda run: run["final_val_loss"])
     assert f"leader: {best['name']}" in summary
 

@@ -47,15 +47,18 @@ WORDS = ("muon", "seed=1", "-seed=1", "loss<3.205", "", "finished", "")
 LEGEND = "return [...document.querySelectorAll('#legend tr')].map((row) => row.innerText)"
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # What Tab should reach, from the top: of radio buttons with one name, the one that is chosen.
-REACHABLE = """return [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex="0"]')]
-  .filter((one) => one.checkVisibility() && !one.disabled && !(one.type === 'radio' && !one.checked))
-  .map((one, at) => { one.dataset.at = at; return one.outerHTML.slice(0, 120); });"""
+ALL_REACHABLE = """const all = 'a[href], button, input, select, summary, [tabindex="0"]';
+const reachable = [...document.querySelectorAll(all)]
+  .filter((one) => one.checkVisibility() && !one.disabled && !(one.type === 'radio' && !one.checked));
+"""
+REACHABLE = f"{ALL_REACHABLE}return reachable.map((one) => one.outerHTML.slice(0, 120));"
 # The number of the element with the focus, whether a line around it shows so, and whether it is in view.
-FOCUSED = """const one = document.activeElement, drawn = one.type === 'radio' ? one.closest('label') : one;
+FOCUSED = f"""{ALL_REACHABLE}const one = document.activeElement;
+const drawn = one.type === 'radio' ? one.closest('label') : one;
 const style = getComputedStyle(drawn), place = drawn.getBoundingClientRect(), bar = document.querySelector('.bar');
 const top = bar.contains(one) || drawn.matches('.skip') ? 0 : bar.getBoundingClientRect().bottom;
 const line = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
-return [Number(one.dataset.at ?? NaN), line, place.bottom > top && place.top < innerHeight];"""
+return [reachable.indexOf(one), line, place.bottom > top && place.top < innerHeight];"""
 EDGES = """return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1)
   .map((one) => [one.tabIndex === 0, one.classList.contains('more-left'), one.classList.contains('more-right')]);"""
 # The columns of pixels within a figure in which the line of each optimizer is drawn.
@@ -131,6 +134,7 @@ def test_a_matrix_ends_with_a_page_that_answers(clone, window, tmp_path):
         window.save_screenshot(f"report-{theme}")
         assert serious_violations(window) == [], theme
     check_tab_order(window)
+    check_focus_in_a_new_theme(window)
     check_widths(window)
     check_quiet(window, page)
     check_address(window, page)
@@ -276,6 +280,20 @@ def check_tab_order(window: Browser) -> None:
     for at, element in enumerate(reachable):
         window.type("\ue004")  # Tab
         assert window.run(FOCUSED) == [at, True, True], element
+    window.prefer()
+
+
+def check_focus_in_a_new_theme(window: Browser) -> None:
+    """Check that the timelines, which are drawn again for another theme, keep the focus."""
+    window.run(
+        "const lanes = document.querySelectorAll('#timeline-lanes .plot'); lanes[1].focus(); lanes[1].dataset.old = 1"
+    )
+    window.prefer(prefers_color_scheme="dark")
+    window.wait_until(
+        lambda: not window.run("return document.querySelector('[data-old]')"), "the lanes are drawn again"
+    )
+    lanes = "return [...document.querySelectorAll('#timeline-lanes .plot')].indexOf(document.activeElement)"
+    assert window.run(lanes) == 1
     window.prefer()
 
 

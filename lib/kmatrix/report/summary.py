@@ -27,7 +27,7 @@ from kmatrix.report.numbers import (
 )
 from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import short
-from kmatrix.report.sentences.rankings import no_result_text
+from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text
 from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.alerts import Alert, Severity, by_subject, worst
@@ -55,10 +55,6 @@ NO_BREAK = "\0"  # stands for a space that textwrap must not break
 TAIL_LINES = 6  # shown of a failed run's log
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
-CORE_NOISE = (
-    "CORE: equal runs of nanochat varied by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
-    "configurations are ranked by their losses"
-)
 LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
 MAX_DEVICES = 256  # rows of the table of nodes; results.json has all

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking
+from kmatrix.report.numbers import BITS, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.page.parts.figures import Scale, Span, Tick, far_off, padded
 from kmatrix.report.page.parts.groups import MOST_ROWS, PageGroup
 from kmatrix.report.page.parts.text import fixed
@@ -21,10 +21,10 @@ from kmatrix.report.pair_text import (
     outcome_word,
     p_text,
 )
-from kmatrix.report.sentences.rankings import no_result_text, unit_of
+from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text, unit_of
 from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.verdict_text import verdict_texts
-from kmatrix.stats import Interval
+from kmatrix.stats import Interval, mean, sample_deviation
 from kmatrix.text import plural
 from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict
 
@@ -34,6 +34,14 @@ MOST_PAIRS = 120  # rows of the list of all pairs
 MOST_DIGITS = 7  # decimals of a loss: more of them are noise of the arithmetic
 TICKS = 3  # of a strip
 LETTER = 5.0  # percent of a narrow strip, with a space to the next text
+# What runs measure besides their losses, with the title of its column.
+BENCHMARKS: tuple[tuple[str, Callable[[RunNumbers], float | None]], ...] = (
+    ("HellaSwag", lambda run: run.hellaswag_accuracy),
+    ("HellaSwag, normalized", lambda run: run.hellaswag_accuracy_norm),
+    ("CORE", lambda run: run.core_metric),
+    ("its standard error", lambda run: run.core_standard_error),
+    ("bits per byte of text", lambda run: run.text_bits_per_byte),
+)
 # How the loss of the row compares with that of the column.
 SIGNS = {PairOutcome.BETTER: "<", PairOutcome.WORSE: ">", PairOutcome.EQUIVALENT: "≈", PairOutcome.OPEN: "?"}
 
@@ -143,10 +151,30 @@ class RankingTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRow:
+    """What the finished runs of a configuration measured: mean and standard deviation over them, per column."""
+
+    group: PageGroup
+    runs: int  # that have a value in any column
+    values: tuple[tuple[float, float | None] | None, ...]  # None: not measured; no deviation of a single run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarksTable:
+    """HellaSwag and CORE of each configuration."""
+
+    titles: tuple[str, ...]
+    rows: tuple[BenchmarkRow, ...]
+    hidden: int  # configurations without a row
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankingSection:
     """All rankings of a matrix."""
 
     tables: tuple[RankingTable, ...]
+    benchmarks: BenchmarksTable | None = None  # None: no run measured any
     ended: tuple[tuple[PageGroup, str, str], ...] = ()  # by successive halving: configuration, step and loss there
     rows_shown: int = ROWS_SHOWN
 
@@ -159,7 +187,23 @@ def ranking(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RankingSecti
         return None
     texts = verdict_texts(numbers)
     tables = [_table(one, text.about, pages) for one, text in zip(numbers.rankings, texts, strict=False)]
-    return RankingSection(tables=tuple(tables), ended=ended)
+    return RankingSection(tables=tuple(tables), benchmarks=_benchmarks(groups), ended=ended)
+
+
+def _benchmarks(groups: Sequence[PageGroup]) -> BenchmarksTable | None:
+    """Return the table, in the order of the rankings; None if no finished run measured a benchmark."""
+    columns = [(title, pick) for title, pick in BENCHMARKS if any(group.values(pick) for group in groups)]
+    rows = []
+    for group in groups:
+        found = [group.values(pick) for _, pick in columns]
+        if any(found):
+            values = tuple((mean(each), sample_deviation(each)) if each else None for each in found)
+            rows.append(BenchmarkRow(group=group, runs=max(map(len, found)), values=values))
+    if not rows:
+        return None
+    titles = tuple(title for title, _ in columns)
+    note = f"{CORE_NOISE}." if "CORE" in titles else "Configurations are ranked by their losses."
+    return BenchmarksTable(titles=titles, rows=tuple(rows[:MOST_ROWS]), hidden=len(rows[MOST_ROWS:]), note=note)
 
 
 def _table(one: Ranking, about: str, pages: Mapping[str, PageGroup]) -> RankingTable:

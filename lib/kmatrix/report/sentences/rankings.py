@@ -1,4 +1,4 @@
-"""Words that every form of a ranking uses: its unit, its open comparisons, and the rows without a result."""
+"""Words that every form of a ranking uses: its unit, its open comparisons, rows without a result, what CORE shows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, GroupNumbers, Ranking
 from kmatrix.text import plural
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict
+
+CORE_NOISE = (
+    "CORE: equal runs of nanochat varied by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
+    "configurations are ranked by their losses"
+)
 
 
 def unit_of(ranking: Ranking) -> str:

@@ -146,6 +146,7 @@ if (D.devices && D.devices.runs) {
   }
 
   function drawTimeline() {
+    const focused = $$(".plot", holder).indexOf(document.activeElement);
     for (const plot of plots) plot.destroy();
     plots = [];
     holder.replaceChildren();
@@ -163,6 +164,8 @@ if (D.devices && D.devices.runs) {
     const part = run.whole ? `The recording that can be read holds ${duration(run.s)} of ${duration(run.whole)}. ` : "";
     const out = run.out ? `${plural(run.out, "node")} left out: when training began there is not known, so it has no place on this time. ` : "";
     $("#timeline-note").replaceChildren(`${run.simulated ? "Simulated, not measured. " : ""}${part}${out}${thin}`, ...keys);
+    // A new theme or width draws new figures: the reader's place on the page stays.
+    if (focused >= 0) $$(".plot", holder)[focused]?.focus({ preventScroll: true });
   }
 
   recordings.forEach((run, k) => select.append(make("option", run.n, { value: String(k) })));
