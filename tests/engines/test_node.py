@@ -339,3 +339,12 @@ def test_the_allocator_of_a_run_is_not_that_of_the_users_shell_under_its_former_
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
     assert trainer_variables(run, tmp_path)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in trainer_variables(default, tmp_path)
+
+
+def test_products_are_computed_in_the_same_way_in_every_run_on_the_cpu(plan, monkeypatch, tmp_path):
+    run = plan("a")
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    assert trainer_variables(replace(run, cuda=False), tmp_path)["MKL_CBWR"] == "AUTO"
+    assert "MKL_CBWR" not in trainer_variables(replace(run, cuda=True), tmp_path)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # the user's stays
+    assert "MKL_CBWR" not in trainer_variables(replace(run, cuda=False), tmp_path)

@@ -129,7 +129,7 @@ def make_run(tmp_path: Path, name: str = "gpt2_adamw_1cpu", **train_overrides: A
 def environment(threads: int = 1) -> dict[str, str]:
     """Return the environment that the local engine gives a trainer on the CPU."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "lib"), str(ROOT / "tests" / "support")])
-    threads_of_rank = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    threads_of_rank = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "MKL_CBWR": "AUTO"}
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **threads_of_rank}
 
 

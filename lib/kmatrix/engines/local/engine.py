@@ -40,7 +40,9 @@ KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
-
+# Without it, MKL may divide a product differently from run to run. It costs no time and changes no bits
+# (docs/decisions/0003-attention-and-precision-on-the-cpu.md).
+SAME_BITS = {"MKL_CBWR": "AUTO"}
 
 MOST_RECORDERS = 5  # restarts of a killed recorder per run
 ONE = Limits(jobs=1)  # default: one run at a time
@@ -438,7 +440,7 @@ def trainer_variables(run: RunPlan, root: Path) -> dict[str, str]:
     # UUIDs: indices change when a GPU is lost; empty hides all. On several nodes, those of the scheduler stay.
     gpus = {} if run.cuda and run.nodes > 1 else {"CUDA_VISIBLE_DEVICES": ",".join(run.gpus)}
     return {
-        **({} if run.cuda else KEEP_MEMORY),
+        **({} if run.cuda else {**KEEP_MEMORY, **_unless_set(SAME_BITS)}),
         **run.environment,
         **_former_names(run.environment),
         **gpus,
@@ -447,6 +449,11 @@ def trainer_variables(run: RunPlan, root: Path) -> dict[str, str]:
         "PYTHONPATH": program_path(root),
         "PYTHONUNBUFFERED": "1",  # the log is complete even if the process is killed
     }
+
+
+def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the environment of the runner lacks: the user's values are kept, and recorded."""
+    return {name: value for name, value in variables.items() if not os.environ.get(name)}
 
 
 def _former_names(environment: Mapping[str, str]) -> dict[str, str]:
