@@ -7,8 +7,9 @@ nats/token, which depends on the tokenizer; bits per byte are comparable across 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ import torch
 from gpt2.benchmarks.core import Core, CoreScore, TaskScore
 from gpt2.benchmarks.costs import text_costs, token_losses
 from gpt2.benchmarks.hellaswag import HellaSwag, Score
-from gpt2.data.sequences import Place, Windows, sequences_of, sources
+from gpt2.data.loader import Loader
+from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling
 from gpt2.log import RunLog, SampleText
 from gpt2.model.base import LanguageModel
+from gpt2.model.compiled import begin_pass
+from gpt2.model.loss import IGNORED
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
@@ -56,7 +60,7 @@ class Validation:
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:
-        self.config, self.world = config, world
+        self.config, self.world, self.loader = config, world, Loader(world.device)
         self.parts: list[ValidationPart] = []
         for source in sources(config):
             windows = sequences_of(config, source, "val")
@@ -96,14 +100,12 @@ class Validation:
         sums = torch.zeros(len(self.parts), 2, dtype=torch.float64, device=device)  # summed loss, sequences
         model.eval()
         for part, part_sums in zip(self.parts, sums, strict=True):
-            for start in range(0, len(part.mine), self.config.batch_size):
-                if stopping():
-                    break
-                idx, targets = part.windows.read(part.mine[start : start + self.config.batch_size])  # (B, T)
+            for size, (idx, targets) in self._batches(part, stopping, full=self.config.compile):
+                begin_pass(self.config)
                 with autocast(device.type, self.config.dtype):
-                    _, loss = model(idx.to(device), targets.to(device))  # (), mean over the sequences
-                part_sums[0] += loss.double() * len(idx)  # the last micro-batch may be smaller: weight by sequences
-                part_sums[1] += len(idx)
+                    _, loss = model(idx, targets)  # (), mean over the sequences
+                part_sums[0] += loss.double() * size  # the last micro-batch may be smaller: weight by sequences
+                part_sums[1] += size
         model.train()
         # Every rank gets here, even if it stopped: a rank that returned earlier would leave the others in the sum.
         found: list[list[float]] = self.world.sum(sums).tolist()
@@ -127,24 +129,35 @@ class Validation:
         sums = torch.zeros(len(self.parts), 3, dtype=torch.float64, device=device)  # nats, bytes, sequences
         model.eval()
         for part, part_sums in zip(self.parts, sums, strict=True):
-            for start in range(0, len(part.mine), self.config.batch_size):
-                if stopping():
-                    break
-                idx, targets = (
-                    t.to(device) for t in part.windows.read(part.mine[start : start + self.config.batch_size])
-                )
+            for size, (idx, targets) in self._batches(part, stopping):
                 with autocast(device.type, self.config.dtype):
                     x = model.residual_stream(idx)  # (B, T, E)
                     # One by one: the logits of a batch may not fit into the memory.
                     for row, row_targets in zip(x[:, None], targets[:, None], strict=True):  # (1, T, E), (1, T)
                         losses = token_losses(model.logits(row), row_targets)  # (1, T)
                         part_sums[:2] += text_costs(losses, row_targets, token_bytes)
-                part_sums[2] += len(idx)
+                part_sums[2] += size
         model.train()
         found: list[list[float]] = self.world.sum(sums).tolist()
         if any(count != part.samples for part, (*_, count) in zip(self.parts, found, strict=True)):
             return None
         return self._mean([bits_per_byte(nats, size or None) for nats, size, _ in found])
+
+    def _batches(
+        self, part: ValidationPart, stopping: Callable[[], bool], *, full: bool = False
+    ) -> Iterator[tuple[int, Batch]]:
+        """Yield this rank's sequences in micro-batches on its device, each with their number, until `stopping`.
+
+        full: fill up the last micro-batch. A compiled model is compiled again for each new size.
+        """
+        size = self.config.batch_size
+        groups = [part.mine[start : start + size] for start in range(0, len(part.mine), size)]
+        pad = size if full else 0
+        loaded = self.loader.load(partial(read_padded, part.windows, group, pad) for group in groups)
+        for group, batch in zip(groups, loaded, strict=True):
+            if stopping():
+                return
+            yield len(group), batch
 
     def _mean(self, values: Sequence[float | None]) -> float | None:
         """Return the weighted mean over the datasets, or None if a value is unknown."""
@@ -153,6 +166,17 @@ class Validation:
             return None
         weights = [part.weight for part in self.parts]
         return sum(value * weight for value, weight in zip(known, weights, strict=True)) / sum(weights)
+
+
+def read_padded(windows: Windows, places: Sequence[Place], size: int) -> Batch:
+    """Return windows as idx and targets, filled up to `size` sequences that the loss does not count: each (B, T)."""
+    idx, targets = windows.read(places)
+    missing = size - len(places)
+    if missing <= 0:
+        return idx, targets
+    # Copies of the last sequence, because other tokens could widen the range of values that FP8 is scaled to.
+    copies = idx[-1:].expand(missing, -1)
+    return torch.cat([idx, copies]), torch.cat([targets, torch.full_like(copies, IGNORED)])
 
 
 def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokenizer | None) -> float | None:

@@ -229,7 +229,8 @@ def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
     keys = [_sortable(score) for score in scores]
     # Find the smallest key with at least `count` keys up to it. The bounds are tensors on the device (int64, so their
     # sum cannot overflow), and torch.where chooses between them: an `if` would wait for the GPU 32 times.
-    low, high = (torch.tensor(value, device=keys[0].device) for value in (-(2**31), 2**31 - 1))
+    # torch.full, because torch.tensor would copy from the CPU, and wait for the GPU.
+    low, high = (torch.full((), value, device=keys[0].device) for value in (-(2**31), 2**31 - 1))
     for _ in range(32):
         middle = (low + high) >> 1
         enough = torch.stack([(key <= middle).sum() for key in keys]).sum() >= count

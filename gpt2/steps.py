@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gpt2.dist import World
@@ -191,20 +191,26 @@ class Timings:
 
 def distributed(model: nn.Module, config: TrainConfig, world: World) -> DistributedDataParallel:
     """Return the model wrapped in DDP, which averages gradients after the last micro-batch of a step."""
+    size: dict[str, Any] = {} if config.ddp_bucket_mb is None else {"bucket_cap_mb": config.ddp_bucket_mb}
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # gradients are views of the buckets: no copies, and less memory by their size
         **NO_BUFFERS,
+        **size,
         find_unused_parameters=bool(config.ddp_find_unused_params),
     )
 
 
-def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients over the ranks, as DDP does by default, and mark the end of the computation."""
+def average_gradients(steps: Steps, bucket: GradBucket, *, bf16: bool = False) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over the ranks, as DDP does by default, and mark the end of the computation.
+
+    bf16: send them in bfloat16.
+    """
     if bucket.is_last():  # buckets become ready in backward's order, so this rank has all its gradients now
         steps.computed()
-    return allreduce_hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
+    hook = bf16_compress_hook if bf16 else allreduce_hook
+    return hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:

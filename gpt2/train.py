@@ -35,6 +35,7 @@ from gpt2.loop.between import BetweenSteps
 from gpt2.loop.profiling import Profile
 from gpt2.loop.schedule import dropout_seed, scale
 from gpt2.model.base import LanguageModel
+from gpt2.model.compiled import begin_pass, compile_model, keeps_gradients
 from gpt2.model.precision import autocast, configure_precision
 from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
@@ -215,7 +216,7 @@ def set_up(
     log.spikes = 0 if spikes else None
     pruner = prune.build(config, raw, optimizers)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
-    compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
+    compiled = compile_model(raw, config) if config.compile else raw
     norms = LayerNorms(raw, config.log_interval, config.max_iters - 1) if config.log_norms and world.main else None
     log.norms = norms
     log.begin(config, world, raw.params, pruner, changes(planned, config, "another micro-batch was asked for"))
@@ -262,9 +263,14 @@ def set_up(
         steps=Steps(world),
         timings=Timings(log.dir.timings(world.rank), config.log_interval),
     )
+    if keeps_gradients(config):
+        optimizers.keeps_gradients = True
+        for parameter in raw.parameters():
+            parameter.grad = torch.zeros_like(parameter)
     if ddp:
         # no annotations: register_comm_hook checks them at runtime, and refuses the strings that they are here
-        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(between.steps, bucket))
+        bf16 = bool(config.ddp_bf16_gradients)
+        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(between.steps, bucket, bf16=bf16))
     profile = Profile(config.profile if world.main else "", log.dir.profile)
     return TrainingLoop(
         between=between,
@@ -376,6 +382,7 @@ class TrainingLoop:
             watchdog.at(failure.DATA)
             idx, targets = between.batches.next()  # (B, T)
             watchdog.at(failure.FORWARD)
+            begin_pass(config)
             with autocast(world.device.type, config.dtype):
                 _, loss = model(idx, targets)  # (), nats/token
             watchdog.at(failure.BACKWARD)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from concurrent.futures import Future
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gpt2.data import shards
+from gpt2.data.loader import Loader
 from gpt2.data.sequences import Batch, Order, Windows, batch, sequences_of, sources
 from gpt2.data.streaming import StreamClient, StreamedWindows, StreamOrder
 from gpt2.dist import World
@@ -145,18 +145,13 @@ def describe(epochs: dict[str, float]) -> list[str]:
 
 
 class Batches:
-    """The consecutive micro-batches of one rank, on its device.
-
-    On a GPU, a thread reads the next micro-batch into pinned memory during the computation of the current one.
-    """
+    """The consecutive micro-batches of one rank, on its device."""
 
     def __init__(self, config: TrainConfig, world: World, *, start_step: int = 0) -> None:
         self.config, self.world = config, world
         self.stream = Stream(config)
         self._next = start_step * config.gradient_accumulation  # number of the next micro-batch since the run's start
-        self._thread: ThreadPoolExecutor | None = None
-        if world.device.type == "cuda":  # a new thread uses GPU 0, and would allocate memory there
-            self._thread = ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (world.device,))
+        self.loader = Loader(world.device)
         self._ahead: Future[Batch] | None = None
         self.client: StreamClient | None = None  # of streamed data, after `open_stream`
 
@@ -196,13 +191,11 @@ class Batches:
     def next(self) -> Batch:
         """Return the next micro-batch: idx (B, T) and targets (B, T)."""
         number, self._next = self._next, self._next + 1
-        if self._thread is None:  # on the CPU a thread would only take a core from the computation
-            return self._read(number)
-        idx, targets = self._ahead.result() if self._ahead else self._read(number)
-        self._ahead = self._thread.submit(self._read, number + 1) if self._can_read(number + 1) else None
-        device = self.world.device
-        # From pinned memory: the copy runs in the GPU's stream while this process continues.
-        return idx.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        loader = self.loader
+        current = loader.finish(self._ahead or loader.begin(partial(self._read, number)))
+        follows = loader.reads_ahead and self._can_read(number + 1)
+        self._ahead = loader.begin(partial(self._read, number + 1)) if follows else None
+        return current
 
     def _can_read(self, number: int) -> bool:
         """Return whether a micro-batch can be read now: that of a later step may not be made yet."""
@@ -213,8 +206,7 @@ class Batches:
 
     def _read(self, number: int) -> Batch:
         step, micro = divmod(number, self.config.gradient_accumulation)
-        idx, targets = self.stream.read(positions(self.config, self.world, step, micro))
-        return (idx.pin_memory(), targets.pin_memory()) if self._thread else (idx, targets)
+        return self.stream.read(positions(self.config, self.world, step, micro))
 
 
 class Mix:

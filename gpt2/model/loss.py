@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+IGNORED = -100  # a label that the loss does not count: PyTorch's default
 CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
 
 
@@ -33,6 +34,7 @@ def chunked_cross_entropy(  # noqa: PLR0917  (in the order of the formula)
 ) -> Tensor:
     """Return the mean cross-entropy of softmax(x head' + bias) for x (N, E), head (V, E), labels (N,).
 
+    Labels may be IGNORED in evaluation alone, where they are not counted.
     rows: how many of the N rows have logits in memory at the same time.  cap: of the logits; 0: none.
     """
     device = x.device.type
@@ -49,7 +51,7 @@ def chunked_cross_entropy(  # noqa: PLR0917  (in the order of the formula)
         for start in range(0, len(x), rows):
             logits = _logits(x[start : start + rows], w, bias, cap)  # (rows, V padded)
             total += functional.cross_entropy(logits, labels[start : start + rows], reduction="sum")
-        return total / len(x)
+        return total / (labels != IGNORED).sum()
 
 
 def _logits(x: Tensor, head: Tensor, bias: Tensor | None, cap: float) -> Tensor:

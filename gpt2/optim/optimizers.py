@@ -16,6 +16,7 @@ class Optimizers:
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self.optimizers = optimizers
+        self.keeps_gradients = False  # gradients stay in the same memory from step to step
         self._peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
 
     def step(self) -> None:
@@ -23,8 +24,10 @@ class Optimizers:
             optimizer.step()
 
     def zero_grad(self) -> None:
+        """Delete the gradients, or zero them where they are (`keeps_gradients`)."""
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)  # the first backward then writes instead of adding to zeros
+            # Without gradients, the first backward writes instead of adding to zeros.
+            optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def set_scale(self, scale: float, step: int = 0) -> None:
         """Set the learning rate of each group to `scale` times its peak, and what else depends on a 0-based step."""

@@ -104,9 +104,12 @@ class ShardedOptimizers(Optimizers):
     def zero_grad(self) -> None:
         # Of all parameters: the optimizers know only the shares, whose gradients are views.
         for item in self._items():
-            item.parameter.grad = None
+            gradient = item.parameter.grad
             if item.share is not None:
                 item.share.grad = None
+            item.parameter.grad = None
+            if self.keeps_gradients and gradient is not None:
+                item.parameter.grad = gradient.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks on rank 0, and {"optimizers": []} on the others. A collective."""

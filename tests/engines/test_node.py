@@ -341,6 +341,20 @@ def test_the_allocator_of_a_run_is_not_that_of_the_users_shell_under_its_former_
     assert "PYTORCH_CUDA_ALLOC_CONF" not in trainer_variables(default, tmp_path)
 
 
+def test_gpu_memory_is_allocated_in_segments_that_grow_unless_the_user_decides(plan, monkeypatch, tmp_path):
+    run = replace(plan("a"), cuda=True)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert trainer_variables(run, tmp_path)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in trainer_variables(replace(run, cuda=False), tmp_path)
+    asked = replace(run, environment={"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+    assert trainer_variables(asked, tmp_path)["PYTORCH_ALLOC_CONF"] == "backend:cudaMallocAsync"
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the user's shell
+        monkeypatch.setenv(name, "max_split_size_mb:128")
+        assert "PYTORCH_ALLOC_CONF" not in trainer_variables(run, tmp_path)
+        monkeypatch.delenv(name)
+
+
 def test_products_are_computed_in_the_same_way_in_every_run_on_the_cpu(plan, monkeypatch, tmp_path):
     run = plan("a")
     monkeypatch.delenv("MKL_CBWR", raising=False)

@@ -59,6 +59,17 @@ def ended_cleanly(output):
     return "terminate called" not in output and "Signal" not in output and "core dumped" not in output
 
 
+def test_gradients_that_are_averaged_in_bfloat16_train_nearly_the_same(tmp_path):
+    common = {"num_gpus": 2, "batch_size": 2, "gradient_accumulation": 2, "data_path": tmp_path / "data"}
+    exact, rounded = (make_run(tmp_path, str(half), ddp_bf16_gradients=half, **common) for half in (False, True))
+    for run_dir in (exact, rounded):
+        process = start_training(run_dir)
+        output = output_of(process)
+        assert process.returncode == 0, output
+    assert train_losses(rounded) != train_losses(exact)
+    assert train_losses(rounded) == pytest.approx(train_losses(exact), abs=2e-3)
+
+
 def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
     common = {"gradient_accumulation": 4, "max_iters": 8, "eval_samples": 25, "data_path": tmp_path / "data"}
     single = make_run(tmp_path, "one", batch_size=12, **common)

@@ -72,7 +72,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
             "num_nodes": 1,
             "ddp_backend": "gloo",
             "ddp_find_unused_params": False,
-            "zero_stage": 0,
+            **{"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "zero_stage": 0},
         },
         **{"dtype": "fp32", "tf32": True, "flash_attention": True, "compile": False, "cpu_threads": 1},
         **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},

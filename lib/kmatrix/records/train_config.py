@@ -41,11 +41,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("rms", "layer"),
     "activation": ("relu2", "gelu"),
     "tokens_per_param_of": ("all", "scaling"),
+    "compile_mode": ("default", "reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs"),
 }
 
 OPTIONAL_CHOICES = (
     *("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn", "norm", "activation"),
-    *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of", "data_cache"),
+    *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of", "data_cache", "compile_mode"),
 )
 # The parts of nanochat's models; None with other architectures.
 NANOCHAT_FIELDS = (
@@ -59,6 +60,7 @@ ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_n
 ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": "", "data_layout": "flat"}
 ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
+ADDED |= {"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "ddp_overlap": None, "compile_mode": None}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
@@ -377,6 +379,9 @@ class TrainConfig(TrainFields):
     num_nodes: int  # machines, each with num_gpus / num_nodes ranks
     ddp_backend: str | None
     ddp_find_unused_params: bool | None
+    ddp_bucket_mb: int | None  # MiB of gradients
+    ddp_bf16_gradients: bool | None
+    ddp_overlap: bool | None  # a compiled model has one graph per bucket
     zero_stage: int  # 1: optimizer states are sharded over the ranks
     dtype: str
     tf32: bool
@@ -384,6 +389,7 @@ class TrainConfig(TrainFields):
     recompute: bool  # activation checkpointing
     loss_chunk: int  # rows of logits computed at once; 0: all
     compile: bool
+    compile_mode: str | None  # of torch.compile, with underscores
     cpu_threads: int  # per rank; 0 in a plan: an equal share of the cores
     peak_tflops: float | None  # dense TFLOP/s of one device; None: from the table in kmatrix.shapes
 

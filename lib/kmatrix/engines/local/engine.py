@@ -43,6 +43,10 @@ KEEP_MEMORY = {
 # Without it, MKL may divide a product differently from run to run. It costs no time and changes no bits
 # (docs/decisions/0003-attention-and-precision-on-the-cpu.md).
 SAME_BITS = {"MKL_CBWR": "AUTO"}
+# On GPUs memory that is free in pieces can be used for a large tensor: less is lost to fragmentation.
+# Source: PyTorch, CUDA semantics.
+GROW_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+FORMER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"  # the name of that variable before torch 2.9
 
 MOST_RECORDERS = 5  # restarts of a killed recorder per run
 ONE = Limits(jobs=1)  # default: one run at a time
@@ -440,7 +444,7 @@ def trainer_variables(run: RunPlan, root: Path) -> dict[str, str]:
     # UUIDs: indices change when a GPU is lost; empty hides all. On several nodes, those of the scheduler stay.
     gpus = {} if run.cuda and run.nodes > 1 else {"CUDA_VISIBLE_DEVICES": ",".join(run.gpus)}
     return {
-        **({} if run.cuda else {**KEEP_MEMORY, **_unless_set(SAME_BITS)}),
+        **(_allocator_of_gpus() if run.cuda else {**KEEP_MEMORY, **_unless_set(SAME_BITS)}),
         **run.environment,
         **_former_names(run.environment),
         **gpus,
@@ -456,12 +460,16 @@ def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not os.environ.get(name)}
 
 
+def _allocator_of_gpus() -> dict[str, str]:
+    """Return the options of PyTorch's allocator, unless the user's shell has options, under either name."""
+    return {} if os.environ.get(FORMER_ALLOCATOR) else _unless_set(GROW_SEGMENTS)
+
+
 def _former_names(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the former names of variables of a run that the user's shell sets, with the values of the run."""
     value = environment.get("PYTORCH_ALLOC_CONF")
     # torch 2.13 reads some options of its CUDA allocator under the former name first (c10/cuda/CUDAAllocatorConfig.h).
-    former = "PYTORCH_CUDA_ALLOC_CONF"
-    return {former: value} if value and former in os.environ else {}
+    return {FORMER_ALLOCATOR: value} if value and FORMER_ALLOCATOR in os.environ else {}
 
 
 def _problems(run: RunPlan, gpus: int) -> Iterable[str]:

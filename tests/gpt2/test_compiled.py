@@ -1,0 +1,114 @@
+"""A compiled run: one graph per pass, of constant sizes, with and without DDP; the numbers of an eager run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import forked
+from factories import ROOT, environment, make_run, ranks_of, train_config, trainer
+from gpt2.model import compiled
+from kmatrix.records.files import read_json
+from kmatrix.records.train_config import NANOCHAT_FIELDS
+
+COUNTED = ("tests/support/counted_graphs.py",)
+NANOCHAT = dict(
+    zip(NANOCHAT_FIELDS, (1, True, True, True, True, "SL", 1.2, 10_000.0, 15.0, "rms", "relu2"), strict=True)
+)
+OF_NANOCHAT = {"bias": False, "weight_tying": False, **NANOCHAT}
+ARCHITECTURES = {
+    "gpt2": {},
+    "nanochat": {"arch": "nanochat", **OF_NANOCHAT},
+    "nanochat2025": {
+        "arch": "nanochat2025",
+        **OF_NANOCHAT,
+        **{"n_kv_head": 0, "value_embeddings": False, "smear": False, "backout": False, "residual_scales": False},
+    },
+}
+# Evaluations of 10 sequences in micro-batches of 4: the last one has 2. Training continues after each.
+RUN = {"compile": True, "compile_mode": "default", "eval_interval": 2, "max_iters": 6, "checkpoint_interval": 2}
+SAMPLES = {"sample_interval": 2, "sample_prompt": "a", "sample_tokens": 3, "sample_temperature": 0.0}
+ONE_EACH = ["backward", "evaluation", "forward"]
+
+
+def run_counted(run_dir, graphs, *arguments):
+    """Train a run with the compiler that counts, and return the graphs of each rank."""
+    variables = {**environment(), "GRAPHS": str(graphs)}
+    process = forked.start([*trainer(run_dir, program=COUNTED), *arguments], variables, ranks=ranks_of(run_dir))
+    output = "".join(process.communicate())
+    assert process.returncode == 0, output
+    files = [graphs.with_name(f"{graphs.name}.{rank}") for rank in range(ranks_of(run_dir))]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_run_has_one_graph_per_pass_without_symbolic_sizes(tmp_path, arch, ranks):
+    shared = {**RUN, **SAMPLES, **ARCHITECTURES[arch], "num_gpus": ranks, "ddp_overlap": False}
+    run_dir = make_run(tmp_path, **shared)
+    for graphs in run_counted(run_dir, tmp_path / "graphs"):
+        assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+        assert [graph["symbolic"] for graph in graphs] == [[], [], []]
+
+
+def test_a_resumed_run_has_one_graph_per_pass(tmp_path):
+    run_dir = make_run(tmp_path, **RUN)
+    run_counted(run_dir, tmp_path / "first", "--until", "4")
+    (graphs,) = run_counted(run_dir, tmp_path / "second", "--resume", "latest")
+    assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"loss_chunk": 20}, {"dropout": 0.1}, {"dtype": "bf16"}])
+def test_options_of_the_model_do_not_add_graphs(tmp_path, options):
+    run_dir = make_run(tmp_path, **RUN, **options)
+    (graphs,) = run_counted(run_dir, tmp_path / "graphs")
+    assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+
+
+@pytest.mark.parametrize("options", [{}, {"eval_samples": 3}, {"loss_chunk": 20}])
+def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path, options):
+    eager = make_run(tmp_path, "eager", **options)
+    filled = make_run(tmp_path, "filled", **options, compile=True, compile_mode="default")
+    assert forked.start(trainer(eager), environment()).communicate()
+    run_counted(filled, tmp_path / "graphs")
+    first, second = (read_json(run.result) for run in (eager, filled))
+    assert second["initial_val_loss"] == pytest.approx(first["initial_val_loss"], abs=1e-6)
+    assert second["final_val_loss"] == pytest.approx(first["final_val_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
+    """CUDA graphs need it (gpt2.model.compiled.keeps_gradients); the CPU has none, and shows the numbers."""
+    losses = []
+    for mode in ("default", "reduce_overhead"):
+        options = {**RUN, "compile_mode": mode, "num_gpus": ranks, "batch_size": 2, "gradient_accumulation": 2}
+        for stage in (0, 1):
+            run_dir = make_run(tmp_path, f"{mode}_{stage}", **options, zero_stage=stage)
+            run_counted(run_dir, tmp_path / f"graphs_{mode}_{stage}")
+            losses.append(read_json(run_dir.result)["final_val_loss"])
+    assert len(set(losses)) == 1
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_ranks_that_do_not_exist_show_the_buckets_of_ddp(ranks):
+    """One process is rank 0 of many (PyTorch's fake process group): what it would send, and how it cuts the graph."""
+    command = [sys.executable, "tests/support/ddp_alone.py", str(ranks)]
+    process = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout.splitlines()[-1])
+    assert found["one graph"]["graphs"] == 1
+    assert found["overlap"]["graphs"] > 3
+    assert found["one graph"]["bytes"] == found["overlap"]["bytes"] == found["eager"]["bytes"] == 4 * found["params"]
+    assert found["large buckets"]["buckets"] == 1 < found["one graph"]["buckets"]
+
+
+def test_the_mode_reaches_the_compiler(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.update(options) or model)
+    model = torch.nn.Linear(1, 1)
+    assert compiled.compile_model(model, train_config(compile=True, compile_mode="max_autotune")) is model
+    assert asked == {"dynamic": False, "backend": "inductor", "mode": "max-autotune"}

@@ -1,0 +1,82 @@
+"""A step of the loop reads no tensor: on a GPU each read would wait for all work in its queue."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+import forked
+from factories import environment, make_run, trainer
+from gpt2.optim.builders import BUILDERS
+from kmatrix.records.files import read_json
+from kmatrix.records.train_config import TrainConfig
+from optim_factory import Settings
+
+DOUBLE = ("tests/support/no_waits.py",)
+RUN = {"batch_size": 2, "gradient_accumulation": 2, "log_interval": 3, "eval_interval": 4, "max_iters": 7}
+RUN |= {"n_layer": 1, "eval_samples": 2, "save_checkpoint": False, "save_best": False}
+PRUNED = {"pruning_warmup": 0.0, "pruning_ramp_end": 0.9, "pruning_frequency": 2, "target_sparsity": 0.5}
+# What reads the device by its nature, with the reason.
+READS = {
+    "adafactor": "torch.optim.Adafactor compares two numbers of each parameter on the CPU",
+}
+
+
+def train_under_double(run_dir, **variables):
+    process = forked.start(trainer(run_dir, program=DOUBLE), {**environment(), **variables})
+    output = "".join(process.communicate())
+    return process.returncode, output
+
+
+def of_optimizer(name):
+    """Return the fields of a run with an optimizer at its defaults."""
+    values = asdict(Settings(optimizer=name, learning_rate=1e-3, spam_interval=4, spam_warmup_steps=2))
+    fields = {field: value for field, value in values.items() if field in TrainConfig.names()}
+    fields |= {"max_iters": RUN["max_iters"], "amsgrad": name == "adamwadv"}
+    return fields | ({"pruning": "state", **PRUNED} if name == "adamwprune" else {})
+
+
+@pytest.mark.parametrize("optimizer", [name for name in BUILDERS if name not in READS])
+def test_a_step_reads_no_tensor_with(tmp_path, optimizer):
+    run_dir = make_run(tmp_path, **RUN | of_optimizer(optimizer) | {"schedule": "constant"})
+    code, output = train_under_double(run_dir)
+    assert code == 0, output
+    assert read_json(run_dir.result)["step"] == RUN["max_iters"]
+
+
+@pytest.mark.parametrize("spam_rule", ["norm", "both"])
+def test_a_step_reads_no_tensor_to_find_spikes_of_the_norm(tmp_path, spam_rule):
+    run_dir = make_run(tmp_path, **RUN | of_optimizer("adamwspam") | {"spam_rule": spam_rule, "spam_sigma": 1.0})
+    code, output = train_under_double(run_dir)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("rule", ["gradient", "published", "distance", None])
+def test_a_step_that_prunes_reads_no_tensor(tmp_path, rule):
+    pruning = {"pruning": "movement", "movement_rule": rule} if rule else {"pruning": "magnitude"}
+    more = {**PRUNED, "pruning_schedule": "cubic", "pruning_global": True}
+    code, output = train_under_double(make_run(tmp_path, **RUN | pruning | more))
+    assert code == 0, output
+
+
+def test_the_policy_to_skip_bad_steps_reads_once_before_the_update(tmp_path):
+    strict, allowed = (make_run(tmp_path, name, **RUN, nan_policy="skip", bad_steps_limit=3) for name in ("a", "b"))
+    code, output = train_under_double(strict)
+    assert code != 0
+    assert "WaitError: tolist at" in output
+    code, output = train_under_double(allowed, WAITS_ALLOWED="gpt2/steps.py:average")
+    assert code == 0, output
+
+
+def test_the_policy_to_go_back_reads_no_tensor(tmp_path):
+    run_dir = make_run(tmp_path, **RUN, nan_policy="rollback", checkpoint_interval=2, bad_steps_limit=3)
+    code, output = train_under_double(run_dir)
+    assert code == 0, output
+
+
+def test_the_double_sees_a_read(tmp_path):
+    run_dir = make_run(tmp_path, **RUN | of_optimizer("adafactor"))
+    code, output = train_under_double(run_dir)
+    assert code != 0
+    assert "WaitError" in output

@@ -1,0 +1,76 @@
+"""The trainer under a double of a GPU's queue: reading a tensor in a step raises, as it would wait for the GPU there.
+
+On the CPU every tensor can be read at once, so the double allows by place what a GPU run reads without waiting.
+WAITS_ALLOWED: more places, "FILE:FUNCTION", separated by spaces.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2 import train
+
+READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__", "nonzero")
+OPERATORS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
+ALLOWED = {
+    ("gpt2/steps.py", "drain"),  # the step before, whose copy to pinned memory is complete by then
+    ("gpt2/optim/spam.py", "_weaken"),  # on the CPU alone
+    ("torch/optim/optimizer.py", "_get_value"),  # a counter of steps, which is on the CPU
+    *(tuple(place.split(":")) for place in os.environ.get("WAITS_ALLOWED", "").split()),
+}
+
+
+class WaitError(Exception):
+    """A step reads a tensor."""
+
+
+def check(what: str) -> None:
+    """Raise WaitError unless one of the calling functions may read."""
+    frame, ours = sys._getframe(1), ""
+    while frame is not None and frame.f_code.co_name != "_step":
+        file = frame.f_code.co_filename
+        if any(file.endswith(name) and frame.f_code.co_name == function for name, function in ALLOWED):
+            return
+        if not ours and not file.endswith("no_waits.py"):
+            ours = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    raise WaitError(f"{what} at {ours}")
+
+
+class Functions(TorchFunctionMode):
+    """Sees the methods of tensors, also those that read without an operator."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in READS:
+            check(func.__name__)
+        return func(*args, **kwargs or {})
+
+
+class Operators(TorchDispatchMode):
+    """Sees the operators, also those that PyTorch calls itself."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in OPERATORS:
+            check(name)
+        return func(*args, **kwargs or {})
+
+
+def guarded(step: Any) -> Any:
+    """Return the step of the training loop under the double."""
+
+    def guarded_step(self: Any, number: int) -> Any:
+        with Functions(), Operators():
+            return step(self, number)
+
+    return guarded_step
+
+
+if __name__ == "__main__":
+    train.TrainingLoop._step = guarded(train.TrainingLoop._step)  # type: ignore[method-assign]
+    train.main()
