@@ -95,10 +95,12 @@ class RunLog:
         params: int,
         pruner: Pruner | None = None,
         changed: Sequence[Mapping[str, Any]] = (),
+        *,
+        attention: Mapping[str, str] | None = None,
     ) -> None:
         """Write run_used.json: the effective fields, and how they differ from run.json.
 
-        changed: fields that differ from the plan, each with field, from, to and why.
+        changed: fields that differ from the plan, each with field, from, to and why.  attention: kernel by kind.
         """
         self.config, self.world, self.params, self.pruner = config, world, params, pruner
         machines = gather(world, machine_of(world))  # of all ranks: rank 0 knows only its own node
@@ -119,6 +121,7 @@ class RunLog:
             "devices": [machine["device"] for machine in machines],
             "hosts": hosts,
             "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
+            "attention": dict(attention or {}),
             "environment": variables(),
             "software": software(),
         }
@@ -128,6 +131,8 @@ class RunLog:
             f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
             + (f" on {world.nodes} nodes: {', '.join(dict.fromkeys(hosts))}" if world.nodes > 1 else "")
         )
+        if attention:
+            self.say("Attention: " + ", ".join(f"{kind} {kernel}" for kind, kernel in attention.items()))
         for line in describe(config):
             self.say(f"Depth rule: {line}")
 

@@ -34,9 +34,11 @@ from gpt2.log import RunLog
 from gpt2.loop.between import BetweenSteps
 from gpt2.loop.profiling import Profile
 from gpt2.loop.schedule import dropout_seed, scale
+from gpt2.model.attention_kernel import choose_kernel, kernels_of
 from gpt2.model.base import LanguageModel
 from gpt2.model.compiled import begin_pass, compile_model, keeps_gradients
-from gpt2.model.precision import autocast, configure_precision
+from gpt2.model.fp8 import check_device
+from gpt2.model.precision import autocast, configure_determinism, configure_precision
 from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
@@ -209,7 +211,7 @@ def set_up(
     benchmarks = Benchmarks(config, world, log, validation)
 
     # Model and optimizer
-    log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
+    log.say(configure(config, world.device))
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
     optimizers = shard(build_optimizers(config, raw), config.zero_stage, world)
     spikes = norm_spikes(config, optimizers, world.device)
@@ -219,7 +221,8 @@ def set_up(
     compiled = compile_model(raw, config) if config.compile else raw
     norms = LayerNorms(raw, config.log_interval, config.max_iters - 1) if config.log_norms and world.main else None
     log.norms = norms
-    log.begin(config, world, raw.params, pruner, changes(planned, config, "another micro-batch was asked for"))
+    adjusted = changes(planned, config, "another micro-batch was asked for")
+    log.begin(config, world, raw.params, pruner, adjusted, attention=kernels_of(raw, config, world.device))
 
     # State that a checkpoint holds besides the model, the optimizers and the random generators
     faults, early_stopping = FaultPolicy(config, log.attempt), EarlyStopping(config)
@@ -436,6 +439,18 @@ def check_data(config: TrainConfig, log: RunLog) -> None:
         )
 
 
+def configure(config: TrainConfig, device: torch.device) -> str:
+    """Set precision, determinism and attention kernel of this process, and return a line for the log.
+
+    Raises ConfigError if the device or the installation lacks what is configured.
+    """
+    if config.fp8:
+        check_device(device)
+    configure_determinism(deterministic=config.deterministic)
+    choose_kernel(config, device)
+    return configure_precision(device.type, config.dtype, tf32=config.tf32)
+
+
 def build_model(config: TrainConfig) -> LanguageModel:
     """Return the model with its initial weights, which only the seed decides."""
     if config.arch not in MODELS:
@@ -447,7 +462,10 @@ def build_model(config: TrainConfig) -> LanguageModel:
         flash=config.flash_attention,
         seed=config.seed,
         recompute=config.recompute,
+        recompute_scope=config.recompute_scope or "blocks",
         loss_chunk=config.loss_chunk,
+        bf16_stream=bool(config.bf16_stream),
+        fp8=bool(config.fp8),
     )
 
 

@@ -23,7 +23,8 @@ MAY_DIFFER = frozenset(
     (
         *("batch_size", "gradient_accumulation", "num_gpus", "use_ddp", "ddp_backend", "ddp_find_unused_params"),
         *("zero_stage", "ddp_bucket_mb", "ddp_bf16_gradients", "ddp_overlap"),
-        *("device", "dtype", "tf32", "flash_attention", "compile", "compile_mode", "cpu_threads", "peak_tflops"),
+        *("device", "dtype", "tf32", "compile", "compile_mode", "cpu_threads", "peak_tflops"),
+        *("bf16_stream", "fp8", "deterministic", "flash_attention", "attention_kernel", "recompute_scope"),
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
         *("core", "core_interval", "core_examples"),
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),

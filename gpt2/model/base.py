@@ -10,11 +10,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from gpt2.model import fp8
 from gpt2.model.cache import Cache
 from gpt2.model.loss import CHUNK_ROWS, chunked_cross_entropy, padding_bias, soft_cap
 from gpt2.model.precision import attention_path, has_amx
+from gpt2.model.recompute import recomputed
 from kmatrix.shapes import ModelShape, padded
 
 # Measurements: docs/decisions/0003-attention-and-precision-on-the-cpu.md
@@ -24,9 +25,17 @@ CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster 
 class Linear(nn.Linear):
     """A linear layer without initialization: each model initializes all weights from its own generator."""
 
+    fp8 = False  # products in 8-bit floats, under autocast
+
     # torch would draw weights here that the model overwrites: seconds for a large one, and global random numbers.
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fp8 and torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):  # every dtype is chosen there
+                return fp8.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -41,8 +50,10 @@ class LanguageModel(nn.Module):
 
     dropout: probability.  vocab_multiple: pads the vocabulary to a multiple of this; padding tokens have probability 0,
     so the loss equals that of the unpadded model.  flash: use fused attention if it is faster.
-    recompute: activation checkpointing (Chen et al. 2016, arXiv:1604.06174); only the input of each block is kept.
+    recompute, recompute_scope: activation checkpointing, and of what (gpt2.model.recompute).
     loss_chunk: rows of logits computed at once; 0: all rows, except for narrow models on the CPU.
+    bf16_stream: the residual stream is bfloat16 under autocast, not 32-bit.
+    fp8: the products of the blocks' layers are in 8-bit floats under autocast.
     """
 
     padding_bias: Tensor | None
@@ -56,12 +67,16 @@ class LanguageModel(nn.Module):
         vocab_multiple: int = 1,
         flash: bool = True,
         recompute: bool = False,
+        recompute_scope: str = "blocks",
         loss_chunk: int = 0,
+        bf16_stream: bool = False,
+        fp8: bool = False,
     ) -> None:
         super().__init__()
         self.shape, self.dropout, self.flash = shape, dropout, flash
         self.amx = has_amx()  # here, because the forward pass may be compiled
-        self.recompute, self.loss_chunk = recompute, loss_chunk
+        self.recompute, self.recompute_scope, self.loss_chunk = recompute, recompute_scope, loss_chunk
+        self.bf16_stream, self.fp8 = bf16_stream, fp8
         rows = padded(shape.vocab_size, vocab_multiple)  # V padded: GPUs prefer 50304 to 50257 (nanoGPT)
         self.wte = Embedding(rows, shape.n_embd)
         # Not persistent: constants do not belong into checkpoints, and would tie them to the size of the blocks.
@@ -130,13 +145,20 @@ class LanguageModel(nn.Module):
         fused = self.flash and not (device == "cpu" and has_dropout)  # on the CPU, SDPA with dropout is not fused
         return attention_path(device, dtype, t, fused, amx=self.amx)
 
+    def stream(self, x: Tensor) -> Tensor:
+        """Return the start of the residual stream (B, T, E) in its precision: the blocks keep it."""
+        return x.to(torch.bfloat16) if self.bf16_stream and torch.is_autocast_enabled(x.device.type) else x
+
+    def select_fp8(self) -> None:
+        """Compute the suitable layers of the blocks in 8-bit floats, if the model is to. Subclasses call it at last."""
+        for name, layer in self.named_modules():
+            if self.fp8 and "h" in name.split(".") and isinstance(layer, Linear):
+                layer.fp8 = fp8.suits(layer)
+
     def run_block(self, block: nn.Module, *arguments: object) -> Tensor:
         """Return the output of a block, which is recomputed in the backward pass with activation checkpointing."""
         if self.recompute and self.training and torch.is_grad_enabled():
-            # use_reentrant=False: the variant that torch recommends. It also restores the random state, so recomputed
-            # dropout masks are the same.
-            recomputed: Tensor = checkpoint(block, *arguments, use_reentrant=False)
-            return recomputed
+            return recomputed(block, self.recompute_scope, *arguments)
         output: Tensor = block(*arguments)
         return output
 

@@ -96,6 +96,7 @@ class GPT(LanguageModel):
         # Not persistent: a constant, which would tie checkpoints to the block size of the attention.
         self.register_buffer("causal_mask", causal_mask(shape.block_size), persistent=False)
         self._draw_weights(torch.Generator().manual_seed(seed))
+        self.select_fp8()
 
     @torch.no_grad()
     def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
@@ -112,7 +113,7 @@ class GPT(LanguageModel):
 
     def residual_stream(self, idx: Tensor) -> Tensor:
         path, t = self.attention_path(idx), idx.shape[1]
-        x = self.wte(idx) + self.wpe.weight[:t]  # (B, T, E)
+        x = self.stream(self.wte(idx) + self.wpe.weight[:t])  # (B, T, E)
         x = functional.dropout(x, self.dropout) if self.training and self.dropout else x
         for block in self.h:
             x = self.run_block(block, x, path, self.causal_mask)

@@ -6,11 +6,14 @@ Dimensions in comments: N rows, E width, V vocabulary.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from gpt2.model import compiled
 
 IGNORED = -100  # a label that the loss does not count: PyTorch's default
 CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
@@ -41,61 +44,125 @@ def chunked_cross_entropy(  # noqa: PLR0917  (in the order of the formula)
     # Every dtype is chosen by hand: autocast would cast some of the operations below, but none with `out=`.
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
+    # In a compiled model the operator is one node: the loop would be unrolled, 10,000 nodes at 65,536 tokens.
+    fused = torch.compiler.is_compiling()
     with torch.autocast(device, enabled=False):
+        loss: Tensor
         if torch.is_grad_enabled():
-            loss: Tensor = ChunkedCrossEntropy.apply(x, head, bias, labels, rows, cap)  # type: ignore[no-untyped-call]
-            return loss
-        # Evaluation: the same sums without gradients.
-        w = head.to(x.dtype)
-        total = torch.zeros((), device=x.device)
-        for start in range(0, len(x), rows):
-            logits = _logits(x[start : start + rows], w, bias, cap)  # (rows, V padded)
-            total += functional.cross_entropy(logits, labels[start : start + rows], reduction="sum")
-        return total / (labels != IGNORED).sum()
+            loss, _, _ = loss_and_gradients(x, head, bias, labels, rows, cap, fused)
+        else:
+            loss = loss_alone(x, head, bias, labels, rows, cap)
+        return loss
+
+
+@torch.library.custom_op("kmatrix::loss_alone", mutates_args=())
+def loss_alone(  # noqa: PLR0917  (as above)
+    x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int, cap: float
+) -> Tensor:
+    """Return the mean loss () of the labels that count."""
+    w = head.to(x.dtype)
+    total = torch.zeros((), device=x.device)
+    for start in range(0, len(x), rows):
+        logits = _logits(x[start : start + rows], w, bias, cap)  # (rows, V padded)
+        total += functional.cross_entropy(logits, labels[start : start + rows], reduction="sum")
+    return total / (labels != IGNORED).sum()
+
+
+@loss_alone.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty((), dtype=torch.float32)
+
+
+@torch.library.custom_op("kmatrix::loss_and_gradients", mutates_args=())
+def loss_and_gradients(  # noqa: PLR0917  (as above)
+    x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int, cap: float, fused: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean loss () and its gradients, of `x` (N, E) and of `head` (V padded, E).
+
+    The logits of one chunk exist at a time, and never again: a backward pass would have to recompute them. The idea is
+    that of Liger Kernel's fused linear cross-entropy (https://github.com/linkedin/Liger-Kernel).
+    Products have the dtype of `x`; sums and the gradient of `head` are fp32.
+    fused: what happens to the logits between two products is compiled: read twice and written once.
+    """
+    w = head.to(x.dtype)  # (V padded, E)
+    dx, dw = torch.empty_like(x), torch.zeros_like(head)  # dw in fp32: it sums over all chunks
+    total = torch.zeros((), device=x.device)
+    between_products = _compiled_gradient(compiled.BACKEND) if fused else _gradient
+    for start in range(0, len(x), rows):
+        part, label = x[start : start + rows], labels[start : start + rows, None]
+        # The products are outside of what is compiled: those of the vendor's library are the fastest.
+        z = functional.linear(part, w, None if cap or bias is None else bias.to(x.dtype))  # (rows, V padded)
+        sum_, d = between_products(z, bias if cap else None, label, cap, len(x))
+        del z
+        total -= sum_
+        torch.mm(d, w, out=dx[start : start + rows])  # (rows, E)
+        dw += d.t() @ part  # (V padded, E)
+    return total / len(x), dx, dw
+
+
+@loss_and_gradients.register_fake
+def _(x: Tensor, head: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty((), dtype=torch.float32), torch.empty_like(x), torch.empty_like(head)
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:  # noqa: ARG001
+    _, dx, dw = output
+    ctx.mark_non_differentiable(dx, dw)
+    ctx.save_for_backward(dx, dw)
+
+
+def _scale_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+    dx, dw = ctx.saved_tensors
+    # The loss is a scalar, so the chain rule is one factor (1 / accumulation in training).
+    return dx * grads[0], dw * grads[0], None, None, None, None, None
+
+
+loss_and_gradients.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+
+
+def _gradient(z: Tensor, bias: Tensor | None, label: Tensor, cap: float, n: int) -> tuple[Tensor, Tensor]:
+    """Return the sum of the labels' log-probabilities () and the gradient of the mean loss of n rows by `z`, like `z`.
+
+    z: the product with the output layer (rows, V padded), in fp32 not kept.  label: (rows, 1).
+    """
+    logits = _capped(z, bias, cap)
+    # The derivative of the cap, 1 - tanh^2; padding has -inf, and a gradient of 0.
+    slope = 1 - (logits.clamp(min=-cap) / cap).square() if cap else None
+    log_probs = functional.log_softmax(logits, dim=-1)
+    del logits
+    found = log_probs.gather(1, label).sum()
+    # Gradient of the logits: (softmax - one-hot) / N. In place, because a second buffer would double the peak.
+    d = log_probs.exp_().scatter_add_(1, label, -torch.ones_like(label, dtype=torch.float32))
+    d = d.div_(n)  # (rows, V padded)
+    return found, (d if slope is None else d.mul_(slope)).to(z.dtype)
+
+
+def _fusable_gradient(z: Tensor, bias: Tensor | None, label: Tensor, cap: float, n: int) -> tuple[Tensor, Tensor]:
+    """Return the same as `_gradient`, without operations in place, which keep the compiler from fusing all of it."""
+    logits = _capped(z, bias, cap)
+    log_probs = functional.log_softmax(logits, dim=-1)
+    is_label = torch.arange(z.shape[1], device=z.device) == label  # (rows, V padded)
+    found = torch.where(is_label, log_probs, 0.0).sum()
+    d = (log_probs.exp() - is_label.float()) / n
+    if cap:
+        d = d * (1 - (logits.clamp(min=-cap) / cap).square())
+    return found, d.to(z.dtype)
+
+
+@cache
+def _compiled_gradient(backend: Any) -> Any:
+    """Return `_fusable_gradient`, compiled as the model is."""
+    return torch.compile(_fusable_gradient, dynamic=False, backend=backend)
 
 
 def _logits(x: Tensor, head: Tensor, bias: Tensor | None, cap: float) -> Tensor:
     """Return the logits of some rows in fp32: (rows, V padded)."""
     if not cap:
         return functional.linear(x, head, None if bias is None else bias.to(x.dtype)).float()
-    logits = soft_cap(functional.linear(x, head).float(), cap)
-    return logits if bias is None else logits + bias  # after the cap, which would make -inf finite
+    return _capped(functional.linear(x, head), bias, cap)
 
 
-class ChunkedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy that computes its gradients chunk by chunk in the forward pass; backward only scales them.
-
-    The logits of one chunk exist at a time, and never again: backward would have to recompute them. The idea is that
-    of Liger Kernel's fused linear cross-entropy (https://github.com/linkedin/Liger-Kernel).
-    """
-
-    @staticmethod
-    def forward(  # noqa: PLR0917  (the signature of autograd)
-        ctx: Any, x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int, cap: float
-    ) -> Tensor:
-        """Return the mean loss. Products have the dtype of `x`, (N, E); sums and the gradient of `head` are fp32."""
-        w = head.to(x.dtype)  # (V padded, E)
-        dx, dw = torch.empty_like(x), torch.zeros_like(head)  # dw in fp32: it sums over all chunks
-        total = torch.zeros((), device=x.device)
-        for start in range(0, len(x), rows):
-            part, label = x[start : start + rows], labels[start : start + rows, None]
-            logits = _logits(part, w, bias, cap)  # (rows, V padded)
-            # The derivative of the cap, 1 - tanh^2; padding has -inf, and a gradient of 0.
-            slope = 1 - (logits.clamp(min=-cap) / cap).square() if cap else None
-            log_probs = functional.log_softmax(logits, dim=-1)
-            del logits
-            total -= log_probs.gather(1, label).sum()
-            # Gradient of the logits: (softmax - one-hot) / N. In place, because a second buffer would double the peak.
-            d = log_probs.exp_().scatter_add_(1, label, -torch.ones_like(label, dtype=torch.float32))
-            d = d.div_(len(x))  # (rows, V padded)
-            d = (d if slope is None else d.mul_(slope)).to(x.dtype)
-            torch.mm(d, w, out=dx[start : start + rows])  # (rows, E)
-            dw += d.t() @ part  # (V padded, E)
-        ctx.save_for_backward(dx, dw)
-        return total / len(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        dx, dw = ctx.saved_tensors
-        # The loss is a scalar, so the chain rule is one factor (1 / accumulation in training).
-        return dx * grads[0], dw * grads[0], None, None, None, None
+def _capped(z: Tensor, bias: Tensor | None, cap: float) -> Tensor:
+    """Return logits in fp32 from their product (rows, V padded): capped, then with the bias, which is not finite."""
+    logits = soft_cap(z.float(), cap) if cap else z.float()
+    return logits if bias is None else logits + bias

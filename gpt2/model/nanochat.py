@@ -185,6 +185,7 @@ class NanoChat(LanguageModel):
         for name, table in zip(("cos", "sin"), rotary_tables(shape), strict=True):
             self.register_buffer(name, table, persistent=False)
         self._draw_weights(torch.Generator().manual_seed(seed))
+        self.select_fp8()
 
     @property
     def head(self) -> Tensor:
@@ -197,7 +198,7 @@ class NanoChat(LanguageModel):
 
     def residual_stream(self, idx: Tensor) -> Tensor:
         path, t = self.attention_path(idx), idx.shape[1]
-        x = self.ln_e(self.wte(idx))  # (B, T, E)
+        x = self.stream(self.ln_e(self.wte(idx)))  # (B, T, E)
         if self.smear_gate is not None:
             x = torch.cat([x[:, :1], self._smeared(x[:, 1:], x[:, :-1])], dim=1)
         full = (path, self.causal_mask, False)
@@ -225,7 +226,7 @@ class NanoChat(LanguageModel):
         assert self.smear_gate is not None
         assert self.smear_lambda is not None
         gate = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_CHANNELS]))  # (B, T, 1)
-        return x + gate * before
+        return x + gate.to(x.dtype) * before
 
     def _blocks(
         self,
@@ -245,7 +246,7 @@ class NanoChat(LanguageModel):
             if i == self.shape.n_layer // 2:
                 middle = x
         if self.backout_lambda is not None:
-            x = x - self.backout_lambda * middle
+            x = x - (self.backout_lambda * middle).to(x.dtype)
         normed: Tensor = self.ln_f(x)
         return normed
 

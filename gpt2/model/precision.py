@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._inductor.config
+import torch.utils.deterministic
 
 # Measurements: docs/decisions/0003-attention-and-precision-on-the-cpu.md
 CPU_MATMUL_MAX_TOKENS = 512  # for longer contexts SDPA is as fast and does not store probabilities
@@ -29,6 +32,21 @@ def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
         products = "32-bit (oneDNN)" if onednn else "32-bit"
     activations = "bfloat16 autocast" if dtype == "bf16" else "32-bit activations"
     return f"Precision on {device}: {activations}, matrix products of 32-bit numbers in {products}"
+
+
+def configure_determinism(*, deterministic: bool) -> None:
+    """Make equal runs equal bit for bit on GPUs, at a price in time. On the CPU they are in any case.
+
+    Without it, the gradient of the embedding and the backward pass of fused attention add in an order that varies.
+    """
+    if not deterministic:
+        return
+    # Before the first product, which makes cuBLAS's workspace; the size is that of its documentation.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # A check for programs that read such memory, which takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch._inductor.config.deterministic = True  # choices of the compiler do not depend on measured times
 
 
 @functools.cache

@@ -62,11 +62,35 @@ def test_a_resumed_run_has_one_graph_per_pass(tmp_path):
     assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
 
 
-@pytest.mark.parametrize("options", [{"recompute": True}, {"loss_chunk": 20}, {"dropout": 0.1}, {"dtype": "bf16"}])
+BF16 = {"dtype": "bf16"}
+OPTIONS = [
+    {"dropout": 0.1},
+    {"recompute": True, "recompute_scope": "blocks"},
+    {"recompute": True, "recompute_scope": "elementwise"},
+    *({**BF16, **more} for more in ({}, {"bf16_stream": True}, {"fp8": True, "n_embd": 64, "block_size": 64})),
+    {"deterministic": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_options_of_the_model_do_not_add_graphs(tmp_path, options):
     run_dir = make_run(tmp_path, **RUN, **options)
     (graphs,) = run_counted(run_dir, tmp_path / "graphs")
     assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+
+
+@pytest.mark.parametrize("rows", [64, 10])
+def test_a_chunked_loss_is_one_node_of_the_graph(tmp_path, rows):
+    (graphs,) = run_counted(make_run(tmp_path, **RUN, loss_chunk=rows), tmp_path / "graphs")
+    of_model = [graph for graph in graphs if graph["names"] or graph["pass"] == "backward"]
+    assert sorted(graph["pass"] for graph in of_model) == ONE_EACH
+    assert {name for graph in graphs for name in graph["names"]} == {
+        "kmatrix.loss_and_gradients.default",
+        "kmatrix.loss_alone.default",
+    }
+    # The rest of the operator is compiled for a chunk, and for the last one if that is shorter; once more in step 2,
+    # in which PyTorch's dispatcher marks the tensors in another way.
+    assert len(graphs) - len(of_model) <= 2 * (1 if rows == 64 else 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"eval_samples": 3}, {"loss_chunk": 20}])

@@ -41,12 +41,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("rms", "layer"),
     "activation": ("relu2", "gelu"),
     "tokens_per_param_of": ("all", "scaling"),
+    "attention_kernel": ("auto", "cudnn", "flash", "flash3", "flash4", "efficient"),
+    "recompute_scope": ("blocks", "elementwise"),
     "compile_mode": ("default", "reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs"),
 }
 
 OPTIONAL_CHOICES = (
     *("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn", "norm", "activation"),
     *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of", "data_cache", "compile_mode"),
+    "recompute_scope",
 )
 # The parts of nanochat's models; None with other architectures.
 NANOCHAT_FIELDS = (
@@ -61,6 +64,8 @@ ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": "",
 ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
 ADDED |= {"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "ddp_overlap": None, "compile_mode": None}
+ADDED |= {"bf16_stream": None, "fp8": None, "deterministic": False, "attention_kernel": "auto"}
+ADDED |= {"recompute_scope": None}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
@@ -385,8 +390,13 @@ class TrainConfig(TrainFields):
     zero_stage: int  # 1: optimizer states are sharded over the ranks
     dtype: str
     tf32: bool
+    bf16_stream: bool | None  # the residual stream is bfloat16 under autocast
+    fp8: bool | None  # products of the blocks' layers
+    deterministic: bool  # equal runs are equal bit for bit on GPUs, too
     flash_attention: bool
+    attention_kernel: str  # on GPUs
     recompute: bool  # activation checkpointing
+    recompute_scope: str | None  # of all, or of what is cheap
     loss_chunk: int  # rows of logits computed at once; 0: all
     compile: bool
     compile_mode: str | None  # of torch.compile, with underscores
@@ -456,6 +466,16 @@ class TrainConfig(TrainFields):
         product = self.batch_size * self.gradient_accumulation * self.num_gpus
         if self.global_batch != product:
             raise refused("global_batch", self.global_batch, f"micro-batch x accumulation x ranks is {product}")
+        self._check_ranks()
+        for name in ("bf16_stream", "fp8"):
+            if getattr(self, name) and self.dtype != "bf16":
+                raise refused(name, True, f"it belongs to dtype bf16, not {self.dtype}")
+        # One step of difference: the planner rounds to whole steps.
+        if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
+            raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
+
+    def _check_ranks(self) -> None:
+        """Raise ConfigError if the fields of the ranks contradict each other."""
         if self.num_gpus > 1 and not (self.use_ddp and self.ddp_backend):
             raise refused("num_gpus", self.num_gpus, "more than one rank needs use_ddp and a ddp_backend")
         if self.zero_stage not in (0, 1):
@@ -464,9 +484,6 @@ class TrainConfig(TrainFields):
             raise refused("zero_stage", self.zero_stage, f"{self.optimizer} {NOT_SHARDED[self.optimizer]}")
         if self.num_gpus % self.num_nodes:
             raise refused("num_nodes", self.num_nodes, f"it does not divide the {self.num_gpus} ranks")
-        # One step of difference: the planner rounds to whole steps.
-        if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
-            raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
 
     def _check_parts(self) -> None:
         """Raise ConfigError if the architecture does not allow a field, or lacks a part."""
