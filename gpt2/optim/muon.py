@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+# Bytes of 32-bit weights: the most that an iteration takes at once, if it takes more than one matrix. All matrices of a
+# shape of GPT-2 124M fit (113 MB). Those of larger models are larger, so that a few fill a GPU: 3 of 1558M's MLP.
+# The memory of an iteration is 2.5 times this bound, five batches in 16 bits, whatever the size of the model.
+BATCH = 1 << 27
 
 
 class Muon(torch.optim.Muon):
     """PyTorch's Muon that orthogonalizes each projection of a fused matrix on its own.
 
-    parts: number of projections in a matrix, stacked by rows; 1 if it is not listed. Without any, every update equals
-    PyTorch's bit for bit. States and groups are PyTorch's.
+    parts: number of projections in a matrix, stacked by rows; 1 if it is not listed.
+    States and groups are PyTorch's. Without any parts every update on the CPU equals PyTorch's bit for bit; a GPU
+    computes the products of equal shape in batches, whose kernels may round in another way.
     """
+
+    dtype = torch.bfloat16  # of the iteration
 
     def __init__(self, params: Any, *, parts: Mapping[nn.Parameter, int], **muon: Any) -> None:
         super().__init__(params, **muon)
@@ -24,24 +32,52 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002  (torch's signature)
         for group in self.param_groups:
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    self._update(matrix, matrix.grad, group)
+            for matrices, parts in batches(group["params"], self.parts):
+                self._update(matrices, parts, group)
 
-    def _update(self, matrix: nn.Parameter, grad: torch.Tensor, group: Mapping[str, Any]) -> None:
-        state = self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        momentum = state["momentum_buffer"]
-        momentum.lerp_(grad, 1 - group["momentum"])
-        update = grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-        parts = self.parts.get(matrix, 1)
-        if parts > 1:
-            update = update.view(parts, len(update) // parts, -1)  # (P, A / P, B): one product for all projections
-        update = orthogonal(update, steps=group["ns_steps"], factors=group["ns_coefficients"], least=group["eps"])
-        rate = group["lr"] * muon_ratio(group["adjust_lr_fn"], *update.shape[-2:])
-        matrix.mul_(1 - group["lr"] * group["weight_decay"])
-        matrix.add_(update.reshape(matrix.shape), alpha=-rate)
+    def _update(self, matrices: list[Tensor], parts: int, group: Mapping[str, Any]) -> None:
+        """Update matrices (A, B) of one shape, with the same number of projections."""
+        grads = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        for matrix, grad in zip(matrices, grads, strict=True):
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        # torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        updates = torch._foreach_lerp(grads, momenta, group["momentum"]) if group["nesterov"] else momenta
+        x = projected(updates, parts, self.dtype)  # (N P, A / P, B)
+        del updates  # before the iteration takes more memory
+        x = orthogonal(x, steps=group["ns_steps"], factors=group["ns_coefficients"], least=group["eps"])
+        rate = group["lr"] * muon_ratio(group["adjust_lr_fn"], *x.shape[-2:])
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(matrices, whole(x, matrices), alpha=-rate)
+
+
+def batches(matrices: Sequence[nn.Parameter], parts: Mapping[nn.Parameter, int]) -> Iterator[tuple[list[Tensor], int]]:
+    """Yield the matrices that have a gradient, in batches of one shape and number of projections, with that number."""
+    alike: dict[tuple[tuple[int, ...], int], list[Tensor]] = {}
+    for matrix in matrices:
+        if matrix.grad is not None:
+            alike.setdefault((tuple(matrix.shape), parts.get(matrix, 1)), []).append(matrix)
+    for (shape, count), found in alike.items():
+        size = max(1, BATCH // (4 * math.prod(shape)))
+        for first in range(0, len(found), size):
+            yield found[first : first + size], count
+
+
+def projected(matrices: list[Tensor] | tuple[Tensor, ...], parts: int, dtype: torch.dtype) -> Tensor:
+    """Return a copy of N matrices (A, B) of P projections each, as one tensor (N P, A / P, B)."""
+    rows, columns = matrices[0].shape
+    x = torch.empty(len(matrices), rows, columns, dtype=dtype, device=matrices[0].device)
+    torch._foreach_copy_(x.unbind(), matrices)
+    return x.view(-1, rows // parts, columns)
+
+
+def whole(x: Tensor, matrices: list[Tensor]) -> list[Tensor]:
+    """Return projections (N P, A / P, B) as N tensors like the matrices (A, B) that they are from."""
+    # In the type and layout of the matrices: otherwise foreach functions on a GPU start a kernel for each tensor.
+    x = x.to(matrices[0].dtype, memory_format=torch.contiguous_format)
+    return list(x.view(len(matrices), *matrices[0].shape).unbind())
 
 
 def muon_ratio(name: str | None, rows: int, columns: int) -> float:
@@ -51,21 +87,37 @@ def muon_ratio(name: str | None, rows: int, columns: int) -> float:
     return math.sqrt(max(1, rows / columns))  # the author's
 
 
-def orthogonal(
-    matrices: torch.Tensor, *, steps: int, factors: tuple[float, float, float], least: float
-) -> torch.Tensor:
-    """Return the matrices (A, B) or (P, A, B) with singular values near 1, in bfloat16, by Newton-Schulz iterations.
+def orthogonal(x: Tensor, *, steps: int, factors: tuple[float, float, float], least: float) -> Tensor:
+    """Return matrices (N, A, B) with singular values near 1, by Newton-Schulz iterations. Overwrites x.
 
     X <- a X + (b G + c G G) X with G = X X'. Source: Jordan et al. 2024.  least: lower bound of the norm.
     """
-    a, b, c = factors
-    product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
-    x = matrices.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x  # the products with the shorter side are cheaper
     # The norm of each matrix bounds its largest singular value, which the iteration needs to be at most 1.
-    x = x / x.flatten(-2).norm(dim=-1)[..., None, None].clamp(min=least)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp_(min=least))
+    return iterated(x, [factors] * steps)
+
+
+def iterated(x: Tensor, factors: Sequence[tuple[float, float, float]]) -> Tensor:
+    """Return matrices (N, A, B) after X <- a X + (b G + c G G) X for each a, b, c; G = X X', of the shorter side.
+
+    On the CPU each matrix has its own products, for equal bits in a batch of any size: with sharded states a rank has
+    only some of the matrices (gpt2.optim.sharded), and BLAS rounds by the number of products that it gets at once.
+    There are no kernels to start there, which is what a batch saves.
+    """
+    if x.device.type == "cpu":
+        return torch.stack([_iterated(matrix, factors, torch.mm, torch.addmm) for matrix in x.unbind()])
+    return _iterated(x, factors, torch.bmm, torch.baddbmm)
+
+
+def _iterated(
+    x: Tensor,
+    factors: Sequence[tuple[float, float, float]],
+    product: Callable[..., Tensor],
+    sum_and_product: Callable[..., Tensor],
+) -> Tensor:
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    for a, b, c in factors:
+        gram = product(x, x.mT)
+        x = sum_and_product(x, sum_and_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

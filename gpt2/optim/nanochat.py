@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.optim.groups import block_matrices, projections
-from gpt2.optim.muon import Muon, muon_ratio
+from gpt2.optim.muon import Muon, batches, iterated, muon_ratio, projected, whole
 from kmatrix.depth_rule import (
     EMBEDDING,
     HEAD,
@@ -180,64 +180,45 @@ class NanochatMuon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002  (torch's signature)
         for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    by_shape.setdefault(self._stacked(matrix).shape, []).append(matrix)
-            for matrices in by_shape.values():  # one product for all matrices of a shape
-                self._update(matrices, group)
+            for matrices, parts in batches(group["params"], self.parts):
+                self._update(matrices, parts, group)
 
-    def _stacked(self, tensor: Tensor, matrix: nn.Parameter | None = None) -> Tensor:
-        """Return a matrix, its gradient or momentum as its projections: (P, A, B)."""
-        parts = self.parts.get(tensor if matrix is None else matrix, 1)  # type: ignore[call-overload]
-        return tensor.view(parts, len(tensor) // parts, -1)
-
-    def _update(self, matrices: list[nn.Parameter], group: Mapping[str, Any]) -> None:
-        rows, columns = self._stacked(matrices[0]).shape[1:]
-        gradients = torch.cat([self._stacked(m.grad, m) for m in matrices if m.grad is not None])  # (N, A, B)
+    def _update(self, matrices: list[Tensor], parts: int, group: Mapping[str, Any]) -> None:
+        """Update matrices (P A, B) of one shape, of P projections each."""
+        grads = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        rows, columns = len(matrices[0]) // parts, matrices[0].shape[1]
         for matrix in matrices:
             if not self.state[matrix]:
-                whole = self._stacked(matrix)
-                short = (len(whole), rows, 1) if rows >= columns else (len(whole), 1, columns)
+                short = (parts, rows, 1) if rows >= columns else (parts, 1, columns)
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
                 self.state[matrix]["second_moment"] = torch.zeros(short, device=matrix.device)
-        states = [self.state[matrix] for matrix in matrices]
-        buffers = [self._stacked(state["momentum_buffer"], m) for state, m in zip(states, matrices, strict=True)]
-        momentum = torch.cat(buffers).lerp_(gradients, 1 - group["momentum"])
-        second = torch.cat([state["second_moment"] for state in states])
+        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        seconds = [self.state[matrix]["second_moment"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        updates = torch._foreach_lerp(grads, momenta, group["momentum"])  # Nesterov
+        x = projected(updates, parts, self.dtype)  # (N P, A, B)
+        del updates  # before the iteration takes more memory
 
-        update = gradients.lerp_(momentum, group["momentum"]).to(self.dtype)  # Nesterov
-        update = normalized_columns(polar_express(normalized_rows(update)), second)  # (N, A, B), in 32 bits
+        second = torch.cat(seconds)
+        x = normalized_columns(polar_express(normalized_rows(x)), second)  # in 32 bits
+        torch._foreach_copy_(seconds, torch.split(second, parts))
         eta = group["lr"] * muon_ratio("original", rows, columns)
-        start = 0
-        for matrix, state, buffer in zip(matrices, states, buffers, strict=True):
-            chunk = slice(start, start + len(buffer))
-            buffer.copy_(momentum[chunk])
-            state["second_moment"].copy_(second[chunk])
-            change = update[chunk].reshape(matrix.shape)
-            grows = (change * matrix) >= 0  # the step, -change, brings these entries towards 0, as decay does
-            matrix.sub_(eta * change + (eta * group["weight_decay"]) * matrix * grows)
-            start += len(buffer)
+        decayed = projected(matrices, parts, x.dtype)
+        grows = (x * decayed) >= 0  # the step, -x, brings these entries towards 0, as decay does
+        decayed.mul_(eta * group["weight_decay"]).mul_(grows)
+        torch._foreach_sub_(matrices, whole(x.mul_(eta).add_(decayed), matrices))
 
 
 def normalized_rows(x: Tensor) -> Tensor:
     """Return matrices (N, A, B) whose rows have the mean norm of the matrix's rows (MuonEq)."""
-    whole = x.flatten(1).norm(dim=1)[:, None, None] / math.sqrt(x.shape[1])
-    normalized: Tensor = x * (whole / x.norm(dim=2, keepdim=True).clamp(min=1e-6))
-    return normalized
+    whole = norms(x) / math.sqrt(x.shape[1])
+    return x.mul_(whole / torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_(min=1e-6))
 
 
 def polar_express(x: Tensor) -> Tensor:
     """Return matrices (N, A, B) with singular values near 1, scaled to the norm of an orthogonal matrix (Muon+)."""
-    x = x / (SAFETY * x.flatten(1).norm(dim=1)[:, None, None] + LEAST)
-    tall = x.shape[1] > x.shape[2]
-    for a, b, c in POLAR_EXPRESS:
-        gram = x.mT @ x if tall else x @ x.mT  # of the shorter side
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, x, factor, beta=a) if tall else torch.baddbmm(x, factor, x, beta=a)
-    norm = x.flatten(1).norm(dim=1)[:, None, None]
-    scaled: Tensor = x * (math.sqrt(min(x.shape[1:])) / norm.clamp(min=LEAST))
-    return scaled
+    x = iterated(x.div_(SAFETY * norms(x) + LEAST), POLAR_EXPRESS)
+    return x.mul_(math.sqrt(min(x.shape[1:])) / norms(x).clamp_(min=LEAST))
 
 
 def normalized_columns(x: Tensor, second: Tensor) -> Tensor:
@@ -248,7 +229,11 @@ def normalized_columns(x: Tensor, second: Tensor) -> Tensor:
     x = x.float()
     square = x.square().mean(dim=2 if second.shape[2] == 1 else 1, keepdim=True)
     second.lerp_(square, 1 - BETA2)
-    scaled = x * second.clamp(min=LEAST_VARIANCE).rsqrt()
-    before, after = (part.flatten(1).norm(dim=1)[:, None, None] for part in (x, scaled))
-    restored: Tensor = scaled * (before / after.clamp(min=1e-10))
-    return restored
+    scaled = x * second.clamp(min=LEAST_VARIANCE).rsqrt_()
+    return scaled.mul_(norms(x) / norms(scaled).clamp_(min=1e-10))
+
+
+def norms(x: Tensor) -> Tensor:
+    """Return the Frobenius norms of matrices (N, A, B), as (N, 1, 1)."""
+    found: Tensor = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    return found
