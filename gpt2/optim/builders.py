@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpt2.optim.adafactor import Adafactor
 from gpt2.optim.groups import block_matrices, decay_groups, projections, set_group_rates
 from gpt2.optim.muon import Muon
 from gpt2.optim.nanochat import muon_nanochat, muon_nanochat2025
@@ -127,7 +128,7 @@ def adafactor(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """
     groups = decay_groups(model.parameters(), config.weight_decay)
     options = {"lr": config.learning_rate, "beta2_decay": config.adafactor_beta2_decay, "d": config.adafactor_clip}
-    return [torch.optim.Adafactor(groups, **options)]
+    return [Adafactor(groups, **options)]
 
 
 def _adam_options(config: Any) -> dict[str, Any]:

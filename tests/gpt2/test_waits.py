@@ -1,0 +1,166 @@
+"""No optimizer waits for the GPU in a step, except where its method needs it.
+
+The double of a GPU is the device "meta": its tensors have no values, so that everything fails that would read one.
+Counters that optimizers keep in CPU memory are read as on a GPU, without a wait.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpt2.model.gpt2 import GPT
+from gpt2.optim.adafactor import Adafactor
+from gpt2.optim.builders import BUILDERS, build_optimizers
+from gpt2.optim.spam import NormSpikes
+from optim_factory import SHAPE, Settings, run_steps
+
+DEVICE = torch.device("meta")
+STEPS = 9  # with resets by SPAM, clipped spikes, and several decompositions by SOAP
+SETTINGS = Settings(spam_interval=4, spam_warmup_steps=2, spam_theta=1.5, soap_frequency=3)
+
+# Operators that read on the host whether they have converged or met a singular matrix: "synchronizes" in PyTorch's
+# documentation of torch.linalg.
+CONVERGING = ("linalg_eig", "linalg_svd", "linalg_inv", "linalg_cholesky", "linalg_solve", "linalg_lu")
+# One kernel that reads nothing on the host, and has no form for tensors without values.
+FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
+
+WAITS = {  # steps that wait, by optimizer; 0-based
+    "soap": {0: "the first eigenbasis: torch.linalg.eigh reads on the host whether it has converged"},
+}
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operators that wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = str(function).removeprefix("aten.").split(".")[0]
+        if name in FUSED:
+            return None
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if name.lstrip("_").startswith(CONVERGING) and tensors[0].device == DEVICE:
+            self.found.append(name)
+        result = function(*args, **(kwargs or {}))
+        # A copy from or to ordinary memory of the CPU: the host waits until it is done.
+        if name in ("copy_", "_to_copy") and len({tensor.device for tensor in (*tensors, result)}) > 1:
+            self.found.append(name)
+        return result
+
+
+@pytest.fixture(autouse=True)
+def _fused_as_on_a_gpu(monkeypatch):
+    """Let optimizers choose their fused form, and so the place of their counters, as on a GPU."""
+    module = importlib.import_module("torch.optim.optimizer")  # torch.optim hides the attribute
+    monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["cpu", DEVICE.type])
+
+
+def waiting_steps(optimizers, parameters, steps=STEPS):
+    """Return the steps that wait, with the operators or the error."""
+    found = {}
+    for step in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        with Waits() as waits:
+            try:
+                optimizers.step()
+            except (RuntimeError, NotImplementedError) as error:  # a read of a value; the error depends on the operator
+                waits.found.append(str(error).splitlines()[0])
+        if waits.found:
+            found[step] = waits.found
+    return found
+
+
+@pytest.mark.parametrize("base", ["adam", "adamw", "adamwadv", "adamwspam", None])
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_a_step_reads_nothing_from_the_device(name, base):
+    if (base is not None) != (name == "adamwprune"):
+        return
+    model = GPT(SHAPE).to(DEVICE)
+    settings = replace(SETTINGS, optimizer=name, adamwprune_base=base or "adamw", spam_rule="both", spam_sigma=2.0)
+    optimizers = build_optimizers(settings, model)
+    optimizers.set_scale(0.5)
+
+    found = waiting_steps(optimizers, list(model.parameters()))
+
+    assert found.keys() == WAITS.get(name, {}).keys(), found
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_a_step_after_a_state_was_loaded_from_a_checkpoint_reads_nothing_from_the_device(name):
+    """Counters of steps stay in CPU memory if the optimizer reads them there."""
+    settings = replace(SETTINGS, optimizer=name)
+    trained, model = GPT(SHAPE), GPT(SHAPE).to(DEVICE)
+    saved = build_optimizers(settings, trained)
+    run_steps(trained, saved, 2)
+    optimizers = build_optimizers(settings, model)
+    optimizers.load_state_dict(saved.state_dict())
+
+    assert not waiting_steps(optimizers, list(model.parameters()))
+
+
+def test_the_spike_rule_of_the_gradient_norm_reads_nothing_from_the_device():
+    model = GPT(SHAPE).to(DEVICE)
+    optimizers = build_optimizers(replace(SETTINGS, optimizer="adamwspam"), model)
+    waiting_steps(optimizers, list(model.parameters()), steps=2)
+    spikes = NormSpikes(optimizers, 2.0, DEVICE)
+
+    with Waits() as waits:
+        spikes.update(torch.empty((), device=DEVICE))
+
+    assert not waits.found
+
+
+class Reading(torch.optim.SGD):
+    """An optimizer that reads a value."""
+
+    def __init__(self, params: Any, read: Callable[[torch.Tensor], object]) -> None:
+        super().__init__(params, lr=0.1)
+        self.read = read
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.read(self.param_groups[0]["params"][0].grad[0])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.cpu,
+        float,
+        bool,
+        lambda tensor: tensor if tensor > 0 else None,
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: tensor + torch.ones(2).to(tensor.device).sum(),
+        lambda tensor: torch.linalg.eigh(tensor.expand(2, 2)),
+    ],
+)
+def test_the_double_notices_a_read(read):
+    parameter = nn.Parameter(torch.empty(3, device=DEVICE))
+
+    assert waiting_steps(Reading([parameter], read), [parameter], steps=1)
+
+
+def test_the_double_notices_that_pytorchs_adafactor_waits():
+    parameter = nn.Parameter(torch.empty(3, 2, device=DEVICE))
+
+    assert waiting_steps(torch.optim.Adafactor([parameter]), [parameter], steps=1)
+    assert not waiting_steps(Adafactor([parameter]), [parameter], steps=1)
