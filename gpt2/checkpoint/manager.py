@@ -7,8 +7,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from gpt2.checkpoint.contents import size_of
+from gpt2.checkpoint.copies import CopyBuffers
 from gpt2.checkpoint.files import (
     AUTO,
     ChosenCheckpoint,
@@ -51,7 +51,6 @@ from kmatrix.text import disk_size
 EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
 MIB = 2**20
 WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
-BufferKey = tuple[torch.dtype, torch.Size, tuple[int, ...], bool]
 SAMPLE = 1 << 26  # bytes: enough to detect a slow disk without a noticeable delay
 WORTH_PROBING = 4 * SAMPLE  # bytes: any disk is fast enough for smaller checkpoints
 
@@ -481,43 +480,6 @@ def _reduced(entry: Entry, path: Path, written: WrittenCheckpoint) -> Entry:
     # "kept", because earlier versions do not know `weights_only`, and must not delete it.
     kinds = frozenset({CheckpointKind.KEPT})
     return replaced(entry, name=path.name, kinds=kinds, bytes=written.bytes, sha256=written.sha256, weights_only=True)
-
-
-class CopyBuffers:
-    """Copies tensors into the same buffers every time: allocating fresh memory takes longer than copying."""
-
-    def __init__(self) -> None:
-        self._memory: defaultdict[BufferKey, list[torch.Tensor]] = defaultdict(list)
-        self._taken: defaultdict[BufferKey, int] = defaultdict(int)
-
-    def of(self, value: Any) -> Any:
-        """Return a nested value with all tensors copied, overwriting the previous copies.
-
-        Copies of GPU tensors are pinned and made asynchronously, in stream order.
-        """
-        self._taken.clear()
-        return self._copy(value)
-
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._place(value).copy_(value.detach(), non_blocking=True)
-        if isinstance(value, Mapping):
-            return {name: self._copy(item) for name, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(item) for item in value)
-        return value
-
-    def _place(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a buffer for a copy: reused from the last checkpoint, or new."""
-        # By dtype, shape and strides in order of appearance: the state has the same tensors every time. Strides because
-        # products of matrices round by them, and a resumed SOAP has to go on with the same numbers.
-        pinned = like.device.type == "cuda"
-        kind = (like.dtype, like.shape, like.stride(), pinned)
-        number = self._taken[kind]
-        self._taken[kind] += 1
-        if number == len(self._memory[kind]):
-            self._memory[kind].append(torch.empty_like(like, device="cpu", pin_memory=pinned))
-        return self._memory[kind][number]
 
 
 class WriteSpeed:

@@ -68,7 +68,7 @@ def snapshot(
     """Return the state of a run after `step` updates. rng: generator states of all ranks.
 
     optimizer: the states gathered from all ranks; None if each rank holds all of them.
-    The tensors are those of training: copy (CopyBuffers) or write them before the next step.
+    The tensors are those of training: copy (gpt2.checkpoint.copies) or write them before the next step.
     The data order (gpt2/data/batches.py) and the learning rate (gpt2/loop/schedule.py) are functions of the step, so
     the step is all that is stored of them.
     """
