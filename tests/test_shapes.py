@@ -73,6 +73,34 @@ def test_a_known_device_has_its_dense_peak(device, dtype, peak):
     assert peak_tflops(device, dtype) == peak
 
 
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA B300 SXM6 AC", 2250),
+        ("NVIDIA GB300", 2500),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),  # lower clocks, not known here
+        ("AMD Instinct MI300X", 1307.4),
+        ("AMD Instinct MI300A", 980.6),
+        ("AMD Instinct MI325X", 1307.4),
+        ("AMD Instinct MI350X", 2306.9),
+        ("AMD Instinct MI355X", 2516.6),
+    ],
+)
+def test_names_that_drivers_report_have_the_dense_bfloat16_peak_of_their_data_sheet(device, peak):
+    assert peak_tflops(device, "bf16") == peak
+
+
+def test_amds_gpus_have_one_peak_in_32_bits_because_pytorch_does_not_use_their_tf32():
+    assert peak_tflops("AMD Instinct MI300X", "fp32") == peak_tflops("AMD Instinct MI300X", "fp32", tf32=False) == 163.4
+
+
 def test_without_tf32_fp32_matmuls_have_a_lower_peak():
     assert peak_tflops("NVIDIA A100-SXM4-80GB", "fp32", tf32=False) == 19.5
 
