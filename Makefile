@@ -7,7 +7,7 @@
 # use, and those of the environment that are read below. All other names that are used here have `override`: no value of
 # a user takes their place. tests/project/test_no_shell.py tries every name.
 override GIVEN := $(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))
-override READ := KCONFIG_CONFIG O V TORCH_INDEX CURDIR VPATH GPATH
+override READ := KCONFIG_CONFIG O V TORCH_INDEX GPULESS_VENV CURDIR VPATH GPATH
 override READ := $(GIVEN) $(foreach .each,$(READ),$(if $(filter environment,$(origin $(.each))),$(.each)))
 $(foreach .each,$(READ),$(eval override $(.each) := $$(value $(.each))))
 # Those that make would expand once more for the environment, if a variable there has their name.
@@ -47,6 +47,8 @@ override TRACKERS :=
 override KUBERNETES :=
 override DEV :=
 endif
+# The environment of check-gpuless.
+override CUDA_VENV := $(or $(GPULESS_VENV),.venv-cuda)
 # Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
 override CONFIG_FILE := $(or $(KCONFIG_CONFIG),$(if $(O),$(O)/).config)
 # Read by make itself (4.2 or newer), not by a shell: the name of the file is the user's.
@@ -73,7 +75,7 @@ override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
 
 # Set-up and checks
-.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow accept bench
+.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpuless accept bench
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
 	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
@@ -88,12 +90,17 @@ check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
-	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu"
+	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu and not gpuless"
 # loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow or accept"
+	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpuless"
+# In an environment of its own, or with PYTHON: torch's CUDA build is 4 GB larger than the CPU build.
+check-gpuless:
+	$(if $(CONTROL),@GPULESS_VENV=$(call quote,$(CUDA_VENV)) sh scripts/setup.sh gpuless)
+	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
+		-m pytest -n 2 --dist loadfile -m gpuless tests/gpuless
 accept: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -m accept
+	$(QUIET_MAKE) -m pytest -m "accept and not gpuless"
 bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py

@@ -1,7 +1,10 @@
 # Make one stage of .venv: core, train, trackers, kubernetes or dev. Called by the Makefile if pyproject.toml or constraints.txt is
 # newer than the stage; their checksum decides, because a copy of a checkout has new times.
+# The stage gpuless is an environment of its own, in the folder GPULESS_VENV: what tests need, with torch's CUDA build.
 set -eu
 stage=$1
+venv=.venv
+[ "$stage" != gpuless ] || venv=${GPULESS_VENV:-.venv-cuda}
 python=${KMATRIX_BASE_PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "error: kmatrix needs Python 3.11 or newer as $python" >&2
@@ -9,8 +12,10 @@ python=${KMATRIX_BASE_PYTHON:-python3}
     exit 2
 }
 sum=$(cat pyproject.toml constraints.txt | cksum)
-if [ "$(cat ".venv/.$stage" 2>/dev/null)" = "$sum" ]; then
-    touch ".venv/.$stage"
+mark="$venv/.$stage"
+known=$(cat "$mark" 2>/dev/null || true)
+if [ "$known" = "$sum" ]; then
+    touch "$mark"
     exit 0
 fi
 case $stage in
@@ -19,9 +24,10 @@ case $stage in
     trackers) about="W&B, Trackio, TensorBoard (about 350 MB)" ;;
     kubernetes) about="the client of Kubernetes (about 140 MB)" ;;
     dev) about="tools of make check: ruff, mypy, pytest, transformers (about 120 MB)" ;;
+    gpuless) about="the tests with the CUDA build of torch: 5.7 GB on disk, 2 to 10 minutes" ;;
 esac
-echo "setup: installing into .venv: $about"
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+echo "setup: installing into $venv: $about"
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PIP_CONSTRAINT PIP_REQUIRE_HASHES PIP_NO_BINARY # the files below say everything
 [ -t 1 ] && quiet= || quiet=--quiet # no progress bars in a log
@@ -30,30 +36,45 @@ unset PIP_CONSTRAINT PIP_REQUIRE_HASHES PIP_NO_BINARY # the files below say ever
 # list is complete, so nothing else may come in. Wheels only: the set-up program of a source package would run.
 # A second argument is the version of torch, "none" to leave it out.
 install() {
-    list=".venv/.$1.requirements"
+    list="$venv/.$1.requirements"
     awk -v stage="$1" -v torch="${2:-}" '
         /^# / { wanted = index(" " substr($0, 3) " ", " " stage " ") }
         /^torch==/ && torch == "none" { wanted = 0 }
         /^torch==/ && torch { sub("==[^ ]*", "==" torch) }
         /^[A-Za-z0-9 ]/ && wanted
     ' constraints.txt >"$list"
-    .venv/bin/python -m pip install $quiet --no-deps --only-binary :all: --require-hashes --requirement "$list"
+    "$venv/bin/python" -m pip install $quiet --no-deps --only-binary :all: --require-hashes --requirement "$list"
+}
+
+# Last: a stage that failed half-way has no mark, and is installed again.
+finish() {
+    echo "$sum" >"$mark"
+    echo "setup: $stage is ready"
 }
 
 torch=
 pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
+if [ "$stage" = gpuless ]; then
+    # kmatrix itself is not installed: the Makefile puts the checkout on the path, so checkouts may share the folder.
+    install core
+    install train "=$pin" # ===: exactly this version, not the CPU build that pip may be configured to find
+    install cuda
+    install dev
+    finish
+    exit 0
+fi
 if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     # From the index that the user names, whose files have other hashes: it is trusted instead of them.
     torch=none
-    .venv/bin/python -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"
+    "$venv/bin/python" -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"
 elif [ "$stage" = train ]; then
     # A build of this version that pip is configured to find, such as 2.13.0+cpu in a folder of wheels. pip would prefer
     # it, but not in the mode with hashes: there, it prefers a file whose hash the index states.
-    torch=$(.venv/bin/python -m pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -m 1 -e "$pin+cpu" || true)
+    torch=$("$venv/bin/python" -m pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -m 1 -e "$pin+cpu" || true)
 fi
 install "$stage" "$torch"
 # The CUDA build of torch needs 17 packages more, the CPU build none of them.
-if [ "$stage" = train ] && [ "$torch" != none ] && .venv/bin/python -c '
+if [ "$stage" = train ] && [ "$torch" != none ] && "$venv/bin/python" -c '
 import sys
 from importlib.metadata import requires
 sys.exit(not any(line.startswith(("nvidia-", "cuda-")) and "extra ==" not in line for line in requires("torch") or ()))
@@ -61,7 +82,7 @@ sys.exit(not any(line.startswith(("nvidia-", "cuda-")) and "extra ==" not in lin
     install cuda
 fi
 # kmatrix itself. Its dependencies are there; with build isolation, pip would download setuptools without a hash.
-.venv/bin/python -m pip install $quiet --no-deps --no-build-isolation --editable .
+"$venv/bin/python" -m pip install $quiet --no-deps --no-build-isolation --editable .
 
 # pip writes absolute paths to this checkout; with relative ones a copy of the checkout runs its own code.
 for path in .venv/lib/python*/site-packages/__editable__.kmatrix-*.pth; do
@@ -73,6 +94,4 @@ bin=$(dirname "$0")
 [ -f "$bin/../pyvenv.cfg" ] || bin=$(dirname "$(readlink -f "$0")") # called through a link to this file
 exec "$bin/python" -P -m kmatrix "$@" # -P: a file kmatrix.py in the current directory is not imported
 SCRIPT
-# Last: a stage that failed half-way has no mark, and is installed again.
-echo "$sum" >".venv/.$stage"
-echo "setup: $stage is ready"
+finish

@@ -90,7 +90,7 @@ def test_the_set_up_installs_with_hashes_and_without_the_resolver():
     assert "--no-deps --only-binary :all: --require-hashes --requirement" in "".join(calls)
     assert "--no-deps --no-build-isolation --editable ." in calls[-1]
     assert [line for line in calls if "--require-hashes" not in line and "--no-deps" not in line] == [
-        '.venv/bin/python -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"'
+        '"$venv/bin/python" -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"'
     ]
 
 

@@ -23,8 +23,9 @@ MATMUL_ROWS = 256  # query rows per product there; keys after the last of these 
 NARROW, MANY, CPU_CHUNK = 128, 32768, 128
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 # Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations.
-# Measured on the CPU in bf16: 2.3. The rest of the model takes as much memory as without it.
-COMPILED_LOGIT = {"bf16": 3, "fp32": 6}
+# On GPUs their gradient takes the place of the logits (tests/fixtures/gpu_memory.json). Measured on the CPU in bf16:
+# 2.3. The rest of the model takes as much memory as without it.
+COMPILED_LOGIT = {"cuda": {"bf16": 2, "fp32": 4}, "cpu": {"bf16": 3, "fp32": 6}}
 # The memory of a process on the CPU: Python, PyTorch and its libraries, and a share above the tensors, because the
 # allocator does not return every gap. Recomputation frees many small blocks, of which it keeps about half.
 # Measured with bench/cpu_memory.py, which prints the error of each row.
@@ -71,6 +72,7 @@ class MemoryNeed:
     block: float  # extra for the backward pass of one block; the whole block with activation checkpointing
     logits: float
     head: float  # gradient of the output layer, the first to exist
+    tied: float  # gradient of the token embedding before it is added to `head`; 0 if the two are separate weights
     norms: float = 0.0  # a copy of the weights and the update of a layer, at the end of a logged step (LOG_NORMS)
     exchange: float = 0.0  # buffer of the weights that ranks with sharded states send each other
     unused: float = 0.0  # CPU only: freed by recomputation, but kept by the allocator
@@ -83,12 +85,12 @@ class MemoryNeed:
         if self.states is None:
             return None
         # Two candidates: the start of the backward pass, with all activations and the logits, and its end, with all
-        # gradients and the last block, or the copies of LOG_NORMS. Without accumulation and DDP, gradients do not exist
-        # yet at the start.
-        kept = self.weights + self.states + self.copies + self.exchange
+        # gradients and the last block, or the gradient of the embedding, or the copies of LOG_NORMS. Without accumulation
+        # and DDP, gradients do not exist yet at the start. The backward pass of a layer frees its 16-bit copies.
+        kept = self.weights + self.states + self.exchange
         there = self.gradients if self.early else 0.0
-        begins = self.activations + max(self.logits + there, self.block + (there or self.head))
-        return kept + max(begins, self.gradients + max(self.block, self.norms))
+        begins = self.copies + self.activations + max(self.logits + there, self.block + (there or self.head))
+        return kept + max(begins, self.gradients + max(self.block, self.tied, self.norms))
 
     @property
     def process(self) -> float | None:
@@ -122,6 +124,7 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
         block=tokens * _way_back(wide, train, stored),
         logits=_logits(wide, train, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
+        tied=BYTES * wide.vocab_size * wide.n_embd if shape.weight_tying and not shape.is_nanochat else 0.0,
         norms=_norms(wide) if train.log_norms else 0.0,
         exchange=_exchange(wide, train),
         unused=_kept_by_allocator(wide, train, tokens, stored),
@@ -191,7 +194,7 @@ def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> f
     rows = min(chunk, tokens) if chunk else tokens
     # A soft-cap stores its tanh, unless the loss is fused with it.
     copies = LOGIT_COPIES + (1 if shape.logit_softcap else 0)
-    each = COMPILED_LOGIT[train.dtype] if train.compile and not chunk else copies * 4.0
+    each = COMPILED_LOGIT[train.device][train.dtype] if train.compile and not chunk else copies * 4.0
     whole = each * rows * shape.vocab_size
     if not chunk:
         return whole
