@@ -228,6 +228,7 @@ def _answers() -> dict[str, object]:
         "manual_seed_all": None,
         "mem_get_info": (80 * 10**9, 85 * 10**9),
         "can_device_access_peer": True,
+        "_get_generator": torch.Generator(),
     }
 
 

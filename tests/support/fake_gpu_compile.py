@@ -42,6 +42,7 @@ OPTIONS: dict[str, Any] = {
     "max_autotune": False,
     "profile_bandwidth": True,  # states the bytes of each kernel in its source
     "joint_graph_constant_folding": False,  # computes constants on the device
+    "shape_padding": False,  # measures products on the device
 }
 
 

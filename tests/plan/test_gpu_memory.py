@@ -1,0 +1,68 @@
+"""The planned memory on GPUs compared with traced peaks (tests/fixtures/gpu_memory.json; no GPU was used)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from factories import ROOT, train_config
+from kmatrix.plan.memory import memory
+from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape
+
+POINTS = json.loads((ROOT / "tests" / "fixtures" / "gpu_memory.json").read_text(encoding="utf-8"))
+WITHIN = 0.10
+
+
+def gib(shape, batch, **changes):
+    """Return the planned peak on one GPU in GiB."""
+    train = train_config(batch_size=batch, dtype="bf16", device="cuda", vocab_multiple=64, **changes)
+    return memory(shape, train).total / 2**30
+
+
+def named(name):
+    layers, heads, width = NAMED[name]
+    return ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
+
+
+def label(point):
+    words = [point.get("model", point.get("arch")), point.get("micro_batch", point.get("batch"))]
+    extra = {"loss_chunk": "chunk", "vocab": "vocabulary"}
+    return "-".join(map(str, words + [f"{text}{point[name]}" for name, text in extra.items() if name in point]))
+
+
+@pytest.mark.parametrize("point", POINTS["eager"], ids=label)
+def test_the_planned_peak_is_within_10_percent_of_the_traced_one(point):
+    planned = gib(named(point["model"]), point["micro_batch"])
+    assert planned == pytest.approx(point["gib"], rel=WITHIN)
+
+
+@pytest.mark.parametrize("point", POINTS["compiled"], ids=label)
+def test_the_planned_peak_of_a_compiled_model_is_within_10_percent_of_the_traced_one(point):
+    shape = ModelShape(
+        arch=point["arch"],
+        n_layer=point["layers"],
+        n_head=point["heads"],
+        n_embd=point["width"],
+        block_size=point["context"],
+        vocab_size=point["vocab"],
+        **point.get("parts", {}),
+    )
+    planned = gib(shape, point["batch"], compile=True, loss_chunk=point.get("loss_chunk", 0))
+    assert planned == pytest.approx(point["gib"], rel=WITHIN)
+
+
+def test_the_backward_pass_frees_the_16_bit_copies_before_all_gradients_exist():
+    """With one sequence, the end of the backward pass is the peak of a model with many weights."""
+    shape = named("1558m")
+    need = memory(shape, train_config(batch_size=1, dtype="bf16", device="cuda", vocab_multiple=64))
+    assert need.weights + need.states + need.gradients < need.total
+    assert need.total < need.weights + need.states + need.gradients + need.copies
+
+
+def test_accumulated_gradients_coexist_with_those_of_a_compiled_backward_pass():
+    """AOTAutograd returns the gradients of all parameters together, and they are added afterwards."""
+    shape = named("1558m")
+    changes = {"batch_size": 1, "dtype": "bf16", "device": "cuda", "gradient_accumulation": 2}
+    need = memory(shape, train_config(**changes, compile=True))
+    assert need.total >= need.weights + need.states + 2 * need.gradients
