@@ -98,7 +98,7 @@ check-slow: $(CONTROL) $(TRAIN) $(DEV)
 check-gpuless:
 	$(if $(CONTROL),@GPULESS_VENV=$(call quote,$(CUDA_VENV)) sh scripts/setup.sh gpuless)
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
-		-m pytest -n 2 --dist loadfile -m gpuless tests/gpuless
+		-m pytest -n 2 --dist loadgroup -m gpuless tests/gpuless
 accept: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -m "accept and not gpuless"
 bench: $(CONTROL) $(TRAIN)
