@@ -112,6 +112,7 @@ bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/model_step.py
 	$(QUIET_MAKE) bench/published.py
 	$(QUIET_MAKE) bench/cpu_memory.py
+	$(QUIET_MAKE) bench/roofline.py
 	$(QUIET_MAKE) bench/status.py
 	$(QUIET_MAKE) bench/shape.py
 	$(QUIET_MAKE) bench/scale.py

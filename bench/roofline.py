@@ -183,7 +183,7 @@ def product_seconds(m: int, n: int, k: int, device: Device, rates: Rates, *, spe
     return max(best, 2.0 * (m * k + k * n + m * n) / bandwidth)
 
 
-def predict(
+def predict(  # noqa: PLR0917  (the work, where it is done, and how)
     work: Work, shape: ModelShape, batch: int, device: Device, rates: Rates, means: Means = AS_IT_IS
 ) -> Prediction:
     """Return the prediction for one micro-batch of `batch` sequences."""

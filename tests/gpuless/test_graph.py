@@ -1,4 +1,4 @@
-"""The model compiled for an H100: one graph, kernels that build without spills, and the traffic of the stored report."""
+"""The model compiled for an H100: one graph, kernels without spills, and the traffic of the stored report."""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ def test_a_step_waits_for_the_device_at_documented_lines_only(name):
         f"step {step}: {place}, {count} times"
         for step, places in of_steps(report).items()
         for place, count in places.items()
-        if not any(wait.what == place and re.fullmatch(wait.steps, str(step)) and count <= wait.most for wait in allowed)
+        if not any(
+            wait.what == place and re.fullmatch(wait.steps, str(step)) and count <= wait.most for wait in allowed
+        )
     ]
     assert not undocumented, "\n".join([*undocumented, str(report["waits"])])
 

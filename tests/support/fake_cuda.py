@@ -24,7 +24,7 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTED = "2.13.0"  # the double replaces parts of torch that are not an interface, so it is tied to a version
-UPGRADE = "docs/developing.md, section \"The CUDA path without a GPU\""
+UPGRADE = 'docs/developing.md, section "The CUDA path without a GPU"'
 DEVICE = torch.device("cuda", 0)
 # An H100 SXM as its driver describes it.
 H100 = types.SimpleNamespace(
@@ -171,7 +171,7 @@ _referenced: list[object] = []  # by C++ code until the process ends
 def position_of(method: str) -> int:
     """Return the position of a method in the table of virtual functions of torch's device hooks.
 
-    Read from the header of the installed torch. A destructor has two entries (Itanium C++ ABI, 2.5.2), and is the first.
+    Read from the header of the installed torch. A destructor has two entries (Itanium C++ ABI, 2.5.2) and is the first.
     """
     header = Path(torch.__file__).parent / "include" / "ATen" / "detail" / "AcceleratorHooksInterface.h"
     methods = re.findall(r"^\s*virtual [^;{]*?(~?\w+)\(", header.read_text(encoding="utf-8"), re.MULTILINE)
@@ -183,9 +183,9 @@ def position_of(method: str) -> int:
 def let_autograd_run() -> None:
     """Answer the question of autograd whether a device has a context with no.
 
-    Before it runs a backward pass it asks this of each device, and the CUDA build without a GPU raises "hasPrimaryContext
-    expects a valid device index" instead. The object that answers gets a copy of its table of virtual functions, in
-    which that function returns false.
+    Before it runs a backward pass it asks this of each device, and the CUDA build without a GPU raises
+    "hasPrimaryContext expects a valid device index" instead. The object that answers gets a copy of its table of
+    virtual functions, in which that function returns false.
     """
     if _referenced:
         return
@@ -285,7 +285,7 @@ def _replace_compiler(replace: Callable[[object, str, object], None]) -> None:
 
 
 def to_gpu(module: nn.Module) -> nn.Module:
-    """Move a module of fake tensors to the device, and return it. nn.Module.to swaps tensors, which fake ones refuse."""
+    """Move a module of fake tensors to the device and return it. nn.Module.to swaps tensors; fake ones refuse that."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:

@@ -21,9 +21,9 @@ from unittest import mock
 import torch
 import torch._dynamo
 import torch._functorch.config as functorch_config
-import torch._inductor.async_compile as async_compile
 import torch._inductor.config as inductor_config
 from torch import fx
+from torch._inductor import async_compile
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
@@ -68,9 +68,7 @@ class Request:
     @property
     def shape(self) -> ModelShape:
         sizes = {"n_layer": self.layers, "n_head": self.heads, "n_embd": self.width}
-        return ModelShape(
-            arch=self.arch, block_size=self.context, vocab_size=self.vocab, **sizes, **self.parts
-        )
+        return ModelShape(arch=self.arch, block_size=self.context, vocab_size=self.vocab, **sizes, **self.parts)
 
 
 class Kernel:
@@ -165,7 +163,9 @@ def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
         FakeTensorMode(allow_non_fake_inputs=True),
         inductor_config.patch(OPTIONS),
         functorch_config.patch(enable_autograd_cache=False),
-        mock.patch.object(async_compile.AsyncCompile, "triton", lambda _, name, source, **__: compiler.triton(name, source)),
+        mock.patch.object(
+            async_compile.AsyncCompile, "triton", lambda _, name, source, **__: compiler.triton(name, source)
+        ),
         mock.patch.object(functional, "scaled_dot_product_attention", fake_cuda.fused_attention),
         mock.patch.object(GPT, "residual_stream", bf16_stream if request.bf16_stream else GPT.residual_stream),
     ):

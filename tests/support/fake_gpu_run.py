@@ -13,7 +13,6 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,7 @@ def replacements(waits: Waits) -> list[Any]:
         mock.patch.object(Validation, "loss", validation_loss),
         mock.patch.object(functional, "scaled_dot_product_attention", fake_cuda.fused_attention),
         mock.patch.object(torch.Tensor, "pin_memory", pinned),
-        mock.patch.object(torch.Tensor, "is_pinned", lambda *_, **__: True),
+        mock.patch.object(torch.Tensor, "is_pinned", return_value=True),
         mock.patch.object(torch, "save", lambda _, file, **__: file.write(b"fake tensors have no values")),
         mock.patch.object(fake_cuda.FakeEvent, "waits", staticmethod(waits.add)),
     ]
@@ -156,11 +155,14 @@ def run(overrides: dict[str, Any]) -> dict[str, Any]:
         patches = replacements(waits)
         for patch in patches:
             patch.start()
-        stop = dist.Stop(lambda signal: sys.exit(signal))
-        with FakeTensorMode(allow_non_fake_inputs=True), waits:
-            with PhaseWatchdog(log, rank=0, size=1, stalled=lambda why: sys.exit(str(why))) as watchdog:
-                watchdog.waits = waits
-                code = train.train({"run_id": "0123456789", "train": fields}, log, stop, watchdog)
+        stop = dist.Stop(sys.exit)
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            waits,
+            PhaseWatchdog(log, rank=0, size=1, stalled=sys.exit) as watchdog,
+        ):
+            watchdog.waits = waits
+            code = train.train({"run_id": "0123456789", "train": fields}, log, stop, watchdog)
         for patch in patches:
             patch.stop()
     return {"code": code, "waits": waits.found, "operators": waits.operators}

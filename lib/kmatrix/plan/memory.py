@@ -26,7 +26,7 @@ LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of t
 # Measured on the CPU in bf16: 2.3. On GPUs the gradient takes the place of the logits, so 2 bytes by the compiled graph
 # (tests/fixtures/gpu_memory.json); with 2.5 the peaks in bench/published.toml are at most 15 % above the plan.
 # The rest of GPT-2 takes as much memory as without it.
-COMPILED_LOGIT = {"cuda": {"bf16": 2.5, "fp32": 5}, "cpu": {"bf16": 3, "fp32": 6}}
+COMPILED_LOGIT: dict[str, dict[str, float]] = {"cuda": {"bf16": 2.5, "fp32": 5}, "cpu": {"bf16": 3, "fp32": 6}}
 CAPPED_LOGIT = 4  # bytes more with a soft-cap and padding: a 32-bit gradient, from which the padded one is made
 # The memory of a process on the CPU: Python, PyTorch and its libraries, and a share above the tensors, because the
 # allocator does not return every gap. Recomputation frees many small blocks, of which it keeps about half.
@@ -88,8 +88,9 @@ class MemoryNeed:
         if self.states is None:
             return None
         # Two candidates: the start of the backward pass, with all activations and the logits, and its end, with all
-        # gradients and the last block, or the gradient of the embedding, or the copies of LOG_NORMS. Without accumulation
-        # and DDP, gradients do not exist yet at the start. The backward pass of a layer frees its 16-bit copies.
+        # gradients and the last block, or the gradient of the embedding, or the copies of LOG_NORMS. Without
+        # accumulation and DDP, gradients do not exist yet at the start. The backward pass of a layer frees its 16-bit
+        # copies.
         kept = self.weights + self.states + self.exchange
         there = self.gradients if self.early else 0.0
         begins = self.copies + self.activations + max(self.logits + there, self.block + (there or self.head))
