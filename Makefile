@@ -229,7 +229,7 @@ import-model: $(CONTROL) $(TRAIN)
 clean:
 	$(Q)rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 # Not below .venv: its byte code belongs to installed packages.
-	$(Q)find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	$(Q)find . -name __pycache__ -not -path './.venv/*' -not -path './.venv-cuda/*' -prune -exec rm -rf {} +
 mrproper: clean
 	$(Q)rm -f .config .config.old .config.refused .config.quickstart .config.quickstart.old
 

@@ -82,10 +82,11 @@ def test_every_kernel_builds_for_the_device_without_spills(name, graph):
     assert [kernel for kernel in built["kernels"] if kernel["spills"] != 0] == []
 
 
-def test_an_evaluation_of_another_size_makes_sizes_symbolic():
-    """torch.compile takes the second size of an input for one of many: the kernels of training then are general."""
+def test_an_evaluation_of_another_size_leaves_the_sizes_of_training_constant():
+    """By default, torch.compile takes the second size of an input for one of many, and makes general kernels."""
     report = answer("fake_gpu_compile.py", {**SMALL, "layers": 1, "evaluate_first": 12})
-    assert any(part["symbolic"] for part in report["graphs"])
+    assert kinds(report) == ["evaluation", "forward", "backward"]
+    assert not any(part["symbolic"] for part in report["graphs"])
 
 
 @pytest.mark.parametrize(

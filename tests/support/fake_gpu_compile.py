@@ -13,8 +13,9 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,10 +31,12 @@ from torch.nn import functional
 
 import fake_cuda
 import inductor_wrapper
+from gpt2.model import compiled as project_compiler
+from gpt2.model.compiled import compile_model
 from gpt2.model.gpt2 import GPT
 from gpt2.model.precision import autocast
 from gpt2.model.registry import MODELS
-from kmatrix.shapes import GPT2_VOCAB, ModelShape
+from kmatrix.shapes import GPT2_VOCAB, ModelShape, padded
 
 OPTIONS: dict[str, Any] = {
     "compile_threads": 1,
@@ -166,12 +169,13 @@ def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
         mock.patch.object(
             async_compile.AsyncCompile, "triton", lambda _, name, source, **__: compiler.triton(name, source)
         ),
+        mock.patch.object(project_compiler, "BACKEND", compiler),
         mock.patch.object(functional, "scaled_dot_product_attention", fake_cuda.fused_attention),
         mock.patch.object(GPT, "residual_stream", bf16_stream if request.bf16_stream else GPT.residual_stream),
     ):
         options = {"dropout": request.dropout, "recompute": request.recompute, "loss_chunk": request.loss_chunk}
         model = fake_cuda.to_gpu(MODELS[request.arch](request.shape, vocab_multiple=64, **options))
-        function = torch.compile(model, backend=compiler)
+        function = compile_model(model, SimpleNamespace(ddp_overlap=False, compile_mode=None))
         if request.evaluate_first:
             model.eval()
             with torch.no_grad(), autocast("cuda", request.dtype):
@@ -221,10 +225,6 @@ def _peak(request: Request, compiler: Compiler) -> dict[str, Any]:
 
 
 def _padded(request: Request) -> ModelShape:
-    from dataclasses import replace
-
-    from kmatrix.shapes import padded
-
     return replace(request.shape, vocab_size=padded(request.vocab, 64))
 
 

@@ -58,6 +58,7 @@ STATES = {
 MUONS = ("muon", "muon_nanochat", "muon_nanochat2025")
 WHOLE = (*MUONS, "soap", "adafactor")
 SMALL = 1024  # entries: states of smaller tensors are on every rank (gpt2.optim.sharded.SMALL)
+CUDA_GRAPHS = ("reduce_overhead", "max_autotune")  # modes with gradients from the start (gpt2.model.compiled)
 EXCHANGE = 1 << 26  # bytes: the most that the exchange of weights keeps on each rank (gpt2.optim.sharded.BUFFER)
 SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
 
@@ -118,6 +119,7 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
     tokens = train.batch_size * shape.block_size
     chunk = _chunk(wide, train, tokens)
     kept = states_per_rank(wide, train)
+    graphs = train.compile and train.compile_mode in CUDA_GRAPHS
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
     stored = _probabilities(wide, train, amx=has_amx() if amx is None else amx)
     return MemoryNeed(
@@ -134,8 +136,8 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
         exchange=_exchange(wide, train),
         unused=_kept_by_allocator(wide, train, tokens, stored),
         on_cpu=train.device == "cpu",
-        early=ranks > 1 or train.gradient_accumulation > 1,
-        twice=train.compile and train.gradient_accumulation > 1,
+        early=ranks > 1 or train.gradient_accumulation > 1 or graphs,
+        twice=train.compile and (train.gradient_accumulation > 1 or graphs),
     )
 
 
