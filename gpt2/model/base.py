@@ -13,13 +13,10 @@ from torch.nn import functional
 
 from gpt2.model import fp8
 from gpt2.model.cache import Cache
-from gpt2.model.loss import CHUNK_ROWS, chunked_cross_entropy, padding_bias, soft_cap
+from gpt2.model.loss import chunked_cross_entropy, padding_bias, soft_cap
 from gpt2.model.precision import attention_path, has_amx
 from gpt2.model.recompute import recomputed
-from kmatrix.shapes import ModelShape, padded
-
-# Measurements: docs/decisions/0003-attention-and-precision-on-the-cpu.md
-CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster on the CPU within these bounds
+from kmatrix.shapes import ModelShape, loss_rows, padded
 
 
 class Linear(nn.Linear):
@@ -51,7 +48,7 @@ class LanguageModel(nn.Module):
     dropout: probability.  vocab_multiple: pads the vocabulary to a multiple of this; padding tokens have probability 0,
     so the loss equals that of the unpadded model.  flash: use fused attention if it is faster.
     recompute, recompute_scope: activation checkpointing, and of what (gpt2.model.recompute).
-    loss_chunk: rows of logits computed at once; 0: all rows, except for narrow models on the CPU.
+    loss_chunk: rows of logits computed at once (kmatrix.shapes.loss_rows); 0: the default, -1: all.
     bf16_stream: the residual stream is bfloat16 under autocast, not 32-bit.
     fp8: the products of the blocks' layers are in 8-bit floats under autocast.
     """
@@ -163,7 +160,15 @@ class LanguageModel(nn.Module):
         return output
 
     def _chunk_rows(self, x: Tensor) -> int:
-        """Return how many rows of logits to compute at once, 0 for all: as configured, or if faster on this CPU."""
-        narrow = x.shape[-1] <= CPU_CHUNK_MAX_WIDTH and self.shape.vocab_size >= CPU_CHUNK_MIN_VOCAB
-        faster = narrow and x.device.type == "cpu" and torch.is_grad_enabled()
-        return self.loss_chunk or (CHUNK_ROWS if faster else 0)
+        """Return how many rows of logits to compute at once, 0 for all: as configured, or the default."""
+        cpu = x.device.type == "cpu"
+        if cpu and not self.loss_chunk and not torch.is_grad_enabled():
+            return 0  # the default on the CPU is for its speed in training
+        return loss_rows(
+            self.loss_chunk,
+            tokens=x.shape[0] * x.shape[1],
+            width=x.shape[-1],
+            vocab_size=self.shape.vocab_size,
+            cpu=cpu,
+            compiled=torch.compiler.is_compiling(),
+        )

@@ -16,7 +16,6 @@ from torch.nn import functional
 from gpt2.model import compiled
 
 IGNORED = -100  # a label that the loss does not count: PyTorch's default
-CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
 
 
 def padding_bias(vocab_size: int, rows: int) -> Tensor | None:
@@ -33,7 +32,7 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 
 def chunked_cross_entropy(  # noqa: PLR0917  (in the order of the formula)
-    x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int = CHUNK_ROWS, cap: float = 0.0
+    x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int, cap: float = 0.0
 ) -> Tensor:
     """Return the mean cross-entropy of softmax(x head' + bias) for x (N, E), head (V, E), labels (N,).
 

@@ -157,6 +157,28 @@ def padded(vocab_size: int, multiple: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
+# When the loss is computed in chunks of rows by default (LOSS_CHUNK=0).
+# On the CPU for narrow models, for which it is faster: docs/decisions/0003-attention-and-precision-on-the-cpu.md.
+CPU_CHUNK = 128  # rows: 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
+CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768
+# On GPUs without torch.compile, which writes three 32-bit copies of the logits, where those would take more than this.
+GPU_CHUNK = 8192  # rows: products of this size have the speed of larger ones
+GPU_WHOLE_LOGITS = 16 * 2**30  # bytes
+EAGER_LOGIT = 12  # bytes per logit: log-probabilities, their gradient, the gradient of the logits
+
+
+def loss_rows(asked: int, *, tokens: int, width: int, vocab_size: int, cpu: bool, compiled: bool) -> int:
+    """Return how many rows of logits are computed at once, 0 for all.
+
+    asked: GPT2_LOSS_CHUNK: rows, 0 for the default, -1 for all.  tokens: rows in all.
+    """
+    if asked:
+        return max(asked, 0)
+    if cpu:
+        return CPU_CHUNK if width <= CPU_CHUNK_MAX_WIDTH and vocab_size >= CPU_CHUNK_MIN_VOCAB else 0
+    return GPU_CHUNK if not compiled and EAGER_LOGIT * tokens * vocab_size > GPU_WHOLE_LOGITS else 0
+
+
 # Dense peak of one device in TFLOP/s, without sparsity, from the vendors' data sheets.
 # "fp32" is TF32 on GPUs with tensor cores, because runs allow TF32; "fp32-strict" is IEEE 32-bit. AMD's GPUs compute
 # in IEEE 32-bit in both cases: PyTorch uses their TF32 only with HIPBLASLT_ALLOW_TF32=1, and CDNA 4 has none.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kmatrix.plan.cpu import has_amx
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.shapes import ModelShape, padded
+from kmatrix.shapes import ModelShape, loss_rows, padded
 from kmatrix.text import plural
 
 # On the CPU, contexts up to this length store attention probabilities, except in 32 bits on CPUs with AMX
@@ -18,9 +18,6 @@ from kmatrix.text import plural
 MATMUL_TOKENS = 512
 MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
 
-
-# Up to this width and from this vocabulary on, the CPU computes the loss in chunks of CPU_CHUNK rows by default.
-NARROW, MANY, CPU_CHUNK = 128, 32768, 128
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 # Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations.
 # Measured on the CPU in bf16: 2.3. On GPUs the gradient takes the place of the logits, so 2 bytes by the compiled graph
@@ -149,7 +146,10 @@ def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
     """
     half = train.dtype == "bf16"
     size = 2 if half else 4
-    per_token: float = shape.n_embd * (2 * 4 + 14 * size)
+    kept = 14.0 * size
+    if train.fp8:  # the inputs of the four products have 8 bits; attention keeps its own output
+        kept = 8 * size + 7
+    per_token: float = shape.n_embd * (2 * _stream(train) + kept)
     if train.dropout:  # two masks per block: CUDA stores a byte per element, the CPU an element of the activations
         per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
     if shape.is_nanochat and not _is_compiled_for_gpu(train):
@@ -160,6 +160,22 @@ def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
         each = (4 + size if half and train.device != "cpu" else size) + (2 * size if train.dropout else 0)
         per_token += shape.n_head * keys * each
     return per_token
+
+
+def _stream(train: TrainConfig) -> int:
+    """Return the bytes of a number of the residual stream."""
+    return 2 if train.bf16_stream else 4
+
+
+def _kept_of_block(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
+    """Return the bytes per token that a block keeps from the forward pass for the backward pass."""
+    if not train.recompute:
+        return of_layer(shape, train, stored)
+    only_input: float = shape.n_embd * _stream(train)
+    if train.recompute_scope != "elementwise":
+        return only_input
+    # And the results of products and attention: queries, keys, values, attention, two projections, the hidden layer.
+    return only_input + shape.n_embd * 10 * (2 if train.dtype == "bf16" else 4)
 
 
 def _is_compiled_for_gpu(train: TrainConfig) -> bool:
@@ -182,15 +198,17 @@ def _parts(shape: ModelShape, *, half: bool) -> float:
 def _way_back(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
     """Return bytes per token: gradients of the residual stream and the hidden layer, and recomputed activations."""
     size = 2 if train.dtype == "bf16" else 4
-    return shape.n_embd * (4 + 4 * size) + (of_layer(shape, train, stored) if train.recompute else 0)
+    return shape.n_embd * (_stream(train) + 4 * size) + (of_layer(shape, train, stored) if train.recompute else 0)
 
 
 def _activations(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
     size = 2 if train.dtype == "bf16" else 4
-    ends = shape.n_embd * (4 + size)  # the last layer norm: input and output
+    ends = shape.n_embd * (_stream(train) + size)  # the last layer norm: input and output
     if shape.is_nanochat and not _is_compiled_for_gpu(train):
-        ends += shape.n_embd * 12  # the embedded tokens before and after their norm, and the start of the stream
-    layer: float = shape.n_embd * 4 if train.recompute else of_layer(shape, train, stored)  # recompute: only the input
+        ends += (
+            shape.n_embd * 3 * _stream(train)
+        )  # the embedded tokens before and after their norm, and the start of the stream
+    layer = _kept_of_block(shape, train, stored)
     return tokens * (shape.n_layer * layer + ends)
 
 
@@ -198,18 +216,20 @@ def _kept_by_allocator(shape: ModelShape, train: TrainConfig, tokens: int, store
     """Return the bytes that recomputation frees and the CPU's allocator keeps."""
     if train.device != "cpu" or not train.recompute:
         return 0.0
-    return CPU_KEPT * tokens * shape.n_layer * of_layer(shape, train, stored)
+    freed = of_layer(shape, train, stored)
+    freed -= _kept_of_block(shape, train, stored) if train.recompute_scope == "elementwise" else 0.0
+    return CPU_KEPT * tokens * shape.n_layer * freed
 
 
 def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int, *, is_padded: bool) -> float:
     """Return the bytes of the loss: logits and their gradients, of all rows or of one chunk."""
     half = train.dtype == "bf16"
     rows = min(chunk, tokens) if chunk else tokens
-    if chunk and _is_compiled_for_gpu(train):
-        return _compiled_chunks(shape, tokens, rows, 2 if half else 4)
     # A soft-cap stores its tanh, unless the loss is fused with it.
     copies = LOGIT_COPIES + (1 if shape.logit_softcap else 0)
     each = COMPILED_LOGIT[train.device][train.dtype] if train.compile and not chunk else copies * 4.0
+    if chunk and _is_compiled_for_gpu(train):
+        each = 2.0 * (2 if half else 4)  # the product and its gradient: the rest is fused
     if _is_compiled_for_gpu(train) and shape.logit_softcap and is_padded and not chunk:
         each += CAPPED_LOGIT
     whole = each * rows * shape.vocab_size
@@ -220,21 +240,11 @@ def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int, *, i
     return whole + shape.vocab_size * shape.n_embd * (4 + (2 if half else 0)) + tokens * shape.n_embd * size
 
 
-def _compiled_chunks(shape: ModelShape, tokens: int, rows: int, size: int) -> float:
-    """Return the bytes of a loss in chunks of rows that is compiled for a GPU.
-
-    The loop over the chunks is unrolled, and inductor moves products of all chunks together: it keeps the logits of
-    all of them, or the gradient of the output layer from each, next to one chunk in 32 bits.
-    """
-    chunks = -(-tokens // rows)
-    each_gradient = chunks * shape.n_embd + rows  # in units of the vocabulary, like the next line
-    return shape.vocab_size * (size * min(tokens, each_gradient) + 4.0 * rows)
-
-
 def _chunk(shape: ModelShape, train: TrainConfig, tokens: int) -> int:
     """Return the rows of logits that are computed at once, 0 for all."""
-    narrow = shape.n_embd <= NARROW and shape.vocab_size >= MANY and train.device == "cpu"
-    return min(tokens, train.loss_chunk or (CPU_CHUNK if narrow else 0))
+    cpu = train.device == "cpu"
+    sizes = {"tokens": tokens, "width": shape.n_embd, "vocab_size": shape.vocab_size}
+    return min(tokens, loss_rows(train.loss_chunk, **sizes, cpu=cpu, compiled=train.compile))
 
 
 def _probabilities(shape: ModelShape, train: TrainConfig, *, amx: bool) -> bool:

@@ -398,7 +398,7 @@ class TrainConfig(TrainFields):
     attention_kernel: str  # on GPUs
     recompute: bool  # activation checkpointing
     recompute_scope: str | None  # of all, or of what is cheap
-    loss_chunk: int  # rows of logits computed at once; 0: all
+    loss_chunk: int  # rows of logits computed at once; 0: the default of kmatrix.shapes.loss_rows; -1: all
     compile: bool
     compile_mode: str | None  # of torch.compile, with underscores
     cpu_threads: int  # per rank; 0 in a plan: an equal share of the cores
