@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gpt2.model import fp8
 from gpt2.model.cache import Cache
-from gpt2.model.loss import chunked_cross_entropy, padding_bias, soft_cap
+from gpt2.model.loss import capped, chunked_cross_entropy, padding_bias, soft_cap
 from gpt2.model.precision import attention_path, has_amx
 from gpt2.model.recompute import recomputed
 from kmatrix.shapes import ModelShape, loss_rows, padded
@@ -119,8 +119,10 @@ class LanguageModel(nn.Module):
         rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)  # (B T, E) and (B T,)
         if chunk := self._chunk_rows(x):
             return None, chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk, cap)
-        if cap:  # capped logits are new tensors in any case, so a slice of the vocabulary costs nothing
-            return None, functional.cross_entropy(self.logits(rows), labels)
+        if cap:  # a slice of the capped logits would get a gradient in 32 bits of its own, the largest tensor of all
+            return None, functional.cross_entropy(
+                capped(functional.linear(rows, self.head), self.padding_bias, cap), labels
+            )
         # A bias of -inf instead of a slice: slicing the logits would copy the largest tensor of the step.
         logits = functional.linear(rows, self.head, self.padding_bias)  # (B T, V padded)
         # 32 bits also under autocast: bfloat16 has 8 significant bits, too few for a sum over the vocabulary.

@@ -124,7 +124,7 @@ def _gradient(z: Tensor, bias: Tensor | None, label: Tensor, cap: float, n: int)
 
     z: the product with the output layer (rows, V padded), in fp32 not kept.  label: (rows, 1).
     """
-    logits = _capped(z, bias, cap)
+    logits = capped(z, bias, cap)
     # The derivative of the cap, 1 - tanh^2; padding has -inf, and a gradient of 0.
     slope = 1 - (logits.clamp(min=-cap) / cap).square() if cap else None
     log_probs = functional.log_softmax(logits, dim=-1)
@@ -138,7 +138,7 @@ def _gradient(z: Tensor, bias: Tensor | None, label: Tensor, cap: float, n: int)
 
 def _fusable_gradient(z: Tensor, bias: Tensor | None, label: Tensor, cap: float, n: int) -> tuple[Tensor, Tensor]:
     """Return the same as `_gradient`, without operations in place, which keep the compiler from fusing all of it."""
-    logits = _capped(z, bias, cap)
+    logits = capped(z, bias, cap)
     log_probs = functional.log_softmax(logits, dim=-1)
     is_label = torch.arange(z.shape[1], device=z.device) == label  # (rows, V padded)
     found = torch.where(is_label, log_probs, 0.0).sum()
@@ -158,10 +158,12 @@ def _logits(x: Tensor, head: Tensor, bias: Tensor | None, cap: float) -> Tensor:
     """Return the logits of some rows in fp32: (rows, V padded)."""
     if not cap:
         return functional.linear(x, head, None if bias is None else bias.to(x.dtype)).float()
-    return _capped(functional.linear(x, head), bias, cap)
+    return capped(functional.linear(x, head), bias, cap)
 
 
-def _capped(z: Tensor, bias: Tensor | None, cap: float) -> Tensor:
+def capped(z: Tensor, bias: Tensor | None, cap: float) -> Tensor:
     """Return logits in fp32 from their product (rows, V padded): capped, then with the bias, which is not finite."""
     logits = soft_cap(z.float(), cap) if cap else z.float()
-    return logits if bias is None else logits + bias
+    if bias is None:
+        return logits
+    return logits.add_(bias) if cap else logits + bias  # in place: capped logits are a new tensor

@@ -33,7 +33,6 @@ import fake_cuda
 import inductor_wrapper
 from gpt2.model import compiled as project_compiler
 from gpt2.model.compiled import compile_model
-from gpt2.model.gpt2 import GPT
 from gpt2.model.precision import autocast
 from gpt2.model.registry import MODELS
 from kmatrix.shapes import GPT2_VOCAB, ModelShape, padded
@@ -65,7 +64,8 @@ class Request:
     dropout: float = 0.0
     recompute: bool = False
     loss_chunk: int = 0
-    bf16_stream: bool = False  # a variant that the project does not have: the residual stream in bfloat16
+    bf16_stream: bool = False
+    fp8: bool = False
     evaluate_first: int = 0  # sequences of an evaluation before the step; 0: none
 
     @property
@@ -150,14 +150,6 @@ def _empty(node: Any) -> Any:
     return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
 
 
-def bf16_stream(self: GPT, idx: torch.Tensor) -> torch.Tensor:
-    """GPT.residual_stream, rounded to bfloat16 after the embeddings: all later sums are in bfloat16, too."""
-    x = (self.wte(idx) + self.wpe.weight[: idx.shape[1]]).to(torch.bfloat16)  # (B, T, E)
-    for block in self.h:
-        x = block(x, "sdpa", self.causal_mask)
-    return self.ln_f(x)
-
-
 def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
     """Compile forward and backward of one micro-batch; return the report and the compiler with its sources."""
     compiler, started = Compiler(), time.perf_counter()
@@ -171,9 +163,9 @@ def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
         ),
         mock.patch.object(project_compiler, "BACKEND", compiler),
         mock.patch.object(functional, "scaled_dot_product_attention", fake_cuda.fused_attention),
-        mock.patch.object(GPT, "residual_stream", bf16_stream if request.bf16_stream else GPT.residual_stream),
     ):
         options = {"dropout": request.dropout, "recompute": request.recompute, "loss_chunk": request.loss_chunk}
+        options |= {"bf16_stream": request.bf16_stream, "fp8": request.fp8}
         model = fake_cuda.to_gpu(MODELS[request.arch](request.shape, vocab_multiple=64, **options))
         function = compile_model(model, SimpleNamespace(ddp_overlap=False, compile_mode=None))
         if request.evaluate_first:

@@ -24,7 +24,6 @@ LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of t
 # (tests/fixtures/gpu_memory.json); with 2.5 the peaks in bench/published.toml are at most 15 % above the plan.
 # The rest of GPT-2 takes as much memory as without it.
 COMPILED_LOGIT: dict[str, dict[str, float]] = {"cuda": {"bf16": 2.5, "fp32": 5}, "cpu": {"bf16": 3, "fp32": 6}}
-CAPPED_LOGIT = 4  # bytes more with a soft-cap and padding: a 32-bit gradient, from which the padded one is made
 # The memory of a process on the CPU: Python, PyTorch and its libraries, and a share above the tensors, because the
 # allocator does not return every gap. Recomputation frees many small blocks, of which it keeps about half.
 # Measured with bench/cpu_memory.py, which prints the error of each row.
@@ -126,7 +125,7 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
         copies=copies,
         activations=_activations(wide, train, tokens, stored),
         block=tokens * _way_back(wide, train, stored),
-        logits=_logits(wide, train, tokens, chunk, is_padded=wide.vocab_size > shape.vocab_size),
+        logits=_logits(wide, train, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
         tied=BYTES * wide.vocab_size * wide.n_embd if shape.weight_tying and not shape.is_nanochat else 0.0,
         norms=_norms(wide) if train.log_norms else 0.0,
@@ -221,7 +220,7 @@ def _kept_by_allocator(shape: ModelShape, train: TrainConfig, tokens: int, store
     return CPU_KEPT * tokens * shape.n_layer * freed
 
 
-def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int, *, is_padded: bool) -> float:
+def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> float:
     """Return the bytes of the loss: logits and their gradients, of all rows or of one chunk."""
     half = train.dtype == "bf16"
     rows = min(chunk, tokens) if chunk else tokens
@@ -230,8 +229,6 @@ def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int, *, i
     each = COMPILED_LOGIT[train.device][train.dtype] if train.compile and not chunk else copies * 4.0
     if chunk and _is_compiled_for_gpu(train):
         each = 2.0 * (2 if half else 4)  # the product and its gradient: the rest is fused
-    if _is_compiled_for_gpu(train) and shape.logit_softcap and is_padded and not chunk:
-        each += CAPPED_LOGIT
     whole = each * rows * shape.vocab_size
     if not chunk:
         return whole
