@@ -12,7 +12,14 @@ from gpt2.checkpoint.contents import weights_sha256
 from gpt2.inference import weights
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.report.reproduction import changes, describe_repetition, repetition
+from kmatrix.report.reproduction import (
+    Difference,
+    Repetition,
+    changes,
+    describe_distance,
+    describe_repetition,
+    repetition,
+)
 
 PROVENANCE = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "versions": {"torch": "2.13.0"}, "environment": {}}
 SETTING_FIELDS = {"device": "cpu", "seed": 1, "batch_size": 4, "data_path": "/a", "keep_checkpoints": 3}
@@ -128,6 +135,26 @@ def test_on_gpus_equality_is_not_promised(runs):
     for run in runs:
         change_run_json(run, train={"device": "cuda"})
     assert (changes(*runs).gpu, changes(*runs).promised) == (True, False)
+
+
+def test_with_a_fixed_order_of_additions_equality_is_promised_on_gpus_of_one_name(runs):
+    for run, name in zip(runs, ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), strict=True):
+        change_run_json(run, train={"device": "cuda", "deterministic": True})
+        gpu = {"name": name, "uuid": "GPU-0"}
+        write_json(run.run_used, {"attempt": 1, "hosts": ["n1"], "devices": [name], "gpus": [gpu]})
+    assert changes(*runs).promised
+    write_json(runs[1].run_used, {"attempt": 1, "hosts": ["n1"], "devices": ["NVIDIA A100"], "gpus": [gpu]})
+    assert changes(*runs).others == ("GPU NVIDIA H100 80GB HBM3 -> NVIDIA A100",)
+
+
+def test_without_it_the_distance_of_the_losses_is_stated():
+    def differing(**by_key):
+        found = tuple(Difference(step=1, key=key, was=1.0, now=now) for key, now in by_key.items())
+        return Repetition(steps=2, numbers=9, differences=found)
+
+    found = differing(**{"train/loss": 1.0002, "val/loss": 1.0001, "grad/norm": 1.5})
+    assert describe_distance(found) == "the losses are equal within 0.0002 nats/token"
+    assert describe_distance(differing(**{"val/loss": None})) == ""
 
 
 def test_changed_files_of_the_trainer_are_named(runs):

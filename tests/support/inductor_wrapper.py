@@ -16,6 +16,7 @@ SIZES = {  # bytes per element, by the names in wrappers and in graphs
     **{"torch.float64": 8, "torch.int64": 8, "torch.uint64": 8, "torch.float32": 4, "torch.int32": 4},
     **{"torch.bfloat16": 2, "torch.float16": 2, "torch.bool": 1, "torch.uint8": 1, "torch.int8": 1},
     **{"f64": 8, "i64": 8, "u64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2, "b8": 1, "u8": 1, "i8": 1},
+    **{"torch.float8_e4m3fn": 1, "torch.float8_e5m2": 1, "f8e4m3fn": 1, "f8e5m2": 1},
 }
 MADE = re.compile(r"(\w+) = empty_strided_cuda\(\(([\d, ]*)\), \(([\d, ]*)\), (torch\.\w+)\)")
 REUSED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*; del (\w+)\s+# reuse")

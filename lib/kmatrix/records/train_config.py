@@ -147,6 +147,7 @@ class TrainFields:
     target_sparsity: Amount | None = None
     device: str | None = None
     dtype: str | None = None
+    deterministic: bool | None = None  # None: not on GPUs
     num_gpus: Size | None = None
     num_nodes: Size | None = None  # None: 1
     cpu_threads: Size | None = None

@@ -68,12 +68,12 @@ class Changes:
     code: tuple[str, ...] = ()  # files of the trainer
     others: tuple[str, ...] = ()  # packages, processor, environment: one sentence each
     configuration: tuple[str, ...] = ()  # fields of run.json's "train": one sentence each
-    gpu: bool = False  # True if either run used GPUs
+    gpu: bool = False  # True if either run used GPUs, and its order of additions was not fixed (DETERMINISTIC=y)
     hosts: str = ""  # on a cluster `n1,n2 -> n3,n4` if they differ: no reason for other results on equal devices
 
     @property
     def promised(self) -> bool:
-        """True if the results must be equal: same code, packages and processor, and no GPU."""
+        """True if the results must be equal: same code, packages and devices, and a fixed order of additions."""
         return not (self.code or self.others or self.gpu)
 
 
@@ -108,9 +108,9 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     trained = [{**read_train_values_or_empty(run), **ran.train} for run, ran in zip((was, now), used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
-        others=tuple(_changed_environment(before, after)),
+        others=(*_changed_environment(before, after), *([] if on_cluster else _changed_gpus(*used))),
         configuration=tuple(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral})),
-        gpu=any(record.train.device == "cuda" for record in records),
+        gpu=any(record.train.device == "cuda" and not record.train.deterministic for record in records),
         hosts=f"{hosts[0]} -> {hosts[1]}" if on_cluster and used[0].hosts != used[1].hosts else "",
     )
 
@@ -137,6 +137,13 @@ def describe_repetition(found: Repetition) -> list[str]:
         f"first at step {first.step}: {_difference(first)}",
     ]
     return [*lines, f"largest at step {largest.step}: {_difference(largest)}"] if largest != first else lines
+
+
+def describe_distance(found: Repetition) -> str:
+    """Return how far the losses of two runs with the same configuration are apart; "" if one is missing."""
+    losses = [one.by for one in found.differences if one.key.endswith("/loss")]
+    largest = max(losses, default=0.0)
+    return f"the losses are equal within {largest:.2g} nats/token" if math.isfinite(largest) else ""
 
 
 def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
@@ -182,6 +189,13 @@ def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]
     for name in sorted(variables[0].keys() | variables[1].keys()):
         if variables[0].get(name) != variables[1].get(name) and "environment" in before:
             yield _change(name, variables[0].get(name, "(not set)"), variables[1].get(name, "(not set)"))
+
+
+def _changed_gpus(was: UsedFile, now: UsedFile) -> Iterator[str]:
+    """Yield the change of the GPUs' names, if both runs recorded them and trained on GPUs."""
+    before, after = (", ".join(dict.fromkeys(used.devices)) if used.gpus else "" for used in (was, now))
+    if before and after and before != after:
+        yield _change("GPU", before, after)
 
 
 def _changed_fields(

@@ -24,7 +24,7 @@ from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty, read_train_values_or_empty
-from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
+from kmatrix.report.reproduction import Changes, changes, describe_distance, describe_repetition, repetition
 from kmatrix.runner.execute import (
     need_torch,
 )
@@ -113,16 +113,24 @@ def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
         print(f"  the configuration differs in {first_names(changed.configuration)}")
     # Equality is an error only if nothing changed that may change a result.
     if changed.promised:
-        print("  the results must be equal: same code, torch and processor, no GPU")
+        print(f"  the results must be equal: same code, torch and {_device_words(was)}")
         return 0 if equal else EXIT_DIFFERS
+    if changed.gpu and not found.equal and (distance := describe_distance(found)):
+        print(f"  {distance}")
     for line in _why_different(changed):
         print(f"  the results may differ: {line}")
     return 0
 
 
+def _device_words(was: RunDir) -> str:
+    """Return what two equal runs have in common besides code and torch."""
+    on_gpus = read_run_file_or_empty(was).train.device == "cuda"
+    return "GPUs, DETERMINISTIC=y" if on_gpus else "processor, no GPU"
+
+
 def _why_different(changed: Changes) -> list[str]:
     """Return the reasons why the results may differ."""
-    why = ["the order of additions on GPUs is not fixed"] if changed.gpu else []
+    why = ["the order of additions on GPUs is not fixed without DETERMINISTIC=y"] if changed.gpu else []
     why += [f"the code of the trainer changed: {first_names(changed.code)}"] if changed.code else []
     return [*why, *changed.others]
 
