@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 STEPS = 6
 RUN = (
     *("DEVICE=cpu", "MODEL=tiny", "BLOCK_SIZE=64", "BATCH_SIZE=2", "GLOBAL_BATCH=8", "CPU_THREADS=1", "SEED=1"),
+    "OPTIMIZER=adamw",
     *(
         f"MAX_ITERS={STEPS}",
         "LOG_INTERVAL=1",
@@ -40,8 +41,9 @@ def _configured(clone):
 def runs(clone):
     """Return a function that trains a matrix and returns its runs by the fields of "train" that are named."""
 
-    def train(name: str, *arguments: str, by: tuple[str, ...]) -> dict[tuple, Path]:
-        completed = clone.make("test-matrix", f"RESULTS_DIR=results-{name}", *RUN, *arguments)
+    def train(name: str, *arguments: str, by: tuple[str, ...], ranks: int = 1) -> dict[tuple, Path]:
+        where = (f"RESULTS_DIR=results-{name}", f"NUM_GPUS={ranks}")
+        completed = clone.make("test-matrix", *where, *RUN, *arguments)
         assert completed.returncode == 0, completed.stdout + completed.stderr
         matrix = only((clone.root / f"results-{name}").glob("test_matrix_results_*"))
         found = [path.parent for path in matrix.glob("*/result.json")]
@@ -79,7 +81,7 @@ def test_a_compiled_run_with_all_means_has_the_losses_of_a_plain_one(runs):
 
 def test_two_ranks_average_in_one_graph_in_many_and_in_bfloat16(runs):
     require_program("g++")
-    shared = ("NUM_GPUS=2", "COMPILE=y", "DDP_BUCKET_MB=1")
+    shared = ("COMPILE=y", "DDP_BUCKET_MB=1")
     trained = runs(
         "ranks", *shared, "DDP_OVERLAP=y,n", "DDP_BF16_GRADIENTS=y,n", by=("ddp_overlap", "ddp_bf16_gradients")
     )
