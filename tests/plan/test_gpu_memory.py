@@ -48,7 +48,7 @@ def test_the_planned_peak_of_a_compiled_model_is_within_10_percent_of_the_traced
         vocab_size=point["vocab"],
         **point.get("parts", {}),
     )
-    planned = gib(shape, point["batch"], compile=True)
+    planned = gib(shape, point["batch"], compile=True, bf16_stream=point.get("bf16_stream", False))
     assert planned == pytest.approx(point["gib"], rel=WITHIN)
 
 
