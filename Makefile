@@ -7,7 +7,7 @@
 # use, and those of the environment that are read below. All other names that are used here have `override`: no value of
 # a user takes their place. tests/project/test_no_shell.py tries every name.
 override GIVEN := $(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))
-override READ := KCONFIG_CONFIG O V TORCH_INDEX GPULESS_VENV CURDIR VPATH GPATH
+override READ := KCONFIG_CONFIG O V TORCH_INDEX GPULESS_VENV PART ON PEER CURDIR VPATH GPATH
 override READ := $(GIVEN) $(foreach .each,$(READ),$(if $(filter environment,$(origin $(.each))),$(.each)))
 $(foreach .each,$(READ),$(eval override $(.each) := $$(value $(.each))))
 # Those that make would expand once more for the environment, if a variable there has their name.
@@ -75,7 +75,7 @@ override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
 
 # Set-up and checks
-.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpuless accept bench
+.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpuless accept bench bench-gpu
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
 	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
@@ -116,6 +116,8 @@ bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/status.py
 	$(QUIET_MAKE) bench/shape.py
 	$(QUIET_MAKE) bench/scale.py
+bench-gpu: $(CONTROL) $(TRAIN)
+	$(QUIET_MAKE) bench/gpu.py --part=$(call quote,$(PART)) --on=$(call quote,$(ON)) --peer=$(call quote,$(PEER))
 
 # Configuration
 override CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \

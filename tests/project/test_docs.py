@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from factories import train_config
-from kmatrix.cli.commands import ALIASES, COMMANDS, MAKE_ONLY, OF_SCHEDULER, find_command
+from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, MAKE_ONLY, OF_SCHEDULER, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
@@ -53,7 +53,7 @@ def is_placeholder(argument: str) -> bool:
 def why_refused(target: str, argument: str) -> str | None:
     """Return why a target does not accept NAME=value, or None if it does."""
     name, _, value = argument.partition("=")
-    if name in MAKE_ONLY:
+    if name in MAKE_ONLY or any(target in group and name in group[target].takes for group in GROUPS.values()):
         return None
     try:
         command = find_command(target)

@@ -21,7 +21,7 @@ NAMES = {
     *re.findall(r"\$\(([.\w]+)\)", MAKEFILE),
     *re.findall(r"(?m)^(?:override )?(?:define )?([.\w]+) [:?]?=", MAKEFILE),
     *("KCONFIG_CONFIG", "O", "V", "TRACKER", "PYTHON", "TORCH_INDEX", "KMATRIX_BASE_PYTHON"),
-    *("GPULESS_VENV", "CUDA_VENV"),
+    *("GPULESS_VENV", "CUDA_VENV", "PART", "ON", "PEER"),
     *("TARGET", "RESULTS_DIR", "MAKE", "MAKECMDGOALS", "MAKEOVERRIDES", "MFLAGS", "VPATH", "GPATH", "CURDIR", "SHELL"),
 }
 CODE = [path for folder in ("lib", "gpt2", "scripts", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -100,8 +100,9 @@ def invocation(target: str, words: Sequence[str], *, from_make: bool) -> Invocat
 def _takes(target: str, name: str) -> bool:
     """Return whether a target takes an argument; name "": whether there is such a target."""
     target = ALIASES.get(target, target)
-    if any(target in group for group in GROUPS.values()) and target not in COMMANDS:
-        return name in MAKE_ONLY or not name
+    of_make = next((group[target] for group in GROUPS.values() if target in group and target not in COMMANDS), None)
+    if of_make:
+        return name in MAKE_ONLY | of_make.takes or not name
     if target not in COMMANDS and not target.startswith("defconfig-") and not target.endswith("_defconfig"):
         return False
     command = find_command(target)
@@ -230,6 +231,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "check-gpuless": Command("", "check the CUDA path without a GPU (installs 5.7 GB once; GPULESS_VENV=<folder>)"),
         "accept": Command("", "run the acceptance tests: what a user does in a fresh clone"),
         "bench": Command("", "measure speed and memory of kmatrix on this machine"),
+        "bench-gpu": Command("", "measure the trainer on a GPU, next to the predictions", "PART= ON=cpu PEER="),
     },
     "Configuration (NAME=value sets a symbol; O= KCONFIG= KCONFIG_CONFIG=)": {
         "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),

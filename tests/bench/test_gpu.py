@@ -1,0 +1,353 @@
+"""`make bench-gpu`: its measurements on the CPU, its file, its arithmetic, and its tables in docs/gpu-day.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from factories import ROOT, environment
+from pages import page_text
+
+sys.path.insert(0, str(ROOT / "bench"))
+import gpu
+import gpu_kernels
+import gpu_parts
+import gpu_profile
+import gpu_report
+import gpu_results
+import gpu_runs
+import roofline
+from gpu_results import FailedError, Item, OutOfTimeError, Results, Scale
+from gpu_runs import Setting
+
+CPU = Scale(device="cpu", tiny=True, name="CPU", gpus=0)
+H100 = Scale(device="cuda", tiny=False, name="NVIDIA H100 80GB HBM3", gpus=1)
+SMALL = roofline.named("124m")
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(path=tmp_path / "results.jsonl", scale=CPU, about=gpu_results.machine(CPU))
+
+
+def show(name, values):
+    return f"{name} {values}"
+
+
+def write(results, part, **lines):
+    for name, values in lines.items():
+        results.run(part, [Item(name=name.replace("__", ", ").replace("_", " "), measure=lambda v=values: v)], show)
+
+
+def fields(symbols, scale=H100, **options):
+    return gpu_runs.config_of(Setting(symbols=symbols, **options), scale, {"data_path": "data", "vocab_size": 50257})
+
+
+# -- the file
+
+
+def test_a_measurement_is_in_the_file_as_soon_as_it_is_made_and_is_not_repeated(results, capsys):
+    made = []
+    items = [Item(name=name, measure=lambda n=name: made.append(n) or {"seconds": 1.0}) for name in ("a", "b")]
+    assert results.run("first", items[:1], show) == 0
+    assert results.run("first", items, show) == 0
+    assert made == ["a", "b"]
+    assert "earlier" in capsys.readouterr().out
+
+
+def test_a_measurement_that_is_not_possible_has_its_reason_and_the_next_one_is_made(results):
+    def fail():
+        raise FailedError("no kernel")
+
+    items = [Item(name="a", measure=fail), Item(name="b", measure=lambda: {"seconds": 1.0})]
+    assert results.run("first", items, show) == 0
+    lines = results.lines("first")
+    assert lines["a"]["failed"] == "no kernel"
+    assert lines["b"]["seconds"] == 1.0
+
+
+def test_at_the_end_of_a_call_the_other_measurements_are_left(results):
+    results.limit_s, results.end = 480.0, time.monotonic() + 5
+    items = [
+        Item(name="short", measure=dict),
+        Item(name="long", measure=dict, least_s=60),
+        Item(name="c", measure=dict),
+    ]
+    assert results.run("speed", items, show) == 2
+    assert [*results.lines("speed")] == ["short"]
+
+
+def test_a_measurement_that_had_a_whole_call_and_did_not_end_is_not_possible(results):
+    def endless():
+        raise OutOfTimeError
+
+    results.limit_s = 480.0
+    assert results.run("speed", [Item(name="interrupted", measure=endless)], show) == 1
+    results.limit_s = 0.0
+    assert results.run("speed", [Item(name="endless", measure=endless)], show) == 0
+    assert "did not end within" in results.lines("speed")["endless"]["failed"]
+
+
+def test_measurements_of_another_device_do_not_count(results):
+    write(results, "first", copy={"gbps": 3000.0})
+    other = Results(path=results.path, scale=H100)
+    assert other.lines("first") == {}
+
+
+def test_every_line_states_the_machine(results):
+    write(results, "first", copy={"gbps": 3000.0})
+    line = results.lines("first")["copy"]
+    assert {"device", "driver_version", "clocks.sm", "power.limit", "torch", "cudnn"} <= line["machine"].keys()
+    text = "\n".join(gpu_results.headline(line["machine"]))
+    assert f"torch {torch.__version__}" in text
+    assert all(word in text for word in ("driver", "clock", "power", "cuDNN"))
+
+
+# -- first
+
+
+def test_the_first_part_runs_and_the_prediction_is_computed_with_its_rates(results, capsys):
+    assert results.run("first", gpu_kernels.first(CPU), gpu_kernels.show) == 0
+    lines = results.lines("first")
+    products = [name for name in lines if name.endswith(gpu_kernels.WAYS)]
+    assert len(products) == 15
+    assert sum(name.endswith("FP8") for name in lines) == 12
+    assert "forward_tflops" in lines["attention auto"]
+    assert "failed" in lines["attention cudnn"]
+    assert len(gpu_kernels.recomputed(lines, CPU)) == 3
+    assert "TFLOP/s" in capsys.readouterr().out
+    text = "\n".join(gpu_report.report(results))
+    assert "| measured | not measured" not in text
+
+
+def test_measured_rates_equal_to_the_assumed_ones_leave_the_prediction_as_it_is():
+    """Products by the tiles of the middle rate, and attention and copy as assumed: the middle stays."""
+    device, rates = roofline.DEVICES["H100"], roofline.BANDS["H100"]
+    lines = {
+        f"{layer}, {way}": {
+            "seconds": roofline.product_seconds(*gpu_kernels.mnk(way, (32768, outputs, inputs)), device, rates[1])
+        }
+        for layer, (outputs, inputs) in gpu_kernels.layers_of(SMALL).items()
+        for way in gpu_kernels.WAYS
+    }
+    lines["copy"] = {"gbps": device.bandwidth * rates[-1].bandwidth / 1e9}
+    lines["attention auto"] = {
+        "forward_tflops": rates[1].forward / 1e12,
+        "backward_tflops": rates[1].backward / 1e12,
+    }
+    low, middle, high = gpu_kernels.recomputed(lines, H100)
+    assumed = roofline.band(roofline.work_at(SMALL, 32), SMALL, 32, "H100")
+    assert middle.mfu == pytest.approx(assumed[1].mfu)
+    assert assumed[0].mfu < low.mfu < middle.mfu < high.mfu < assumed[2].mfu
+
+
+def test_without_a_product_the_assumed_rates_stay():
+    assumed = roofline.band(roofline.work_at(SMALL, 32), SMALL, 32, "H100")
+    assert [p.mfu for p in gpu_kernels.recomputed({}, H100)] == pytest.approx([p.mfu for p in assumed])
+
+
+def test_the_products_are_those_of_the_compiled_graph():
+    sizes = {
+        gpu_kernels.mnk(way, (32768, outputs, inputs))
+        for outputs, inputs in gpu_kernels.layers_of(SMALL).values()
+        for way in gpu_kernels.WAYS
+    }
+    assert sizes == {tuple(entry[:3]) for entry in roofline.stored("124m-32").products}
+
+
+def test_a_chain_of_products_is_measured():
+    products = roofline.work_at(gpu_kernels.TINY, 2).products
+    assert gpu_kernels.chain(products, CPU)["seconds"] > 0
+
+
+# -- runs
+
+
+@pytest.mark.parametrize("case", [*gpu_parts.speed_cases(), *gpu_parts.ladder_cases()], ids=lambda case: case.name)
+def test_every_run_is_allowed_by_kconfig_on_a_gpu_and_in_the_check_on_the_cpu(case):
+    config = fields(case.setting.symbols, steps=case.setting.steps)
+    assert (config.device, config.dtype, config.compile) == ("cuda", "bf16", True)
+    assert config.max_iters == case.setting.steps > gpu_runs.SETTLE
+    if case.predicted:
+        assert config.batch_size == case.predicted.batch
+        assert bool(config.bf16_stream) == case.predicted.bf16_stream
+        assert config.gradient_accumulation == case.predicted.means.accumulation
+    tiny = fields(case.setting.symbols, CPU)
+    assert (tiny.device, tiny.n_embd, tiny.compile) == ("cpu", 64, False)
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved(results, monkeypatch, capsys):
+    def train(setting, _):
+        if int(setting.symbols["BATCH_SIZE"]) > 8:
+            raise FailedError("out of memory")
+        return {"micro_batch": int(setting.symbols["BATCH_SIZE"])}
+
+    monkeypatch.setattr(gpu_runs, "train", train)
+    setting = Setting(symbols={"BATCH_SIZE": "32"})
+    assert gpu_runs.fitting(setting, results) == {"micro_batch": 8}
+    assert "micro-batch 16 does not fit: trying 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "out of memory"),
+        ("error: attention kernel flash3 cannot be used\n  hint: x", "exit status 1: error: attention kernel flash3"),
+        ("Traceback\nValueError: bad\nx", "exit status 1: ValueError: bad"),
+    ],
+)
+def test_a_run_that_fails_has_its_reason(output, reason):
+    with pytest.raises(FailedError, match=reason):
+        gpu_runs._finished(1, output)
+
+
+# -- profile
+
+
+def trace(*events):
+    return [{"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur} for cat, name, ts, dur in events]
+
+
+def test_the_shares_of_a_profile_are_those_of_its_kernels_and_gaps():
+    events = trace(
+        ("kernel", "nvjet_hsh_128x256", 0, 50),
+        ("kernel", "triton_per_fused_native_layer_norm_0", 50, 20),
+        ("kernel", "triton_red_fused__log_softmax_1", 70, 10),
+        ("kernel", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop", 90, 10),
+        ("cuda_runtime", "cudaStreamSynchronize", 0, 5),
+        ("cpu_op", "aten::mm", 0, 500),
+    )
+    found = gpu_profile.shares(events, 1)
+    assert found["shares"] == pytest.approx(
+        {"products": 0.5, "elementwise": 0.2, "loss": 0.1, "attention": 0.1, "gaps": 0.1}
+    )
+    assert (found["kernels"], found["waits"]) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "products"),
+        ("void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel>", "products"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("triton_poi_fused_gelu_view_8", "elementwise"),
+    ],
+)
+def test_a_kernel_has_its_kind(name, kind):
+    assert gpu_profile.kind_of(name) == kind
+
+
+def test_an_operator_counts_without_those_in_it():
+    events = gpu_profile._events(trace(("cpu_op", "aten::linear", 0, 100), ("cpu_op", "aten::mm", 10, 80)), ("cpu_op",))
+    assert [event.duration for event in gpu_profile.own(events)] == [20, 80]
+    assert gpu_profile.busy(events) == 100
+
+
+# -- report
+
+
+def test_the_page_has_the_tables_of_the_stored_measurements():
+    """Predictions that a change of the model or of the rates makes wrong are not left on the page."""
+    stored = Results(path=gpu_report.STORED, scale=gpu_report.elsewhere(gpu_report.STORED))
+    assert "\n".join(gpu_report.report(stored)) in page_text(ROOT / "docs" / "gpu-day.md")
+
+
+def test_missing_figures_say_so_with_their_prediction(results):
+    rows = gpu_report.goals({part: {} for part in gpu.PARTS})
+    assert rows[0][1].startswith("not measured, predicted 39.")
+    assert rows[0][2:] == ["at least 50 %", "above the band"]
+    text = "\n".join(gpu_report.report(results))
+    assert text.startswith("Nothing was measured")
+
+
+def test_a_measured_gain_is_next_to_the_predicted_one(results):
+    write(
+        results, "ladder", **{"124m_as_it_is": {"tokens_per_second": 100.0}, "124m_FP8": {"tokens_per_second": 110.0}}
+    )
+    row = next(row for row in gpu_report.ladder(results) if row[0] == "124m FP8")
+    assert row[2:4] == ["+10.0 %", "+11.8 to +11.9 %"]
+
+
+def test_the_shares_of_the_input_pipeline_and_of_evaluations_are_those_of_a_step(results):
+    phases = {"evaluation": [50.0, 1.0, 1.0], "checkpoint": [0.5]}
+    write(
+        results,
+        "speed",
+        **{
+            "input_pipeline__124m": {"seconds": 0.0004},
+            "evaluation_and_checkpoints__124m": {"step_ms": 80.0, "phases_s": phases},
+        },
+    )
+    lines = results.lines("speed")
+    assert gpu_report.input_share(lines) == pytest.approx(0.005)
+    assert gpu_report.between_share(lines) == pytest.approx(1.5 / 21.5)
+
+
+def test_the_best_setting_is_compared_with_the_peer_of_the_same_round(results):
+    theirs, plain, graphed = gpu_parts.peer_names("124m", 1)
+    for name, speed in ((theirs, 100.0), (plain, 120.0), (graphed, 130.0)):
+        results.run("peer", [Item(name=name, measure=lambda s=speed: {"tokens_per_second": s})], show)
+    assert gpu_report._ratios(results.lines("peer"), "124m") == [1.3]
+    assert gpu_report.peer(results)[0] == ["124m", "1", "100", "120 (1.20x)", "130 (1.30x)"]
+
+
+# -- the program
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_every_part_but_the_report_is_refused_with_one_line(capsys):
+    for part in gpu.PARTS:
+        if part != "report":
+            assert gpu.main(["--part", part]) == 2
+    assert capsys.readouterr().err.count("error: PyTorch finds no GPU") == len(gpu.PARTS) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--part", "second"], "unknown part second"),
+        (["--on", "tpu"], "unknown device tpu"),
+        (["--on", "cpu", "--part", "peer", "--peer", "/nowhere"], "/nowhere has no train.py"),
+    ],
+)
+def test_a_wrong_argument_is_refused(arguments, error, capsys):
+    assert gpu.main(arguments) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_report_needs_no_gpu(tmp_path, capsys):
+    assert gpu.main(["--part", "report", "--folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("Nothing was measured")
+
+
+def bench(part, folder, *more):
+    command = [sys.executable, "bench/gpu.py", "--part", part, "--on", "cpu", "--folder", str(folder), *more]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["speed", "ladder", "profile", "ranks"])
+def test_every_part_that_trains_runs_on_the_cpu(part, tmp_path):
+    lines = bench(part, tmp_path)
+    assert not [line for line in lines if "failed" in line]
+    assert len({line["name"] for line in lines}) == len(lines) > 2
+
+
+@pytest.mark.slow
+def test_the_peer_is_not_measured_without_a_checkout(tmp_path):
+    lines = bench("peer", tmp_path)
+    assert [line["failed"] for line in lines if "failed" in line] == [
+        "PEER=<checkout of karpathy/nanoGPT> was not given"
+    ] * 2
