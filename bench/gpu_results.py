@@ -74,8 +74,10 @@ def machine(scale: Scale) -> dict[str, Any]:
 
 
 def sensors() -> dict[str, str | None]:
-    """Return driver, clocks, power and temperature of the first GPU with their units, from nvidia-smi."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader", "--id=0"]
+    """Return driver, clocks, power and temperature of PyTorch's first GPU with their units, from nvidia-smi."""
+    # By UUID: CUDA_VISIBLE_DEVICES may hide or reorder GPUs for PyTorch, and does not for nvidia-smi.
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader", f"--id={uuid}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):

@@ -41,7 +41,9 @@ SETTLE = 10  # steps that are not timed: compilation, allocation, clocks
 STEPS = 50
 TOKENS = 4_000_000
 TINY_STEPS, TINY_SETTLE = 4, 2
-RECOMPILED = re.compile(r"Recompiling function|recompile_limit", re.IGNORECASE)
+RECOMPILED = re.compile(r"Recompiling function|recompile_limit")
+# A line of the log about a step appears at the end of the next one: what follows this line belongs to later steps.
+STEP_2_ENDED = re.compile(r"^Iter 1 \|.*", re.MULTILINE)
 OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 SYMBOLS = {  # of every run; the others have their defaults
     **{"MODEL": "124m", "DATASET": "shards", "TOKENIZER": "gpt2", "OPTIMIZER": "adamw", "WARMUP_STEPS": "10"},
@@ -135,7 +137,7 @@ def measured(run_dir: RunDir, config: TrainConfig, scale: Scale, output: str) ->
     """Return the numbers of a finished run.
 
     step_ms: median after the warm-up, from CUDA events on a GPU.  loss: of the last step, nats/token.
-    peak_mib: of tensors.  recompilations: of torch.compile, with those before step 2.
+    peak_mib: of tensors.  recompilations: of torch.compile, after step 2.
     phases_s: seconds of each evaluation and checkpoint, by kind.
     """
     lines = [line.values for line in merged_metrics(run_dir.metrics)]
@@ -163,10 +165,19 @@ def measured(run_dir: RunDir, config: TrainConfig, scale: Scale, output: str) ->
         "accumulation": config.gradient_accumulation,
         "ranks": config.num_gpus,
         "attention": used.get("attention"),
-        "recompilations": len(RECOMPILED.findall(output)),
+        "recompilations": late_recompilations(output),
         "phases_s": phases,
         "optimizer_state_mib": result.get("optimizer_state_mib"),
     }
+
+
+def late_recompilations(output: str) -> int | None:
+    """Return the number of recompilations after step 2, None if the log has no such step.
+
+    Earlier ones are expected: evaluation and training are two graphs.
+    """
+    ended = STEP_2_ENDED.search(output)
+    return len(RECOMPILED.findall(output, ended.end())) if ended else None
 
 
 def execute(command: Sequence[str], folder: Path, scale: Scale, threads: int, limit_s: float) -> str:

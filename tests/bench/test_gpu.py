@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +205,27 @@ def test_a_micro_batch_that_does_not_fit_is_halved(results, monkeypatch, capsys)
 def test_a_run_that_fails_has_its_reason(output, reason):
     with pytest.raises(FailedError, match=reason):
         gpu_runs._finished(1, output)
+
+
+def test_only_recompilations_after_step_2_count():
+    again = "[0/1] [__recompiles] Recompiling function inner in x.py:1\n"
+    log = [f"Iter {step} | epoch 0 | loss 1\n" for step in range(4)]
+    assert gpu_runs.late_recompilations("".join([again, log[0], again, *log[1:]])) == 0
+    assert gpu_runs.late_recompilations("".join([*log[:2], again, *log[2:]])) == 1
+    assert gpu_runs.late_recompilations("no step") is None
+
+
+def test_clocks_are_those_of_the_first_gpu_that_pytorch_sees(monkeypatch):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return SimpleNamespace(stdout="580.1, 1980 MHz, 1980 MHz, 2619 MHz, 120.00 W, 700.00 W, 40\n")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="ab-cd"))
+    monkeypatch.setattr(gpu_results.subprocess, "run", run)
+    assert gpu_results.sensors()["power.limit"] == "700.00 W"
+    assert "--id=GPU-ab-cd" in asked[0]
 
 
 # -- profile
