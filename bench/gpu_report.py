@@ -45,6 +45,8 @@ def report(results: Results) -> list[str]:
     newest = [line for found in lines.values() for line in found.values()]
     about = max(newest, key=lambda line: line["time"])["machine"] if newest else None
     out = ["Nothing was measured: all figures are predictions."] if about is None else headline(about)
+    if scale.tiny:
+        out += ["**A check with tiny shapes on the CPU: no figure here is a measurement of a GPU.**"]
     out += [f"Predictions are for an {scale.predicted_as} by bench/roofline.py, low to high."]
     tables: Sequence[tuple[str, Sequence[str], Iterable[Row]]] = (
         ("Goals", ("what", "measured", "goal", "by prediction"), goals(lines)),

@@ -124,6 +124,7 @@ def test_the_first_part_runs_and_the_prediction_is_computed_with_its_rates(resul
     assert "TFLOP/s" in capsys.readouterr().out
     text = "\n".join(gpu_report.report(results))
     assert "| measured | not measured" not in text
+    assert "no figure here is a measurement of a GPU" in text
 
 
 def test_measured_rates_equal_to_the_assumed_ones_leave_the_prediction_as_it_is():
