@@ -83,7 +83,7 @@ def test_two_ranks_average_in_one_graph_in_many_and_in_bfloat16(runs):
     require_program("g++")
     shared = ("COMPILE=y", "DDP_BUCKET_MB=1")
     trained = runs(
-        "ranks", *shared, "DDP_OVERLAP=y,n", "DDP_BF16_GRADIENTS=y,n", by=("ddp_overlap", "ddp_bf16_gradients")
+        "ranks", *shared, "DDP_OVERLAP=y,n", "DDP_BF16_GRADIENTS=y,n", by=("ddp_overlap", "ddp_bf16_gradients"), ranks=2
     )
     assert len(trained) == 4
     for run in trained.values():
