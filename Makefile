@@ -49,6 +49,8 @@ override DEV :=
 endif
 # The environment of check-gpuless.
 override CUDA_VENV := $(or $(GPULESS_VENV),.venv-cuda)
+# The device of check-gpu, from the command line alone. ON=cpu: the CPU in the place of a GPU.
+override CHECKED := $(if $(filter ON,$(GIVEN)),$(ON))
 # Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
 override CONFIG_FILE := $(or $(KCONFIG_CONFIG),$(if $(O),$(O)/).config)
 # Read by make itself (4.2 or newer), not by a shell: the name of the file is the user's.
@@ -75,7 +77,7 @@ override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
 
 # Set-up and checks
-.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpuless accept bench bench-gpu
+.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpuless check-gpu accept bench bench-gpu
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
 	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
@@ -93,14 +95,16 @@ check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu and not gpuless"
 # loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpuless"
+	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpu and not gpuless"
 # In an environment of its own, or with PYTHON: torch's CUDA build is 4 GB larger than the CPU build.
 check-gpuless:
 	$(if $(CONTROL),@GPULESS_VENV=$(call quote,$(CUDA_VENV)) sh scripts/setup.sh gpuless)
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
 		-m pytest -n 2 --dist loadgroup -m gpuless tests/gpuless
+check-gpu: $(CONTROL) $(TRAIN) $(DEV)
+	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call quote,$(CHECKED))
 accept: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -m "accept and not gpuless"
+	$(QUIET_MAKE) -m pytest -m "accept and not gpu and not gpuless"
 bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py

@@ -2,7 +2,8 @@
 
 The variable FAULT="<kind>:<rank>:<step>" selects the fault, the rank and the step. Kinds:
 nan (that rank's loss), nans (from that step on), high (its loss 50 higher), raise (an error),
-signal (SIGTERM to that rank alone), hang (the rank never comes back), freeze (SIGSTOP to itself),
+signal (SIGTERM to that rank alone), kill (SIGKILL to itself), hang (the rank never comes back),
+freeze (SIGSTOP to itself),
 slow (each step of that rank takes <step> ms more), oom (micro-batches of more than FAULT_FITS sequences run
 out of memory), full (no file may exceed 64 KiB), leave (the rank is killed before it leaves with the others),
 clock (on its clock for checkpoints each micro-batch takes <step> minutes), none.
@@ -55,6 +56,8 @@ class FaultyGPT(GPT):
             raise RuntimeError("the cable was pulled")
         if is_faulty_step and KIND == "signal":
             os.kill(os.getpid(), signal.SIGTERM)
+        if is_faulty_step and KIND == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         if is_faulty_step and KIND == "hang":
             (Path(os.environ["FAULT_HANGS"])).touch()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -229,6 +229,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "check": Command("", "run formatter, linter, type checker and tests"),
         "check-slow": Command("", "run the slow tests and the acceptance tests"),
         "check-gpuless": Command("", "check the CUDA path without a GPU (installs 5.7 GB once; GPULESS_VENV=<folder>)"),
+        "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
         "accept": Command("", "run the acceptance tests: what a user does in a fresh clone"),
         "bench": Command("", "measure speed and memory of kmatrix on this machine"),
         "bench-gpu": Command("", "measure the trainer on a GPU, next to the predictions", "PART= ON=cpu PEER="),

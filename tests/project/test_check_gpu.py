@@ -1,0 +1,79 @@
+"""`make check-gpu` without a GPU: one line about what is missing, or all its tests with the CPU in the GPU's place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import check_gpu
+from check_gpu import CPU, REFUSED, arguments, missing
+from factories import ROOT
+from kmatrix.gpu.nvml.detect import Detected, Gpu
+
+H100 = Gpu(index=0, name="NVIDIA H100 80GB HBM3", uuid="GPU-1", memory_total=81_559)
+MIG = "GPU 0 (NVIDIA A100) is ignored: MIG mode is not supported"
+
+
+def refusal(capsys, monkeypatch, detected):
+    monkeypatch.setattr(check_gpu, "detect", lambda: detected)
+    assert check_gpu.main([]) == REFUSED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("check-gpu: no GPU: ")
+    return line
+
+
+def test_without_a_driver_one_line_says_what_is_missing_and_what_to_do(capsys, monkeypatch):
+    line = refusal(capsys, monkeypatch, Detected())
+    assert "no NVIDIA driver, or no GPU" in line
+    assert "make check-gpu ON=cpu" in line
+
+
+def test_a_gpu_in_mig_mode_is_named(capsys, monkeypatch):
+    assert MIG in refusal(capsys, monkeypatch, Detected(notes=(MIG,)))
+
+
+def test_a_build_of_pytorch_without_cuda_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", None)
+    line = refusal(capsys, monkeypatch, Detected(gpus=(H100,)))
+    assert "is a build without CUDA" in line
+    assert H100.name in line
+
+
+def test_a_build_with_cuda_that_cannot_use_the_gpu_points_to_the_doctor(monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "make doctor PROBE=1" in missing(Detected(gpus=(H100,)))
+
+
+def test_a_usable_gpu_lacks_nothing(monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert missing(Detected(gpus=(H100,))) == ""
+
+
+def test_another_device_is_refused(capsys):
+    assert check_gpu.main(["tpu"]) == REFUSED
+    assert "unknown ON=tpu" in capsys.readouterr().err
+
+
+def test_all_tests_run_whatever_fails():
+    assert "-x" not in arguments(CPU, [])
+    assert "--maxfail=0" in arguments(CPU, [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_gpu_test_passes_with_the_cpu_in_the_place_of_the_gpu():
+    """A skip is allowed only after the test has come to the line that needs a GPU."""
+    command = [sys.executable, "tests/support/check_gpu.py", CPU, "-n", "2", "--dist", "loadfile", "-rs"]
+    path = os.pathsep.join([str(ROOT / "lib"), str(ROOT)])
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    reasons = [line for line in done.stdout.splitlines() if line.startswith("skipped: ")]
+    assert all("executed up to the GPU" in line for line in reasons), reasons
