@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ gpus 2
 0 * power 200
 0 * mem 9000
 0 * smclk 1395
+0 0 process {pid} 1000
 """
 QUERY = "index,uuid,memory.used,power.draw,clocks.sm,utilization.gpu"
 NAMES = ("memory_used", "power", "sm_clock", "utilization")
@@ -51,6 +53,11 @@ from kmatrix.gpu.nvml.detect import detect, usable
 chosen = usable(detect(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"), asked=sys.argv[1] or None)
 print(",".join(gpu.uuid for gpu in chosen))
 """
+PROCESSES = """
+from kmatrix.gpu.nvml.source import open_source
+source = open_source()
+print(*(process.pid for position in range(len(source.devices)) for process in source.processes(position)))
+"""
 SEEN_BY_PYTORCH = """
 import torch
 print(",".join(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())))
@@ -65,7 +72,7 @@ def driver(device, tmp_path_factory):
         return variables
     require_program("gcc")
     folder = tmp_path_factory.mktemp("simulated")
-    (folder / "test.scn").write_text(SCENARIO)
+    (folder / "test.scn").write_text(SCENARIO.format(pid=os.getpid()))
     del variables["CUDA_VISIBLE_DEVICES"]
     return variables | simulated(build(folder), folder / "test.scn")
 
@@ -147,6 +154,13 @@ def test_gputop_shows_the_gpus_and_the_memory_of_nvidia_smi(device, driver, larg
     assert found.keys() == expected.keys()
     for uuid, values in expected.items():
         assert found[uuid]["memory_used"] == pytest.approx(values["memory_used"], abs=100)
+
+
+def test_the_process_of_a_run_is_among_those_of_its_gpu(device, driver, large, tmp_path):
+    """Not in a container with process numbers of its own: the driver reports those of the host."""
+    with busy(device, large, tmp_path) as process:
+        found = script(PROCESSES, driver).split()
+    assert str(process.pid if process else os.getpid()) in found
 
 
 @pytest.mark.parametrize("form", ["index", "uuid", "prefix"])
