@@ -21,10 +21,9 @@ import gpu_parts
 import gpu_profile
 import gpu_report
 import gpu_results
+import gpu_runs
 import roofline
 from gpu_results import FailedError, Item, OutOfTimeError, Results, Scale
-
-import gpu_runs
 from gpu_runs import Setting
 
 CPU = Scale(device="cpu", tiny=True, name="CPU", gpus=0)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-import gpu_runs
 from check_gpu import missing
-from gpu_runs import Place
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.text import plural
+from on_gpu_runs import Place
 
 WIDTH = 24  # columns of the first column
 TABLES = "tables"  # of the tests, printed at the end: user properties of this name

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import pytest
 
 from factories import ROOT, make_data, make_run
-from gpu_runs import output_of, script
 from kmatrix.records.files import read_json
 from kmatrix.records.runs import merged_metrics
 from kmatrix.simulate.library import build
 from kmatrix.simulate.library import environment as simulated
+from on_gpu_runs import output_of, script
 from skips import require_program
 from waiting import wait_until
 

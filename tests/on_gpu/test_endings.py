@@ -6,11 +6,11 @@ import pytest
 
 from factories import make_data, make_run
 from gpt2.checkpoint.files import load_checkpoint
-from gpu_runs import FAULTS, ended, losses
 from kmatrix.plan.memory import memory
 from kmatrix.records.checkpoints import CheckpointKind, read_index
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.train_config import TrainConfig
+from on_gpu_runs import FAULTS, ended, losses
 
 pytestmark = pytest.mark.gpu
 SEED = 1337

@@ -8,9 +8,9 @@ import torch
 from factories import make_data, make_run
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.model.fp8 import CAPABILITY
-from gpu_runs import Place, losses
 from kmatrix.records.files import read_json
 from kmatrix.records.train_config import NANOCHAT_FIELDS
+from on_gpu_runs import Place, losses
 
 pytestmark = pytest.mark.gpu
 STEPS = 20

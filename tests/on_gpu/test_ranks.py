@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from factories import make_data, make_run
-from gpu_runs import FAULTS, ended, losses, output_of, script
 from kmatrix.records.files import read_json
 from kmatrix.status.classify import NETWORK
+from on_gpu_runs import FAULTS, ended, losses, output_of, script
 
 pytestmark = pytest.mark.gpu
 GLOBAL_BATCH = 8
