@@ -19,7 +19,7 @@ TABLES = "tables"  # of the tests, printed at the end: user properties of this n
 @pytest.fixture(scope="session")
 def device() -> Place:
     """The device of the tests: a GPU, or the CPU with ON=cpu. Without either, the session ends."""
-    found = gpu_runs.place()
+    found = on_gpu_runs.place()
     if found.is_gpu and (why := missing(detect())):
         pytest.exit(f"error: {why}", returncode=2)
     return found
@@ -93,7 +93,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _about() -> str:
-    place = gpu_runs.place()
+    place = on_gpu_runs.place()
     if not place.is_gpu:
         return "the CPU, in the place of a GPU"
     import torch
