@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import on_gpu_runs
 from check_gpu import missing
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.text import plural
