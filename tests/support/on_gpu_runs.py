@@ -86,7 +86,7 @@ class Place:
     ) -> Process:
         """Start a run: torchrun with several ranks, else the trainer alone. more: environment variables.
 
-        On the CPU a compiled run takes the compiler that only counts graphs: inductor's C++ takes half a minute per run
+        On the CPU all ranks are forked, which is the same but for the time. A compiled run takes the compiler that only counts graphs: inductor's C++ takes half a minute per run
         and is tested elsewhere.
         """
         variables = self.environment | {name: str(value) for name, value in more.items()}
@@ -96,8 +96,9 @@ class Place:
             if not self.is_gpu and train["compile"]:
                 program = COUNTING
                 variables["GRAPHS"] = str(run_dir.path / "graphs")
-        if ranks_of(run_dir) == 1 and not self.is_gpu:
-            return forked.start([*trainer(run_dir, attempt=attempt, program=program), *arguments], variables)
+        if not self.is_gpu:
+            command = [*trainer(run_dir, attempt=attempt, program=program), *arguments]
+            return forked.start(command, variables, ranks=ranks_of(run_dir))
         command = [*train_command(run_dir, attempt=attempt, program=program), *arguments]
         return subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
