@@ -121,7 +121,7 @@ bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/shape.py
 	$(QUIET_MAKE) bench/scale.py
 bench-gpu: $(CONTROL) $(TRAIN)
-	$(QUIET_MAKE) bench/gpu.py --part=$(call quote,$(PART)) --on=$(call quote,$(ON)) --peer=$(call quote,$(PEER))
+	$(Q)$(QUIET_MAKE) bench/gpu.py --part=$(call quote,$(PART)) --on=$(call quote,$(ON)) --peer=$(call quote,$(PEER))
 
 # Configuration
 override CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \

@@ -86,8 +86,8 @@ class Place:
     ) -> Process:
         """Start a run: torchrun with several ranks, else the trainer alone. more: environment variables.
 
-        On the CPU all ranks are forked, which is the same but for the time. A compiled run takes the compiler that only counts graphs: inductor's C++ takes half a minute per run
-        and is tested elsewhere.
+        On the CPU all ranks are forked, which is the same but for the time, and a compiled run takes the compiler that
+        only counts graphs: inductor's C++ takes half a minute per run and is tested elsewhere.
         """
         variables = self.environment | {name: str(value) for name, value in more.items()}
         train = read_json(run_dir.run_json)["train"]
