@@ -47,7 +47,7 @@ def lines(path):
         (("bench-gpu", "PART=peer", "ON=cpu", "PEER=/nowhere"), "/nowhere has no train.py"),
     ],
 )
-def test_what_cannot_run_is_refused_with_a_hint(clone, arguments, reason):
+def test_a_command_that_cannot_run_is_refused_with_a_hint(clone, arguments, reason):
     refused = clone.make(*arguments)
     said = [line for line in refused.stderr.splitlines() if not line.startswith("make")]
     assert refused.returncode == 2, refused.stdout + refused.stderr

@@ -396,3 +396,29 @@ def test_a_length_that_follows_from_the_budget_needs_time_for_one_step_only():
     assert not [risk for risk in of(train, steps=None) if "budget" in risk.what]
     (risk,) = (risk for risk in of(replace(train, max_time=1.0), steps=None) if "budget" in risk.what)
     assert "EVAL_INTERVAL" not in risk.fix
+
+
+# -- FP8
+
+
+@pytest.mark.parametrize(
+    "name", ["A100", "A10G", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 3090", "Tesla V100-PCIE"]
+)
+def test_fp8_on_a_gpu_without_it_is_impossible(name):
+    (risk,) = of(replace(TRAIN, fp8=True), device=GpuModel(name=name, memory=80 * 2**30, watts=None))
+    assert (risk.fix, risk.certain) == ("FP8=n", True)
+    assert name in risk.what
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA L4", "NVIDIA GeForce RTX 4090", "unheard of"])
+def test_fp8_on_other_gpus_is_left_to_the_trainer(name):
+    assert of(replace(TRAIN, fp8=True), device=GpuModel(name=name, memory=80 * 2**30, watts=None)) == ()
+
+
+@pytest.mark.parametrize("command", [PLAN, DRY, RUN])
+def test_fp8_on_a_gpu_without_it_is_refused_before_anything_is_created(program, command):
+    refused = program(command, "DTYPE=bf16", "FP8=y", *(["GPU=A100"] if command == PLAN else []))
+    assert refused.status == 2
+    name = "A100" if command == PLAN else "NVIDIA A10G"
+    assert f"needs products in FP8, {name} has none\n  hint: pass FP8=n" in refused.err
+    assert not (program.folder / "results").exists()

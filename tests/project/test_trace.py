@@ -64,11 +64,11 @@ def count_files(tmp_path):
     return trace
 
 
-def test_a_dry_run_of_the_quickstart_visits_at_most_30_files_with_21_returns(count_files, tmp_path):
+def test_a_dry_run_of_the_quickstart_visits_at_most_30_files_with_23_returns(count_files, tmp_path):
     shutil.copy(ROOT / "defconfigs" / "gpt2-cpu-quick", tmp_path / ".config")
     files, returns = count_files("test-matrix-dry-run", "all")
     assert files <= 30  # four of them resolve and check the rules of the verdict
-    assert returns <= 21
+    assert returns <= 23  # two of them to the rows of logits, which the plan and the trainer share
 
 
 def test_a_run_visits_at_most_44_files_with_50_returns(count_files, tmp_path):

@@ -52,7 +52,10 @@ class MfuModel:
 
 # Newer GPUs have a higher peak for the same memory bandwidth; consumer GPUs run above the clock of their data sheet.
 HOPPER, RTX, OTHER = "Hopper and later", "RTX", "other"
-FAMILIES = {HOPPER: ("H100", "H200", "GH200", "B200"), RTX: ("RTX",)}  # words of the names; OTHER: the rest
+FAMILIES = {
+    HOPPER: ("H100", "H200", "GH200", "B200", "GB200", "B300", "GB300"),
+    RTX: ("RTX",),
+}  # words of the names; OTHER: the rest
 # Fitted to the published runs: `bench/published.py` prints the fit and the error of each run, and that of a fit to the
 # other runs. OTHER is that of the A100; no run on another GPU of that family is published.
 PUBLISHED = MfuModel(size=75e6, middle={HOPPER: 0.53, RTX: 0.91, OTHER: 0.71}, spread=1.74)
@@ -359,6 +362,19 @@ KNOWN = tuple(
 )
 
 
+# GPUs before Ada, by NVIDIA's table of compute capabilities: FP8 products need 8.9. The trainer asks PyTorch; this
+# table tells before a run is created.
+WITHOUT_FP8 = ("A100", "A800", "A10G", "A10", "A16", "A30", "A40", "RTX 3090", "A6000", "A5000", "V100", "T4")
+
+
+def has_fp8(device: GpuModel) -> bool | None:
+    """Return whether a GPU multiplies matrices in FP8; None if only the device itself can tell."""
+    words = _words(device.name)
+    if any(set(name.split()) <= words for name in WITHOUT_FP8):
+        return False
+    return True if any(set(known.name.upper().split()) <= words for known in KNOWN) else None
+
+
 def by_name(asked: str) -> GpuModel:
     """Return the GPU model of GPU=. Case, blanks, hyphens and underscores are ignored."""
     for device in KNOWN:
@@ -372,7 +388,7 @@ def by_name(asked: str) -> GpuModel:
 def detected(name: str, memory_mib: float) -> GpuModel:
     """Return the GPU model of a name from the driver, with the memory from the driver and the power from the table."""
     # All words of a model must occur. The table lists "H100 PCIe" before "H100", which would match as well.
-    words = set(re.split(r"[^A-Za-z0-9]+", name.upper()))
+    words = _words(name)
     known = (device for device in KNOWN if set(device.name.upper().split()) <= words)
     watts = next((device.watts for device in known), None)
     return GpuModel(name=name, memory=memory_mib * 2**20, watts=watts)
@@ -384,7 +400,7 @@ def of_type(text: str) -> GpuModel | None:
     >>> [found.name if (found := of_type(text)) else None for text in ("a100", "nvidia_h100_80gb_hbm3", "gpu", "v100")]
     ['A100', 'H100', None, None]
     """
-    words = set(re.split(r"[^A-Z0-9]+", text.upper()))
+    words = _words(text)
     return next((device for device in KNOWN if set(device.name.upper().split()) <= words), None)
 
 
@@ -396,3 +412,7 @@ def this_machine(ranks: int) -> GpuModel:
 
 def _letters(text: str) -> str:
     return re.sub(r"[\s_-]", "", text).upper()
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[^A-Z0-9]+", text.upper()))

@@ -1,4 +1,4 @@
-"""Find what makes a run impossible before it starts: memory, and a budget that ends before the first evaluation."""
+"""Find what makes a run impossible before it starts: memory, FP8, and a budget that ends before an evaluation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kmatrix.plan.feasibility import (
     at_peak,
     deeper,
     fit,
+    has_fp8,
     largest_depth,
     mfu_band,
 )
@@ -50,8 +51,18 @@ def risks(
 
     steps: of the whole run, if known.  cpu: its speed if it runs on the CPU.
     """
-    found = (_memory_risk(shape, train, device), _budget_risk(shape, train, steps, device, cpu))
+    found = (
+        _fp8_risk(train, device),
+        _memory_risk(shape, train, device),
+        _budget_risk(shape, train, steps, device, cpu),
+    )
     return tuple(risk for risk in found if risk is not None)
+
+
+def _fp8_risk(train: TrainConfig, device: GpuModel) -> Risk | None:
+    if not train.fp8 or has_fp8(device) is not False:
+        return None
+    return Risk(what=f"needs products in FP8, {device.name} has none", fix="FP8=n", certain=True)
 
 
 def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Risk | None:
