@@ -55,11 +55,14 @@ def test_a_run_has_one_graph_per_pass_without_symbolic_sizes(tmp_path, arch, ran
         assert [graph["symbolic"] for graph in graphs] == [[], [], []]
 
 
-def test_a_resumed_run_has_one_graph_per_pass(tmp_path):
-    run_dir = make_run(tmp_path, **RUN)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_resumed_run_has_one_graph_per_pass(tmp_path, arch, ranks):
+    run_dir = make_run(tmp_path, **RUN, **ARCHITECTURES[arch], num_gpus=ranks, ddp_overlap=False)
     run_counted(run_dir, tmp_path / "first", "--until", "4")
-    (graphs,) = run_counted(run_dir, tmp_path / "second", "--resume", "latest")
-    assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+    for graphs in run_counted(run_dir, tmp_path / "second", "--resume", "latest"):
+        assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+        assert [graph["symbolic"] for graph in graphs] == [[], [], []]
 
 
 BF16 = {"dtype": "bf16"}
