@@ -97,12 +97,12 @@ def worker(args: argparse.Namespace) -> None:
 
 def compare(name: str, args: argparse.Namespace, shape: ModelShape, world: dist.World) -> list[str]:
     """Train with both ways in turn, and return a line for each."""
-    config = SimpleNamespace(optimizer=name, ddp_find_unused_params=False, **SETTINGS)
+    config = SimpleNamespace(optimizer=name, ddp_find_unused_params=False, ddp_bucket_mb=None, **SETTINGS)
     models, optimizers, replicas = {}, {}, {}
     for way, stage in WAYS.items():
         models[way] = GPT(shape, seed=1).to(world.device)
         optimizers[way] = shard(build_optimizers(config, models[way]), stage, world)
-        replicas[way] = distributed(models[way], config, world)  # type: ignore[arg-type]  # it reads one field
+        replicas[way] = distributed(models[way], config, world)  # type: ignore[arg-type]  # it reads two fields
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     losses: dict[str, list[float]] = {way: [] for way in WAYS}
     generator = torch.Generator().manual_seed(world.rank)
