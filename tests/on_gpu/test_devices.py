@@ -9,17 +9,20 @@ import signal
 import statistics
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from factories import ROOT, make_data, make_run
+from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.records.files import read_json
+from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
-from kmatrix.simulate.library import build
-from kmatrix.simulate.library import environment as simulated
+from on_gpu_matrices import simulated_driver
 from on_gpu_runs import output_of, script
-from skips import require_program
 from waiting import wait_until
 
 pytestmark = pytest.mark.gpu
@@ -48,6 +51,16 @@ while True:
     if time.monotonic() > deadline:
         break
 """
+COUNTER = """
+import time
+import pynvml as n
+n.nvmlInit()
+for index in range(n.nvmlDeviceGetCount()):
+    gpu = n.nvmlDeviceGetHandleByIndex(index)
+    before = time.monotonic()
+    joules = n.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000
+    print(n.nvmlDeviceGetUUID(gpu), joules, before, time.monotonic())
+"""
 CHOOSE = """
 import os, sys
 from kmatrix.gpu.nvml.detect import detect, usable
@@ -71,11 +84,7 @@ def driver(device, tmp_path_factory):
     variables = device.environment
     if device.is_gpu:
         return variables
-    require_program("gcc")
-    folder = tmp_path_factory.mktemp("simulated")
-    (folder / "test.scn").write_text(SCENARIO.format(pid=os.getpid()))
-    del variables["CUDA_VISIBLE_DEVICES"]
-    return variables | simulated(build(folder), folder / "test.scn")
+    return simulated_driver(variables, tmp_path_factory.mktemp("simulated"), SCENARIO.format(pid=os.getpid()))
 
 
 def smi(device, driver, seconds=0.0):
@@ -120,31 +129,95 @@ def busy(device, large, folder):
         output_of(process, 120)
 
 
-def test_the_recorder_and_nvidia_smi_agree_on_a_busy_gpu_and_its_energy(device, driver, large, tmp_path):
-    """Energy over a minute within 2 %, as mean power: the two do not begin and end in the same millisecond."""
-    seconds = 60.0 if device.is_gpu else 2.0
-    recording = tmp_path / "recording"
-    command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(recording), "--device", "nvidia"]
-    with busy(device, large, tmp_path):
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A minute of busy GPUs, by the recorder and by what is next to it."""
+
+    summary: dict[str, Any]  # gpu_summary.json
+    samples: Recording
+    by_smi: dict[str, dict[str, float]]  # UUID -> means
+    begin: dict[str, Counter]  # UUID -> the energy counter
+    end: dict[str, Counter]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """The energy counter of a GPU, read at some time between two."""
+
+    joules: float
+    before: float  # monotonic seconds
+    after: float
+
+
+def counters(driver):
+    """Return the energy counter of each GPU by UUID."""
+    lines = [line.split() for line in script(COUNTER, driver).splitlines()]
+    return {uuid: Counter(*map(float, numbers)) for uuid, *numbers in lines}
+
+
+def recorded_at(path):
+    """Return the monotonic times of the samples in a file that grows; [] before the first one."""
+    with suppress(RecordError, OSError):
+        return read_samples(path).monotonic
+    return []
+
+
+@pytest.fixture(scope="module")
+def recorded(device, driver, large, tmp_path_factory):
+    """Record the GPUs for a minute, on the CPU for two seconds, while the first one trains."""
+    folder = tmp_path_factory.mktemp("recorded")
+    recording = RunDir(folder / "recording")
+    command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(recording.path), "--device", "nvidia"]
+    path = recording.gpu_samples
+    with busy(device, large, folder):
         recorder = subprocess.Popen(command, cwd=ROOT, env=driver)
         try:
-            wait_until((recording / "gpu_samples.bin").exists, "the recorder has begun", 60)
-            expected = smi(device, driver, seconds)
+            wait_until(lambda: len(recorded_at(path)), "the recorder has begun", 60)
+            begin = counters(driver)
+            by_smi = smi(device, driver, 60.0 if device.is_gpu else 2.0)
+            end = counters(driver)
+            last = max(counter.after for counter in end.values())
+            after = lambda: sum(time >= last for time in recorded_at(path))  # noqa: E731
+            wait_until(lambda: after() >= 2, "two samples follow the last reading", 60)
         finally:
             recorder.send_signal(signal.SIGTERM)
             assert recorder.wait(60) == 0
-    summary = read_json(recording / "gpu_summary.json")
-    found = {gpu["uuid"]: gpu for gpu in summary["gpus"]}
-    assert found.keys() == expected.keys()
-    for uuid, values in expected.items():
+    return Recorded(read_json(recording.gpu_summary), read_samples(path), by_smi, begin, end)
+
+
+def test_the_recorder_and_nvidia_smi_agree_on_a_busy_gpu(recorded):
+    found = {gpu["uuid"]: gpu for gpu in recorded.summary["gpus"]}
+    assert found.keys() == recorded.by_smi.keys()
+    for uuid, values in recorded.by_smi.items():
         means = {name: found[uuid][name]["mean"] for name in NAMES}
         assert means["memory_used"] == pytest.approx(values["memory_used"], abs=100)  # MiB
         assert means["power"] == pytest.approx(values["power"], rel=0.05)
         assert means["sm_clock"] == pytest.approx(values["sm_clock"], rel=0.05)
         assert means["utilization"] == pytest.approx(values["utilization"], abs=10)
-        watts = found[uuid]["joules"] / (summary["ended"] - summary["started"])
-        # The simulated recording is so short that a period of the counter, 0.1 s, is 5 %.
-        assert watts == pytest.approx(values["power"], rel=0.02 if device.is_gpu else 0.1)
+
+
+def test_the_recorded_energy_is_that_of_the_counter_of_the_driver(device, recorded):
+    """Within 2 % over a minute; on the CPU within what is counted between two samples, however long that takes."""
+    assert recorded.summary["energy_source"] == "counter"
+    times = recorded.samples.monotonic
+    for at, gpu in enumerate(recorded.summary["gpus"]):
+        joules = recorded.samples.columns[at]["energy_j"]
+        begin, end = recorded.begin[gpu["uuid"]], recorded.end[gpu["uuid"]]
+
+        def limits(counter, joules=joules):
+            # The counter of a sample is read before the time of that sample is taken, and after that of the one before.
+            lower = max(at for at, time in enumerate(times) if time <= counter.before)
+            upper = min(at for at, time in enumerate(times) if time >= counter.after) + 1
+            return joules[lower], joules[upper]
+
+        (least_before, most_before), (least, most) = limits(begin), limits(end)
+        counted = end.joules - begin.joules
+        assert counted > 0
+        if device.is_gpu:  # whose driver may update the two readings of its counter at different times
+            assert (least + most - least_before - most_before) / 2 == pytest.approx(counted, rel=0.02)
+        else:
+            assert least - most_before - 0.01 <= counted <= most - least_before + 0.01
+        assert gpu["joules"] == pytest.approx(joules[-1], abs=0.01)
 
 
 def test_gputop_shows_the_gpus_and_the_memory_of_nvidia_smi(device, driver, large, tmp_path):

@@ -1,0 +1,139 @@
+"""Matrices through the runner: runs of one GPU are packed, and one that is out of memory finishes in smaller parts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+
+from factories import make_data
+from kmatrix.plan.feasibility import OVERHEAD
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.paths import MatrixDir
+from on_gpu_matrices import Runner, attempts
+from on_gpu_runs import ended, losses
+
+pytestmark = pytest.mark.gpu
+COMMON = (
+    *("DEVICE=cuda", "NUM_GPUS=1", "OPTIMIZER=adamw", "DATASET=shards", "TOKENIZER=byte", "GPU_MONITOR=n"),
+    *("WARMUP_STEPS=1", "CPU_THREADS=1", "REUSE=n"),
+    "GPU_BUSY_MEMORY=0",  # the process of the tests may have memory on the first GPU
+)
+SMALL = (
+    *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=64", "BLOCK_SIZE=64", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=4"),
+    *("MAX_ITERS=6", "EVAL_INTERVAL=6", "LOG_INTERVAL=1", "DETERMINISTIC=y"),
+)
+# The micro-batch that does not fit. On the CPU, attention without a fused kernel plans much memory for little work.
+LARGE = {
+    "cuda": ("MODEL=124m", "BLOCK_SIZE=1024", "DTYPE=bf16"),
+    "cpu": (
+        *("MODEL=custom", "N_LAYER=1", "N_HEAD=16", "N_EMBD=32", "BLOCK_SIZE=256", "DROPOUT=0.1"),
+        "FLASH_ATTENTION=n",
+    ),
+}
+BLOCK = {"cuda": 1024, "cpu": 256}
+BEYOND = 1.5  # times the memory of the GPU: the plan refuses a run from 1.15 times
+# The advised micro-batch as a share of the largest: with more, an error of the plan could be out of memory again.
+ADVISED = (0.5, 0.85)
+
+
+@pytest.fixture(scope="module")
+def runner(device, tmp_path_factory):
+    return Runner(device, tmp_path_factory.mktemp("runner"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Return the folder of the tokens that the runs of a small model read."""
+    folder = tmp_path_factory.mktemp("matrices") / "data"
+    make_data(folder)
+    return folder
+
+
+def trained(runner, data, number, *arguments):
+    """Train a matrix of runs that differ in the samples of their evaluations alone; return it and its attempts."""
+    samples = ",".join(str(2 + at) for at in range(number))
+    printed = runner.check("test-matrix", *COMMON, *SMALL, f"DATA_PATH={data}", f"EVAL_SAMPLES={samples}", *arguments)
+    matrix = runner.matrix(printed)
+    return MatrixDir(matrix), attempts(matrix)
+
+
+@pytest.fixture(scope="module")
+def alone(runner, data):
+    """Return the attempts of two runs of which the runner may use the last GPU only."""
+    _, found = trained(runner, data, 2, f"GPUS={runner.gpus[-1]}")
+    return found
+
+
+def test_on_one_gpu_one_run_follows_the_other(runner, alone):
+    first, second = alone
+    assert first.given == first.used == second.given == second.used == (runner.gpus[-1],)
+    assert first.ended <= second.started
+    assert losses(first.run) == losses(second.run)
+
+
+def test_runs_of_one_gpu_share_the_machine_and_never_a_gpu(runner, data, alone):
+    """One more run than GPUs, so that one of them gets its second run."""
+    gpus = runner.gpus
+    matrix, found = trained(runner, data, len(gpus) + 1)
+    assert [ended(attempt.run)[0] for attempt in found] == ["finished"] * len(found)
+    assert all(len(attempt.given) == 1 for attempt in found)
+    assert [attempt.used for attempt in found] == [attempt.given for attempt in found]
+    begun = [line["event"] for line in read_jsonl(matrix.journal) if line["event"].startswith("run ")]
+    assert begun[: len(gpus) + 1] == ["run started"] * len(gpus) + ["run ended"]
+    assert {attempt.given[0] for attempt in found[: len(gpus)]} == set(gpus)
+    for gpu in gpus:
+        spans = [(attempt.started, attempt.ended) for attempt in found if attempt.given == (gpu,)]
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    expected = losses(alone[0].run)
+    assert len(expected) == 6
+    assert [losses(attempt.run) for attempt in found] == [expected] * len(found)
+
+
+def too_many(largest, least):
+    """Return the smallest micro-batch from `least` on with a divisor well within the largest that fits."""
+    low, high = (share * largest for share in ADVISED)
+    return next(batch for batch in itertools.count(least) if low <= _divisor(batch, largest) <= high)
+
+
+def _divisor(batch, largest):
+    return next(size for size in range(largest, 0, -1) if batch % size == 0)
+
+
+def test_a_run_out_of_memory_is_refused_with_advice_and_finishes_with_the_advised_micro_batch(runner, device, tmp_path):
+    """The plan refuses it before it starts, the GPU if it is started anyway; `continue` keeps the global batch."""
+    settings = (*COMMON, *LARGE[device.kind], "MAX_ITERS=2", "EVAL_INTERVAL=2", "EVAL_SAMPLES=2", "LOG_INTERVAL=1")
+    settings += ("OOM_POLICY=fail", f"DATA_PATH={tmp_path / 'data'}")
+    make_data(tmp_path / "data")
+    planned = runner.check("plan", *settings, "BATCH_SIZE=1", "PARALLEL_BATCH_SIZE=1")
+    largest = int(re.search(r"largest +micro-batch (\d+)", planned)[1])
+    batch = too_many(largest, math.ceil(BEYOND * largest * runner.memory / (runner.memory - OVERHEAD)))
+    make_data(tmp_path / "data", train=3 * batch * BLOCK[device.kind])
+    settings += (f"BATCH_SIZE={batch}", f"PARALLEL_BATCH_SIZE={batch}")
+
+    refused = runner("test-matrix", *settings)
+    assert refused.returncode == 2, refused.stdout
+    assert re.search(r"needs [\d.]+ GiB, .+ has [\d.]+ GiB", refused.stderr), refused.stderr
+    advice = re.search(r"pass BATCH_SIZE=(\d+) PARALLEL_BATCH_SIZE=(\d+)", refused.stderr)
+    assert advice, refused.stderr
+    fits = int(advice[1])
+    assert (batch % fits, int(advice[2])) == (0, batch)
+
+    failed = runner("test-matrix", *settings, "ALLOW_RISK=y", STAND_IN_OOM="1")
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    matrix = runner.matrix(failed.stdout)
+    (run,) = MatrixDir(matrix).runs()
+    assert ended(run) == ("failed", "oom", None)
+    reason = read_json(run.status)["reason"]
+    assert re.match(rf"out of memory with micro-batches of {batch}: .*Tried to allocate [\d.]+ [GM]iB", reason), reason
+    assert reason in failed.stdout
+
+    continued = runner.check("continue", f"TARGET={matrix}", "RETRY_FAILED=1", f"MICRO_BATCH={fits}", STAND_IN_OOM="1")
+    assert f"micro-batch {fits}" in continued
+    assert ended(run) == ("finished", None, "max_iters")
+    used = read_json(run.run_used)["train"]
+    assert (used["batch_size"], used["gradient_accumulation"], used["global_batch"]) == (fits, batch // fits, batch)
+    (attempt,) = attempts(matrix)
+    assert attempt.given == attempt.used
