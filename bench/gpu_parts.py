@@ -23,7 +23,7 @@ from kmatrix.shapes import ModelShape, mfu, peak_tflops
 
 BEST = {"124m": 64, "350m": 32, "774m": 16, "1558m": 8}  # micro-batches of the best predicted speed, in sequences
 USUAL = {"124m": 32, "774m": 16}
-NANOCHAT = {"d12": ("12", "32"), "d20": ("20", "16")}  # depth and micro-batch; 16 is that of nanochat's own d20
+NANOCHAT = {"d12": ("12", "32"), "d20": ("20", "16")}  # depth and micro-batch; 16 is that of the defconfig of d20
 PEER_BATCH = {"124m": 32, "774m": 8}
 ROUNDS = 2
 EVAL_INTERVAL = 250  # steps, the default

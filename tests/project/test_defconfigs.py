@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.expand import apply_run
+from kmatrix.plan.feasibility import OVERHEAD, by_name
+from kmatrix.plan.memory import memory
+from kmatrix.plan.risk import ERROR
+from kmatrix.text import GIB
 from programs import ROOT, Program, give_gpus
 
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
@@ -61,6 +66,30 @@ def test_a_defconfig_fits_on_the_gpus_in_its_name(program, name):
     assert "does not fit" not in out
     assert "tight" not in out
     assert f"_{count or 1}gpu" in out
+
+
+def test_the_micro_batches_of_nanochat_are_the_largest_powers_of_two_that_leave_room_for_the_error_of_the_plan(program):
+    peaks = {}
+    for name in (name for name in DEFCONFIGS if name.startswith("nanochat")):
+        program.check(f"defconfig-{name}")
+        (config,) = program.plan().configs.values()
+        room = by_name(MACHINE.search(name)[1].upper()).memory - OVERHEAD
+        peaks[name], twice = (_peak(config, config.train.batch_size * factor) for factor in (1, 2))
+        assert peaks[name] * (1 + ERROR) <= room < twice * (1 + ERROR)
+        assert config.train.batch_size.bit_count() == 1
+
+    order = ("nanochat-d24-h100x8", "nanochat2025-d20-h100x8", "nanochat-d12-a10gx4")
+    printed = [f"{peaks.pop(name) / GIB:.0f}" for name in order]
+    text = (ROOT / "docs" / "nanochat.md").read_text(encoding="utf-8")
+    assert "Memory by `make plan`: {}, {} and {} GiB per GPU.".format(*printed) in text
+    assert not peaks
+
+
+def _peak(config, batch):
+    """Return the planned bytes of a rank with another micro-batch and the same global batch."""
+    accumulation = config.global_batch // (batch * config.ranks)
+    changed = replace(config.train, batch_size=batch, gradient_accumulation=accumulation)
+    return memory(config.shape, changed).total
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
