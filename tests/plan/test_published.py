@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import statistics
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from factories import ROOT
 from kmatrix.plan.feasibility import PUBLISHED, Fit
+from kmatrix.text import GIB
 
 sys.path.insert(0, str(ROOT / "bench"))
 import published
 
 RUNS = published.published()
+AS_GPT2 = ("MODEL", "HEAD_DIM", "BIAS", "WEIGHT_TYING")  # symbols that make a GPT-2 of nanochat's shape
 
 
 @cache
@@ -66,6 +69,19 @@ def test_the_published_peak_of_nanochat_fits_into_80_gb():
     row = compared()["nanochat d20, 8 x H100"]
     assert row.verdict in (Fit.FITS, Fit.TIGHT)
     assert 0 <= row.memory_error < 0.15
+
+
+@pytest.mark.parametrize("name", [run.name for run in RUNS if run.code == "nanochat"])
+def test_a_run_of_nanochat_has_the_published_memory_as_its_own_architecture_too(name):
+    """d24 and d26 are of 2026, the others of 2025."""
+    row = compared()[name]
+    arch = "nanochat" if "d24" in name or "d26" in name else "nanochat2025"
+    words = [word for word in row.run.arguments.split() if word.partition("=")[0] not in AS_GPT2]
+    own = published.compare(replace(row.run, arguments=" ".join([*words, f"ARCH={arch}"])))
+    assert own.config.shape.is_nanochat
+    assert own.memory_right is not False
+    if arch == "nanochat2025":
+        assert own.memory == pytest.approx(row.memory, abs=0.2 * GIB)
 
 
 def test_the_band_is_not_so_wide_that_every_time_fits():
