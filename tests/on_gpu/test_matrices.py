@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import dataclass
 
 import pytest
 
@@ -102,17 +103,42 @@ def _divisor(batch, largest):
     return next(size for size in range(largest, 0, -1) if batch % size == 0)
 
 
-def test_a_run_out_of_memory_is_refused_with_advice_and_finishes_with_the_advised_micro_batch(runner, device, tmp_path):
-    """The plan refuses it before it starts, the GPU if it is started anyway; `continue` keeps the global batch."""
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """A run whose micro-batch does not fit on the GPU."""
+
+    settings: tuple[str, ...]
+    batch: int  # sequences
+
+
+@pytest.fixture(scope="module")
+def too_large(runner, device, tmp_path_factory):
+    data = tmp_path_factory.mktemp("large") / "data"
     settings = (*COMMON, *LARGE[device.kind], "MAX_ITERS=2", "EVAL_INTERVAL=2", "EVAL_SAMPLES=2", "LOG_INTERVAL=1")
-    settings += ("OOM_POLICY=fail", f"DATA_PATH={tmp_path / 'data'}")
-    make_data(tmp_path / "data")
+    settings += (f"DATA_PATH={data}",)
+    make_data(data)
     planned = runner.check("plan", *settings, "BATCH_SIZE=1", "PARALLEL_BATCH_SIZE=1")
     largest = int(re.search(r"largest +micro-batch (\d+)", planned)[1])
     batch = too_many(largest, math.ceil(BEYOND * largest * runner.memory / (runner.memory - OVERHEAD)))
-    make_data(tmp_path / "data", train=3 * batch * BLOCK[device.kind])
-    settings += (f"BATCH_SIZE={batch}", f"PARALLEL_BATCH_SIZE={batch}")
+    make_data(data, train=3 * batch * BLOCK[device.kind])
+    return TooLarge((*settings, f"BATCH_SIZE={batch}", f"PARALLEL_BATCH_SIZE={batch}"), batch)
 
+
+def out_of_memory(batch):
+    """Return the expression for the reason of a run out of memory."""
+    return rf"out of memory with micro-batches of {batch}: .*Tried to allocate [\d.]+ [GM]iB"
+
+
+def finished_with(run, micro_batch, batch):
+    """Return whether a run has finished with a micro-batch and its global batch."""
+    used = read_json(run.run_used)["train"]
+    found = (used["batch_size"], used["gradient_accumulation"], used["global_batch"])
+    return ended(run) == ("finished", None, "max_iters") and found == (micro_batch, batch // micro_batch, batch)
+
+
+def test_a_run_out_of_memory_is_refused_with_advice_and_finishes_with_the_advised_micro_batch(runner, too_large):
+    """The plan refuses it before it starts, the GPU if it is started anyway; `continue` keeps the global batch."""
+    settings, batch = (*too_large.settings, "OOM_POLICY=fail"), too_large.batch
     refused = runner("test-matrix", *settings)
     assert refused.returncode == 2, refused.stdout
     assert re.search(r"needs [\d.]+ GiB, .+ has [\d.]+ GiB", refused.stderr), refused.stderr
@@ -127,13 +153,19 @@ def test_a_run_out_of_memory_is_refused_with_advice_and_finishes_with_the_advise
     (run,) = MatrixDir(matrix).runs()
     assert ended(run) == ("failed", "oom", None)
     reason = read_json(run.status)["reason"]
-    assert re.match(rf"out of memory with micro-batches of {batch}: .*Tried to allocate [\d.]+ [GM]iB", reason), reason
+    assert re.match(out_of_memory(batch), reason), reason
     assert reason in failed.stdout
 
     continued = runner.check("continue", f"TARGET={matrix}", "RETRY_FAILED=1", f"MICRO_BATCH={fits}", STAND_IN_OOM="1")
     assert f"micro-batch {fits}" in continued
-    assert ended(run) == ("finished", None, "max_iters")
-    used = read_json(run.run_used)["train"]
-    assert (used["batch_size"], used["gradient_accumulation"], used["global_batch"]) == (fits, batch // fits, batch)
-    (attempt,) = attempts(matrix)
-    assert attempt.given == attempt.used
+    assert finished_with(run, fits, batch)
+
+
+def test_by_default_the_runner_itself_retries_with_at_most_half_the_micro_batch(runner, too_large):
+    printed = runner.check("test-matrix", *too_large.settings, "ALLOW_RISK=y", STAND_IN_OOM="1")
+    retry = re.search(out_of_memory(too_large.batch) + r".*; retrying with micro-batch (\d+)", printed)
+    assert retry, printed
+    (run,) = MatrixDir(runner.matrix(printed)).runs()
+    _, *retries = read_json(run.status)["attempts"]
+    assert retries[0]["micro_batch"] == int(retry[1]) <= too_large.batch // 2
+    assert finished_with(run, retries[-1]["micro_batch"], too_large.batch)

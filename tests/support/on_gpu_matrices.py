@@ -29,11 +29,17 @@ gpus 2
 """
 # Every Python that finds sitecustomize.py on its path imports it. This one changes the trainer alone: it computes on
 # the CPU, names the GPU that it was given as PyTorch would, and with STAND_IN_OOM has no memory for the micro-batch of
-# its configuration, which an attempt with --micro-batch replaces.
+# its configuration, which an attempt with --micro-batch replaces. It is started without torchrun, which needs as long
+# to import PyTorch and has nothing to do for one rank.
 STAND_IN = """
 import os, sys
 
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+argv = sys.orig_argv
+if "torch.distributed.run" in argv:
+    trainer = argv[argv.index("gpt2.train") :]
+    os.execv(sys.executable, [sys.executable, "-m", *trainer])
+
+if "gpt2.train" in argv:
     import torch
     from gpt2 import dist, machine
 
@@ -49,7 +55,7 @@ if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_arg
     # Before anything imports it by its name.
     original, machine.machine_of = machine.machine_of, machine_of
     from gpt2.model.gpt2 import GPT
-    if os.environ.get("STAND_IN_OOM") and "--micro-batch" not in sys.orig_argv:
+    if os.environ.get("STAND_IN_OOM") and "--micro-batch" not in argv:
         evaluated, GPT.forward = GPT.forward, forward
 """
 UUIDS = """
