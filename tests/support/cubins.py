@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -59,7 +58,7 @@ def built(name: str, source: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> dict[str, Any]:
     sources = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     rows, failed, started = [], {}, time.perf_counter()
     with fake_cuda.fake_h100(compiler=True), tempfile.TemporaryDirectory() as folder:
@@ -69,13 +68,8 @@ def main(argv: list[str]) -> None:
             # Broad: whatever the compiler raises is the result of this kernel, and the others are built all the same.
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"[:300]
-    print(json.dumps({"kernels": rows, "failed": failed, "seconds": round(time.perf_counter() - started, 1)}))
+    return {"kernels": rows, "failed": failed, "seconds": round(time.perf_counter() - started, 1)}
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        fake_cuda.leave(1)
-    fake_cuda.leave()
+    fake_cuda.run_program(main)

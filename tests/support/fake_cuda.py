@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from unittest import mock
 import torch
 import torch.cuda.amp.common
 from torch import nn
+from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTED = "2.13.0"  # the double replaces parts of torch that are not an interface, so it is tied to a version
@@ -77,6 +79,16 @@ def leave(code: int = 0) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def run_program(main: Callable[[list[str]], object]) -> NoReturn:
+    """Print the JSON of what `main` returns for the arguments of the command line, and end the process."""
+    try:
+        print(json.dumps(main(sys.argv[1:])))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        leave(1)
+    leave()
 
 
 def line_of_caller() -> str:
@@ -248,6 +260,7 @@ def fake_h100(*, compiler: bool = False) -> Iterator[None]:
         replace(torch.cuda, "synchronize", lambda *_: FakeEvent.waits("synchronize"))
         replace(torch.cuda, "Event", FakeEvent)
         replace(torch.cuda, "Stream", FakeStream)
+        replace(functional, "scaled_dot_product_attention", fused_attention)
         for module in (torch.cuda.amp, torch.cuda.amp.common):  # else autocast switches itself off with a warning
             replace(module, "amp_definitely_not_available", lambda: False)
         if compiler:
@@ -295,6 +308,12 @@ def to_gpu(module: nn.Module) -> nn.Module:
             if buffer is not None:
                 part._buffers[name] = buffer.to(DEVICE)
     return module
+
+
+def tokens(rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and labels of a micro-batch on the device, both (B, T)."""
+    inputs = torch.zeros(rows, context, dtype=torch.int64, device=DEVICE)
+    return inputs, torch.zeros_like(inputs)
 
 
 def fused_attention(  # noqa: PLR0917  (the signature of torch's function)

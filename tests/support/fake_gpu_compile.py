@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import json
 import re
-import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from torch import fx
 from torch._inductor import async_compile
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._subclasses import FakeTensorMode
-from torch.nn import functional
 
 import fake_cuda
 import inductor_wrapper
@@ -162,7 +160,6 @@ def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
             async_compile.AsyncCompile, "triton", lambda _, name, source, **__: compiler.triton(name, source)
         ),
         mock.patch.object(project_compiler, "BACKEND", compiler),
-        mock.patch.object(functional, "scaled_dot_product_attention", fake_cuda.fused_attention),
     ):
         options = {"dropout": request.dropout, "recompute": request.recompute, "loss_chunk": request.loss_chunk}
         options |= {"bf16_stream": request.bf16_stream, "fp8": request.fp8}
@@ -171,10 +168,10 @@ def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
         if request.evaluate_first:
             model.eval()
             with torch.no_grad(), autocast("cuda", request.dtype):
-                function(*_tokens(request, request.evaluate_first))
+                function(*fake_cuda.tokens(request.evaluate_first, request.context))
             model.train()
         with autocast("cuda", request.dtype):
-            _, loss = function(*_tokens(request, request.batch))
+            _, loss = function(*fake_cuda.tokens(request.batch, request.context))
         loss.backward()
         missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     counters = torch._dynamo.utils.counters
@@ -188,13 +185,6 @@ def compiled(request: Request) -> tuple[dict[str, Any], Compiler]:
         "graphs": compiler.graphs,
         "peak": _peak(request, compiler),
     }, compiler
-
-
-def _tokens(request: Request, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    def zeros() -> torch.Tensor:
-        return torch.zeros(rows, request.context, dtype=torch.int64, device=fake_cuda.DEVICE)  # (B, T)
-
-    return zeros(), zeros()
 
 
 def _peak(request: Request, compiler: Compiler) -> dict[str, Any]:
@@ -220,7 +210,7 @@ def _padded(request: Request) -> ModelShape:
     return replace(request.shape, vocab_size=padded(request.vocab, 64))
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> dict[str, Any]:
     report, compiler = compiled(Request(**json.loads(argv[0]) if argv else {}))
     if len(argv) > 1:
         folder = Path(argv[1])
@@ -229,13 +219,8 @@ def main(argv: list[str]) -> None:
         for number, (kind, source, graph) in enumerate(compiler.wrappers):
             (folder / f"{number}-{kind}.py").write_text(source, encoding="utf-8")
             (folder / f"{number}-{kind}.fx").write_text(graph, encoding="utf-8")
-    print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        fake_cuda.leave(1)
-    fake_cuda.leave()
+    fake_cuda.run_program(main)

@@ -9,23 +9,20 @@ workspaces of cuBLAS and the context of the process are not included.
 from __future__ import annotations
 
 import json
-import sys
 import time
 import weakref
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fake_cuda
+import inductor_wrapper
 from gpt2.model.gpt2 import GPT
 from gpt2.model.precision import autocast
 from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape
-
-BLOCK = 512  # bytes: the caching allocator rounds each tensor up to a multiple
 
 
 class PeakCounter(TorchDispatchMode):
@@ -48,7 +45,7 @@ class PeakCounter(TorchDispatchMode):
         key = storage._cdata
         if key in self._alive:
             return
-        size = -(-storage.nbytes() // BLOCK) * BLOCK
+        size = inductor_wrapper.rounded(storage.nbytes())
         self.now += size
         if self.now > self.most:
             self.most, self.at = self.now, name
@@ -64,38 +61,29 @@ def traced(name: str, batch: int) -> dict[str, Any]:
     started = time.perf_counter()
     layers, heads, width = NAMED[name]
     shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
-    original = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = fake_cuda.fused_attention
     with fake_cuda.fake_h100(), FakeTensorMode(), PeakCounter() as peak:
         model = fake_cuda.to_gpu(GPT(shape, vocab_multiple=64))
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for _ in range(2):
             peak.most = peak.now
             step(model, optimizer, batch, shape.block_size)
-    functional.scaled_dot_product_attention = original
     seconds = round(time.perf_counter() - started, 1)
     return {"model": name, "micro_batch": batch, "peak": peak.most, "at": peak.at, "seconds": seconds}
 
 
 def step(model: GPT, optimizer: torch.optim.Optimizer, batch: int, context: int) -> None:
     """Train one step as the training loop does."""
-    idx, targets = (torch.zeros(batch, context, dtype=torch.int64, device=fake_cuda.DEVICE) for _ in range(2))  # (B, T)
     with autocast("cuda", "bf16"):
-        _, loss = model(idx, targets)
+        _, loss = model(*fake_cuda.tokens(batch, context))
     loss.backward()
     torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def main(argv: list[str]) -> None:
-    print(json.dumps([traced(name, batch) for name, batch in json.loads(argv[0])]))
+def main(argv: list[str]) -> list[dict[str, Any]]:
+    return [traced(name, batch) for name, batch in json.loads(argv[0])]
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        fake_cuda.leave(1)
-    fake_cuda.leave()
+    fake_cuda.run_program(main)

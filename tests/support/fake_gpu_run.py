@@ -21,7 +21,6 @@ from unittest import mock
 import numpy as np
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import factories
@@ -138,7 +137,6 @@ def replacements(waits: Waits) -> list[Any]:
     return [
         mock.patch.object(train, "build_model", build_model),
         mock.patch.object(Validation, "loss", validation_loss),
-        mock.patch.object(functional, "scaled_dot_product_attention", fake_cuda.fused_attention),
         mock.patch.object(torch.Tensor, "pin_memory", pinned),
         mock.patch.object(torch.Tensor, "is_pinned", return_value=True),
         mock.patch.object(torch, "save", lambda _, file, **__: file.write(b"fake tensors have no values")),
@@ -168,14 +166,9 @@ def run(overrides: dict[str, Any]) -> dict[str, Any]:
     return {"code": code, "waits": waits.found, "operators": waits.operators}
 
 
-def main(argv: list[str]) -> None:
-    print(json.dumps(run(json.loads(argv[0]) if argv else {})))
-    fake_cuda.leave()
+def main(argv: list[str]) -> dict[str, Any]:
+    return run(json.loads(argv[0]) if argv else {})
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        fake_cuda.leave(1)
+    fake_cuda.run_program(main)
