@@ -310,6 +310,15 @@ def to_gpu(module: nn.Module) -> nn.Module:
     return module
 
 
+def body_of(operator: Any) -> Callable[..., Any] | None:
+    """Return the Python function of an operator of this project, None for the operators of torch.
+
+    With fake tensors torch calls the function that makes empty results, and none of the lines that a GPU runs.
+    """
+    name = str(operator._name)
+    return torch._library.custom_ops.OPDEFS[name]._init_fn if name.startswith("kmatrix::") else None
+
+
 def tokens(rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and labels of a micro-batch on the device, both (B, T)."""
     inputs = torch.zeros(rows, context, dtype=torch.int64, device=DEVICE)

@@ -1,6 +1,8 @@
 """Trace the peak memory of eager training steps on the double of an H100.
 
-    python tests/support/fake_gpu_memory.py '[["124m", 32], ["774m", 8]]'      # model and micro-batch; prints JSON
+    python tests/support/fake_gpu_memory.py '[["124m", 32], ["124m", 32, 8192]]'
+
+Each step is a model, its micro-batch and the rows of a chunk of the loss: -1, all of them, if it is left out.
 
 A storage on the device counts from its making to its end, rounded up as by the caching allocator. Fragmentation, the
 workspaces of cuBLAS and the context of the process are not included.
@@ -35,6 +37,9 @@ class PeakCounter(TorchDispatchMode):
         self._alive: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if body := fake_cuda.body_of(func):
+            with self:
+                return body(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
@@ -56,13 +61,13 @@ class PeakCounter(TorchDispatchMode):
         self.now -= size
 
 
-def traced(name: str, batch: int) -> dict[str, Any]:
+def traced(name: str, batch: int, loss_chunk: int = -1) -> dict[str, Any]:
     """Return the peak in bytes of the second step, in which the states of the optimizer exist from its start."""
     started = time.perf_counter()
     layers, heads, width = NAMED[name]
     shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
     with fake_cuda.fake_h100(), FakeTensorMode(), PeakCounter() as peak:
-        model = fake_cuda.to_gpu(GPT(shape, vocab_multiple=64))
+        model = fake_cuda.to_gpu(GPT(shape, vocab_multiple=64, loss_chunk=loss_chunk))
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for _ in range(2):
             peak.most = peak.now
@@ -82,7 +87,7 @@ def step(model: GPT, optimizer: torch.optim.Optimizer, batch: int, context: int)
 
 
 def main(argv: list[str]) -> list[dict[str, Any]]:
-    return [traced(name, batch) for name, batch in json.loads(argv[0])]
+    return [traced(*step) for step in json.loads(argv[0])]
 
 
 if __name__ == "__main__":
