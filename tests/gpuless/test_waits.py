@@ -48,6 +48,7 @@ class Case:
 
     fields: dict[str, Any] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()
+    killed_at: int | None = None  # step; the run is continued, and the waits are those of the second attempt
 
 
 # Two waits for one event: the duration of the step, and of its computation. The device is a step ahead by then.
@@ -67,11 +68,17 @@ CASES: dict[str, Case] = {
     "nanochat by Muon": Case(fields={**ARCHITECTURES["nanochat"], "optimizer": "muon_nanochat"}),
     "dropout": Case(fields={"dropout": 0.1}),
     "recompute": Case(fields={"recompute": True}),
+    "elementwise recomputation": Case(fields={"recompute": True, "recompute_scope": "elementwise", "dropout": 0.1}),
+    "bf16 stream": Case(fields={"bf16_stream": True}),
+    "fp8": Case(fields={"fp8": True}),
     "loss chunks": Case(fields={"loss_chunk": 128}),
     "32 bits": Case(fields={"dtype": "fp32"}),
     "plain attention": Case(fields={"flash_attention": False}),
     "accumulation": Case(fields={"gradient_accumulation": 2}),
     "skipped steps": Case(fields={"nan_policy": "skip"}, waits=(SKIP,)),
+    "compiled": Case(fields={"compile": True}),
+    "CUDA graphs": Case(fields={"compile": True, "compile_mode": "reduce_overhead", "gradient_accumulation": 2}),
+    "continued": Case(fields={"max_iters": 8, "checkpoint_interval": 3, "async_checkpoint": False}, killed_at=5),
     "logged norms": Case(fields={"log_norms": True}, waits=(NORMS,)),
     "checkpoints": Case(fields={"checkpoint_interval": 2, "save_checkpoint": True}),
     "blocking checkpoints": Case(fields={"checkpoint_interval": 2, "save_checkpoint": True, "async_checkpoint": False}),
@@ -90,7 +97,8 @@ CASES: dict[str, Case] = {
 @cache
 def found(name: str) -> dict[str, Any]:
     """Return the report of a run on the double."""
-    return answer("fake_gpu_run.py", {"max_iters": STEPS, **CASES[name].fields})
+    case = CASES[name]
+    return answer("fake_gpu_run.py", {"max_iters": STEPS, **case.fields}, case.killed_at)
 
 
 def of_steps(report: dict[str, Any]) -> dict[int, dict[str, int]]:
@@ -146,3 +154,15 @@ def test_an_evaluation_waits_for_its_sums_only():
     """After all batches it reads two numbers of one dataset: the sum of losses and the number of sequences."""
     waits = found("adamw")["waits"]["evaluation 0"]
     assert {re.sub(r":\d+.*", "", text): count for text, count in waits.items()} == {"read @ gpt2/evaluate.py": 2}
+
+
+def test_a_continued_run_starts_at_its_checkpoint_without_a_wait_in_its_first_step():
+    report = found("continued")
+    steps = [int(phase.split()[1]) for phase in report["operators"] if phase.startswith("step ")]
+    assert steps == [3, 4, 5, 6, 7]
+    assert 3 not in of_steps(report)
+
+
+@pytest.mark.parametrize("name", ["compiled", "CUDA graphs"])
+def test_a_compiled_run_has_one_graph_per_pass(name):
+    assert found(name)["graphs"] == [["evaluation", []], ["forward", []], ["backward", []]]

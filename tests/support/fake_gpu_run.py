@@ -1,19 +1,25 @@
 """Train a run on the double of an H100, and print where the process would wait for a real one.
 
-    python tests/support/fake_gpu_run.py '{"optimizer": "muon", "max_iters": 5}'      # fields of "train" in run.json
+    python tests/support/fake_gpu_run.py '{"optimizer": "muon", "max_iters": 5}' [STEP]
 
+The first argument has fields of "train" in run.json.
 It is the project's own train(): the lines that a run on a GPU goes through are executed. Tensors have no values, so
 numbers that the program reads are made up: losses and norms are 1, requests to stop are not set.
+STEP: the run is killed at the start of this step, and continued from its checkpoint: the second attempt is reported.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +28,13 @@ import numpy as np
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import factories
 import fake_cuda
 import optim_factory
 from gpt2 import dist, failure, train
+from gpt2.checkpoint import state
 from gpt2.data import shards
 from gpt2.evaluate import Validation
 from gpt2.log import RunLog
@@ -58,6 +66,11 @@ class Waits(TorchDispatchMode):
     def add(self, reason: str) -> None:
         if threading.current_thread() is threading.main_thread():  # a thread that waits does not hold up the loop
             self.found[self.phase][f"{reason} @ {fake_cuda.line_of_caller()}"] += 1
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile under this mode."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,12 +108,19 @@ class Waits(TorchDispatchMode):
             self.add(f"blocking copy from {source.type} to {target.type}")
 
 
+class KilledError(Exception):
+    """The end of a run that is killed."""
+
+
 class PhaseWatchdog(failure.Watchdog):
-    """Tells `Waits` which phase of the run is next."""
+    """Tells `Waits` which phase of the run is next, and kills the run."""
 
     waits: Waits
+    killed_at: int | None = None  # step
 
     def work(self, kind: str, step: int) -> None:
+        if kind == failure.STEP and step == self.killed_at:
+            raise KilledError
         self.waits.phase = f"{kind} {step}"
         super().work(kind, step)
 
@@ -120,9 +140,25 @@ def prepare(folder: Path, overrides: dict[str, Any]) -> tuple[dict[str, Any], Ru
     return factories.train_fields(data, sha256, **{**optimizers, **SMALL, **overrides}), run_dir
 
 
-def replacements(waits: Waits) -> list[Any]:
-    """Return patches for what fake tensors cannot do, which says nothing about a GPU."""
-    build, loss = train.build_model, Validation.loss
+class Files:
+    """The contents of checkpoints, which stay in memory: a file has a number in their place."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def save(self, value: Any, file: Any, **_: object) -> None:
+        self.values.append(value)
+        file.write(str(len(self.values) - 1).encode())
+
+    def load(self, path: Path, *, map_location: Any, **_: object) -> Any:
+        like = partial(torch.empty_like, device=map_location)
+        return tree_map_only(torch.Tensor, like, self.values[int(path.read_bytes())])
+
+
+@contextlib.contextmanager
+def replacements() -> Iterator[None]:
+    """Replace what fake tensors cannot do, which says nothing about a GPU."""
+    build, loss, files = train.build_model, Validation.loss, Files()
 
     def build_model(config: Any) -> Any:
         model = build(config)
@@ -134,43 +170,66 @@ def replacements(waits: Waits) -> list[Any]:
         self.by_source = {part.name: 5.0 for part in self.parts}
         return 5.0
 
-    def pinned(self: torch.Tensor, *_: object) -> torch.Tensor:
+    # Functions, because Dynamo asks the methods of tensors for their names.
+    def pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
         return self
 
-    return [
+    def is_pinned(self: torch.Tensor, *_: object) -> bool:
+        return self.device.type == "cpu"
+
+    with (
         mock.patch.object(train, "build_model", build_model),
         mock.patch.object(Validation, "loss", validation_loss),
-        mock.patch.object(torch.Tensor, "pin_memory", pinned),
-        mock.patch.object(torch.Tensor, "is_pinned", return_value=True),
-        mock.patch.object(torch, "save", lambda _, file, **__: file.write(b"fake tensors have no values")),
-        mock.patch.object(fake_cuda.FakeEvent, "waits", staticmethod(waits.add)),
-    ]
+        mock.patch.object(torch.Tensor, "pin_memory", pin_memory),
+        mock.patch.object(torch.Tensor, "is_pinned", is_pinned),
+        mock.patch.object(torch, "save", files.save),
+        mock.patch.object(torch, "load", files.load),
+        mock.patch.object(state, "set_rng_state"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
 
 
-def run(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Train with these fields; return the exit status, the waits by phase, and the operators per step."""
-    waits = Waits()
-    with tempfile.TemporaryDirectory() as name, fake_cuda.fake_h100():
+def run(overrides: dict[str, Any], killed_at: int | None = None) -> dict[str, Any]:
+    """Train with these fields; return the report of the attempt, or of the second one if the first is killed."""
+    compiles = overrides.get("compile", False)
+    with tempfile.TemporaryDirectory() as name, device(compiler=compiles) as compiler, replacements():
         fields, run_dir = prepare(Path(name), overrides)
-        log = RunLog(run_dir, "0123456789", 1, main=True)
-        patches = replacements(waits)
-        for patch in patches:
-            patch.start()
         stop = dist.Stop(sys.exit)
-        with (
-            FakeTensorMode(allow_non_fake_inputs=True),
-            waits,
-            PhaseWatchdog(log, rank=0, size=1, stalled=sys.exit) as watchdog,
-        ):
-            watchdog.waits = waits
-            code = train.train({"run_id": "0123456789", "train": fields}, log, stop, watchdog)
-        for patch in patches:
-            patch.stop()
+        if killed_at is not None:
+            with contextlib.suppress(KilledError):
+                attempt(fields, run_dir, stop, killed_at=killed_at)
+        report = attempt(fields, run_dir, stop, number=1 if killed_at is None else 2)
+    graphs = compiler.graphs if compiler else []
+    return {**report, "graphs": [[graph["kind"], graph["symbolic"]] for graph in graphs]}
+
+
+def device(*, compiler: bool) -> AbstractContextManager[Any]:
+    """Return the context of the double, whose value is the compiler of a run with COMPILE=y, else None."""
+    if not compiler:
+        return fake_cuda.fake_h100()
+    import fake_gpu_compile  # imports inductor, which takes seconds
+
+    return fake_gpu_compile.compiling()
+
+
+def attempt(
+    fields: dict[str, Any], run_dir: RunDir, stop: dist.Stop, number: int = 1, killed_at: int | None = None
+) -> dict[str, Any]:
+    """Train in one attempt; return the exit status, the waits by phase, and the operators per step."""
+    waits, log = Waits(), RunLog(run_dir, "0123456789", number, main=True)
+    with (
+        mock.patch.object(fake_cuda.FakeEvent, "waits", staticmethod(waits.add)),
+        waits,
+        PhaseWatchdog(log, rank=0, size=1, stalled=sys.exit) as watchdog,
+    ):
+        watchdog.waits, watchdog.killed_at = waits, killed_at
+        code = train.train({"run_id": "0123456789", "train": fields}, log, stop, watchdog, resume="auto")
     return {"code": code, "waits": waits.found, "operators": waits.operators}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    return run(json.loads(argv[0]) if argv else {})
+    return run(*map(json.loads, argv))
 
 
 if __name__ == "__main__":
