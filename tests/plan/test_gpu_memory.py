@@ -48,7 +48,8 @@ def test_the_planned_peak_of_a_compiled_model_is_within_10_percent_of_the_traced
         vocab_size=point["vocab"],
         **point.get("parts", {}),
     )
-    planned = gib(shape, point["batch"], compile=True, bf16_stream=point.get("bf16_stream", False))
+    precision = {name: point.get(name, False) for name in ("bf16_stream", "fp8")}
+    planned = gib(shape, point["batch"], compile=True, **precision)
     assert planned == pytest.approx(point["gib"], rel=WITHIN)
 
 
@@ -84,7 +85,7 @@ def test_without_the_compiler_the_loss_of_large_micro_batches_is_computed_in_chu
     ("changes", "least", "most"),
     [
         ({"bf16_stream": True}, 0.80, 0.92),  # two of seven numbers per layer have half the size
-        ({"fp8": True}, 0.85, 0.95),
+        ({"fp8": True}, 0.6, 0.75),  # the inputs of products are quantized again, not kept
         ({"recompute": True, "recompute_scope": "elementwise"}, 0.6, 0.85),
         ({"recompute": True, "recompute_scope": "blocks"}, 0.1, 0.2),
     ],

@@ -147,7 +147,8 @@ def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
     size = 2 if half else 4
     kept = 14.0 * size
     if train.fp8:  # the inputs of the four products have 8 bits; attention keeps its own output
-        kept = 8 * size + 7
+        # Compiled for a GPU, they are quantized again from what is kept: norms, attention and the hidden layer.
+        kept = 8.0 * size + (0 if _is_compiled_for_gpu(train) else 7)
     per_token: float = shape.n_embd * (2 * _stream(train) + kept)
     if train.dropout:  # two masks per block: CUDA stores a byte per element, the CPU an element of the activations
         per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
