@@ -47,22 +47,12 @@ def run_counted(run_dir, graphs, *arguments):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_run_has_one_graph_per_pass_without_symbolic_sizes(tmp_path, arch, ranks):
-    shared = {**RUN, **SAMPLES, **ARCHITECTURES[arch], "num_gpus": ranks, "ddp_overlap": False}
-    run_dir = make_run(tmp_path, **shared)
-    for graphs in run_counted(run_dir, tmp_path / "graphs"):
-        assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
-        assert [graph["symbolic"] for graph in graphs] == [[], [], []]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_resumed_run_has_one_graph_per_pass(tmp_path, arch, ranks):
-    run_dir = make_run(tmp_path, **RUN, **ARCHITECTURES[arch], num_gpus=ranks, ddp_overlap=False)
-    run_counted(run_dir, tmp_path / "first", "--until", "4")
-    for graphs in run_counted(run_dir, tmp_path / "second", "--resume", "latest"):
-        assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
-        assert [graph["symbolic"] for graph in graphs] == [[], [], []]
+def test_a_run_and_its_continuation_have_one_graph_per_pass_without_symbolic_sizes(tmp_path, arch, ranks):
+    run_dir = make_run(tmp_path, **RUN, **SAMPLES, **ARCHITECTURES[arch], num_gpus=ranks, ddp_overlap=False)
+    for part in (("--until", "4"), ("--resume", "latest")):
+        for graphs in run_counted(run_dir, tmp_path / part[0], *part):
+            assert sorted(graph["pass"] for graph in graphs) == ONE_EACH
+            assert [graph["symbolic"] for graph in graphs] == [[], [], []]
 
 
 BF16 = {"dtype": "bf16"}
@@ -107,6 +97,7 @@ def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path,
     assert second["final_val_loss"] == pytest.approx(first["final_val_loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
     """CUDA graphs need it (gpt2.model.compiled.keeps_gradients); the CPU has none, and shows the numbers."""
