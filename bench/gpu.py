@@ -12,6 +12,7 @@ docs/gpu-day.md has the order, the goals, and the meaning of each figure.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(gpu_report.report(results)))
         return 0
     print("\n".join(headline(results.about)), flush=True)
-    left = results.run(part, items_of(part, results, args.peer), show_of(part))
+    try:
+        left = results.run(part, items_of(part, results, args.peer), show_of(part))
+    except KeyboardInterrupt:
+        print(f"{results.path}: interrupted; the same command continues", file=sys.stderr)
+        return 130
     if part == "first":
         print(f"predicted MFU of 124M with these rates: {' '.join(recomputed(results))} (low, mid, high)")
     print(f"{results.path}" + (f": {left} left; the same command continues" if left else ": complete"))
@@ -105,4 +110,5 @@ def recomputed(results: Results) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other programs, it ends with the `head` that reads a report
     sys.exit(main())

@@ -345,6 +345,17 @@ def test_a_wrong_argument_is_refused(arguments, error, capsys):
     assert error in capsys.readouterr().err
 
 
+def test_an_interrupted_call_says_that_the_same_command_continues(tmp_path, monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    items = [Item(name="one", measure=lambda: {"seconds": 1.0}), Item(name="two", measure=interrupted)]
+    monkeypatch.setattr(gpu, "items_of", lambda *_: items)
+    assert gpu.main(["--part", "speed", "--on", "cpu", "--folder", str(tmp_path)]) == 130
+    assert "interrupted; the same command continues" in capsys.readouterr().err
+    assert [json.loads(line)["name"] for line in (tmp_path / "results.jsonl").read_text().splitlines()] == ["one"]
+
+
 def test_a_report_needs_no_gpu(tmp_path, capsys):
     assert gpu.main(["--part", "report", "--folder", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("Nothing was measured")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
 
@@ -64,16 +66,44 @@ def test_all_tests_run_whatever_fails():
     assert "--maxfail=0" in arguments(CPU, [])
 
 
+def started(*more):
+    path = os.pathsep.join([str(ROOT / "lib"), str(ROOT)])
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.Popen(
+        [sys.executable, "tests/support/check_gpu.py", CPU, *more],
+        cwd=ROOT,
+        env=environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_the_table_of_what_has_run():
+    process = started("-k", "test_endings")
+    try:
+        lines = iter(process.stdout.readline, "")
+        before = "".join(itertools.takewhile(lambda line: "PASSED" not in line, lines))
+        os.killpg(process.pid, signal.SIGINT)
+        after, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode not in (0, None), before + after
+    assert "check-gpu on the CPU" in after
+    assert "Traceback" not in before + after
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_all_its_tests_pass_with_the_cpu_in_the_place_of_the_gpu():
     """A skip is allowed only after the test has come to the line that needs a GPU."""
-    command = [sys.executable, "tests/support/check_gpu.py", CPU, "-n", "2", "--dist", "loadfile", "-rs"]
-    path = os.pathsep.join([str(ROOT / "lib"), str(ROOT)])
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    reasons = [line for line in done.stdout.splitlines() if line.startswith("skipped: ")]
+    process = started("-n", "2", "--dist", "loadfile", "-rs")
+    try:
+        output, _ = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 0, output[-8000:]
+    reasons = [line for line in output.splitlines() if line.startswith("skipped: ")]
     assert all("executed up to the GPU" in line for line in reasons), reasons

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -40,8 +41,8 @@ def missing(detected: Detected) -> str:
 
 def arguments(on: str, more: Sequence[str]) -> list[str]:
     """Return the arguments of pytest. All tests run, whatever fails: the table at the end is the result."""
-    # One process: two tests on one GPU would take each other's memory, and their times would mean nothing.
-    return ["-m", "gpu", "tests/on_gpu", "-v", "--maxfail=0", f"--durations={SLOWEST}", "--timeout=1800", *more]
+    # -vv is one more than -q of pyproject.toml: a line per test. One process: two tests on one GPU would take each other's memory, and their times would mean nothing.
+    return ["-m", "gpu", "tests/on_gpu", "-vv", "--maxfail=0", f"--durations={SLOWEST}", "--timeout=1800", *more]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
     if on == GPU and (why := missing(detect())):
         print(f"check-gpu: {why}", file=sys.stderr)
         return REFUSED
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl+C is for pytest, which prints the table of what it has
     command = [sys.executable, "-m", "pytest", *arguments(on, argv[1:])]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {ON: on}, check=False).returncode
 
