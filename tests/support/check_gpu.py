@@ -41,7 +41,8 @@ def missing(detected: Detected) -> str:
 
 def arguments(on: str, more: Sequence[str]) -> list[str]:
     """Return the arguments of pytest. All tests run, whatever fails: the table at the end is the result."""
-    # -vv is one more than -q of pyproject.toml: a line per test. One process: two tests on one GPU would take each other's memory, and their times would mean nothing.
+    # One process: two tests on one GPU would take each other's memory, and their times would mean nothing.
+    # -vv is one more than the -q of pyproject.toml: a line per test.
     return ["-m", "gpu", "tests/on_gpu", "-vv", "--maxfail=0", f"--durations={SLOWEST}", "--timeout=1800", *more]
 
 
