@@ -96,11 +96,11 @@ check: $(CONTROL) $(TRAIN) $(DEV)
 # loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpu and not gpuless"
-# In an environment of its own, or with PYTHON: torch's CUDA build is 4 GB larger than the CPU build.
+# In an environment of its own, or with PYTHON: torch's CUDA build is 4 GB larger than the CPU build. loadfile: as above.
 check-gpuless:
 	$(if $(CONTROL),@GPULESS_VENV=$(call quote,$(CUDA_VENV)) sh scripts/setup.sh gpuless)
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
-		-m pytest -n 2 --dist loadgroup -m gpuless tests/gpuless
+		-m pytest -n 2 --dist loadfile -m gpuless tests/gpuless
 check-gpu: $(CONTROL) $(TRAIN) $(DEV)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call quote,$(CHECKED))
 accept: $(CONTROL) $(TRAIN) $(DEV)

@@ -15,8 +15,7 @@ from gpuless import answer
 sys.path.insert(0, str(ROOT / "bench"))
 from roofline import stored, work_of
 
-# One process of xdist has them all, because they share the graphs.
-pytestmark = [pytest.mark.gpuless, pytest.mark.xdist_group("graphs")]
+pytestmark = pytest.mark.gpuless
 
 NANOCHAT = {
     **{"bias": False, "weight_tying": False, "logit_softcap": 15.0, "value_embeddings": True, "smear": True},
