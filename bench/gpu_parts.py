@@ -15,7 +15,7 @@ import gpu_kernels
 import gpu_runs
 from gpu_results import LEAST_S, FailedError, Item, Results, Scale, Values
 from gpu_runs import Setting
-from roofline import AS_IT_IS, FP8, GRAPHED, Means, Prediction, band, named, work_at
+from roofline import AS_IT_IS, GRAPHED, Means, Prediction, band, named, work_at
 
 from gpt2.data import shards
 from kmatrix.records.train_config import TrainConfig
@@ -95,7 +95,7 @@ def _stream(model: str, *, fp8: bool) -> Case:
     """Return the fastest numbers that the project has: bfloat16 stream, CUDA graphs, 4 micro-batches, and FP8."""
     batch = BEST[model]
     more = {"BF16_STREAM": "y", "COMPILE_MODE": "reduce_overhead", "GRADIENT_ACCUMULATION": "4"}
-    means = Means(gap=GRAPHED, accumulation=4, products=FP8 if fp8 else 1.0)
+    means = Means(gap=GRAPHED, accumulation=4, fp8=fp8)
     return Case(
         name=f"{model} bf16 stream, graphs, x4" + (", FP8" if fp8 else ""),
         setting=Setting(symbols=symbols_of(model, batch, **more, **({"FP8": "y"} if fp8 else {})), steps=SHORT),
@@ -163,7 +163,7 @@ def ladder_cases() -> list[Case]:
         rows: list[tuple[str, dict[str, str], int, bool, Means | None, int]] = [
             ("as it is", {}, batch, False, AS_IT_IS, 50),
             ("BF16_STREAM", {"BF16_STREAM": "y"}, batch, True, AS_IT_IS, 50),
-            ("FP8", {"FP8": "y"}, batch, False, Means(products=FP8), 50),
+            ("FP8", {"FP8": "y"}, batch, False, Means(fp8=True), 50),
             ("LOSS_CHUNK=8192", {"LOSS_CHUNK": "8192"}, batch, False, None, 50),
             *((f"micro-batch {other}", {}, other, False, AS_IT_IS, 50) for other in others),
             ("4 micro-batches per step", {"GRADIENT_ACCUMULATION": "4"}, batch, False, Means(accumulation=4), SHORT),
@@ -180,7 +180,7 @@ def ladder_cases() -> list[Case]:
                 {**together, "FP8": "y"},
                 batch,
                 True,
-                Means(gap=GRAPHED, accumulation=4, products=FP8),
+                Means(gap=GRAPHED, accumulation=4, fp8=True),
                 SHORT,
             ),
             ("max_autotune", {"COMPILE_MODE": "max_autotune"}, batch, False, None, 50),
@@ -276,7 +276,7 @@ def profile_settings() -> Mapping[str, tuple[Setting, Predicted]]:
         "124m as it is": (Setting(symbols=symbols_of("124m", 32)), Predicted(model="124m", batch=32)),
         "124m bf16 stream, FP8": (
             Setting(symbols=symbols_of("124m", 32, **fast)),
-            Predicted(model="124m", batch=32, bf16_stream=True, means=Means(products=FP8)),
+            Predicted(model="124m", batch=32, bf16_stream=True, means=Means(fp8=True)),
         ),
         "774m as it is": (Setting(symbols=symbols_of("774m", 16)), Predicted(model="774m", batch=16)),
     }

@@ -27,7 +27,7 @@ PARTS_OF_STEP = {  # kind of a profile: parts of a prediction
     "products": ("blocks' products", "head's products"),
     "attention": ("attention",),
     "loss": ("loss",),
-    "elementwise": ("elementwise", "casts"),
+    "elementwise": ("elementwise", "casts", "quantization"),
     "optimizer": ("optimizer",),
     "gaps": ("gaps",),
 }

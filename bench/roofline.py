@@ -32,12 +32,15 @@ REPORTS: dict[str, dict[str, Any]] = {  # the graphs that are stored, as argumen
     "124m-32": {},
     "2-layers-16": {"layers": 2, "batch": 16},
     "124m-32-bf16-stream": {"bf16_stream": True},
+    "124m-32-fp8": {"fp8": True},
+    "2-layers-16-fp8": {"layers": 2, "batch": 16, "fp8": True},
 }
 CONTEXT, MULTIPLE = 1024, 64  # tokens per sequence; the vocabulary is padded to a multiple
 TILES = ((128, 256), (256, 128), (128, 128))  # rows and columns of a product that one SM computes at once
 SMALL_TILE = 1.12  # time of the 128 x 128 tile per FLOP, relative to the larger ones
 FILL = 192  # columns of the inner dimension that the start and the end of a tile cost
 SPLITS, SHORTEST = (1, 2, 3, 4, 6, 8), 1024  # parts of the inner dimension, and columns that each must have
+FP8_SPEED = 1.35  # of the products in blocks, assumed
 OPTIMIZER_BYTES = 40  # per parameter: AdamW reads 4 numbers and writes 3, the norm reads 1, clipping reads and writes 1
 OPTIMIZER_LAUNCHES = 20
 LOGIT_BYTES = 6  # bytes that the loss moves per logit: bf16 is read forward, and read and written once backward
@@ -116,7 +119,7 @@ class Work:
 class Means:
     """A change of the program that would make it faster."""
 
-    products: float = 1.0  # speed of the products in blocks
+    fp8: bool = False  # the products in blocks are faster by FP8_SPEED, and their factors are quantized
     elementwise: float = 1.0  # share of the bytes between products that is left
     loss: float = 1.0  # share of the bytes of the loss that is left
     optimizer: float = 1.0  # bytes of the optimizer's step, relative to the fused one
@@ -190,10 +193,11 @@ def predict(  # noqa: PLR0917  (the work, where it is done, and how)
     rows = padded(shape.vocab_size, MULTIPLE)
     parameters = shape.params + (rows - shape.vocab_size) * shape.n_embd
     bandwidth = device.bandwidth * rates.bandwidth
+    speed, quantized, launches = (FP8_SPEED, *quantization(shape, batch)) if means.fp8 else (1.0, 0.0, 0.0)
     head = blocks = 0.0
     for m, n, k, count in work.products:
         is_head = rows in (m, n, k)
-        seconds = count * product_seconds(m, n, k, device, rates, speed=1.0 if is_head else means.products)
+        seconds = count * product_seconds(m, n, k, device, rates, speed=1.0 if is_head else speed)
         head, blocks = (head + seconds, blocks) if is_head else (head, blocks + seconds)
     forward, backward = means.attention or (rates.forward, rates.backward)
     attention = 0.0
@@ -208,8 +212,9 @@ def predict(  # noqa: PLR0917  (the work, where it is done, and how)
         "loss": work.bytes_of("loss") * means.loss / bandwidth,
         "casts": work.bytes_of("casts") / bandwidth,
         "elementwise": work.bytes_of("elementwise") * means.elementwise / bandwidth,
+        "quantization": quantized / bandwidth,
         "optimizer": OPTIMIZER_BYTES * parameters * means.optimizer / bandwidth / means.accumulation,
-        "gaps": (work.launches + OPTIMIZER_LAUNCHES / means.accumulation) * gap,
+        "gaps": (work.launches + launches + OPTIMIZER_LAUNCHES / means.accumulation) * gap,
     }
     tokens = batch * shape.block_size
     seconds = sum(parts.values())
@@ -235,6 +240,25 @@ def traffic(*, bf16_stream: bool = False) -> tuple[float, float]:
     if bf16_stream:
         layer = (stored("124m-32-bf16-stream").bytes_of("elementwise") / (32 * unit) - ends) / 12
     return layer, ends
+
+
+def quantization(shape: ModelShape, batch: int) -> tuple[float, float]:
+    """Return the bytes and the launches that FP8 adds to a micro-batch: largest values, casts, transposed copies.
+
+    Of the bytes of a layer, one part is proportional to the tokens and one to the weights. Graphs of two micro-batches
+    give both. The output layer stays in 16 bits.
+    """
+
+    def added(name: str, layers: int) -> tuple[float, float]:
+        ours, plain = stored(f"{name}-fp8"), stored(name)
+        return (ours.bytes_moved - plain.bytes_moved) / layers, (ours.launches - plain.launches) / layers
+
+    (many, launches), (few, _) = added("124m-32", 12), added("2-layers-16", 2)
+    by_token = (many - few) / (16 * CONTEXT)  # bytes of a layer of width 768
+    of_weights = many - 32 * CONTEXT * by_token
+    share = shape.n_embd / 768
+    layer = batch * shape.block_size * by_token * share + of_weights * share**2
+    return shape.n_layer * layer, shape.n_layer * launches
 
 
 def work_at(shape: ModelShape, batch: int, *, bf16_stream: bool = False) -> Work:
@@ -263,10 +287,9 @@ GRAPHED = 0.8e-6  # s between two kernels of a CUDA graph
 FUSED_LOSS = Means(loss=1 / 6)  # the logits stay in the cache; their gradients alone are written
 TOGETHER = replace(FUSED_LOSS, gap=GRAPHED, accumulation=4)
 HALVED = replace(TOGETHER, elementwise=0.5)
-FP8 = 1.35  # speed of the products in blocks, assumed
 LADDER: tuple[tuple[str, bool, int, Means], ...] = (  # label, bf16 stream, micro-batch, means
     ("as it is", False, 32, AS_IT_IS),
-    ("FP8 in the products of blocks", False, 32, Means(products=FP8)),
+    ("FP8 in the products of blocks", False, 32, Means(fp8=True)),
     ("residual stream in bf16", True, 32, AS_IT_IS),
     ("loss fused with the output layer", False, 32, FUSED_LOSS),
     ("micro-batch 64", False, 64, AS_IT_IS),
@@ -277,7 +300,7 @@ LADDER: tuple[tuple[str, bool, int, Means], ...] = (  # label, bf16 stream, micr
     ("FlashAttention-2", False, 32, Means(attention=(229e12, 190e12))),
     ("bf16 stream, fused loss, CUDA graphs, 4 micro-batches", True, 32, TOGETHER),
     ("the same, half the bytes between products", True, 32, HALVED),
-    ("the same with FP8", True, 32, replace(HALVED, products=FP8)),
+    ("the same with FP8", True, 32, replace(HALVED, fp8=True)),
 )
 SIZE_TITLES = ("GPU", "model", "micro-batch", "ms", "MFU low", "mid", "high")
 LADDER_TITLES = ("124M on an H100", "speed", "MFU low", "mid", "high")

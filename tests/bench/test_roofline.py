@@ -114,6 +114,22 @@ def test_a_stream_in_16_bits_moves_fewer_bytes():
     assert stored("124m-32-bf16-stream").bytes_moved < 0.8 * stored("124m-32").bytes_moved
 
 
+def test_fp8_moves_the_bytes_of_its_traced_graph():
+    """The factors are quantized by kernels of their own, which a faster product alone would not show."""
+    traced, plain = stored("124m-32-fp8"), stored("124m-32")
+    size, launches = roofline.quantization(SMALL, 32)
+    assert plain.bytes_moved + size == pytest.approx(traced.bytes_moved)
+    assert plain.launches + launches == pytest.approx(traced.launches)
+    found = parts(plain, Means(fp8=True))
+    assert found["quantization"] == pytest.approx(size / (H100.bandwidth * MID.bandwidth))
+    assert found["blocks' products"] == pytest.approx(parts(plain)["blocks' products"] / roofline.FP8_SPEED, rel=0.02)
+
+
+def test_a_layer_of_half_the_tokens_quantizes_its_weights_all_the_same():
+    added = [roofline.quantization(SMALL, batch)[0] for batch in (32, 16)]
+    assert 0.5 < added[1] / added[0] < 0.7
+
+
 def test_the_prediction_of_the_page_is_that_of_the_stored_graphs():
     """Predictions that a change of the model or of the rates makes wrong are not left on the page."""
     text = page_text(ROOT / "docs" / "performance.md")

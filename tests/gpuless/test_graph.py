@@ -132,9 +132,10 @@ def test_the_peak_is_the_one_that_was_traced_before(name, graph):
     assert peak(graph(name)) == pytest.approx(PEAKS[name], rel=0.02)
 
 
-def test_the_graph_moves_no_more_bytes_than_the_stored_one(graph):
+@pytest.mark.parametrize(("name", "report"), [("124m", "124m-32"), ("gpt2", "2-layers-16"), ("fp8", "2-layers-16-fp8")])
+def test_the_graph_moves_no_more_bytes_than_the_stored_one(name, report, graph):
     """Otherwise the prediction in docs/performance.md is too good: bench/roofline.py --trace writes a new report."""
-    now, before = work_of(graph("124m")), stored("124m-32")
+    now, before = work_of(graph(name)), stored(report)
     assert now.bytes_moved <= MORE * before.bytes_moved
     assert now.launches <= MORE * before.launches
     assert now.flops == pytest.approx(before.flops, rel=0.001)
