@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import forked
-from factories import ROOT, environment, make_run, ranks_of, train_config, trainer
+from factories import environment, make_run, ranks_of, train_config, trainer
 from gpt2.model import compiled
 from kmatrix.records.files import read_json
 from kmatrix.records.train_config import NANOCHAT_FIELDS
@@ -65,6 +63,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options_of_the_model_do_not_add_graphs(tmp_path, options):
     run_dir = make_run(tmp_path, **RUN, **options)
@@ -86,7 +85,9 @@ def test_a_chunked_loss_is_one_node_of_the_graph(tmp_path, rows):
     assert len(graphs) - len(of_model) <= 2 * (1 if rows == 64 else 2)
 
 
-@pytest.mark.parametrize("options", [{}, {"eval_samples": 3}, {"loss_chunk": 20}])
+@pytest.mark.parametrize(
+    "options", [{}, *(pytest.param(more, marks=pytest.mark.slow) for more in ({"eval_samples": 3}, {"loss_chunk": 20}))]
+)
 def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path, options):
     eager = make_run(tmp_path, "eager", **options)
     filled = make_run(tmp_path, "filled", **options, compile=True, compile_mode="default")
@@ -114,8 +115,7 @@ def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_ranks_that_do_not_exist_show_the_buckets_of_ddp(ranks):
     """One process is rank 0 of many (PyTorch's fake process group): what it would send, and how it cuts the graph."""
-    command = [sys.executable, "tests/support/ddp_alone.py", str(ranks)]
-    process = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    process = forked.run(["tests/support/ddp_alone.py", str(ranks)], environment())
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout.splitlines()[-1])
     assert found["one graph"]["graphs"] == 1
