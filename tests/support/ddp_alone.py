@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eager": {"compile": False, "ddp_bucket_mb": 4},
     "one graph": {"compile": True, "compile_mode": "default", "ddp_overlap": False, "ddp_bucket_mb": 4},
     "overlap": {"compile": True, "compile_mode": "default", "ddp_overlap": True, "ddp_bucket_mb": 4},
-    "large buckets": {"compile": True, "compile_mode": "default", "ddp_overlap": False, "ddp_bucket_mb": 1000},
+    "large buckets": {"compile": False, "ddp_bucket_mb": 1000},
 }
 
 
