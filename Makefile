@@ -101,7 +101,10 @@ check-gpuless:
 	$(if $(CONTROL),@GPULESS_VENV=$(call quote,$(CUDA_VENV)) sh scripts/setup.sh gpuless)
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
 		-m pytest -n 2 --dist loadfile -m gpuless tests/gpuless
-check-gpu: $(CONTROL) $(TRAIN) $(DEV)
+# Without a GPU it says so before it installs the tools of the tests.
+check-gpu: $(CONTROL) $(TRAIN)
+	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call quote,$(CHECKED))
+	$(if $(DEV),$(Q)$(MAKE) --no-print-directory $(DEV))
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call quote,$(CHECKED))
 accept: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -m "accept and not gpu and not gpuless"

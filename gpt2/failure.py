@@ -44,7 +44,8 @@ SILENT_S = 10.0  # a state that is not rewritten for this long means that the pr
 # of network storage (acregmax of nfs(5): 60 s).
 HOLD_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
-ANSWER_S = 1.0  # time for a rank whose Python does not run, after it was asked for its stacks
+ANSWER_S = 2.0  # time for a rank whose Python does not run, after it was asked for its stacks
+SETTLED_S = 0.1  # a file of stacks that has not grown for this time is complete
 TURN_S = 15.0  # then another rank takes rank 0's role
 STOPPED = "its process is stopped"
 SIGNAL = "signal"  # the kind of a stop, in results and error files
@@ -361,9 +362,7 @@ class Watchdog:
         }
         for state in without_stacks.values():
             _request_stacks(state.process)
-        until = time.monotonic() + ANSWER_S
-        while time.monotonic() < until and not all(_size(self._dir.rank_stacks(rank)) for rank in without_stacks):
-            time.sleep(0.02)
+        _wait_until_written([self._dir.rank_stacks(rank) for rank in without_stacks], ANSWER_S)
         ranks = [_position(self._dir, rank, state, stuck[rank]) for rank, state in states.items()]
         with self._stacks_lock:  # from here on, the loop does not end: its result would replace this one, or be lost
             if not self._over.is_set():
@@ -456,6 +455,17 @@ def _position(run_dir: RunDir, rank: int, state: RankState | None, stuck: str) -
         stuck=stuck,
         line="" if stuck == STOPPED else innermost(text),  # a stopped process continues before it writes its stacks
     )
+
+
+def _wait_until_written(paths: Sequence[Path], seconds: float) -> None:
+    """Wait until all files have content and grow no more, at most for some seconds."""
+    until, settled = time.monotonic() + seconds, time.monotonic() + SETTLED_S
+    sizes = [_size(path) for path in paths]
+    while (now := time.monotonic()) < until and not (all(sizes) and now >= settled):
+        time.sleep(0.02)
+        # The main thread is the last in a dump, and the rank is killed soon: half a dump would not show where it is.
+        if sizes != (sizes := [_size(path) for path in paths]):
+            settled = time.monotonic() + SETTLED_S
 
 
 def _size(path: Path) -> int:

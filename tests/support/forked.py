@@ -106,6 +106,7 @@ def serve() -> None:
 
     import gpt2.train  # noqa: F401
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the tests, whose end is this one's
     folders: dict[int, Path] = {}
     while True:
         readable, _, _ = select.select([0], [], [], POLL_S if folders else None)
@@ -135,6 +136,7 @@ def _line() -> str:
 
 def _become(request: Mapping[str, Any]) -> NoReturn:
     """Make this process the program of a request, or the launcher of its ranks."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(Path(request["folder"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
