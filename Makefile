@@ -102,10 +102,11 @@ check-gpuless:
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
 		-m pytest -n 2 --dist loadfile -m gpuless tests/gpuless
 # Without a GPU it says so before it installs the tools of the tests.
-check-gpu: $(CONTROL) $(TRAIN)
-	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call quote,$(CHECKED))
-	$(if $(DEV),$(Q)$(MAKE) --no-print-directory $(DEV))
+check-gpu: .look-for-gpu $(DEV)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call quote,$(CHECKED))
+.PHONY: .look-for-gpu
+.look-for-gpu: $(CONTROL) $(TRAIN)
+	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call quote,$(CHECKED))
 accept: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -m "accept and not gpu and not gpuless"
 bench: $(CONTROL) $(TRAIN)
