@@ -461,7 +461,7 @@ def _wait_until_written(paths: Sequence[Path], seconds: float) -> None:
     """Wait until all files have content and grow no more, at most for some seconds."""
     until, settled = time.monotonic() + seconds, time.monotonic() + SETTLED_S
     sizes = [_size(path) for path in paths]
-    while (now := time.monotonic()) < until and not (all(sizes) and now >= settled):
+    while paths and (now := time.monotonic()) < until and not (all(sizes) and now >= settled):
         time.sleep(0.02)
         # The main thread is the last in a dump, and the rank is killed soon: half a dump would not show where it is.
         if sizes != (sizes := [_size(path) for path in paths]):

@@ -52,10 +52,10 @@ class MfuModel:
 
 # Newer GPUs have a higher peak for the same memory bandwidth; consumer GPUs run above the clock of their data sheet.
 HOPPER, RTX, OTHER = "Hopper and later", "RTX", "other"
-FAMILIES = {
+FAMILIES = {  # words of the names; OTHER: the rest
     HOPPER: ("H100", "H200", "GH200", "B200", "GB200", "B300", "GB300"),
     RTX: ("RTX",),
-}  # words of the names; OTHER: the rest
+}
 # Fitted to the published runs: `bench/published.py` prints the fit and the error of each run, and that of a fit to the
 # other runs. OTHER is that of the A100; no run on another GPU of that family is published.
 PUBLISHED = MfuModel(size=75e6, middle={HOPPER: 0.53, RTX: 0.91, OTHER: 0.71}, spread=1.74)
@@ -367,12 +367,10 @@ KNOWN = tuple(
 WITHOUT_FP8 = ("A100", "A800", "A10G", "A10", "A16", "A30", "A40", "RTX 3090", "A6000", "A5000", "V100", "T4")
 
 
-def has_fp8(device: GpuModel) -> bool | None:
-    """Return whether a GPU multiplies matrices in FP8; None if only the device itself can tell."""
+def lacks_fp8(device: GpuModel) -> bool:
+    """Return whether a GPU is known to multiply no matrices in FP8."""
     words = _words(device.name)
-    if any(set(name.split()) <= words for name in WITHOUT_FP8):
-        return False
-    return True if any(set(known.name.upper().split()) <= words for known in KNOWN) else None
+    return any(set(name.split()) <= words for name in WITHOUT_FP8)
 
 
 def by_name(asked: str) -> GpuModel:

@@ -15,7 +15,7 @@ from kmatrix.plan.feasibility import (
     at_peak,
     deeper,
     fit,
-    has_fp8,
+    lacks_fp8,
     largest_depth,
     mfu_band,
 )
@@ -60,7 +60,7 @@ def risks(
 
 
 def _fp8_risk(train: TrainConfig, device: GpuModel) -> Risk | None:
-    if not train.fp8 or has_fp8(device) is not False:
+    if not (train.fp8 and lacks_fp8(device)):
         return None
     return Risk(what=f"needs products in FP8, {device.name} has none", fix="FP8=n", certain=True)
 
