@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,8 +92,10 @@ def started(*more):
 def test_ctrl_c_ends_with_the_table_of_what_has_run():
     process = started("-k", "test_endings")
     try:
-        lines = iter(process.stdout.readline, "")
-        before = "".join(itertools.takewhile(lambda line: "PASSED" not in line, lines))
+        before = ""
+        while not re.search(r"PASSED.*\n.*::", before):  # one test has ended, and the next one has begun
+            before += (letter := process.stdout.read(1))
+            assert letter, before
         os.killpg(process.pid, signal.SIGINT)
         after, _ = process.communicate(timeout=120)
     finally:

@@ -136,10 +136,10 @@ def _line() -> str:
 
 def _become(request: Mapping[str, Any]) -> NoReturn:
     """Make this process the program of a request, or the launcher of its ranks."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(Path(request["folder"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, its output is the program's
     os.environ.clear()
     os.environ.update(request["environment"])
     if request["ranks"] > 1:
