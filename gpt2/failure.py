@@ -459,13 +459,15 @@ def _position(run_dir: RunDir, rank: int, state: RankState | None, stuck: str) -
 
 def _wait_until_written(paths: Sequence[Path], seconds: float) -> None:
     """Wait until all files have content and grow no more, at most for some seconds."""
-    until, settled = time.monotonic() + seconds, time.monotonic() + SETTLED_S
-    sizes = [_size(path) for path in paths]
-    while paths and (now := time.monotonic()) < until and not (all(sizes) and now >= settled):
-        time.sleep(0.02)
+    begin = since = time.monotonic()
+    sizes: list[int] = []
+    while paths and time.monotonic() < begin + seconds:
         # The main thread is the last in a dump, and the rank is killed soon: half a dump would not show where it is.
-        if sizes != (sizes := [_size(path) for path in paths]):
-            settled = time.monotonic() + SETTLED_S
+        if (now := [_size(path) for path in paths]) != sizes:
+            sizes, since = now, time.monotonic()
+        elif all(sizes) and time.monotonic() >= since + SETTLED_S:
+            return
+        time.sleep(0.02)
 
 
 def _size(path: Path) -> int:
