@@ -63,12 +63,13 @@ def problem_of(part: str, device: str, checkout: str) -> tuple[str, str] | None:
         return f"error: unknown part {part}", f"PART is one of {', '.join(PARTS)}"
     if device not in ("cpu", "cuda"):
         return f"error: unknown device {device}", "ON=cpu runs tiny shapes on the CPU; leave it out on a GPU"
-    if checkout and not (Path(checkout) / "train.py").is_file():
-        return f"error: {checkout} has no train.py", "PEER is a checkout of karpathy/nanoGPT"
     if device == "cuda" and part != "report" and not torch.cuda.is_available():
         return "error: PyTorch finds no GPU", "run this on a machine with a GPU; ON=cpu checks the program without one"
     if device == "cuda" and part == "ranks" and torch.cuda.device_count() == 1:
         return "error: the part ranks needs at least 2 GPUs, and there is 1", "run it on a machine with several GPUs"
+    if (checkout or part == "peer") and not (checkout and (Path(checkout) / "train.py").is_file()):
+        what = f"{checkout} has no train.py" if checkout else "the part peer compares with nanoGPT"
+        return f"error: {what}", "pass PEER=<checkout of karpathy/nanoGPT>"
     return None
 
 
@@ -90,7 +91,7 @@ def items_of(part: str, results: Results, checkout: str) -> Iterable[Item]:
     if part == "first":
         return gpu_kernels.first(results.scale)
     if part == "peer":
-        return gpu_parts.peer(results, Path(checkout).absolute() if checkout else None)
+        return gpu_parts.peer(results, Path(checkout).absolute())
     return {
         "speed": gpu_parts.speed,
         "ladder": gpu_parts.ladder,

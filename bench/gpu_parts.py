@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gpu_kernels
 import gpu_runs
-from gpu_results import LEAST_S, FailedError, Item, Results, Scale, Values
+from gpu_results import LEAST_S, Item, Results, Scale, Values
 from gpu_runs import Setting
 from roofline import AS_IT_IS, GRAPHED, Means, Prediction, band, named, work_at
 
@@ -208,7 +208,7 @@ def peer_names(model: str, turn: int) -> tuple[str, str, str]:
     return tuple(f"{model} round {turn} {who}" for who in ("nanoGPT", "kmatrix", "kmatrix, bf16 stream, graphs"))  # type: ignore[return-value]
 
 
-def peer(results: Results, checkout: Path | None) -> Iterator[Item]:
+def peer(results: Results, checkout: Path) -> Iterator[Item]:
     """Yield runs of nanoGPT and of kmatrix in turn, so that a drift of the clocks affects both."""
     for model, batch in PEER_BATCH.items():
         same = Setting(symbols=symbols_of(model, batch))
@@ -223,14 +223,12 @@ def peer(results: Results, checkout: Path | None) -> Iterator[Item]:
             yield Item(name=graphed, measure=lambda s=ours: gpu_runs.train(s, results), least_s=LEAST_S)
 
 
-def train_peer(checkout: Path | None, model: str, batch: int, results: Results) -> Values:
+def train_peer(checkout: Path, model: str, batch: int, results: Results) -> Values:
     """Train with nanoGPT's own train.py, and return its speed.
 
     It reads the loss of each step that it logs, which waits for the GPU. So it logs each tenth step only, and the time
     between the arrival of two lines counts: that of ten steps.
     """
-    if checkout is None:
-        raise FailedError("PEER=<checkout of karpathy/nanoGPT> was not given")
     scale = results.scale
     every, settle = (1, 2) if scale.tiny else (10, 2)  # steps per line, and lines that are not timed
     steps = 6 if scale.tiny else 81

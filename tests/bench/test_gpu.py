@@ -338,6 +338,7 @@ def test_without_a_gpu_every_part_but_the_report_is_refused_with_one_line(capsys
         (["--part", "second"], "unknown part second"),
         (["--on", "tpu"], "unknown device tpu"),
         (["--on", "cpu", "--part", "peer", "--peer", "/nowhere"], "/nowhere has no train.py"),
+        (["--on", "cpu", "--part", "peer"], "pass PEER=<checkout of karpathy/nanoGPT>"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments, error, capsys):
@@ -361,6 +362,18 @@ def test_a_report_needs_no_gpu(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Nothing was measured")
 
 
+NANOGPT_S = 0.02
+# In the place of nanoGPT's train.py: it reads the data of its place, and logs a step in NANOGPT_S.
+NANOGPT = f"""
+import sys, time
+from pathlib import Path
+
+place = next(one.partition("=")[2] for one in sys.argv if one.startswith("--dataset="))
+assert all((Path("data") / place / f"{{kind}}.bin").stat().st_size for kind in ("train", "val"))
+for step in range(7):
+    time.sleep({NANOGPT_S})
+    print(f"iter {{step}}: loss 10.8, time 20.00ms, mfu -100.00%")
+"""
 # Each kind of measurement once: every setting of a part is resolved above, and a run takes ten seconds.
 OF_EACH_KIND = {
     "speed": (
@@ -379,9 +392,12 @@ OF_EACH_KIND = {
 def test_each_kind_of_measurement_of_a_part_that_trains_runs_on_the_cpu(part, tmp_path, monkeypatch, capsys):
     chosen, items_of = OF_EACH_KIND[part], gpu.items_of
     monkeypatch.setattr(gpu, "items_of", lambda *args: (item for item in items_of(*args) if item.name in chosen))
-    assert gpu.main(["--part", part, "--on", "cpu", "--folder", str(tmp_path)]) == 0
+    (tmp_path / "nanoGPT").mkdir()
+    (tmp_path / "nanoGPT" / "train.py").write_text(NANOGPT)
+    peer = ["--peer", str(tmp_path / "nanoGPT")] if part == "peer" else []
+    assert gpu.main(["--part", part, "--on", "cpu", "--folder", str(tmp_path), *peer]) == 0
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == list(chosen)
-    failed = [line["failed"] for line in lines if "failed" in line]
-    assert failed == (["PEER=<checkout of karpathy/nanoGPT> was not given"] if part == "peer" else [])
+    assert not [line["failed"] for line in lines if "failed" in line]
+    assert part != "peer" or lines[0]["step_ms"] >= 1e3 * NANOGPT_S
     assert capsys.readouterr().out.rstrip().endswith("complete")
