@@ -12,6 +12,7 @@ docs/gpu-day.md has the order, the goals, and the meaning of each figure.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -24,6 +25,9 @@ import gpu_report
 import torch
 from gpu_results import Item, Results, Values, headline, machine, scale_of
 from gpu_runs import ROOT
+
+from kmatrix.errors import is_full, reason_of
+from kmatrix.records.lock import try_lock
 
 PARTS = ("first", "speed", "ladder", "peer", "profile", "ranks", "report")
 LIMIT_S = 480.0  # of a call
@@ -45,12 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if part == "report":
         print("\n".join(gpu_report.report(results)))
         return 0
-    print("\n".join(headline(results.about)), flush=True)
+    if (lock := try_lock(results.path.with_name(".lock"))) is None:
+        print(f"error: another call is measuring into {results.path.parent}", file=sys.stderr)
+        print("  hint: wait until it ends, or end it: two at a time slow each other down", file=sys.stderr)
+        return 2
+    os.set_inheritable(lock, True)  # trainers that outlive this process keep it
     try:
-        left = results.run(part, items_of(part, results, args.peer), show_of(part))
+        return measure(part, results, args.peer)
     except KeyboardInterrupt:
         print(f"{results.path}: interrupted; the same command continues", file=sys.stderr)
         return 130
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"error: cannot write {error.filename or results.path}: {reason_of(error)}", file=sys.stderr)
+        print("  hint: make space; the same command continues", file=sys.stderr)
+        return 1
+    finally:
+        os.close(lock)
+
+
+def measure(part: str, results: Results, checkout: str) -> int:
+    """Make the measurements of a part, and return the exit status."""
+    print("\n".join(headline(results.about)), flush=True)
+    left = results.run(part, items_of(part, results, checkout), show_of(part))
     if part == "first":
         print(f"predicted MFU of 124M with these rates: {' '.join(recomputed(results))} (low, mid, high)")
     print(f"{results.path}" + (f": {left} left; the same command continues" if left else ": complete"))
@@ -111,5 +133,7 @@ def recomputed(results: Results) -> list[str]:
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl+C: no trainer may go on during the next call
+        signal.signal(ending, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other programs, it ends with the `head` that reads a report
     sys.exit(main())

@@ -228,6 +228,7 @@ def _started(command: Sequence[str], folder: Path, scale: Scale, threads: int) -
         text=True,
         errors="replace",
         start_new_session=True,
+        close_fds=False,  # it keeps the lock of the results, should it outlive this process
     )
     try:
         yield process

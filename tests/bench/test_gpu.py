@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -24,6 +27,8 @@ import gpu_runs
 import roofline
 from gpu_results import FailedError, Item, OutOfTimeError, Results, Scale
 from gpu_runs import Setting
+
+from kmatrix.records.lock import try_lock
 
 CPU = Scale(device="cpu", tiny=True, name="CPU", gpus=0)
 H100 = Scale(device="cuda", tiny=False, name="NVIDIA H100 80GB HBM3", gpus=1)
@@ -355,6 +360,35 @@ def test_an_interrupted_call_says_that_the_same_command_continues(tmp_path, monk
     assert gpu.main(["--part", "speed", "--on", "cpu", "--folder", str(tmp_path)]) == 130
     assert "interrupted; the same command continues" in capsys.readouterr().err
     assert [json.loads(line)["name"] for line in (tmp_path / "results.jsonl").read_text().splitlines()] == ["one"]
+
+
+def test_a_full_disk_is_one_error_and_the_same_command_continues(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gpu, "items_of", lambda *_: [Item(name="one", measure=lambda: {"seconds": 1.0})])
+    command = ["--part", "speed", "--on", "cpu", "--folder", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_results, "append_jsonl", full)
+        assert gpu.main(command) == 1
+    error = f"error: cannot write {tmp_path / 'results.jsonl'}: No space left on device\n"
+    assert capsys.readouterr().err.startswith(error)
+    monkeypatch.setattr(gpu, "show_of", lambda _: show)
+    assert gpu.main(command) == 0
+
+
+def test_two_calls_do_not_measure_at_the_same_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "items_of", lambda *_: [])
+    command = ["--part", "speed", "--on", "cpu", "--folder", str(tmp_path)]
+    assert gpu.main(command) == 0
+    lock = try_lock(tmp_path / ".lock")
+    os.set_inheritable(lock, True)
+    with subprocess.Popen(["sleep", "600"], close_fds=False) as trainer:  # it outlives the call that started it
+        os.close(lock)
+        assert gpu.main(command) == 2
+        trainer.kill()
+    assert f"another call is measuring into {tmp_path}" in capsys.readouterr().err
+    assert gpu.main(command) == 0
 
 
 def test_a_report_needs_no_gpu(tmp_path, capsys):
