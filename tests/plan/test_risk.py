@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -422,3 +423,12 @@ def test_fp8_on_a_gpu_without_it_is_refused_before_anything_is_created(program, 
     name = "A100" if command == PLAN else "NVIDIA A10G"
     assert f"needs products in FP8, {name} has none\n  hint: pass FP8=n" in refused.err
     assert not (program.folder / "results").exists()
+
+
+def test_fp8_is_not_forecast_for_a_gpu_without_it(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-finewebedu-a10gx4", f"RESULTS_DIR={tmp_path}/results")
+    printed = program.check(PLAN, "FP8=y").out
+    assert re.search(r"^ +A10G +has no products in FP8$", printed, re.M)
+    assert re.search(r"^ +L4 +fits, ", printed, re.M)

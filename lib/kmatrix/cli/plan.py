@@ -46,6 +46,7 @@ from kmatrix.plan.feasibility import (
     fit,
     gpu_cost,
     kilowatt_hours,
+    lacks_fp8,
     largest_batch,
     largest_depth,
     mfu_band,
@@ -607,6 +608,8 @@ def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:
 
 def _device_summary(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> str:
     """Return the forecast for one of several devices, as one line."""
+    if config.train.fp8 and lacks_fp8(device):
+        return "has no products in FP8"
     words = [str(fit(needed, device))]
     fits = largest_batch(config.shape, config.train, device)
     if fits is not None:
