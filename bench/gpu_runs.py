@@ -31,7 +31,7 @@ from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import parse_override
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.jobs.paths import NodeDir
-from kmatrix.records.paths import RunDir
+from kmatrix.records.paths import RunDir, extended_path
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import GPT2_VOCAB, mfu, peak_tflops
@@ -212,7 +212,7 @@ def _started(command: Sequence[str], folder: Path, scale: Scale, threads: int) -
     """Start a command in a group of its own, and kill the group at the end: torchrun's ranks end with it."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "lib")]),
+        "PYTHONPATH": extended_path(ROOT),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "TORCH_LOGS": "recompiles",

@@ -341,6 +341,13 @@ def test_the_allocator_of_a_run_is_not_that_of_the_users_shell_under_its_former_
     assert "PYTORCH_CUDA_ALLOC_CONF" not in trainer_variables(default, tmp_path)
 
 
+def test_a_trainer_has_the_checkout_first_and_then_the_packages_of_the_users_path(plan, monkeypatch, tmp_path):
+    """Modules of a cluster put packages on PYTHONPATH; without them the trainer would miss what the runner found."""
+    monkeypatch.setenv("PYTHONPATH", "/modules/torch")
+    path = trainer_variables(plan("a"), tmp_path)["PYTHONPATH"].split(os.pathsep)
+    assert path == [str(tmp_path), str(tmp_path / "lib"), "/modules/torch"]
+
+
 def test_gpu_memory_is_allocated_in_segments_that_grow_unless_the_user_decides(plan, monkeypatch, tmp_path):
     run = replace(plan("a"), cuda=True)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

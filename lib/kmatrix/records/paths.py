@@ -507,9 +507,13 @@ def program_path(root: Path = ROOT) -> str:
 
 
 def program_environment(root: Path = ROOT, /, **changes: str) -> dict[str, str]:
-    """Return the environment for a program of a checkout: this one with changes, and the checkout on PYTHONPATH.
+    """Return the environment for a program of a checkout: this one with changes, and the checkout on PYTHONPATH."""
+    return {**os.environ, **changes, "PYTHONPATH": extended_path(root)}
 
-    The user's own PYTHONPATH follows, so that a copied checkout always runs its own code.
+
+def extended_path(root: Path = ROOT) -> str:
+    """Return the PYTHONPATH for a program of a checkout on this machine: the checkout, then the user's own.
+
+    In this order a copied checkout always runs its own code; the user's has packages, as modules of clusters set it.
     """
-    path = os.pathsep.join(filter(None, [program_path(root), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **changes, "PYTHONPATH": path}
+    return os.pathsep.join(filter(None, [program_path(root), os.environ.get("PYTHONPATH")]))

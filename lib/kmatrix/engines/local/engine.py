@@ -26,7 +26,7 @@ from kmatrix.packing import Limits, PackedJob, startable
 from kmatrix.records.disk import POLL_S, WAIT
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.files import NodeEnd
-from kmatrix.records.paths import program_environment, program_path
+from kmatrix.records.paths import extended_path, program_environment
 from kmatrix.records.run_lock import SPENT, TOKEN, begin_attempt, kill, members
 from kmatrix.records.states import Clock
 from kmatrix.status.state import NCCL, NODE_LOST, PREEMPTED, TIMEOUT, JobPhase, JobState, RunPlan
@@ -450,7 +450,7 @@ def trainer_variables(run: RunPlan, root: Path) -> dict[str, str]:
         **gpus,
         "OMP_NUM_THREADS": str(run.cpu_threads),  # else torchrun sets 1 if there are several ranks
         "OMP_WAIT_POLICY": "passive",  # spinning threads would take the cores of other ranks
-        "PYTHONPATH": program_path(root),
+        "PYTHONPATH": extended_path(root),
         "PYTHONUNBUFFERED": "1",  # the log is complete even if the process is killed
     }
 
