@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
+from kmatrix.gpu.devices import (
+    COLUMN_INDEX,
+    UNKNOWN,
+    WIDTH,
+    Device,
+    DeviceLimits,
+    DeviceProcess,
+    ExtraMetrics,
+    ProcessShare,
+)
 
 DRM = Path("/sys/class/drm")
 AMD = "0x1002"  # PCI vendor id
@@ -113,6 +122,9 @@ class AmdSource:
 
     def processes(self, device: int) -> tuple[DeviceProcess, ...]:  # noqa: ARG002 (every source has it)
         return ()
+
+    def process_shares(self, device: int) -> Mapping[int, ProcessShare]:  # noqa: ARG002 (every source has it)
+        return {}
 
     def is_lost(self, device: int) -> bool:
         return not self._cards[device].folder.exists()

@@ -42,10 +42,24 @@ class ExtraMetrics:
     """
 
     fan: float | None = None  # percent
+    memory_clock: float | None = None  # MHz
+    memory_utilization: float | None = None  # percent of the last sample period in which memory was read or written
+    memory_temperature: float | None = None  # degrees Celsius, of memory next to the GPU (HBM)
+    memory_reserved: float | None = None  # MiB that the driver keeps
+    pstate: int | None = None  # performance state: 0 is the fastest
     pcie_tx: float | None = None  # MiB/s
     pcie_rx: float | None = None  # MiB/s
+    pcie_replays: int | None = None  # since the driver was loaded
+    nvlink_tx: float | None = None  # MiB/s over all links
+    nvlink_rx: float | None = None  # MiB/s over all links
+    nvlink_errors: int | None = None  # since the driver was loaded
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None  # memory errors since the driver was loaded
+    remapped_corrected: int | None = None  # rows of memory that were replaced after corrected errors
+    remapped_uncorrected: int | None = None  # the same after uncorrected errors
+    remap_failure: int | None = None  # 1: a row could not be replaced
+    xid: int | None = None  # code of the newest XID error since the driver was opened, 0: none
+    xids: int | None = None  # number of XID errors since the driver was opened
     sm_active: float | None = None  # percent, mean since the previous read, as the next three
     sm_occupancy: float | None = None
     tensor_active: float | None = None
@@ -57,8 +71,11 @@ class ExtraMetrics:
         return tuple((name, value) for name, value in values if value is not None)
 
 
-# Averaged over the recording. The ECC counters are totals, so they are not in this list.
-EXTRA_METRICS = tuple(one.name for one in fields(ExtraMetrics) if not one.name.startswith("ecc_"))
+# Averaged over the recording. The others are counters or states, of which a mean says nothing.
+EXTRA_METRICS = (
+    *("fan", "memory_clock", "memory_utilization", "memory_temperature", "pcie_tx", "pcie_rx"),
+    *("nvlink_tx", "nvlink_rx", "sm_active", "sm_occupancy", "tensor_active", "dram_active"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +84,16 @@ class DeviceProcess:
 
     pid: int
     memory_mib: float | None  # MiB, None if the driver does not report it
+    kind: str = "C"  # C: compute, G: graphics, X: both
+    instance: int | None = None  # GPU instance of MIG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessShare:
+    """The use of a GPU by one process, in percent of the last sample period."""
+
+    sm: float
+    memory: float  # of the bandwidth
 
 
 class DeviceSource(Protocol):
@@ -92,6 +119,9 @@ class DeviceSource(Protocol):
 
     def processes(self, device: int) -> tuple[DeviceProcess, ...]:
         """Return the processes on a device, empty if unknown."""
+
+    def process_shares(self, device: int) -> Mapping[int, ProcessShare]:
+        """Return pid -> use of a device, as far as the driver reports it."""
 
     def is_lost(self, device: int) -> bool:
         """Return whether a device has to be reopened."""

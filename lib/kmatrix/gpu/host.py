@@ -11,7 +11,16 @@ from typing import ClassVar
 
 import psutil
 
-from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
+from kmatrix.gpu.devices import (
+    COLUMN_INDEX,
+    UNKNOWN,
+    WIDTH,
+    Device,
+    DeviceLimits,
+    DeviceProcess,
+    ExtraMetrics,
+    ProcessShare,
+)
 from kmatrix.gpu.formats.samples import RANK_UUID
 from kmatrix.gpu.processes import TRAINER
 
@@ -91,6 +100,9 @@ class HostSource:
 
     def processes(self, device: int) -> tuple[DeviceProcess, ...]:  # noqa: ARG002
         return ()
+
+    def process_shares(self, device: int) -> Mapping[int, ProcessShare]:  # noqa: ARG002 (every source has it)
+        return {}
 
     def is_lost(self, device: int) -> bool:
         """Return whether a rank exited while others are running."""

@@ -29,6 +29,18 @@ API Code nvmlDeviceGetComputeRunningProcesses_v2(Device *gpu, unsigned *count, P
     return processes(gpu, count, out);
 }
 
+/* The oldest list has neither instances nor processes of other containers. */
+typedef struct { unsigned pid; unsigned long long bytes; } OldProcess;
+API Code nvmlDeviceGetComputeRunningProcesses(Device *gpu, unsigned *count, OldProcess *out) {
+    Process found[MAX_PROCESSES];
+    Code code = ask(gpu);
+    if (code || !count) return code ? code : INVALID;
+    unsigned room = *count, needed = *count = running(gpu, found);
+    if (needed && (!out || room < needed)) return TOO_SMALL;
+    for (unsigned i = 0; i < needed; i++) out[i] = (OldProcess){ found[i].pid, found[i].bytes };
+    return OK;
+}
+
 static Code no_processes(Device *gpu, unsigned *count) {
     Code code = ask(gpu);
     if (!code && count) *count = 0;
@@ -70,6 +82,14 @@ static void counted(Device *gpu, Field field, FieldValue *out) {
     out->value.ull = value;
 }
 
+/* A counter of KiB since second 0, of a field in KB/s. */
+static void traffic(Device *gpu, Field field, FieldValue *out) {
+    double rate;
+    out->type = UNSIGNED_LONG_LONG;
+    out->code = value_at(gpu, field, now_s(), &rate);
+    out->value.ull = (unsigned long long)counted_until(gpu, field, fmax(now_s(), 0));
+}
+
 static void answer(Device *gpu, FieldValue *out) {
     double time = tick(out->id == 83 ? ENERGY : POWER);
     out->latency_us = 0;
@@ -85,6 +105,11 @@ static void answer(Device *gpu, FieldValue *out) {
         break;
     case 185: out->code = power_field(gpu, time, AVERAGE, &out->value.u); break;
     case 186: out->code = power_field(gpu, time, INSTANT, &out->value.u); break;
+    case 52: counted(gpu, NVLINK_ERR, out); break;      /* replay errors of all links */
+    case 82: out->code = rounded(gpu, MEMTEMP, 1, &out->value.u); break;
+    case 94: out->code = rounded(gpu, REPLAYS, 1, &out->value.u); break;
+    case 138: traffic(gpu, NVLINK_TX, out); break;
+    case 139: traffic(gpu, NVLINK_RX, out); break;
     case 187: out->code = OK; out->value.u = 100000; break; /* minimum power limit */
     case 188: case 189: case 190: case 192: out->code = rounded(gpu, LIMIT, 1000, &out->value.u); break;
     default: out->code = NOT_SUPPORTED;
@@ -134,6 +159,10 @@ static Code gpm_field(unsigned id, Field *field) {
     case 3: *field = SMOCC; return OK;
     case 5: *field = TENSOR; return OK;
     case 10: *field = DRAM; return OK;
+    case 20: *field = PCIE_TX; return OK; /* this and the next three: MiB/s */
+    case 21: *field = PCIE_RX; return OK;
+    case 60: *field = NVLINK_RX; return OK;
+    case 61: *field = NVLINK_TX; return OK;
     default: return NOT_SUPPORTED;
     }
 }
@@ -162,7 +191,45 @@ API Code nvmlGpmMetricsGet(GpmGet *get) {
         double last = 0;
         metric->code = gpm_field(metric->id, &field);
         if (!metric->code) metric->code = value_at(second->gpu, field, second->time, &last);
+        double unit = metric->id >= 20 ? 1024 : 1; /* KB/s in the scenario */
         metric->value = second->time - first->time > EPSILON ? mean(second->gpu, field, first->time, second->time) : last;
+        metric->value /= unit;
     }
     return OK;
+}
+
+/* ---- events: XID errors ---- */
+
+#define XID_EVENT 8ULL /* nvmlEventTypeXidCriticalError */
+typedef struct { const Device *gpus[MAX_GPUS]; double seen[MAX_GPUS]; int count; } EventSet;
+typedef struct { const Device *gpu; unsigned long long type, data; unsigned instance, compute_instance; } EventData;
+
+API Code nvmlDeviceGetSupportedEventTypes(Device *gpu, unsigned long long *out) {
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    return *out = XID_EVENT, OK;
+}
+API Code nvmlEventSetCreate(EventSet **out) { return out && (*out = calloc(1, sizeof **out)) ? OK : INVALID; }
+API Code nvmlEventSetFree(EventSet *set) { return free(set), OK; }
+API Code nvmlDeviceRegisterEvents(Device *gpu, unsigned long long types, EventSet *set) {
+    Code code = ask(gpu);
+    if (code || !set || !(types & XID_EVENT) || set->count == MAX_GPUS) return code ? code : INVALID;
+    for (int i = 0; i < set->count; i++)
+        if (set->gpus[i] == gpu) return OK;
+    set->gpus[set->count] = gpu;
+    set->seen[set->count++] = now_s();
+    return OK;
+}
+/* Never waits: the caller gets a timeout if there is no event now. */
+API Code nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_ms) {
+    (void)timeout_ms;
+    if (!set || !out) return INVALID;
+    for (int i = 0; i < set->count; i++) {
+        const Knot *event = next_change(set->gpus[i], XID, set->seen[i], now_s());
+        if (!event) continue;
+        set->seen[i] = event->time;
+        *out = (EventData){ set->gpus[i], XID_EVENT, (unsigned long long)event->value, ~0u, ~0u };
+        return OK;
+    }
+    return TIMEOUT;
 }

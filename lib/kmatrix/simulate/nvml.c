@@ -283,16 +283,21 @@ static Code memory(Device *gpu, unsigned long long *total, unsigned long long *u
 }
 typedef struct { unsigned long long total, free, used; } Memory;
 API Code nvmlDeviceGetMemoryInfo(Device *gpu, Memory *out) {
+    double kept;
     Code code = out ? memory(gpu, &out->total, &out->used) : INVALID;
+    if (!code) code = value_at(gpu, RESERVED, tick(RESERVED), &kept);
+    if (!code) out->used += (unsigned long long)(kept * MIB);
     if (!code) out->free = out->total - out->used;
     return code;
 }
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
-API Code nvmlDeviceGetMemoryInfo_v2(Device *gpu, Memory2 *out) { /* no reserved memory, so v1 and v2 agree */
+API Code nvmlDeviceGetMemoryInfo_v2(Device *gpu, Memory2 *out) { /* unlike v1: what the driver reserves is not used */
+    double kept;
     Code code = out ? memory(gpu, &out->total, &out->used) : INVALID;
+    if (!code) code = value_at(gpu, RESERVED, tick(RESERVED), &kept);
     if (!code) {
-        out->reserved = 0;
-        out->free = out->total - out->used;
+        out->reserved = (unsigned long long)(kept * MIB);
+        out->free = out->total - out->used - out->reserved;
     }
     return code;
 }
@@ -355,6 +360,16 @@ API Code nvmlDeviceGetMemoryErrorCounter(Device *gpu, int type, int counter, int
     (void)place;
     return nvmlDeviceGetTotalEccErrors(gpu, type, counter, out);
 }
+
+API Code nvmlDeviceGetRemappedRows(Device *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                                   unsigned *failed) {
+    Code code = asked(gpu, REMAP_C, 1, corrected);
+    if (!code) code = rounded(gpu, REMAP_U, 1, uncorrected);
+    if (!code) code = rounded(gpu, REMAP_F, 1, failed);
+    if (!code && pending) *pending = 0;
+    return code;
+}
+READING(nvmlDeviceGetPcieReplayCounter, REPLAYS, 1)
 
 static Code idle_engine(Device *gpu, unsigned *percent, unsigned *period_us) {
     return pair(gpu, 0, 167000, percent, period_us);

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <math.h>
+#include <stddef.h>
 #include <time.h>
 
 #include "play.h"
@@ -53,6 +54,16 @@ static double area(const Device *gpu, Field field, double time) {
     const Series *series = &gpu->series[field];
     double passes = scenario.loop > 0 && time > 0 ? floor((time + EPSILON) / scenario.loop) : 0;
     return passes * integral(series, scenario.loop) + integral(series, time - passes * scenario.loop);
+}
+
+double counted_until(const Device *gpu, Field field, double time) { return area(gpu, field, time); }
+
+/* The first knot in (after, until] whose value is not 0. */
+const Knot *next_change(const Device *gpu, Field field, double after, double until) {
+    const Series *series = &gpu->series[field];
+    for (int i = 0; i < series->count && series->knots[i].time <= until; i++)
+        if (series->knots[i].time > after && series->knots[i].value > 0) return &series->knots[i];
+    return NULL;
 }
 
 static double joules(const Device *gpu, double time) { return area(gpu, POWER, time); }

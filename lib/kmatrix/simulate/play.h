@@ -6,18 +6,19 @@
 #define KMATRIX_PLAY_H
 
 #define MAX_GPUS 64
-#define MAX_PROCESSES 64
+#define MAX_PROCESSES 1024
 #define MIB 1048576.0
 #define EPSILON 1e-9 /* s: tolerance for times that are rounded to slightly before a knot */
 
 typedef enum {
     OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_DRIVER = 9,
-    OTHER_VERSION = 25, UNKNOWN = 999
+    TIMEOUT = 10, OTHER_VERSION = 25, UNKNOWN = 999
 } Code; /* nvmlReturn_t */
 
 typedef enum {
     UTIL, MEMUTIL, MEM, MEMTOTAL, POWER, AVERAGE, INSTANT, LIMIT, TEMP, SMCLK, MEMCLK, FAN, THROTTLE,
-    PCIE_TX, PCIE_RX, ECC_C, ECC_U, PSTATE, SMACT, SMOCC, TENSOR, DRAM, ENERGY, ALL, FIELDS
+    PCIE_TX, PCIE_RX, ECC_C, ECC_U, PSTATE, SMACT, SMOCC, TENSOR, DRAM, MEMTEMP, RESERVED, NVLINK_TX, NVLINK_RX,
+    NVLINK_ERR, REPLAYS, REMAP_C, REMAP_U, REMAP_F, XID, ENERGY, ALL, FIELDS
 } Field;
 
 /* sum: the integral of the value from second 0 to `time`. */
@@ -65,6 +66,8 @@ Code mean_power(const Device *gpu, double time, double window, unsigned *milliwa
 Code power_field(const Device *gpu, double time, Field field, unsigned *milliwatts); /* field: AVERAGE or INSTANT */
 Code energy(const Device *gpu, double time, unsigned long long *millijoules);
 unsigned highest(const Device *gpu, Field field);
+double counted_until(const Device *gpu, Field field, double time); /* integral from second 0, over all loops */
+const Knot *next_change(const Device *gpu, Field field, double after, double until); /* NULL: none */
 unsigned running(const Device *gpu, Process out[MAX_PROCESSES]);
 
 /* nvml.c */

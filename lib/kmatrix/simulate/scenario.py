@@ -17,7 +17,7 @@ from kmatrix.errors import ConfigError, reason_of
 BEFORE = -1e18  # s: start of the default values
 MIN_WORDS = 4  # of an event: T GPU FIELD VALUE
 MAX_GPUS = 64  # as in play.h
-ONCE = ("energy", "all", "process")  # fields that a loop does not repeat
+ONCE = ("energy", "all", "xid", "process")  # fields that a loop does not repeat
 GROUPS = ("nvlink", "switch", "numa")  # settings with groups of GPUs: NVLink, PCIe switch, NUMA node
 TEXTS = {"name": "NVIDIA A10G", "driver": "580.00.00"}
 ERRORS = {  # nvmlReturn_t
@@ -363,7 +363,8 @@ COUNT = Range(0, 2**32 - 1, whole=True)
 
 
 # Order of enum Field in play.h. Units: util, memutil, fan, smact, smocc, tensor, dram: %; mem, memtotal: MiB;
-# power, limit: W; temp: C; smclk, memclk: MHz; pcie_tx, pcie_rx: KB/s; energy: J. average and instant can only fail:
+# reserved: MiB; power, limit: W; temp, memtemp: C; smclk, memclk: MHz; pcie_tx, pcie_rx, nvlink_tx, nvlink_rx: KB/s;
+# energy: J. average and instant can only fail:
 # their values come from power.
 QUANTITIES = {
     "util": Quantity(95, PERCENT),
@@ -388,6 +389,16 @@ QUANTITIES = {
     "smocc": Quantity(0, PERCENT, code=3),
     "tensor": Quantity(0, PERCENT, code=3),
     "dram": Quantity(0, PERCENT, code=3),
+    "memtemp": Quantity(0, Range(0, 200), code=3),  # not supported unless set: of memory next to the GPU (HBM)
+    "reserved": Quantity(0, Range(0, 1e9)),
+    "nvlink_tx": Quantity(0, COUNT, code=3),  # not supported unless set, as without NVLink
+    "nvlink_rx": Quantity(0, COUNT, code=3),
+    "nvlink_err": Quantity(0, COUNT, code=3),
+    "replays": Quantity(0, COUNT),
+    "remap_c": Quantity(0, COUNT),
+    "remap_u": Quantity(0, COUNT),
+    "remap_f": Quantity(0, Range(0, 1, whole=True)),
+    "xid": Quantity(0, Range(0, 1000, whole=True)),
     "energy": Quantity(0, Range(0, 1e12)),
     "all": Quantity(0, Range(0, 0), numeric=False),
 }

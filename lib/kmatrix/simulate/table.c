@@ -27,6 +27,7 @@ Scenario scenario = { .window = 1, .speed = 1, .freeze = -1, .name = "GPU" SUFFI
 static const char *const field_names[FIELDS] = {
     "util", "memutil", "mem", "memtotal", "power", "average", "instant", "limit", "temp", "smclk", "memclk", "fan",
     "throttle", "pcie_tx", "pcie_rx", "ecc_c", "ecc_u", "pstate", "smact", "smocc", "tensor", "dram",
+    "memtemp", "reserved", "nvlink_tx", "nvlink_rx", "nvlink_err", "replays", "remap_c", "remap_u", "remap_f", "xid",
     "energy", "all"
 };
 

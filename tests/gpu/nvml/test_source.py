@@ -45,6 +45,17 @@ def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     assert [device.ecc_uncorrected for device in gpu.devices] == [0, 3]
 
 
+def test_an_xid_error_is_an_event_of_its_gpu(start_recorder, run_dir):
+    # Each second, because the recorder listens from its first poll on, whenever that is.
+    lines = "".join(f"{second} 1 xid 79\n" for second in range(1, 120))
+    process = start_recorder("--hz", 20, lines=lines, gpus=2)
+    wait_until(lambda: events_of(run_dir, "xid"), "an XID error is recorded")
+    stop_recorder(process)
+    found = events_of(run_dir, "xid")
+    assert {event["gpu_index"] for event in found} == {1}
+    assert all("XID 79: the GPU has fallen off the bus" in event["text"] for event in found)
+
+
 def test_performance_metrics_are_recorded_if_the_gpu_has_them(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines=BUSY, gpus=3)
     wait_until(lambda: was_polled(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")

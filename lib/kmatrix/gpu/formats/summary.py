@@ -46,8 +46,13 @@ class DeviceEntry(Record, frozen=True, kw_only=True):
     ecc: dict[str, Count] | None = None  # kind -> memory errors
     # The expensive metrics: gpu.devices.EXTRA_METRICS.
     fan: StatisticsEntry | None = None
+    memory_clock: StatisticsEntry | None = None
+    memory_utilization: StatisticsEntry | None = None
+    memory_temperature: StatisticsEntry | None = None
     pcie_tx: StatisticsEntry | None = None
     pcie_rx: StatisticsEntry | None = None
+    nvlink_tx: StatisticsEntry | None = None
+    nvlink_rx: StatisticsEntry | None = None
     sm_active: StatisticsEntry | None = None
     sm_occupancy: StatisticsEntry | None = None
     tensor_active: StatisticsEntry | None = None

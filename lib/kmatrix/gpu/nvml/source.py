@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from kmatrix.gpu.devices import (
     DeviceLimits,
     DeviceProcess,
     ExtraMetrics,
+    ProcessShare,
     snapshot,
 )
 from kmatrix.gpu.formats.events import THROTTLE
@@ -34,14 +34,10 @@ from kmatrix.gpu.nvml.calls import (
     bind,
 )
 from kmatrix.gpu.nvml.detect import MIB, decoded
+from kmatrix.gpu.nvml.extras import ExtraMetricsReader, XidReader
+from kmatrix.gpu.nvml.processes import processes_on, shares_on
 
 RETRY_READS = 100  # call by call after a failed batch: a call that fails for good must not cost two reads per tick
-PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
-NO_MEMORY_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
-KIB = 1024.0  # KB/s of the driver -> MiB/s
-TX, RX = 0, 1  # nvmlPcieUtilCounter_t
-CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
-GPM = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}  # nvmlGpmMetricId_t
 
 
 class NvmlSource:
@@ -59,6 +55,7 @@ class NvmlSource:
         self._batch, self._single_reads = CallBatch(self._calls), 0
         self._codes = [SUCCESS] * len(self.devices)  # last error of each GPU
         self._extras: dict[int, ExtraMetricsReader] = {}
+        self._xids: XidReader | None = None
         self._values = [UNKNOWN] * (WIDTH * len(self.devices))
         self._unknown = [UNKNOWN] * WIDTH
 
@@ -128,24 +125,20 @@ class NvmlSource:
         handle, extras = self._handles[device], self._extras.get(device)
         if extras is None or extras.handle is not handle:  # a recovered GPU has a new handle
             extras = self._extras[device] = ExtraMetricsReader(self._pynvml, handle)
-        return extras.read()
+        if self._xids is None:
+            self._xids = XidReader(self._pynvml, self._handles)
+        return extras.read(self._xids.codes(handle))
 
     def processes(self, device: int) -> tuple[DeviceProcess, ...]:
-        """Return the compute processes of a GPU. Expensive: milliseconds on some drivers."""
+        """Return the processes of a GPU. Expensive: milliseconds on some drivers."""
         if self._calls[device] is None:
             return ()
-        count = ctypes.c_uint(256)  # capacity; with more processes the call fails, and they are unknown
-        buffer = ctypes.create_string_buffer(PROCESS.size * count.value)
-        code = self._call(
-            "nvmlDeviceGetComputeRunningProcesses_v3", self._handles[device], ctypes.byref(count), ctypes.byref(buffer)
-        )
-        if code != SUCCESS:
-            return ()
-        entries = [PROCESS.unpack_from(buffer, at * PROCESS.size) for at in range(count.value)]
-        return tuple(
-            DeviceProcess(pid=pid, memory_mib=None if size == NO_MEMORY_VALUE else size / MIB)
-            for pid, size, _, _ in entries
-        )
+        return processes_on(self._pynvml.nvmlLib, self._handles[device])
+
+    def process_shares(self, device: int) -> Mapping[int, ProcessShare]:
+        if self._calls[device] is None:
+            return {}
+        return shares_on(self._pynvml.nvmlLib, self._handles[device])
 
     def is_lost(self, device: int) -> bool:
         return self._calls[device] is None
@@ -170,6 +163,8 @@ class NvmlSource:
                     self._pynvml.nvmlInit()
             return False
         self._handles[device] = handle
+        if self._xids is not None:
+            self._xids.watch(handle)
         self._set_calls(device, bind(self._pynvml.nvmlLib, handle))
         return True
 
@@ -185,6 +180,8 @@ class NvmlSource:
     def close(self) -> None:
         for extras in self._extras.values():
             extras.close()
+        if self._xids is not None:
+            self._xids.close()
         with contextlib.suppress(self._pynvml.NVMLError):  # the driver may have been unloaded
             self._pynvml.nvmlShutdown()
 
@@ -241,91 +238,3 @@ def _missing(uuid: str, silent: list[int], count: int) -> Device:
 
 def _ranked(device: Device, rank: int) -> Device:
     return replace(device, rank=rank)
-
-
-class ExtraMetricsReader:
-    """Reads the expensive metrics of one GPU. Each PCIe call blocks for 20 ms while the driver counts."""
-
-    def __init__(self, pynvml: Any, handle: Any) -> None:
-        self._library, self.handle = pynvml.nvmlLib, handle
-        self._gpm = GpmReader.open(pynvml, handle)
-
-    def read(self) -> ExtraMetrics:
-        """Return the metrics, None for unknown ones."""
-        fan = self._call("nvmlDeviceGetFanSpeed", ctypes.c_uint())
-        sent, received = (self._call("nvmlDeviceGetPcieThroughput", ctypes.c_uint(), way) for way in (TX, RX))
-        corrected, uncorrected = (
-            self._call("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong(), kind, VOLATILE)
-            for kind in (CORRECTED, UNCORRECTED)
-        )
-        busy = self._gpm.read() if self._gpm else {}
-        return ExtraMetrics(
-            fan=None if fan is None else float(fan),
-            pcie_tx=None if sent is None else sent / KIB,
-            pcie_rx=None if received is None else received / KIB,
-            ecc_corrected=corrected,
-            ecc_uncorrected=uncorrected,
-            **busy,
-        )
-
-    def close(self) -> None:
-        if self._gpm:
-            self._gpm.close()
-
-    def _call(self, name: str, result: Any, *arguments: int) -> int | None:
-        """Return the result of a function, or None if it fails or does not exist."""
-        function = getattr(self._library, name, None)
-        code = NOT_FOUND_FUNCTION if function is None else function(self.handle, *arguments, ctypes.byref(result))
-        return int(result.value) if code == SUCCESS else None
-
-
-class GpmReader:
-    """GPU performance monitoring (GPM): means between two samples. Source: NVML API reference, GPM functions."""
-
-    def __init__(self, pynvml: Any, handle: Any) -> None:
-        self._pynvml, self._handle = pynvml, handle
-        self._now, self._before = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
-        self._taken = 0  # number of samples
-
-    @classmethod
-    def open(cls, pynvml: Any, handle: Any) -> GpmReader | None:
-        """Return a reader for a GPU with GPM (Hopper and newer), None for other GPUs or an older library."""
-        try:
-            if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return None
-            return cls(pynvml, handle)
-        except (pynvml.NVMLError, AttributeError):  # AttributeError: an old nvidia-ml-py
-            return None
-
-    def read(self) -> dict[str, float]:
-        """Return means in percent since the previous call, empty for the first call or if the GPU does not answer."""
-        pynvml = self._pynvml
-        self._now, self._before = self._before, self._now  # two buffers in turn: the oldest is overwritten
-        try:
-            pynvml.nvmlGpmSampleGet(self._handle, self._now)
-            self._taken += 1
-            if self._taken < 2:
-                return {}
-            request = pynvml.c_nvmlGpmMetricsGet_t()
-            request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM)
-            request.sample1, request.sample2 = self._before, self._now
-            for at, metric in enumerate(GPM):
-                request.metrics[at].metricId = metric
-            pynvml.nvmlGpmMetricsGet(request)
-        except pynvml.NVMLError:
-            self._taken = 0  # the older sample may be from before the GPU was lost
-            return {}
-        answers = [request.metrics[at] for at in range(len(GPM))]
-        return {
-            name: float(answer.value)
-            for name, answer in zip(GPM.values(), answers, strict=True)
-            if answer.nvmlReturn == SUCCESS and 0 <= answer.value <= 100
-        }
-
-    def close(self) -> None:
-        """Free both samples."""
-        for sample in (self._now, self._before):
-            try:
-                self._pynvml.nvmlGpmSampleFree(sample)
-            except self._pynvml.NVMLError:
-                return

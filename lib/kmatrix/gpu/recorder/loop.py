@@ -27,6 +27,7 @@ from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.gpu.recorder import prometheus
 from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
+from kmatrix.gpu.xid import xid_text
 from kmatrix.records.decode import decode
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import RunDir
@@ -69,6 +70,7 @@ class Recorder:
         self._most_pending = max(1, int(STORE_S * hz))
         self._limits = [DeviceLimits()] * len(source.devices)
         self._lost = [False] * len(source.devices)  # no response: reported by an event
+        self._xids = [0] * len(source.devices)  # number of reported XID errors
         self._poller, self._polls = BackgroundPoller(source), 0
         self._calibration: Calibration | None = Calibration()
         self._result: dict[str, dict[str, float | None]] | None = None
@@ -199,10 +201,15 @@ class Recorder:
         self._seconds += 1
 
     def _ingest_extra_metrics(self) -> None:
-        """Add the values of the background poller; new uncorrected memory errors are an event."""
+        """Add the values of the background poller; new uncorrected memory errors and XID errors are events."""
         for device, extra in enumerate(self._poller.latest):
             if errors := self._totals.totals[device].ingest(extra):
                 self._device_event("ecc", device, f"{errors} uncorrected memory errors")
+            known = self._xids[device]
+            if extra.xid and extra.xids and extra.xids > known:
+                self._xids[device] = extra.xids
+                more = f" ({extra.xids - known} errors since the last poll)" if extra.xids - known > 1 else ""
+                self._device_event("xid", device, f"{xid_text(extra.xid)}{more}")
 
     def _check_lost(self, device: int) -> None:
         """Report a device that stopped or resumed responding, and try to open it again."""
