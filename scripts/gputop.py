@@ -12,7 +12,7 @@ find_packages("rich", "msgspec", "psutil", "pynvml", imported=__name__ != "__mai
 
 try:
     from kmatrix.gputop.command import main, run
-    from kmatrix.gputop.feeds import GPUMonitor
+    from kmatrix.gputop.monitor import GPUMonitor
 except ModuleNotFoundError as error:  # a package that is there, but not complete
     print(f"error: {error}\n  hint: run `make setup`, then use .venv/bin/python", file=sys.stderr)
     sys.exit(2)

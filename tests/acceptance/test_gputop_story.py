@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -121,3 +128,160 @@ def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_
     refused = clone.run(clone.python, "scripts/gputop.py", "--replay", str(tmp_path), "--once")
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+# -- processes
+
+
+@contextmanager
+def workers(count):
+    """Start processes that do nothing; they stand for those on the GPUs."""
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(3600)  # a worker"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for process in started:
+            process.stdout.readline()
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def listed(screen: str) -> list[int]:
+    """Return the pids of the process table in their order."""
+    below = screen.partition("sorted by")[2]
+    return [int(found[1]) for found in re.finditer(r"^[0-9]+ +([0-9]+) +\S+ +[CGX] ", below, re.MULTILINE)]
+
+
+def test_processes_are_sorted_filtered_selected_and_sent_a_signal(clone, terminal, tmp_path):
+    with workers(2) as (first, second):
+        lines = (f"0 0 process {first.pid} 300", f"0 1 process {second.pid} 17000", "0 1 process 4194000 20")
+        scenario_path = scenario(tmp_path, "gpus 2", *lines)
+        tmux = terminal((150, 40), *on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py"))
+
+        def keys_until(condition, what, *keys):
+            tmux("send-keys", *keys)
+            wait_until(lambda: condition(tmux.screen()), what)
+
+        wait_until(lambda: listed(tmux.screen()) == [first.pid, second.pid, 4194000], "the processes are listed")
+        screen = tmux.screen()
+        assert "3 processes, sorted by GPU" in screen
+        assert "not visible from here" in screen, "a process of another container"
+        assert "# a worker" in screen
+        for _ in range(3):
+            tmux("send-keys", "s")
+        keys_until(lambda text: listed(text)[:1] == [second.pid], "the one with the most memory is first", "")
+        keys_until(lambda text: "2 processes of " in text, "only own processes are listed", "u")
+        assert listed(tmux.screen()) == [second.pid, first.pid]
+        keys_until(lambda text: "send SIGTERM" in text, "it asks", "Tab", "T")
+        assert f"send SIGTERM to process {second.pid} of " in tmux.screen()
+        keys_until(lambda text: "no signal was sent" in text, "another key cancels", "n")
+        assert second.poll() is None
+        keys_until(lambda text: "send SIGTERM" in text, "it asks again", "T")
+        keys_until(lambda text: f"sent SIGTERM to process {second.pid}" in text, "it is sent", "y")
+        assert second.wait(60) == -signal.SIGTERM
+        assert first.poll() is None
+        keys_until(lambda text: "send SIGINT, SIGTERM or SIGKILL" in text, "the help is shown", "?")
+        keys_until(lambda text: "sorted by" in text, "any key closes it", "x")
+        tmux("send-keys", "q")
+        wait_until(lambda: "status=0" in tmux.screen(), "it ends")
+
+
+@pytest.mark.parametrize("ending", ["q", "C-c", "TERM", "HUP", "QUIT"])
+def test_the_terminal_is_as_before_after_every_ending(clone, terminal, tmp_path, ending):
+    scenario_path = scenario(tmp_path, "gpus 2", "0 * util 95")
+    command = shlex.join(on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py"))
+    script, before, after, number = (tmp_path / name for name in ("session.sh", "before", "after", "pid"))
+    script.write_text(
+        f"echo what was here before\nstty -a > {before}\n"
+        f"sh -c 'echo $$ > {number}; exec {command}'\n"  # kmatrix.simulate replaces itself by gputop: one process
+        f"stty -a > {after}\n"
+    )
+    tmux = terminal((120, 30), "sh", str(script))
+    wait_until(lambda: is_drawn(tmux.screen(), 2, "95%"), "it is drawn")
+    assert "what was here before" not in tmux.screen()
+    if ending in ("q", "C-c"):
+        tmux("send-keys", ending)
+    else:
+        os.kill(int(number.read_text()), getattr(signal, f"SIG{ending}"))
+    wait_until(lambda: after.exists() and after.read_text(), "it ends")
+    assert after.read_text() == before.read_text(), "echo and line mode are restored"
+    screen = tmux.screen()
+    assert "what was here before" in screen, "the screen of before is back"
+    assert "balance" not in screen
+    assert tmux("display-message", "-p", "#{cursor_flag} #{alternate_on}").split() == ["1", "0"]
+
+
+NVITOP = """
+import json, time
+import nvitop
+from nvitop import Device, host
+
+def processes(device):
+    return {
+        str(pid): {
+            "type": p.type, "user": p.username(), "gpu_memory": p.gpu_memory() / 2**20, "sm": p.gpu_sm_utilization(),
+            "memory_bandwidth": p.gpu_memory_utilization(), "host_memory": p.host_memory() / 2**20,
+            "host_memory_percent": p.memory_percent(), "seconds": p.running_time_in_seconds(), "command": p.command(),
+            "cpu_percent": p.cpu_percent(),
+        }
+        for pid, p in device.processes().items()
+    }
+
+on = {"Enabled": True, "Disabled": False}
+gpus = [
+    {
+        "gpu_index": d.physical_index, "gpu_name": d.name(), "persistence_mode": on[d.persistence_mode()],
+        "bus_id": d.bus_id(), "display_active": on[d.display_active()], "mig_mode": on[d.mig_mode()],
+        "ecc_uncorrected": d.total_volatile_uncorrected_ecc_errors(), "fan": d.fan_speed(),
+        "temperature": d.temperature(), "pstate": int(d.performance_state()[1:]), "power": d.power_usage() / 1000,
+        "power_limit": d.power_limit() / 1000, "memory_used": d.memory_used() / 2**20,
+        "memory_total": d.memory_total() / 2**20, "utilization": d.gpu_utilization(),
+        "compute_mode": d.compute_mode(), "memory_utilization": d.memory_utilization(),
+        "memory_clock": d.memory_clock(), "sm_clock": d.sm_clock(), "processes": processes(d),
+    }
+    for d in Device.all()
+]
+memory = host.virtual_memory()
+print(json.dumps({
+    "gpus": gpus, "driver": Device.driver_version(), "cuda": Device.cuda_driver_version(),
+    "memory_total": memory.total / 2**20, "memory_used": (memory.total - memory.available) / 2**20,
+    "load": list(host.load_average()),
+}))
+"""
+UNEQUAL = (
+    *("freeze 20", "gpus 2", "0 * util 97..62", "0 * mem 17300..12000", "0 * power 231..148", "0 * temp 58..77"),
+    *("0 * fan 40..55", "0 * memutil 30..44", "0 * pstate 0..2", "0 1 ecc_u 3", "0 1 smclk 1080", "0 1 memclk 5001"),
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="the package nvitop is missing: make check")
+def test_each_column_of_nvitop_has_an_equal_value_in_json(clone, tmp_path):
+    with workers(3) as started:
+        used = (f"0 {at % 2} process {process.pid} {400 * (at + 1)}" for at, process in enumerate(started))
+        scenario_path = scenario(tmp_path, *UNEQUAL, *used)
+        peer = clone.run(*on_gpus(clone, scenario_path, sys.executable, "-c", NVITOP))
+        assert peer.returncode == 0, peer.stderr
+        ours = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
+        assert ours.returncode == 0, ours.stderr
+    expected, found = json.loads(peer.stdout), json.loads(ours.stdout)
+    assert (found["driver"], found["cuda"]) == (expected["driver"], expected["cuda"])
+    assert found["host"]["memory_total"] == pytest.approx(expected["memory_total"], abs=0.001)
+    # These two change between the two programs.
+    assert found["host"]["memory_used"] == pytest.approx(expected["memory_used"], rel=0.5)
+    assert len(found["host"]["load"]) == len(expected["load"]) == 3
+    for theirs, gpu in zip(expected["gpus"], found["multi_gpu_data"], strict=True):
+        their_processes = theirs.pop("processes")
+        assert {name: gpu[name] for name in theirs} == {
+            name: pytest.approx(value, abs=0.001) if isinstance(value, float) else value
+            for name, value in theirs.items()
+        }
+        assert {str(row["pid"]) for row in gpu["processes"]} == their_processes.keys()
+        for row in gpu["processes"]:
+            theirs_of_it = their_processes[str(row["pid"])]
+            later = theirs_of_it.pop("seconds")
+            assert later <= row["seconds"] <= later + 600, "gputop ran after nvitop"
+            assert row["cpu_percent"] == pytest.approx(theirs_of_it.pop("cpu_percent"), abs=5), "it sleeps"
+            for name, value in theirs_of_it.items():
+                assert row[name] == (pytest.approx(value, rel=0.02, abs=0.001) if isinstance(value, float) else value)

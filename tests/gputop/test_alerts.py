@@ -73,7 +73,7 @@ def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():
     text = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many), 80, 24)
     lines = [line for line in text.splitlines() if line.startswith("!")]
     assert lines[0] == "! GPU 0: 93 C, limit 87 C", "no half advice"
-    assert lines[-1] == "! and 2 more"
+    assert lines[-1] == "! and 2 more: key a"
     wide_screen = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many[:1]), 160, 24)
     assert "(check cooling and air flow" in wide_screen
 
@@ -122,9 +122,10 @@ def start_ranks(tmp_path):
         process.wait()
 
 
-def test_a_process_reports_its_run_and_rank(start_ranks):
-    assert rank_of(start_ranks("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3)
-    assert rank_of(start_ranks("gpt2_muon_2gpu")) == Rank(run="gpt2_muon_2gpu", rank=None)
+def test_a_process_reports_its_run_and_rank(start_ranks, tmp_path):
+    path = tmp_path / "gpt2_muon_2gpu"
+    assert rank_of(start_ranks("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3, path=path)
+    assert rank_of(start_ranks("gpt2_muon_2gpu")) == Rank(run="gpt2_muon_2gpu", rank=None, path=path)
     assert rank_of(os.getpid()) is None
     assert rank_of(2**22 + 5) is None
 

@@ -12,8 +12,9 @@ from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
 from kmatrix.gpu.formats.binary import SampleFile, read_samples
 from kmatrix.gpu.formats.samples import Snapshot
-from kmatrix.gputop.feeds import AttachedFeed, GPUMonitor, ReplayFeed, other_nodes, title_of
+from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed, other_nodes, title_of
 from kmatrix.gputop.loop import Session, StatsFiles, follow
+from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.view import History, Metric
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.jobs.paths import NodeDir
@@ -186,8 +187,8 @@ class FakeSource:
 def source(monkeypatch):
     fake, now = FakeSource(), [100.0]
     fake.pass_time = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    monkeypatch.setattr("kmatrix.gputop.feeds.open_source", lambda: fake)
-    monkeypatch.setattr("kmatrix.gputop.feeds.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kmatrix.gputop.monitor.open_source", lambda: fake)
+    monkeypatch.setattr("kmatrix.gputop.monitor.time.monotonic", lambda: now[0])
     return fake
 
 
@@ -235,7 +236,7 @@ def test_without_an_nvidia_driver_the_amd_source_is_used(tmp_path, monkeypatch):
     for name, text in (("vendor", "0x1002"), ("gpu_busy_percent", "42"), ("mem_info_vram_total", "1073741824")):
         (card / name).write_text(text)
     real = amd.open_source
-    monkeypatch.setattr("kmatrix.gputop.feeds.open_source", lambda: None)
+    monkeypatch.setattr("kmatrix.gputop.monitor.open_source", lambda: None)
     monkeypatch.setattr("kmatrix.gpu.amd.open_source", lambda: real(root=tmp_path))
     monitor = GPUMonitor()
     assert monitor.initialize()

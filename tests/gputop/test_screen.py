@@ -5,7 +5,7 @@ import os
 import pty
 import re
 import termios
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,17 +13,30 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gputop_values import T0, gpu_sample, line_of, rendered, view
+from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
 from kmatrix.gputop.glyphs import ASCII, UNICODE, bar, chart, resample, sparkline
-from kmatrix.gputop.loop import NAMES, Keyboard, decode
+from kmatrix.gputop.keyboard import NAMES, Keyboard, decode
 from kmatrix.gputop.screen import plain, render
-from kmatrix.gputop.view import UNITS, DeviceRow, History, Metric, View, balance
+from kmatrix.gputop.view import (
+    UNITS,
+    DeviceRow,
+    History,
+    HostState,
+    Metric,
+    ProcessList,
+    ProcessRow,
+    RunState,
+    View,
+    balance,
+)
 from kmatrix.status.alerts import Alert, AlertKind, Severity
 from kmatrix.text import short_duration
 
 # ---- drawing: a pure function -----------------------------------------------------------------------------------
 
 floats = st.none() | st.floats(0, 1e6) | st.sampled_from([0.0, math.inf, -1.0, 1e300])
+names = st.text(max_size=40)
 samples = st.builds(
     GpuSample,
     gpu_index=st.integers(0, 300),
@@ -31,6 +44,9 @@ samples = st.builds(
     uuid=st.text(max_size=5),
     **dict.fromkeys(("utilization", "memory_used", "memory_total", "power", "power_limit"), floats),
     **dict.fromkeys(("power_instant", "temperature", "sm_clock", "energy_j"), floats),
+    extra=st.dictionaries(
+        st.sampled_from([one.name for one in fields(ExtraMetrics)]), st.floats(0, 1e12), max_size=24
+    ).map(lambda known: tuple(known.items())),
 )
 rows = st.builds(
     DeviceRow,
@@ -66,6 +82,36 @@ views = st.builds(
     metric=st.sampled_from(Metric),
     selected=st.none() | st.integers(0, 300),
     large=st.booleans(),
+    charts=st.booleans(),
+    overlay=st.sampled_from(["", "help", "alerts"]),
+    prompt=st.sampled_from(["", "send SIGTERM to process 4711 of user? y/n"]),
+    progress=st.lists(st.builds(RunState, name=names, step=st.none() | st.integers(0, 9), loss=floats), max_size=5).map(
+        tuple
+    ),
+    host=st.none()
+    | st.builds(HostState, cpu=st.floats(0, 100), memory_used=floats, memory_total=st.just(9e4), load=st.none()),
+    processes=st.none()
+    | st.builds(
+        ProcessList,
+        rows=st.lists(
+            st.builds(
+                ProcessRow,
+                gpu_index=st.integers(0, 300),
+                pid=st.integers(1, 2**22),
+                user=st.none() | names,
+                command=names,
+                memory_mib=floats,
+                sm=floats,
+                cpu=floats,
+                run=names,
+                visible=st.booleans(),
+            ),
+            max_size=6,
+        ).map(tuple),
+        total=st.integers(0, 9),
+        sort=st.sampled_from(["GPU", "%CPU, reversed"]),
+        user=st.none() | names,
+    ),
 )
 
 
@@ -104,7 +150,7 @@ def test_the_selected_gpu_is_always_visible(count, data, width, height, large):
 
 def test_the_line_of_a_gpu_has_all_its_values():
     text = line_of(rendered(view(gpu_sample(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
-    assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP +0\.0s", text)
+    assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP", text)
 
 
 def test_unknown_values_are_dashes_and_never_zero():
@@ -215,7 +261,7 @@ def test_one_second_of_history_is_the_mean_of_its_samples_oldest_first():
     for second, value in ((0.0, 10.0), (0.5, 20.0), (2.0, 50.0)):
         history.add(Snapshot(time=T0 + second, samples=(gpu_sample(0, utilization=value),)))
     assert history.series(0, Metric.UTILIZATION, T0 + 2)[-4:] == (None, 15.0, None, 50.0)
-    assert len(history.series(0, Metric.UTILIZATION, T0 + 2)) == 60
+    assert len(history.series(0, Metric.UTILIZATION, T0 + 2)) == 120
     assert set(history.series(0, Metric.UTILIZATION, T0 + 200)) == {None}
     assert set(history.series(9, Metric.UTILIZATION, T0)) == {None}
 

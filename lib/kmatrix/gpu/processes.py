@@ -28,6 +28,7 @@ class Rank:
 
     run: str  # name of the run
     rank: int | None  # None if its environment is not readable
+    path: Path | None = None  # directory of the run, None if that of the process is not readable
 
 
 def rank_of(pid: int) -> Rank | None:
@@ -38,8 +39,9 @@ def rank_of(pid: int) -> Rank | None:
         if TRAINER in arguments[:-1]:
             variables = dict(text.partition("=")[::2] for text in _read_list(candidate, "environ"))
             number = variables.get("RANK", "")
-            folder = arguments[arguments.index(TRAINER) + 1]
-            return Rank(run=Path(folder).name, rank=int(number) if number.isdecimal() else None)
+            folder = Path(arguments[arguments.index(TRAINER) + 1])
+            rank = int(number) if number.isdecimal() else None
+            return Rank(run=folder.name, rank=rank, path=_absolute(folder, candidate))
     return None
 
 
@@ -94,6 +96,14 @@ class RunProcesses:
                 return False
             pid = parent
         return False
+
+
+def _absolute(path: Path, pid: int | None) -> Path | None:
+    """Return a path as a process sees it, relative to its current directory."""
+    try:
+        return path if path.is_absolute() else (PROC / str(pid) / "cwd").readlink() / path
+    except OSError:
+        return None
 
 
 def _parent(pid: int) -> int | None:

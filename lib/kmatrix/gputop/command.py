@@ -13,11 +13,14 @@ from pathlib import Path
 from rich.console import Console
 
 from kmatrix.errors import KmatrixError
-from kmatrix.gpu.formats.samples import Snapshot, multi
+from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gputop.feeds import AttachedFeed, LiveFeed, ReplayFeed, SampleFeed
 from kmatrix.gputop.glyphs import glyphs_for
-from kmatrix.gputop.loop import Session, StatsFiles, follow, watch
+from kmatrix.gputop.loop import Session, follow, watch
 from kmatrix.gputop.screen import plain, render
+from kmatrix.gputop.snapshot import snapshot_entry
+from kmatrix.gputop.stats_files import StatsFiles
+from kmatrix.gputop.view import ScreenSample
 from kmatrix.output import run_program
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
@@ -55,9 +58,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
-    session = Session(feed=feed, asked=options.gpus)
+    session = Session(feed=feed, asked=options.gpus, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     # The first poll checks --gpus before statistics files are created or the screen is cleared.
     session.poll()
+    is_single = options.json or options.once or (not _has_screen() and options.stats_file is None)
+    if isinstance(feed, LiveFeed) and not session.is_empty and is_single:
+        feed.settle()  # means over some time need a second reading
+        session.poll()
     if options.stats_file is not None:
         session.stats = StatsFiles(options.stats_file)
     try:
@@ -98,8 +105,9 @@ def _print_json(session: Session) -> None:
     """Print one snapshot in the layout for several GPUs. Without GPUs, it is empty and a message goes to stderr."""
     if session.is_empty:
         print(_nothing(session), file=sys.stderr)
-    snapshot = session.sample.snapshot if session.sample else Snapshot(time=session.feed.now(), samples=())
-    print(json.dumps(multi(snapshot), indent=2))
+    sample = session.sample or ScreenSample(snapshot=Snapshot(time=session.feed.now(), samples=()))
+    facts = session.feed.facts() if isinstance(session.feed, LiveFeed) else {}
+    print(json.dumps(snapshot_entry(sample, facts), indent=2))
 
 
 def _print_problem(session: Session) -> int:
@@ -118,7 +126,7 @@ def _feed(options: argparse.Namespace) -> SampleFeed:
         return AttachedFeed(options.run)
     if options.replay is not None:
         return ReplayFeed(options.replay, at=options.at, from_end=options.once or options.json)
-    return LiveFeed()
+    return LiveFeed(interval=_interval(options))
 
 
 def _interval(options: argparse.Namespace) -> float:

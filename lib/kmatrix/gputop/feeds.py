@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from kmatrix.errors import RecordError
-from kmatrix.gpu import amd
-from kmatrix.gpu.devices import WIDTH, DeviceLimits, DeviceSource, snapshot
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.events import ThrottleEvents, TimeOf
-from kmatrix.gpu.formats.samples import Snapshot
-from kmatrix.gpu.nvml.detect import detect
-from kmatrix.gpu.nvml.source import open_source
-from kmatrix.gpu.processes import Rank, rank_of
+from kmatrix.gpu.nvml.facts import DeviceFacts
+from kmatrix.gputop.monitor import GPUMonitor
+from kmatrix.gputop.progress import RunProgress
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.jobs.files import host_of
@@ -32,9 +29,6 @@ from kmatrix.text import duration, time_of_day
 
 MAX_PER_MINUTE = 240  # samples to read for the history of one minute: 4 per bucket are enough for a mean
 QUIET_S = 3.0  # time without a new sample before a notice is shown
-RANKS_S = 10.0  # between two queries of the processes of the GPUs, the most expensive call
-LIMITS_S = 1.0  # between two queries of power limits and throttling
-RECOVER_S = 5.0  # between two tries to reopen a lost GPU
 WINDOW = 10  # buckets (usually s) over which utilization is averaged
 MACHINE_THRESHOLDS = Thresholds(gpu_utilization=0, balance=0)  # idle GPUs, and GPUs of other jobs, are normal
 
@@ -45,6 +39,7 @@ class SampleFeed(Protocol):
     title: str  # shown in the header
     noun: str  # what a row represents: "GPU" or "rank"
     bucket_s: float  # s, resolution of its history
+    limits: Thresholds  # of its alerts
     grows: bool  # GPUs can appear later
 
     @property
@@ -80,7 +75,7 @@ class AttachedFeed:
 
     def __init__(self, path: Path) -> None:
         self._run = run_dir(path)
-        self._limits = thresholds_of(self._run)
+        self.limits = thresholds_of(self._run)
         self.title = title_of(self._run)
         self._recording = read_samples(self._run.gpu_samples)
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
@@ -88,6 +83,7 @@ class AttachedFeed:
         self._events = events_of(self._run, self._recording)
         self._known = 0
         self._newest: ScreenSample | None = None
+        self._progress = RunProgress(_whole_run(self._run))
 
     @property
     def clock(self) -> str:
@@ -110,13 +106,13 @@ class AttachedFeed:
             clock = RecordingClock(recording)
             add(recording, clock.index_from(clock.length - SPAN_S), count, history)
             self._newest = sample_of(recording, count - 1, self._events.throttle(math.inf))
-        return self._newest
+        return self._newest and replace(self._newest, progress=(self._progress.read(),))
 
     def press(self, _key: str, /) -> bool:
         return False
 
     def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
-        return _alerts(self._run, rows, self._limits, self.now())
+        return _alerts(self._run, rows, self.limits, self.now())
 
     def notices(self) -> tuple[str, ...]:
         if self._newest is None:
@@ -142,7 +138,7 @@ class ReplayFeed:
 
     def __init__(self, path: Path, *, at: float | None = None, from_end: bool = False) -> None:
         self._run = run_dir(path)
-        self._limits = thresholds_of(self._run)
+        self.limits = thresholds_of(self._run)
         self.title = title_of(self._run)
         self._recording = read_samples(self._run.gpu_samples)
         if not len(self._recording):
@@ -195,7 +191,7 @@ class ReplayFeed:
         return key == "space" or key in jumps
 
     def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
-        return _alerts(self._run, rows, self._limits, self.now())
+        return _alerts(self._run, rows, self.limits, self.now())
 
     def notices(self) -> tuple[str, ...]:
         return ()
@@ -245,6 +241,12 @@ def other_nodes(run: RunDir) -> tuple[str, ...]:
         return ()
     last = nodes_of(node.run)[-1]
     return (f"node {node.node} of 0 to {last.node}: RUN={last.recording.path} shows node {last.node}",)
+
+
+def _whole_run(run: RunDir) -> Path:
+    """Return the directory of a run, also from the recording of one of its nodes."""
+    node = _node_of(run)
+    return run.path if node is None else node.run.path
 
 
 def _node_of(run: RunDir) -> NodeDir | None:
@@ -299,84 +301,17 @@ class _Summary(Record, frozen=True, kw_only=True):
     final: bool = False
 
 
-# A public interface, imported from scripts/gputop.py: docs/gputop.md, "From Python".
-class GPUMonitor:
-    """The GPUs of the driver: call `initialize`, then `gpu_count` and `read`. Without GPUs everything is empty."""
-
-    def __init__(self) -> None:
-        self.gpu_count = 0
-        self.notes: tuple[str, ...] = ()
-        self._source: DeviceSource | None = None
-        self._values: list[float] = []
-        self._limits: list[DeviceLimits] = []
-        self._ranks: list[Rank | None] = []
-        self._limits_due = self._recover_due = self._ranks_due = 0.0
-
-    def initialize(self) -> bool:
-        """Open the driver, and reopen it if it is open. Return whether there is a GPU."""
-        self.close()
-        self._source = open_source() or amd.open_source()
-        if self._source is None:
-            self.notes = detect().notes
-            return False
-        self.gpu_count = len(self._source.devices)
-        self._values = [math.nan] * (WIDTH * self.gpu_count)
-        self._limits_due = self._recover_due = self._ranks_due = 0.0
-        return True
-
-    def read(self) -> ScreenSample:
-        """Return one sample of all GPUs. Unknown values are None."""
-        source = self._source
-        if source is None:
-            return ScreenSample(snapshot=Snapshot(time=time.time(), monotonic=time.monotonic(), samples=()))
-        now = time.monotonic()
-        if now >= self._recover_due:
-            self._recover_due = now + RECOVER_S
-            for position in range(self.gpu_count):
-                if source.is_lost(position):
-                    source.recover(position)
-        source.read(self._values)
-        # The slow queries are due at times of their own, not at every refresh of the screen.
-        if now >= self._limits_due:
-            self._limits_due = now + LIMITS_S
-            self._limits = [source.limits(position) for position in range(self.gpu_count)]
-        if now >= self._ranks_due:
-            self._ranks_due = now + RANKS_S
-            self._ranks = [_rank_on(source, position) for position in range(self.gpu_count)]
-        devices = source.devices
-        found = {device.gpu_index: rank for device, rank in zip(devices, self._ranks, strict=True) if rank}
-        return ScreenSample(
-            snapshot=snapshot(devices, self._values, self._limits, time.time()),
-            throttle={
-                device.gpu_index: tuple(sorted(slow.throttled))
-                for position, (device, slow) in enumerate(zip(devices, self._limits, strict=True))
-                if not source.is_lost(position)
-            },
-            ranks={index: rank.rank for index, rank in found.items() if rank.rank is not None},
-            runs={index: rank.run for index, rank in found.items()},
-        )
-
-    def close(self) -> None:
-        """Close the driver."""
-        source, self._source = self._source, None
-        self.gpu_count, self._limits = 0, []
-        if source is not None:
-            source.close()
-
-
-def _rank_on(source: DeviceSource, position: int) -> Rank | None:
-    """Return the rank on a GPU, found by its processes, or None if none of them is a visible rank."""
-    return next((rank for process in source.processes(position) if (rank := rank_of(process.pid))), None)
-
-
 class LiveFeed:
     """Queries the driver at every poll."""
 
     mode, title, noun, bucket_s, grows = "live", "", "GPU", 1.0, False
+    limits = MACHINE_THRESHOLDS
 
-    def __init__(self) -> None:
-        self._monitor = GPUMonitor()
+    def __init__(self, *, interval: float = 1.0) -> None:
+        """Open the driver. interval: s between two reads of the expensive metrics."""
+        self._monitor = GPUMonitor(details=True, interval=interval)
         self._monitor.initialize()
+        self._progress: dict[Path, RunProgress] = {}
 
     @property
     def clock(self) -> str:
@@ -390,13 +325,23 @@ class LiveFeed:
             return None
         sample = self._monitor.read()
         history.add(sample.snapshot)
-        return sample
+        paths = dict.fromkeys(row.run_path for row in sample.processes or () if row.run_path)
+        self._progress = {path: self._progress.get(path) or RunProgress(path) for path in paths}
+        return replace(sample, progress=tuple(progress.read() for progress in self._progress.values()))
+
+    def facts(self) -> dict[int, DeviceFacts]:
+        """Return the settings of each GPU by its index."""
+        return self._monitor.facts()
+
+    def settle(self) -> None:
+        """Wait until values that are means over some time are known: for one snapshot."""
+        self._monitor.settle()
 
     def press(self, _key: str, /) -> bool:
         return False
 
     def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
-        return alerts_of_rows(rows, MACHINE_THRESHOLDS, self.now())
+        return alerts_of_rows(rows, self.limits, self.now())
 
     def notices(self) -> tuple[str, ...]:
         return tuple(f"no GPU: {note}" for note in self._monitor.notes) if not self._monitor.gpu_count else ()

@@ -5,29 +5,26 @@ from __future__ import annotations
 import errno
 import math
 import os
-import select
 import signal
 import sys
-import termios
 import time
-import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import NoReturn, Self
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console, ConsoleDimensions
-from rich.live import Live
-from rich.text import Text
 
-from kmatrix.errors import LaunchError, RecordError, reason_of
-from kmatrix.gpu.formats.json_array import open_published
-from kmatrix.gpu.formats.samples import GpuSample, Snapshot, legacy, multi
+from kmatrix.errors import LaunchError
+from kmatrix.gpu.formats.samples import GpuSample
 from kmatrix.gputop.feeds import SampleFeed
 from kmatrix.gputop.glyphs import Glyphs
+from kmatrix.gputop.keyboard import Keyboard
+from kmatrix.gputop.paint import Painter
+from kmatrix.gputop.processes import ProcessActions
 from kmatrix.gputop.screen import render
+from kmatrix.gputop.stats_files import StatsFiles
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
 from kmatrix.output import Interrupted, check_interrupt, displayed, forget_interrupt, interrupt
 
@@ -39,27 +36,9 @@ ENDINGS = (
     signal.SIGHUP,
     signal.SIGQUIT,
 )  # by default, they would leave the terminal without echo
+OVERLAYS = {"h": "help", "?": "help", "a": "alerts"}  # key -> what covers the table
 NO_SIZE = ConsoleDimensions(80, 24)  # the size of a terminal that does not report one
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
-NAMES = {
-    "\x1b[A": "up",
-    "\x1b[B": "down",
-    "\x1b[C": "right",
-    "\x1b[D": "left",
-    "\x1bOA": "up",
-    "\x1bOB": "down",
-    "\x1bOC": "right",
-    "\x1bOD": "left",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    " ": "space",
-    "k": "up",
-    "j": "down",
-    "\x03": "q",  # Ctrl+C and Ctrl+D, on terminals that send them as characters
-    "\x04": "q",
-}
-ESCAPE_S = 0.05  # time for the rest of an escape sequence, which a slow connection may split
-ARRAY_STARTS = (b"[\n{", b"[\n\n]", b"[\n]")  # first bytes of an array that can be continued
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +51,14 @@ class Session:
     metric: Metric = Metric.UTILIZATION
     selected: int | None = None
     large: bool = False  # show charts only
+    charts: bool = False  # show charts below the table
+    overlay: str = ""  # what covers the table: "help" or "alerts"
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES, None if it is not set
+    only_visible: bool = False
+    processes: ProcessActions = field(default_factory=ProcessActions)
     history: History = field(init=False)
     sample: ScreenSample | None = field(init=False, default=None)
+    _whole: ScreenSample | None = field(init=False, default=None)  # of all GPUs
     _gpus: frozenset[int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -87,11 +72,20 @@ class Session:
             return
         if self._gpus is None:  # resolved once: a lost GPU may change the driver's indices
             self._gpus = chosen(self.asked, sample.snapshot.samples)
-        self.sample = sample.of(self._gpus)
-        if self.selected not in self._indices():
-            self.selected = next(iter(self._indices()), None)
+        self._whole = sample
+        self._choose(sample)
         if before is None or before.snapshot.time != sample.snapshot.time:
             self.write()
+
+    def _choose(self, sample: ScreenSample) -> None:
+        """Show the GPUs that were asked for, and of these the visible ones if only they are to be shown."""
+        shown = sample.of(self._gpus)
+        if self.only_visible and self.visible is not None:
+            shown = shown.of(visible_gpus(self.visible, sample.snapshot.samples))
+        self.sample = shown
+        self.processes.update(shown.processes or ())
+        if self.selected not in self._indices():
+            self.selected = next(iter(self._indices()), None)
 
     def write(self) -> None:
         """Append the newest sample to the statistics files, if there are any."""
@@ -108,7 +102,12 @@ class Session:
         notices = self.feed.notices()
         if self.stats is not None and self.stats.problem:
             notices = (*notices, self.stats.problem)
-        rows = () if self.sample is None else rows_of(self.sample, self.history, self.feed.now())
+        if self.processes.message:
+            notices = (*notices, self.processes.message)
+        if self.only_visible:
+            notices = (*notices, f"only the GPUs of CUDA_VISIBLE_DEVICES={self.visible}: v shows all")
+        sample = self.sample
+        rows = () if sample is None else rows_of(sample, self.history, self.feed.now())
         return View(
             rows=rows,
             alerts=self.feed.alerts(rows),
@@ -120,15 +119,35 @@ class Session:
             metric=self.metric,
             selected=self.selected,
             large=self.large,
+            charts=self.charts,
+            limits=self.feed.limits,
+            host=sample.host if sample else None,
+            progress=sample.progress if sample else (),
+            driver=sample.driver if sample else "",
+            processes=None if sample is None or sample.processes is None else self.processes.list(),
+            overlay=self.overlay,
+            prompt=self.processes.prompt,
         )
 
     def press(self, key: str) -> bool:
         """Handle a key. Return False to exit."""
-        if key == "q":
+        if self.processes.prompt:
+            self.processes.press(key)  # before all others: the answer to a question
+        elif self.overlay:
+            self.overlay = ""  # any key closes it
+        elif key == "q":
             return False
-        if key == "m":
+        elif key in OVERLAYS:
+            self.overlay = OVERLAYS[key]
+        elif key == "v":
+            self._switch_visible()
+        elif self.sample is not None and self.sample.processes is not None and self.processes.press(key):
+            return True
+        elif key == "m":
             order = list(Metric)
             self.metric = order[(order.index(self.metric) + 1) % len(order)]
+        elif key == "c":
+            self.charts = not self.charts
         elif key in ("l", "\n", "\r"):
             self.large = not self.large
         elif key in ("up", "down", "page up", "page down"):
@@ -138,6 +157,14 @@ class Session:
         elif key.isdecimal() and int(key) in self._indices():
             self.selected = int(key)
         return True
+
+    def _switch_visible(self) -> None:
+        if self.visible is None:
+            self.processes.message = "CUDA_VISIBLE_DEVICES is not set: all GPUs are visible"
+            return
+        self.only_visible = not self.only_visible
+        if self._whole is not None:
+            self._choose(self._whole)
 
     def _select(self, steps: int) -> None:
         indices = self._indices()
@@ -153,6 +180,30 @@ def chosen(asked: str | None, samples: Sequence[GpuSample]) -> frozenset[int] | 
     """Return the GPU indices selected by a comma-separated list of indices or UUID prefixes; None: all."""
     items = [item.strip() for item in (asked or "").split(",") if item.strip()]
     return frozenset(_named(item, samples).gpu_index for item in items) if items else None
+
+
+def visible_gpus(text: str, samples: Sequence[GpuSample]) -> frozenset[int]:
+    """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES names: by NVML's index, UUID or the name of a slice.
+
+    As CUDA does, it ends at the first entry that names no GPU.
+    """
+    found = set()
+    for word in text.split(","):
+        item = word.strip()
+        if item.startswith("MIG-GPU-"):  # the old form: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>
+            item = item.removeprefix("MIG-").partition("/")[0]
+        if item.isdecimal():
+            named = [sample for sample in samples if sample.gpu_index == int(item)]
+        else:
+            named = [sample for sample in samples if item and _has_uuid(sample, item)]
+        if len(named) != 1:
+            break
+        found.add(named[0].gpu_index)
+    return frozenset(found)
+
+
+def _has_uuid(sample: GpuSample, start: str) -> bool:
+    return sample.uuid.startswith(start) or any(slice_.startswith(start) for slice_ in sample.slices)
 
 
 def _named(item: str, samples: Sequence[GpuSample]) -> GpuSample:
@@ -174,10 +225,10 @@ def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float
     try:
         # Signals outermost: their handlers stay in place until keyboard and screen are restored.
         with _signals_end(), Keyboard(STDIN) as keyboard:
-            live = Live(console=console, screen=True, auto_refresh=False)
-            with _suspends(live, keyboard), displayed(live):
+            painter = Painter(console)
+            with _suspends(painter, keyboard), displayed(painter):
                 try:
-                    _draw(session, live, glyphs, keyboard, interval=interval, seconds=seconds)
+                    _draw(session, painter, glyphs, keyboard, interval=interval, seconds=seconds)
                 finally:
                     _ignore_signals()
     except OSError as error:
@@ -186,7 +237,7 @@ def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float
 
 
 def _draw(
-    session: Session, live: Live, glyphs: Glyphs, keyboard: Keyboard, *, interval: float, seconds: float | None
+    session: Session, painter: Painter, glyphs: Glyphs, keyboard: Keyboard, *, interval: float, seconds: float | None
 ) -> None:
     """Refresh at each interval, after each key and after each resize of the terminal."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -195,15 +246,16 @@ def _draw(
         if time.monotonic() >= due:
             session.poll()
             due = time.monotonic() + interval
-        # Set explicitly: Rich would prefer COLUMNS and LINES of the environment, which are those of the start.
-        size = live.console.size = terminal_size()
+        size = terminal_size()
         lines = render(session.view(), width=size.width, height=size.height, glyphs=glyphs)
-        live.update(Text("\n", no_wrap=True, end="").join(lines), refresh=True)
+        painter.paint(lines, size.width, size.height)
         keys: list[str] = []
         end = min(due, deadline)
         while not keys and terminal_size() == size and time.monotonic() < end:
             keys = keyboard.read(max(0.0, min(RESIZE_S, end - time.monotonic())))
             check_interrupt()
+        if "repaint" in keys:
+            painter.forget()
         if not all(session.press(key) for key in keys):
             return
 
@@ -257,142 +309,18 @@ def _ignore_signals() -> None:
 
 
 @contextmanager
-def _suspends(live: Live, keyboard: Keyboard) -> Iterator[None]:
+def _suspends(painter: Painter, keyboard: Keyboard) -> Iterator[None]:
     """Restore the terminal while the program is suspended by Ctrl+Z, and redraw afterwards."""
 
     def suspend(_number: int, _frame: FrameType | None) -> None:
-        live.stop()
+        painter.stop()
         keyboard.__exit__(None, None, None)
         os.kill(os.getpid(), signal.SIGSTOP)  # cannot be caught; the next line runs after SIGCONT (`fg`)
         keyboard.__enter__()
-        live.start(refresh=True)
+        painter.start()
 
     before = signal.signal(signal.SIGTSTP, suspend)
     try:
         yield
     finally:
         signal.signal(signal.SIGTSTP, before)
-
-
-def decode(text: str) -> tuple[list[str], str]:
-    """Return the names of the typed keys, and an incomplete escape sequence at the end."""
-    keys: list[str] = []
-    while text:
-        if text[0] != "\x1b":
-            keys.append(NAMES.get(text[0], text[0]))
-            text = text[1:]
-            continue
-        end = _end_of_escape(text)
-        if end is None:
-            return keys, text
-        if text[:end] in NAMES:
-            keys.append(NAMES[text[:end]])
-        text = text[end:]
-    return keys, ""
-
-
-def _end_of_escape(text: str) -> int | None:
-    """Return the length of the escape sequence at the start of a text, or None if it is incomplete."""
-    if len(text) < 2:
-        return None
-    if text[1] == "O":
-        return 3 if len(text) > 2 else None
-    if text[1] != "[":
-        return 1
-    return next((i + 1 for i in range(2, len(text)) if "@" <= text[i] <= "~"), None)
-
-
-class Keyboard:
-    """The keys of the terminal `fd`, none if it is not a terminal. The context manager restores its settings."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._saved: list[int | list[bytes | int]] | None = None
-        self._rest = ""
-
-    def __enter__(self) -> Self:
-        if os.isatty(self._fd):
-            self._saved = termios.tcgetattr(self._fd)
-            tty.setcbreak(self._fd)  # not raw: Ctrl+C and Ctrl+Z stay signals
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        saved, self._saved = self._saved, None
-        if saved is not None:
-            try:
-                termios.tcsetattr(self._fd, termios.TCSADRAIN, saved)
-            except termios.error:
-                return  # the terminal was closed
-
-    def read(self, timeout: float) -> list[str]:
-        """Wait up to `timeout` s and return the keys pressed. A closed terminal returns the key q."""
-        if self._saved is None:
-            time.sleep(timeout)
-            return []
-        if not select.select([self._fd], [], [], ESCAPE_S if self._rest else timeout)[0]:
-            self._rest = ""  # a single escape key has no function
-            return []
-        try:
-            typed = os.read(self._fd, 1024)
-        except OSError:
-            typed = b""
-        if not typed:  # readable without data: the terminal was closed
-            return ["q"]
-        keys, self._rest = decode(self._rest + typed.decode(errors="replace"))
-        return keys
-
-
-class StatsFiles:
-    """Appends snapshots to both statistics files. `problem`: the error of the last write, or empty."""
-
-    def __init__(self, path: Path) -> None:
-        self.problem = ""
-        pair = (path, multi_path(path))
-        for one in pair:
-            _check_appendable(one)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._single, self._multi = (open_published(one) for one in pair)
-        except OSError as error:
-            raise RecordError(f"cannot write {path}", why=reason_of(error), hint="pass another path") from None
-
-    def append(self, snapshot: Snapshot, selected: int | None) -> None:
-        """Write one snapshot: of the selected GPU (by default the first), and of all GPUs."""
-        if not snapshot.samples:
-            return
-        one = next((sample for sample in snapshot.samples if sample.gpu_index == selected), snapshot.samples[0])
-        try:
-            self._single.append(legacy(one, snapshot.time))
-            self._multi.append(multi(snapshot))
-        except OSError as error:
-            self.problem = f"cannot write statistics: {error.strerror}"
-        else:
-            self.problem = ""
-
-    def close(self) -> None:
-        self._single.close()
-        self._multi.close()
-
-
-def multi_path(path: Path) -> Path:
-    """Return X_multi_gpu.json for X.json."""
-    return path.with_name(f"{path.stem}_multi_gpu{path.suffix}")
-
-
-def _check_appendable(path: Path) -> None:
-    """Raise RecordError for an existing file that is not a statistics file."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(4)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise RecordError(f"cannot read {path}", why=reason_of(error), hint="pass another file") from None
-    if begin and not begin.startswith(ARRAY_STARTS):
-        raise RecordError(
-            f"{path} exists and is not a statistics file",
-            why="only files written by gputop or the recorder can be continued",
-            hint="pass another file",
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -16,29 +17,54 @@ from kmatrix.gputop.glyphs import (
     cell,
     chart,
     flow,
-    heat,
     number,
     printable,
     share,
     sparkline,
 )
-from kmatrix.gputop.view import UNITS, DeviceRow, Metric, View, balance, value_of
+from kmatrix.gputop.help import help_lines
+from kmatrix.gputop.process_table import LEAST, detail_lines, host_line, process_table, run_line
+from kmatrix.gputop.view import SPARKS, UNITS, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
-from kmatrix.status.alerts import Severity, one_line
-from kmatrix.text import memory_size, plural, short_duration
+from kmatrix.status.alerts import Severity, Thresholds, one_line
+from kmatrix.text import UNKNOWN, memory_size, plural, short_duration, wrap
 
 GIB = 1024.0  # MiB
 MIB = 2**20  # bytes
 HOT = 100.0  # degrees C: a full bar
+NEAR = 0.95  # of the limit of an alert: yellow
+OLD_S = 2.0  # age of values that is worth a column: drivers change some at least once per second
 # The last line of the screen.
-KEYS = "q quit  up/down GPU  m metric  l large"
+KEYS = "q quit  h help  up/down select  tab processes  s sort  u user  a alerts  c charts  l large  m metric"
 REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
 MAX_ALERTS = 3  # lines
+MAX_RUNS = 3  # lines about the progress of runs
+MAX_DETAILS = 3  # lines about the selected GPU
+MOST_KEPT = 4  # processes that have room before the last rows of a long table of GPUs
 MIN_CHART = 4  # lines: a title and three lines of chart
 CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
 
 
+DEFAULTS = Thresholds()
+
+
 MISSING = {"lost": "bold red", "not running": "dim"}  # reason of a row without values -> style
+
+
+EXTRA = (  # title, width, priority, form and names of ExtraMetrics
+    ("SM", 4, 10, "{}%", ("sm_active",)),
+    ("tensor", 6, 10, "{}%", ("tensor_active",)),
+    ("DRAM", 4, 11, "{}%", ("dram_active",)),
+    ("ECC", 5, 12, "{}/{}", ("ecc_corrected", "ecc_uncorrected")),
+    ("XID", 4, 12, "{}", ("xid",)),
+    ("HBM", 4, 13, "{}C", ("memory_temperature",)),
+    ("mem MHz", 7, 14, "{}", ("memory_clock",)),
+    ("fan", 4, 15, "{}%", ("fan",)),
+    ("P", 2, 15, "{}", ("pstate",)),
+    ("PCIe MiB/s", 11, 16, "{}/{}", ("pcie_tx", "pcie_rx")),
+    ("NVLink MiB/s", 13, 17, "{}/{}", ("nvlink_tx", "nvlink_rx")),
+)
+DEFECTS = ("ecc_uncorrected", "xid")  # in red
 
 
 LETTERS = {  # one letter per throttle reason
@@ -71,20 +97,32 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
         return []
     # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
+    if view.overlay and height is not None:
+        return _overlay(view, width, height)
     lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
-    keys = _keys(view, width) if height is not None and room - len(lines) - len(foot) >= 4 else []
+    keys = _keys(view, width) if height is not None and (view.prompt or room - len(lines) - len(foot) >= 4) else []
     left = room - len(lines) - len(foot) - len(keys)
     # What is left: charts alone if they were requested, otherwise the table with charts below it.
     if view.large and height is not None and left >= MIN_CHART:
         return lines + _charts(view, width, left, glyphs) + foot + keys
-    table = _table(view, width, left, glyphs)
+    processes = view.processes.rows if view.processes else ()
+    kept = min(left // 2, LEAST + min(len(processes), MOST_KEPT)) if processes and height is not None else 0
+    table = _table(view, width, left - kept, glyphs)
     spare = left - len(table) - 1
-    charts = _charts(view, width, spare, glyphs) if height is not None and spare >= MIN_CHART else []
+    details = _details(view, width)[: max(0, spare - kept)] if height is not None else []
+    spare -= len(details)
+    listed: list[Text] = []
+    if view.processes is not None and (height is None or spare > LEAST):
+        listed = process_table(view.processes, width, len(processes) + LEAST if height is None else spare - 1)
+        listed = [Text(), *listed] if listed else []
+    spare -= len(listed)
+    has_charts = view.charts and height is not None and spare >= MIN_CHART
+    charts = _charts(view, width, spare, glyphs) if has_charts else []
     # Blank lines push the keys to the last line of the terminal.
-    gap = [Text()] * (left - len(table) - len(charts)) if keys else []
-    return [*lines, *table, *foot, *gap[:1], *charts, *gap[1:], *keys]
+    gap = [Text()] * (left - len(table) - len(details) - len(listed) - len(charts)) if keys else []
+    return [*lines, *table, *foot, *details, *listed, *gap[:1], *charts, *gap[1:], *keys]
 
 
 def plain(lines: Sequence[Text]) -> str:
@@ -92,11 +130,11 @@ def plain(lines: Sequence[Text]) -> str:
     return "".join(line.plain.rstrip() + "\n" for line in lines)
 
 
-def columns_for(rows: Sequence[DeviceRow], width: int) -> list[tuple[ScreenColumn, int]]:
+def columns_for(rows: Sequence[DeviceRow], width: int, limits: Thresholds = DEFAULTS) -> list[tuple[ScreenColumn, int]]:
     """Return the columns that fit, in screen order and with their widths, separated by one space."""
     # Choose columns by priority, at their minimum width.
     chosen: list[ScreenColumn] = []
-    for column in sorted(_columns(rows), key=lambda column: column.priority):
+    for column in sorted(_columns(rows, limits), key=lambda column: column.priority):
         if sum(one.least for one in chosen) + len(chosen) + column.least <= width:
             chosen.append(column)
         elif column.priority == 0:
@@ -113,10 +151,10 @@ def columns_for(rows: Sequence[DeviceRow], width: int) -> list[tuple[ScreenColum
                 widths[place] += 1
                 spare -= 1
     sized = dict(zip((column.title for column in chosen), widths, strict=True))
-    return [(column, sized[column.title]) for column in _columns(rows) if column.title in sized]
+    return [(column, sized[column.title]) for column in _columns(rows, limits) if column.title in sized]
 
 
-def _columns(rows: Sequence[DeviceRow]) -> tuple[ScreenColumn, ...]:
+def _columns(rows: Sequence[DeviceRow], limits: Thresholds) -> tuple[ScreenColumn, ...]:
     """Return all columns in screen order. Name and run are columns only if the GPUs differ in them."""
     digits = max((len(str(row.sample.gpu_index)) for row in rows), default=1)
     names = {row.sample.gpu_name for row in rows}
@@ -129,14 +167,15 @@ def _columns(rows: Sequence[DeviceRow]) -> tuple[ScreenColumn, ...]:
         ScreenColumn(title="rank", least=4, priority=6, text=_rank),
         *([run] if len(runs) > 1 else []),
         *([name] if len(names) > 1 else []),
-        ScreenColumn(title="util", least=4, good=12, most=25, priority=1, text=_utilization),
-        ScreenColumn(title="mem GiB", least=11, good=18, most=32, priority=2, text=_memory),
+        ScreenColumn(title="util", least=4, good=12, most=25, priority=1, text=partial(_utilization, limits)),
+        ScreenColumn(title="mem GiB", least=11, good=18, most=32, priority=2, text=partial(_memory, limits)),
         ScreenColumn(title="W/limit", least=8, most=24, priority=3, text=_power),
-        ScreenColumn(title="temp", least=4, priority=4, text=_temperature),
+        ScreenColumn(title="temp", least=4, priority=4, text=partial(_temperature, limits)),
         ScreenColumn(title="SM MHz", least=6, priority=8, text=_clock),
         ScreenColumn(title="throt", least=5, most=10, priority=7, text=_throttle),
+        *_extra_columns(rows),
         ScreenColumn(title="new", least=4, priority=8, text=_age),
-        ScreenColumn(title="last 60 s", least=9, good=20, most=60, priority=5, text=_spark),
+        ScreenColumn(title="last 2 min", least=len("last 2 min"), most=SPARKS, priority=5, text=_spark),
     )
 
 
@@ -151,7 +190,11 @@ def _header(view: View, width: int) -> list[Text]:
     names = {sample.gpu_name.removesuffix(SIMULATED).strip() for sample in samples}
     count = plural(len(samples), view.noun)
     parts.append(_whole(f"{count} {names.pop()}" if len(names) == 1 else count))
+    if view.driver:
+        parts.append(_whole(view.driver, "dim"))
     lines = flow(parts, width, 3)
+    lines += [_cut(host_line(view.host), width)] if view.host else []
+    lines += [_cut(run_line(run), width, "cyan") for run in view.progress[:MAX_RUNS]]
     for notice in view.notices:
         lines.append(_whole(notice, "yellow"))
         lines[-1].truncate(width)
@@ -171,10 +214,39 @@ def _alerts(view: View, width: int) -> list[Text]:
         text = text if cell_len(text) <= width else f"! {alert.text}"
         lines.append(_whole(text, "bold red" if alert.severity is Severity.CRITICAL else "yellow"))
     if more := len(view.alerts) - MAX_ALERTS:
-        lines += [_whole(f"! and {more} more", "yellow")] if more > 0 else []
+        lines += [_whole(f"! and {more} more: key a", "yellow")] if more > 0 else []
     for line in lines:
         line.truncate(width)
     return lines
+
+
+def _overlay(view: View, width: int, height: int) -> list[Text]:
+    """Return the page of help, or all alerts with their advice."""
+    if view.overlay == "help":
+        return [_cut(line, width) for line in help_lines(replay=view.mode in ("replay", "paused"))][:height]
+    lines = [_whole(f"{plural(len(view.alerts), 'alert')}; any key closes this page", "bold")]
+    for alert in view.alerts:
+        style = "bold red" if alert.severity is Severity.CRITICAL else "yellow"
+        lines += [_whole(text, style) for text in wrap(one_line(alert), "! ", width)]
+    if len(lines) > height:
+        lines[height - 1 :] = [_whole(f"and {len(lines) - height + 1} more lines: enlarge the terminal", "yellow")]
+    return lines
+
+
+def _details(view: View, width: int) -> list[Text]:
+    """Return the lines about the selected GPU."""
+    if not view.rows:
+        return []
+    row = view.rows[view.position]
+    parts = [_whole(part) for part in detail_lines(row)]
+    name = _whole(f"{view.noun} {row.sample.gpu_index}", "bold")
+    return flow([name, *parts], width, MAX_DETAILS) if parts else []
+
+
+def _cut(text: str, width: int, style: str = "") -> Text:
+    line = _whole(text, style)
+    line.truncate(width)
+    return line
 
 
 def _whole(text: str, style: str = "") -> Text:
@@ -186,7 +258,7 @@ def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     """Return titles and rows. If not all rows fit, show those around the selected one."""
     if room <= 0:
         return []
-    columns = columns_for(view.rows, width)
+    columns = columns_for(view.rows, width, view.limits)
     lines = [_join([cell(column.title, has, "dim") for column, has in columns])] if room > len(view.rows) > 0 else []
     room -= len(lines)
     first, last = _window(len(view.rows), view.position, room if len(view.rows) <= room else room - 1)
@@ -292,6 +364,8 @@ def ceiling_of(row: DeviceRow, metric: Metric, rows: Sequence[DeviceRow]) -> flo
 
 
 def _keys(view: View, width: int) -> list[Text]:
+    if view.prompt:
+        return [cell(view.prompt, width, "bold black on yellow")]
     return [cell(f"{KEYS}  {REPLAY_KEYS}" if view.mode in ("replay", "paused") else KEYS, width, "dim")]
 
 
@@ -319,32 +393,51 @@ def _with_bar(text: str, part: float | None, width: int, style: str, glyphs: Gly
     return _join([cell(bar(part, room, glyphs), room, style), cell(text, len(text), style, right=True)])
 
 
-def _utilization(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
+def _utilization(limits: Thresholds, row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
     if row.missing:
         return cell(row.missing, width, MISSING[row.missing], right=True)
     part = share(row.sample.utilization, 100.0)
-    return _with_bar(number(row.sample.utilization, "%").rjust(4), part, width, "green" if part else "dim", glyphs)
+    low = limits.gpu_utilization and part is not None and 100 * part < limits.gpu_utilization
+    style = "yellow" if low else "green" if part else "dim"
+    return _with_bar(number(row.sample.utilization, "%").rjust(4), part, width, style, glyphs)
 
 
 def _spark(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
-    return cell(sparkline(row.history.get(Metric.UTILIZATION, ()), 100.0, width, glyphs), width, "cyan", right=True)
+    return cell(sparkline(row.sparks, 100.0, width, glyphs), width, right=True)
 
 
-def _memory(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
+def _heat(value: float | None, limit: float) -> str:
+    """Return the style of a value with an upper limit, of an alert; 0: no limit."""
+    if value is None:
+        return "dim"
+    if not limit or value < NEAR * limit:
+        return "green"
+    return "red" if value >= limit else "yellow"
+
+
+def _memory(limits: Thresholds, row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
     part = share(row.sample.memory_used, row.sample.memory_total)
+    # Only the limit itself counts: a GPU that is nearly full is used well.
+    full = bool(limits.vram) and (row.sample.memory_percent or 0.0) >= limits.vram
+    style = "dim" if part is None else "red" if full else "green"
     text = f"{_gib(row.sample.memory_used)}/{_gib(row.sample.memory_total)}".rjust(11)
-    return _with_bar(text, part, width, heat(part), glyphs)
+    return _with_bar(text, part, width, style, glyphs)
 
 
 def _power(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
     part = share(row.sample.power, row.sample.power_limit)
     return _with_bar(
-        f"{number(row.sample.power)}/{number(row.sample.power_limit)}".rjust(8), part, width, heat(part), glyphs
+        f"{number(row.sample.power)}/{number(row.sample.power_limit)}".rjust(8),
+        part,
+        width,
+        "dim" if part is None else "green",  # a GPU at its limit is used well
+        glyphs,
     )
 
 
-def _temperature(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
-    return cell(number(row.sample.temperature, "C"), width, heat(share(row.sample.temperature, HOT)), right=True)
+def _temperature(limits: Thresholds, row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    style = _heat(row.sample.temperature, limits.temperature)
+    return cell(number(row.sample.temperature, "C"), width, style, right=True)
 
 
 def _clock(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
@@ -359,7 +452,26 @@ def _throttle(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
 
 
 def _age(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
-    return cell(short_duration(row.age), width, "red" if row.age is not None and row.age > 5 else "", right=True)
+    old = row.age is not None and row.age >= OLD_S
+    return cell(short_duration(row.age) if old else "", width, "red" if row.age and row.age > 5 else "", right=True)
+
+
+def _extra_columns(rows: Sequence[DeviceRow]) -> list[ScreenColumn]:
+    """Return the columns of the expensive metrics that a GPU has: the first ones dropped on a narrow terminal."""
+    known = {name for row in rows for name, _ in row.sample.extra}
+    return [
+        ScreenColumn(title=title, least=width, priority=priority, text=partial(_extra, form, names))
+        for title, width, priority, form, names in EXTRA
+        if any(name in known for name in names)
+    ]
+
+
+def _extra(form: str, names: Sequence[str], row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    extra = dict(row.sample.extra)
+    values = [number(extra.get(name)) for name in names]
+    bad = any(extra.get(name) for name in names if name in DEFECTS)
+    text = UNKNOWN if all(value == UNKNOWN for value in values) else form.format(*values)
+    return cell(text, width, "bold red" if bad else "", right=True)
 
 
 def _gib(mib: float | None) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
+from pathlib import Path
 
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.stats import Balance, balance_of
-from kmatrix.status.alerts import Alert
+from kmatrix.status.alerts import Alert, Thresholds
 
-SPAN_S = 60.0  # length of the history on the screen
+SPAN_S = 120.0  # length of the history on the screen
+SPARKS = 12  # cells of the history in the table, of 10 s each: a change every 10 s keeps the traffic of a screen low
 
 
 class Metric(StrEnum):
@@ -59,6 +61,53 @@ def value_of(sample: GpuSample, metric: Metric) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    """A process on a GPU. Unknown values are None."""
+
+    gpu_index: int
+    pid: int
+    kind: str = "C"  # C: compute, G: graphics, X: both
+    instance: int | None = None  # GPU instance of MIG
+    memory_mib: float | None = None  # MiB on the GPU
+    sm: float | None = None  # percent of the multiprocessors
+    bandwidth: float | None = None  # percent of the memory bandwidth
+    user: str | None = None
+    host_mib: float | None = None  # MiB of the machine's memory
+    host_percent: float | None = None  # the same, percent of all
+    cpu: float | None = None  # percent of one core
+    seconds: float | None = None  # since its start
+    command: str = ""
+    run: str = ""  # name of the run that it is a rank of
+    rank: int | None = None
+    run_path: Path | None = None
+    visible: bool = True  # False: not in this container, so only the driver knows it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    """The machine. Unknown values are None."""
+
+    cpu: float  # percent of all cores
+    memory_used: float | None  # MiB
+    memory_total: float  # MiB
+    load: tuple[float, float, float] | None  # mean number of runnable processes in 1, 5 and 15 min
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """How far a run is. Unknown values are None."""
+
+    name: str
+    step: int | None = None
+    max_iters: int | None = None
+    loss: float | None = None  # nats/token
+    tokens_per_second: float | None = None
+    mfu: float | None = None  # percent
+    left_s: float | None = None
+    kwh: float | None = None  # so far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenSample:
     """One sample of all GPUs, with throttling, ranks and runs. Keys are GPU indices; absent GPUs are unknown."""
 
@@ -66,13 +115,25 @@ class ScreenSample:
     throttle: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # active throttle reasons
     ranks: Mapping[int, int] = field(default_factory=dict)  # rank on the GPU
     runs: Mapping[int, str] = field(default_factory=dict)  # name of the run on the GPU
+    processes: tuple[ProcessRow, ...] | None = None  # None: not known in this mode
+    host: HostState | None = None
+    progress: tuple[RunState, ...] = ()  # of the runs on these GPUs
+    driver_version: str | None = None
+    cuda_version: str | None = None  # the newest that the driver supports
+
+    @property
+    def driver(self) -> str:
+        """The versions as text, empty without a driver."""
+        parts = (("driver", self.driver_version), ("CUDA", self.cuda_version))
+        return "  ".join(f"{name} {version}" for name, version in parts if version)
 
     def of(self, gpus: frozenset[int] | None) -> ScreenSample:
         """Return the sample restricted to these GPU indices; None: all."""
         if gpus is None:
             return self
         samples = tuple(sample for sample in self.snapshot.samples if sample.gpu_index in gpus)
-        return replace(self, snapshot=replace(self.snapshot, samples=samples))
+        processes = self.processes and tuple(row for row in self.processes if row.gpu_index in gpus)
+        return replace(self, snapshot=replace(self.snapshot, samples=samples), processes=processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +147,18 @@ class DeviceRow:
     age: float | None = None  # s since any value last changed
     missing: str = ""  # why no value is known: "lost", or "not running" for a rank that has not started or has ended
     history: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)  # means per bucket, oldest first
+    sparks: tuple[float | None, ...] = ()  # utilization, coarser than in `history`, oldest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessList:
+    """The processes in the order of the screen, and what they were chosen and sorted by."""
+
+    rows: tuple[ProcessRow, ...]
+    total: int  # of all users
+    sort: str  # title of a column
+    user: str | None = None  # only this user's; None: all
+    selected: tuple[int, int] | None = None  # GPU index and pid; None: the keys move among the GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +174,15 @@ class View:
     metric: Metric = Metric.UTILIZATION  # of the charts
     selected: int | None = None  # GPU index
     large: bool = False  # show charts of `metric` instead of the table
+    charts: bool = False  # show charts of `metric` below the table
     alerts: tuple[Alert, ...] = ()  # active alerts, critical ones first
+    limits: Thresholds = field(default_factory=Thresholds)  # of the alerts, which the colours follow
+    host: HostState | None = None
+    progress: tuple[RunState, ...] = ()
+    driver: str = ""  # versions
+    processes: ProcessList | None = None  # None: not known in this mode
+    overlay: str = ""  # what covers the table: "help" or "alerts"
+    prompt: str = ""  # a question to the user
 
     @property
     def position(self) -> int:
@@ -153,6 +234,17 @@ class History:
         count = max(1, int(SPAN_S / self._bucket_s))
         return tuple(known.get(number) for number in range(newest - count + 1, newest + 1))
 
+    def sparks(self, gpu: int, metric: Metric, now: float) -> tuple[float | None, ...]:
+        """Return SPARKS means up to `now`, oldest first. Their borders do not move with the time: only cells change."""
+        each = max(1, round(SPAN_S / self._bucket_s / SPARKS))  # buckets
+        newest = int(now // self._bucket_s) // each
+        groups: dict[int, list[float]] = {}
+        for bucket in self._buckets.get(gpu, ()):
+            if (value := bucket.mean(metric)) is not None:
+                groups.setdefault(bucket.number // each, []).append(value)
+        found = (groups.get(number, ()) for number in range(newest - SPARKS + 1, newest + 1))
+        return tuple(sum(values) / len(values) if values else None for values in found)
+
     def _bucket(self, gpu: int, number: int) -> _Bucket:
         buckets = self._buckets.setdefault(gpu, deque(maxlen=int(SPAN_S / self._bucket_s) + 1))
         if not buckets or buckets[-1].number != number:
@@ -198,6 +290,7 @@ def rows_of(sample: ScreenSample, history: History, now: float) -> tuple[DeviceR
             throttle=sample.throttle.get(gpu.gpu_index),
             age=history.age(gpu.gpu_index, now),
             missing=_missing(gpu, sample.throttle),
+            sparks=history.sparks(gpu.gpu_index, Metric.UTILIZATION, now),
             history={metric: history.series(gpu.gpu_index, metric, now) for metric in Metric},
         )
         for gpu in sample.snapshot.samples

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_factory import FakeGpus, record
 from kmatrix.gpu.devices import EXTRA_METRICS, ExtraMetrics
-from kmatrix.gpu.recorder.loop import BackgroundPoller
+from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu

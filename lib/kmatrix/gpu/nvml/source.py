@@ -7,7 +7,7 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kmatrix.gpu.devices import (
     COLUMN_INDEX,
@@ -36,6 +36,9 @@ from kmatrix.gpu.nvml.calls import (
 from kmatrix.gpu.nvml.detect import MIB, decoded
 from kmatrix.gpu.nvml.extras import ExtraMetricsReader, XidReader
 from kmatrix.gpu.nvml.processes import processes_on, shares_on
+
+if TYPE_CHECKING:
+    from kmatrix.gpu.nvml.facts import DeviceFacts, DriverFacts
 
 RETRY_READS = 100  # call by call after a failed batch: a call that fails for good must not cost two reads per tick
 
@@ -139,6 +142,20 @@ class NvmlSource:
         if self._calls[device] is None:
             return {}
         return shares_on(self._pynvml.nvmlLib, self._handles[device])
+
+    def facts(self, device: int) -> DeviceFacts:
+        """Return the settings of a GPU."""
+        from kmatrix.gpu.nvml.facts import DeviceFacts, device_facts  # not in the recorder, whose memory is limited
+
+        if self._calls[device] is None:
+            return DeviceFacts()
+        return device_facts(self._pynvml, self._handles[device])
+
+    def driver(self) -> DriverFacts:
+        """Return the versions of the driver."""
+        from kmatrix.gpu.nvml.facts import driver_facts
+
+        return driver_facts(self._pynvml)
 
     def is_lost(self, device: int) -> bool:
         return self._calls[device] is None

@@ -12,18 +12,18 @@ import math
 import signal
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu import processes
-from kmatrix.gpu.devices import UNKNOWN, WIDTH, DeviceLimits, DeviceSource, ExtraMetrics, snapshot
+from kmatrix.gpu.devices import UNKNOWN, WIDTH, DeviceLimits, DeviceSource, snapshot
 from kmatrix.gpu.formats.binary import Calibrated, RecordingHeader, read_samples
 from kmatrix.gpu.formats.samples import SIMULATED
 from kmatrix.gpu.formats.summary import SummaryFile
+from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder import prometheus
 from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
@@ -36,9 +36,7 @@ from kmatrix.text import plural
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})  # both end the recording with a last summary
 SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
 PROCESSES_S = 10  # between two queries of the processes of one GPU
-EVERY_S = 1.0
 STORE_S = 0.1  # longest time that a sample is in memory only
-JOIN_S = 1.0  # time for a pending call when the recording ends
 CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
 INTERVAL_S = 0.005  # between two reads of the first device while calibrating
 CPU = "cpu"  # device type of ranks, which have no values before their start and after their end
@@ -332,40 +330,6 @@ class Recorder:
 
 def _run_id(run_dir: RunDir) -> str | None:
     return str(read_or_empty(run_dir.run_json).get("run_id") or "") or None  # the folder need not be a run of ours
-
-
-class BackgroundPoller:
-    """Reads the expensive metrics of each device once per second, in a thread.
-
-    `latest` has the newest metrics of each device. A driver that hangs blocks this thread only.
-    """
-
-    def __init__(
-        self, source: DeviceSource, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.latest = [ExtraMetrics()] * len(source.devices)
-        self.polls = 0
-        self._source, self._every_s, self._clock = source, every_s, clock
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> bool:
-        """Stop the thread. Return whether it has exited, so that the driver can be closed."""
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(JOIN_S)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        due = self._clock()
-        while not self._ending.wait(max(0.0, due - self._clock())):
-            for device in range(len(self.latest)):
-                self.latest[device] = self._source.extra_metrics(device)  # replaced as a whole: no lock needed
-            self.polls += 1
-            due = max(due + self._every_s, self._clock())
 
 
 class Calibration:
