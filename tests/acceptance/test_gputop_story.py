@@ -194,7 +194,7 @@ def test_the_terminal_is_as_before_after_every_ending(clone, terminal, tmp_path,
     command = shlex.join(on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py"))
     script, before, after, number = (tmp_path / name for name in ("session.sh", "before", "after", "pid"))
     script.write_text(
-        f"echo what was here before\nstty -a > {before}\n"
+        f"trap : INT QUIT\necho what was here before\nstty -a > {before}\n"
         f"sh -c 'echo $$ > {number}; exec {command}'\n"  # kmatrix.simulate replaces itself by gputop: one process
         f"stty -a > {after}\n"
     )

@@ -23,6 +23,8 @@ class Tmux:
         self._tmux = [str(require_program("tmux")), "-S", str(folder / "tmux"), "-f", "/dev/null"]
         script = folder / "start.sh"
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environ.items())
+        # Ctrl+C and Ctrl+\\ in the terminal reach the shell, too, which has to go on.
+        exports += "trap : INT QUIT\n"
         script.write_text(f"{exports}{shlex.join(command)}; echo status=$?; exec sleep {LEFT_S}\n")
         self("new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), f"sh {script}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -113,5 +114,5 @@ def _command(process: psutil.Process) -> str:
     """Return the command line of a process, else its name."""
     with suppress(psutil.Error):
         if words := process.cmdline():
-            return " ".join(words)
+            return shlex.join(words)
     return process.name()
