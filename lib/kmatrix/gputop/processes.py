@@ -83,7 +83,7 @@ class ProcessActions:
             return True
         self.message = ""
         if key == "tab":
-            self.focused = not self.focused and bool(self.shown())
+            self.focused, self.selected = not self.focused and bool(self.shown()), None  # starts at the first one
         elif key == "s":
             order = list(SORTS)
             self.sort, self.reverse = order[(order.index(self.sort) + 1) % len(order)], False
