@@ -60,7 +60,9 @@ def main() -> int:
     parser.add_argument("--scenario", default="calm", help="a scenario of kmatrix.simulate, or a file")
     args = parser.parse_args()
     lines, columns = (int(word) for word in args.size.split("x"))
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+    )
     print(f"{args.size} terminal, every {args.interval:g} s, scenario {args.scenario}, medians of {args.rounds} rounds")
     print(f"{'GPUs':>4}  {'program':8}{'CPU %':>8}{'bytes/s':>10}{'MiB':>7}   rounds")
     with tempfile.TemporaryDirectory() as name:

@@ -23,10 +23,10 @@ from gputop_values import ROOT, SCRIPT, Recorder, line_of
 from kmatrix.errors import KmatrixError
 from kmatrix.gputop.command import main
 from kmatrix.gputop.feeds import ReplayFeed
-from kmatrix.gputop.glyphs import UNICODE
 from kmatrix.gputop.loop import Session, watch
-from kmatrix.gputop.paint import Painter
 from kmatrix.gputop.stats_files import multi_path
+from kmatrix.gputop.terminal.glyphs import UNICODE
+from kmatrix.gputop.terminal.paint import Painter
 from skips import require_program
 from tmux_screen import Tmux
 from waiting import wait_until

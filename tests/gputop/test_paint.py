@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kmatrix.gputop.paint import CLOSE, OPEN, Painter
+from kmatrix.gputop.terminal.paint import CLOSE, OPEN, Painter
 
 WIDTH, HEIGHT = 20, 4
 SEQUENCE = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])")
@@ -138,13 +138,21 @@ def test_a_change_of_colour_alone_is_painted():
     paint.paint([Text("88C", style="green")], WIDTH, HEIGHT)
     written(file)
     paint.paint([Text("88C", style="red")], WIDTH, HEIGHT)
-    assert written(file) == "\b\b\b\x1b[31m88C\x1b[0m"
+    assert written(file) == "\b\b\b\x1b[0;31m88C\x1b[0m"
+
+
+def test_changes_of_one_colour_switch_to_it_once():
+    paint, file = painter()
+    paint.paint([Text(f"row {n} 1s", style="green") for n in range(3)], WIDTH, HEIGHT)
+    written(file)
+    paint.paint([Text(f"row {n} 2s", style="green") for n in range(3)], WIDTH, HEIGHT)
+    assert written(file) == "\x1b[1;7H\x1b[0;32m2" + "\x1b[B\b2" * 2 + "\x1b[0m"
 
 
 def test_without_colours_no_colour_is_written():
     paint, file = painter(no_color=True)
     paint.paint([Text("88C", style="bold red")], WIDTH, HEIGHT)
-    assert "\x1b[31m" not in written(file)
+    assert "31m" not in written(file)
 
 
 @pytest.mark.parametrize("change", ["resized", "forgotten"])

@@ -14,10 +14,10 @@ from gputop_values import T0, gpu_sample, rendered, view
 from kmatrix.gpu.devices import DeviceProcess, ProcessShare
 from kmatrix.gputop.host import ProcessTable, host_state
 from kmatrix.gputop.loop import visible_gpus
-from kmatrix.gputop.process_table import host_line, process_table, run_line
 from kmatrix.gputop.processes import SORTS, ProcessActions
 from kmatrix.gputop.snapshot import snapshot_entry
-from kmatrix.gputop.view import HostState, ProcessList, ProcessRow, RunState, ScreenSample
+from kmatrix.gputop.terminal.process_table import host_line, process_table, run_line
+from kmatrix.gputop.view import HostState, ProcessList, ProcessRow, RunningRun, ScreenSample
 from waiting import wait_until
 
 ROWS = (
@@ -130,7 +130,7 @@ def test_a_process_that_ended_before_the_answer_gets_no_signal(worker):
     assert found.message == f"process {worker.pid} has ended already"
 
 
-def test_another_container_or_no_selection_is_said_instead_of_a_question():
+def test_another_container_or_no_selection_is_reported_instead_of_a_question():
     found = actions("tab", "T")
     assert found.prompt == ""
     assert found.message.startswith("process 10 is not visible from here")
@@ -236,14 +236,14 @@ def test_the_heading_names_the_user_of_a_filter():
 def test_the_lines_about_host_and_run_leave_out_what_is_unknown():
     host = HostState(cpu=12.4, memory_used=1024.0, memory_total=4096.0, load=(0.5, 1.25, 3.0))
     assert host_line(host) == "host  CPU 12%  mem 1.0 of 4.0 GiB  load 0.50 1.25 3.00"
-    run = RunState(name="a", step=50, max_iters=200, loss=3.25, tokens_per_second=4e5, mfu=38.5, left_s=90, kwh=0.5)
+    run = RunningRun(name="a", step=50, max_iters=200, loss=3.25, tokens_per_second=4e5, mfu=38.5, left_s=90, kwh=0.5)
     assert run_line(run) == ("run a  step 50/200 (25%)  loss 3.2500  400k tokens/s  MFU 38.5%  1m30s left  0.500 kWh")
-    assert run_line(RunState(name="a")) == "run a"
+    assert run_line(RunningRun(name="a")) == "run a"
 
 
 def test_colours_follow_the_limits_of_the_alerts():
     """A full GPU below the limit is used well: it is not red."""
-    from kmatrix.gputop.screen import render
+    from kmatrix.gputop.terminal.screen import render
 
     def styles(**values):
         line = next(line for line in render(view(gpu_sample(0, **values)), width=120) if line.plain.startswith("0 "))
@@ -288,7 +288,7 @@ def test_json_has_processes_throttling_ranks_and_runs():
         ranks={0: 3},
         runs={0: "a"},
         processes=(ROWS[1],),
-        progress=(RunState(name="a", step=5),),
+        progress=(RunningRun(name="a", step=5),),
         driver_version="580.1",
     )
     entry = snapshot_entry(sample, {0: DeviceFacts(bus_id="00000000:01:00.0", persistence=True)})
@@ -304,8 +304,8 @@ def test_json_has_processes_throttling_ranks_and_runs():
 
 
 def test_the_help_and_all_alerts_cover_the_screen():
-    assert "sort the processes" in rendered(view(gpu_sample(0), overlay="help"), 100, 40)
-    assert "0 alerts; any key closes this page" in rendered(view(gpu_sample(0), overlay="alerts"), 100, 40)
+    assert "sort the processes" in rendered(view(gpu_sample(0), page="help"), 100, 40)
+    assert "0 alerts; any key closes this page" in rendered(view(gpu_sample(0), page="alerts"), 100, 40)
 
 
 def test_a_question_replaces_the_line_of_keys_even_on_a_small_screen():

@@ -15,9 +15,9 @@ from rich.cells import cell_len
 from gputop_values import T0, gpu_sample, line_of, rendered, view
 from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
-from kmatrix.gputop.glyphs import ASCII, UNICODE, bar, chart, resample, sparkline
-from kmatrix.gputop.keyboard import NAMES, Keyboard, decode
-from kmatrix.gputop.screen import plain, render
+from kmatrix.gputop.terminal.glyphs import ASCII, UNICODE, bar, chart, resample, sparkline
+from kmatrix.gputop.terminal.keyboard import NAMES, Keyboard, decode
+from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import (
     UNITS,
     DeviceRow,
@@ -26,7 +26,7 @@ from kmatrix.gputop.view import (
     Metric,
     ProcessList,
     ProcessRow,
-    RunState,
+    RunningRun,
     View,
     balance,
 )
@@ -83,11 +83,11 @@ views = st.builds(
     selected=st.none() | st.integers(0, 300),
     large=st.booleans(),
     charts=st.booleans(),
-    overlay=st.sampled_from(["", "help", "alerts"]),
+    page=st.sampled_from(["", "help", "alerts"]),
     prompt=st.sampled_from(["", "send SIGTERM to process 4711 of user? y/n"]),
-    progress=st.lists(st.builds(RunState, name=names, step=st.none() | st.integers(0, 9), loss=floats), max_size=5).map(
-        tuple
-    ),
+    progress=st.lists(
+        st.builds(RunningRun, name=names, step=st.none() | st.integers(0, 9), loss=floats), max_size=5
+    ).map(tuple),
     host=st.none()
     | st.builds(HostState, cpu=st.floats(0, 100), memory_used=floats, memory_total=st.just(9e4), load=st.none()),
     processes=st.none()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
-from kmatrix.gputop.screen import plain, render
+from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import History, ScreenSample, View, rows_of
 from kmatrix.records.paths import RunDir
 

@@ -24,6 +24,7 @@ class Device:
     uuid: str  # empty if unknown
     rank: int | None = None  # rank of the run that uses the device, None if unknown
     memory_total: float | None = None  # MiB
+    slices: tuple[str, ...] = ()  # UUIDs of its MIG instances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +169,7 @@ def snapshot(
                 sm_clock=known["sm_clock"],
                 energy_j=known["energy_j"],
                 extra=extra[position].known() if extra else (),
+                slices=device.slices,
             )
         )
     return Snapshot(time=time, samples=tuple(samples))

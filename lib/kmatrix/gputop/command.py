@@ -15,11 +15,11 @@ from rich.console import Console
 from kmatrix.errors import KmatrixError
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gputop.feeds import AttachedFeed, LiveFeed, ReplayFeed, SampleFeed
-from kmatrix.gputop.glyphs import glyphs_for
 from kmatrix.gputop.loop import Session, follow, watch
-from kmatrix.gputop.screen import plain, render
 from kmatrix.gputop.snapshot import snapshot_entry
 from kmatrix.gputop.stats_files import StatsFiles
+from kmatrix.gputop.terminal.glyphs import glyphs_for
+from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import ScreenSample
 from kmatrix.output import run_program
 
@@ -63,7 +63,7 @@ def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
     session.poll()
     is_single = options.json or options.once or (not _has_screen() and options.stats_file is None)
     if isinstance(feed, LiveFeed) and not session.is_empty and is_single:
-        feed.settle()  # means over some time need a second reading
+        feed.poll_again()  # means over some time need a second reading
         session.poll()
     if options.stats_file is not None:
         session.stats = StatsFiles(options.stats_file)

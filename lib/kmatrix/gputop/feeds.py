@@ -15,7 +15,7 @@ from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.events import ThrottleEvents, TimeOf
 from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.monitor import GPUMonitor
-from kmatrix.gputop.progress import RunProgress
+from kmatrix.gputop.progress import ProgressReader
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.jobs.files import host_of
@@ -83,7 +83,7 @@ class AttachedFeed:
         self._events = events_of(self._run, self._recording)
         self._known = 0
         self._newest: ScreenSample | None = None
-        self._progress = RunProgress(_whole_run(self._run))
+        self._progress = ProgressReader(_whole_run(self._run))
 
     @property
     def clock(self) -> str:
@@ -311,7 +311,7 @@ class LiveFeed:
         """Open the driver. interval: s between two reads of the expensive metrics."""
         self._monitor = GPUMonitor(details=True, interval=interval)
         self._monitor.initialize()
-        self._progress: dict[Path, RunProgress] = {}
+        self._progress: dict[Path, ProgressReader] = {}
 
     @property
     def clock(self) -> str:
@@ -326,16 +326,16 @@ class LiveFeed:
         sample = self._monitor.read()
         history.add(sample.snapshot)
         paths = dict.fromkeys(row.run_path for row in sample.processes or () if row.run_path)
-        self._progress = {path: self._progress.get(path) or RunProgress(path) for path in paths}
+        self._progress = {path: self._progress.get(path) or ProgressReader(path) for path in paths}
         return replace(sample, progress=tuple(progress.read() for progress in self._progress.values()))
 
     def facts(self) -> dict[int, DeviceFacts]:
         """Return the settings of each GPU by its index."""
         return self._monitor.facts()
 
-    def settle(self) -> None:
+    def poll_again(self) -> None:
         """Wait until values that are means over some time are known: for one snapshot."""
-        self._monitor.settle()
+        self._monitor.poll_again()
 
     def press(self, _key: str, /) -> bool:
         return False

@@ -19,12 +19,12 @@ from rich.console import Console, ConsoleDimensions
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.samples import GpuSample
 from kmatrix.gputop.feeds import SampleFeed
-from kmatrix.gputop.glyphs import Glyphs
-from kmatrix.gputop.keyboard import Keyboard
-from kmatrix.gputop.paint import Painter
 from kmatrix.gputop.processes import ProcessActions
-from kmatrix.gputop.screen import render
 from kmatrix.gputop.stats_files import StatsFiles
+from kmatrix.gputop.terminal.glyphs import Glyphs
+from kmatrix.gputop.terminal.keyboard import Keyboard
+from kmatrix.gputop.terminal.paint import Painter
+from kmatrix.gputop.terminal.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
 from kmatrix.output import Interrupted, check_interrupt, displayed, forget_interrupt, interrupt
 
@@ -36,7 +36,7 @@ ENDINGS = (
     signal.SIGHUP,
     signal.SIGQUIT,
 )  # by default, they would leave the terminal without echo
-OVERLAYS = {"h": "help", "?": "help", "a": "alerts"}  # key -> what covers the table
+PAGES = {"h": "help", "?": "help", "a": "alerts"}  # key -> what covers the table
 NO_SIZE = ConsoleDimensions(80, 24)  # the size of a terminal that does not report one
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
 
@@ -52,7 +52,7 @@ class Session:
     selected: int | None = None
     large: bool = False  # show charts only
     charts: bool = False  # show charts below the table
-    overlay: str = ""  # what covers the table: "help" or "alerts"
+    page: str = ""  # what covers the table: "help" or "alerts"
     visible: str | None = None  # CUDA_VISIBLE_DEVICES, None if it is not set
     only_visible: bool = False
     processes: ProcessActions = field(default_factory=ProcessActions)
@@ -125,7 +125,7 @@ class Session:
             progress=sample.progress if sample else (),
             driver=sample.driver if sample else "",
             processes=None if sample is None or sample.processes is None else self.processes.list(),
-            overlay=self.overlay,
+            page=self.page,
             prompt=self.processes.prompt,
         )
 
@@ -133,12 +133,12 @@ class Session:
         """Handle a key. Return False to exit."""
         if self.processes.prompt:
             self.processes.press(key)  # before all others: the answer to a question
-        elif self.overlay:
-            self.overlay = ""  # any key closes it
+        elif self.page:
+            self.page = ""  # any key closes it
         elif key == "q":
             return False
-        elif key in OVERLAYS:
-            self.overlay = OVERLAYS[key]
+        elif key in PAGES:
+            self.page = PAGES[key]
         elif key == "v":
             self._switch_visible()
         elif self.sample is not None and self.sample.processes is not None and self.processes.press(key):

@@ -9,7 +9,7 @@ from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, DeviceLimits, DeviceSource, snapshot
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.detect import detect
-from kmatrix.gpu.nvml.facts import DeviceFacts, DriverFacts
+from kmatrix.gpu.nvml.facts import DeviceFacts, DriverFacts, MigInstance, device_facts, driver_facts, mig_instances
 from kmatrix.gpu.nvml.source import NvmlSource, open_source
 from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gputop.host import ProcessTable, host_state
@@ -19,7 +19,7 @@ LIMITS_S = 1.0  # between two queries of power limits and throttling
 PROCESSES_S = 2.0  # between two queries of the processes: milliseconds per GPU on some drivers
 RANKS_S = 10.0  # the same if only the ranks of runs are wanted
 RECOVER_S = 5.0  # between two tries to reopen a lost GPU
-SETTLE_S = 0.25  # means of the driver and of the system need two readings
+AGAIN_S = 0.25  # means of the driver and of the system need two readings
 
 
 # A public interface, imported from scripts/gputop.py: docs/gputop.md, "From Python".
@@ -38,6 +38,7 @@ class GPUMonitor:
         self._table = ProcessTable()
         self._processes: list[ProcessRow] = []
         self._host: HostState | None = None
+        self._slices: dict[int, tuple[MigInstance, ...]] = {}
         self._limits_due = self._recover_due = self._processes_due = 0.0
         self._driver = DriverFacts()
 
@@ -51,7 +52,7 @@ class GPUMonitor:
         self.gpu_count = len(source.devices)
         self._values = [math.nan] * (WIDTH * self.gpu_count)
         self._limits_due = self._recover_due = self._processes_due = 0.0
-        self._driver = source.driver() if isinstance(source, NvmlSource) else DriverFacts()
+        self._driver = driver_facts(source) if isinstance(source, NvmlSource) else DriverFacts()
         if self._details:
             self._poller = BackgroundPoller(source, every_s=max(1.0, self._interval))
             self._poller.start()
@@ -87,6 +88,7 @@ class GPUMonitor:
             },
             ranks={index: row.rank for index, row in ranks.items() if row.rank is not None},
             runs={index: row.run for index, row in ranks.items()},
+            slices=self._slices,
             processes=tuple(self._processes) if self._details else None,
             host=self._host,
             driver_version=self._driver.version,
@@ -98,12 +100,12 @@ class GPUMonitor:
         source = self._source
         if not isinstance(source, NvmlSource):
             return {}
-        return {device.gpu_index: source.facts(position) for position, device in enumerate(source.devices)}
+        return {device.gpu_index: device_facts(source, position) for position, device in enumerate(source.devices)}
 
-    def settle(self) -> None:
+    def poll_again(self) -> None:
         """Wait until values that are means over some time are known, and read them at the next call of `read`."""
-        deadline = time.monotonic() + 10 * SETTLE_S
-        time.sleep(SETTLE_S)
+        deadline = time.monotonic() + 10 * AGAIN_S
+        time.sleep(AGAIN_S)
         self._processes_due = 0.0
         if self._poller is None or self._source is None:
             return
@@ -131,3 +133,9 @@ class GPUMonitor:
         self._processes = rows
         if self._details:
             self._host = host_state()
+            if isinstance(source, NvmlSource):
+                self._slices = {
+                    device.gpu_index: instances
+                    for position, device in enumerate(source.devices)
+                    if (instances := mig_instances(source, position))
+                }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ class ProcessActions:
     _asked: tuple[signal.Signals, ProcessRow, ProcessHandle] | None = field(default=None)  # a question to the user
 
     def update(self, rows: Sequence[ProcessRow]) -> None:
-        """Take over the newest processes. The selection stays on its process as long as that is there."""
+        """Replace the processes by the newest ones. The selection stays on its process as long as that is there."""
         self._rows = tuple(rows)
         shown = [_key(row) for row in self.shown()]
         if self.selected not in shown:
@@ -149,8 +150,6 @@ def _key(row: ProcessRow) -> Key:
 
 
 def _own_name() -> str | None:
-    import getpass
-
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from kmatrix.gpu.formats.summary import TotalsEntry
-from kmatrix.gputop.view import RunState
+from kmatrix.gputop.view import RunningRun
 from kmatrix.records.decode import Record, decode_lines, decode_optional, field
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
@@ -17,7 +17,7 @@ from kmatrix.status.watch import MetricsTail
 JOULES = 3.6e6  # of a kWh
 
 
-class RunProgress:
+class ProgressReader:
     """The progress of one run. A call of `read` costs what was appended to its files since the last one."""
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class RunProgress:
         self._train = read_run_file_or_empty(self.run).train
         self._tail: tuple[int, MetricsTail] | None = None  # of an attempt
 
-    def read(self) -> RunState:
+    def read(self) -> RunningRun:
         """Return the newest state. Unknown values are None. Raises SchemaError if a newer kmatrix wrote the run."""
         status = read_run_status(self.run)
         attempt = max(1, (status.attempt or 1) if status else 1)
@@ -38,7 +38,7 @@ class RunProgress:
         left = tail.left_s(phases, self._train, tail.since_s(time.time())) if tail.recent else None
         summary = decode_optional(self.run.gpu_summary, _Summary)
         joules = summary.totals.joules if summary else None
-        return RunState(
+        return RunningRun(
             name=self.run.name,
             step=tail.step,
             max_iters=self._train.max_iters,

@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.gpu.nvml.facts import MigInstance
 from kmatrix.stats import Balance, balance_of
 from kmatrix.status.alerts import Alert, Thresholds
 
@@ -94,7 +95,7 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class RunningRun:
     """How far a run is. Unknown values are None."""
 
     name: str
@@ -116,8 +117,9 @@ class ScreenSample:
     ranks: Mapping[int, int] = field(default_factory=dict)  # rank on the GPU
     runs: Mapping[int, str] = field(default_factory=dict)  # name of the run on the GPU
     processes: tuple[ProcessRow, ...] | None = None  # None: not known in this mode
+    slices: Mapping[int, tuple[MigInstance, ...]] = field(default_factory=dict)  # MIG instances of the GPU
     host: HostState | None = None
-    progress: tuple[RunState, ...] = ()  # of the runs on these GPUs
+    progress: tuple[RunningRun, ...] = ()  # of the runs on these GPUs
     driver_version: str | None = None
     cuda_version: str | None = None  # the newest that the driver supports
 
@@ -146,6 +148,7 @@ class DeviceRow:
     throttle: tuple[str, ...] | None = None  # active throttle reasons, None: unknown
     age: float | None = None  # s since any value last changed
     missing: str = ""  # why no value is known: "lost", or "not running" for a rank that has not started or has ended
+    slices: tuple[MigInstance, ...] = ()  # its MIG instances
     history: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)  # means per bucket, oldest first
     sparks: tuple[float | None, ...] = ()  # utilization, coarser than in `history`, oldest first
 
@@ -178,10 +181,10 @@ class View:
     alerts: tuple[Alert, ...] = ()  # active alerts, critical ones first
     limits: Thresholds = field(default_factory=Thresholds)  # of the alerts, which the colours follow
     host: HostState | None = None
-    progress: tuple[RunState, ...] = ()
+    progress: tuple[RunningRun, ...] = ()
     driver: str = ""  # versions
     processes: ProcessList | None = None  # None: not known in this mode
-    overlay: str = ""  # what covers the table: "help" or "alerts"
+    page: str = ""  # what covers the table: "help" or "alerts"
     prompt: str = ""  # a question to the user
 
     @property
@@ -288,6 +291,7 @@ def rows_of(sample: ScreenSample, history: History, now: float) -> tuple[DeviceR
             rank=sample.ranks.get(gpu.gpu_index),
             run=sample.runs.get(gpu.gpu_index, ""),
             throttle=sample.throttle.get(gpu.gpu_index),
+            slices=sample.slices.get(gpu.gpu_index, ()),
             age=history.age(gpu.gpu_index, now),
             missing=_missing(gpu, sample.throttle),
             sparks=history.sparks(gpu.gpu_index, Metric.UTILIZATION, now),

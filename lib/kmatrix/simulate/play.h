@@ -7,6 +7,7 @@
 
 #define MAX_GPUS 64
 #define MAX_PROCESSES 1024
+#define MAX_SLICES 7 /* MIG instances of a GPU */
 #define MIB 1048576.0
 #define EPSILON 1e-9 /* s: tolerance for times that are rounded to slightly before a knot */
 
@@ -25,6 +26,7 @@ typedef enum {
 typedef struct { double time, value, sum; Code code; } Knot;
 typedef struct { Knot *knots; int count; } Series;
 typedef struct { double time, mib; unsigned pid; } Holding;
+typedef struct { unsigned gpu, number; double mib; char name[32]; } Slice; /* a MIG instance; mib: its memory */
 typedef struct {
     unsigned index;
     int node, pcie_switch;      /* switch -1: not shared with another GPU */
@@ -33,6 +35,8 @@ typedef struct {
     Series counter; /* values to which the energy counter was set */
     Holding *holdings;
     int holding_count;
+    Slice slices[MAX_SLICES];
+    int slice_count;
 } Device;
 
 /* A scenario: read once, then immutable, so that threads can share it. Times are in s. */

@@ -223,3 +223,52 @@ def test_the_share_of_each_process_is_the_newest(ask):
 def test_a_lost_gpu_has_neither_processes_nor_metrics(ask):
     program = "source.read([0.0] * 100)\nanswer([len(source.processes(0)), source.process_shares(0), extra()])"
     assert ask("0 0 process 11 100\n0 0 all !lost\n", program) == [0, {}, {}]
+
+
+# -- MIG
+
+SLICED = "freeze 1\ngpus 2\n0 * mem 11514\nmig 0 1g.10gb:9728 2g.20gb:19968\n"
+
+
+def test_the_instances_of_a_divided_gpu_have_names_memory_and_uuids(ask):
+    program = """
+from kmatrix.gpu.nvml.facts import device_facts
+facts = [device_facts(source, gpu) for gpu in (0, 1)]
+answer([[asdict(part) for part in one.instances] for one in facts]
+       + [one.mig for one in facts] + [[device.slices for device in source.devices]])
+"""
+    first, second, divided, whole, uuids = ask(SLICED, program, gpus=2)
+    assert (divided, whole, second) == (True, False, [])
+    assert [part["name"] for part in first] == [
+        "NVIDIA A10G (simulated) MIG 1g.10gb",
+        "NVIDIA A10G (simulated) MIG 2g.20gb",
+    ]
+    assert [(part["instance"], part["memory_used"], part["memory_total"]) for part in first] == [
+        (1, 4864, 9728),
+        (2, 9984, 19968),
+    ]
+    assert uuids == [[part["uuid"] for part in first], []]
+    assert all(uuid.startswith("MIG-") for uuid in uuids[0])
+
+
+def test_the_screen_shows_the_instances_below_their_gpu_and_only_visible_ones_by_name(ask):
+    program = """
+from kmatrix.gputop.feeds import LiveFeed
+from kmatrix.gputop.loop import Session
+from kmatrix.gputop.terminal.screen import plain, render
+feed = LiveFeed()
+session = Session(feed=feed, visible=source.devices[0].slices[1])
+session.poll()
+text = plain(render(session.view(), width=120, height=40))
+session.press("v")
+only = plain(render(session.view(), width=120, height=40))
+answer([text, only])
+"""
+    text, only = ask(SLICED, program, gpus=2)
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("0 "))
+    assert lines[at + 1].split()[:4] == ["MIG", "1g.10gb", "instance", "1"]
+    assert "mem 9.8 of 19.5 GiB" in lines[at + 2]
+    assert lines[at + 3].startswith("1 ")
+    assert not any(line.startswith("1 ") for line in only.splitlines())
+    assert "only the GPUs of CUDA_VISIBLE_DEVICES=MIG-" in only

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmatrix.gpu.nvml.detect import MIB, decoded
+from kmatrix.gpu.nvml.source import NvmlSource
 
 COMPUTE_MODES = ("Default", "Exclusive Thread", "Prohibited", "Exclusive Process")  # nvmlComputeMode_t, by its value
 
@@ -45,8 +46,9 @@ class DriverFacts:
     cuda: str | None = None  # the newest version that the driver supports
 
 
-def driver_facts(pynvml: Any) -> DriverFacts:
-    """Return the versions of the driver, which has to be open."""
+def driver_facts(source: NvmlSource) -> DriverFacts:
+    """Return the versions of the driver."""
+    pynvml, _ = source.opened(0)
     version = cuda = None
     with contextlib.suppress(pynvml.NVMLError):
         version = decoded(pynvml.nvmlSystemGetDriverVersion())
@@ -56,8 +58,11 @@ def driver_facts(pynvml: Any) -> DriverFacts:
     return DriverFacts(version=version, cuda=cuda)
 
 
-def device_facts(pynvml: Any, handle: Any) -> DeviceFacts:
-    """Return the settings of a GPU."""
+def device_facts(source: NvmlSource, device: int) -> DeviceFacts:
+    """Return the settings of a GPU, none of one that does not answer."""
+    pynvml, handle = source.opened(device)
+    if handle is None:
+        return DeviceFacts()
 
     def ask(name: str) -> Any:
         try:
@@ -75,17 +80,20 @@ def device_facts(pynvml: Any, handle: Any) -> DeviceFacts:
         display=None if display is None else bool(display),
         compute_mode=COMPUTE_MODES[mode] if mode is not None and 0 <= mode < len(COMPUTE_MODES) else None,
         mig=divided,
-        instances=tuple(_instances(pynvml, handle)) if divided else (),
+        instances=mig_instances(source, device),
     )
 
 
-def _instances(pynvml: Any, handle: Any) -> list[MigInstance]:
-    """Return the MIG instances of a GPU. Numbers without an instance are skipped."""
+def mig_instances(source: NvmlSource, device: int) -> tuple[MigInstance, ...]:
+    """Return the MIG instances of a GPU with their memory, none of one that is not divided or does not answer."""
+    pynvml, handle = source.opened(device)
+    if handle is None or not source.devices[device].slices:
+        return ()
     found = []
     try:
         count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except pynvml.NVMLError:
-        return []
+        return ()
     for number in range(count):
         try:
             part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -99,4 +107,4 @@ def _instances(pynvml: Any, handle: Any) -> list[MigInstance]:
             memory = pynvml.nvmlDeviceGetMemoryInfo(part)
             used, total = memory.used / MIB, memory.total / MIB
         found.append(MigInstance(uuid=uuid, name=name, instance=instance, memory_used=used, memory_total=total))
-    return found
+    return tuple(found)

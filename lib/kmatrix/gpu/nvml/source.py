@@ -7,7 +7,7 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kmatrix.gpu.devices import (
     COLUMN_INDEX,
@@ -36,9 +36,6 @@ from kmatrix.gpu.nvml.calls import (
 from kmatrix.gpu.nvml.detect import MIB, decoded
 from kmatrix.gpu.nvml.extras import ExtraMetricsReader, XidReader
 from kmatrix.gpu.nvml.processes import processes_on, shares_on
-
-if TYPE_CHECKING:
-    from kmatrix.gpu.nvml.facts import DeviceFacts, DriverFacts
 
 RETRY_READS = 100  # call by call after a failed batch: a call that fails for good must not cost two reads per tick
 
@@ -143,19 +140,9 @@ class NvmlSource:
             return {}
         return shares_on(self._pynvml.nvmlLib, self._handles[device])
 
-    def facts(self, device: int) -> DeviceFacts:
-        """Return the settings of a GPU."""
-        from kmatrix.gpu.nvml.facts import DeviceFacts, device_facts  # not in the recorder, whose memory is limited
-
-        if self._calls[device] is None:
-            return DeviceFacts()
-        return device_facts(self._pynvml, self._handles[device])
-
-    def driver(self) -> DriverFacts:
-        """Return the versions of the driver."""
-        from kmatrix.gpu.nvml.facts import driver_facts
-
-        return driver_facts(self._pynvml)
+    def opened(self, device: int) -> tuple[Any, Any]:
+        """Return the library and the handle of a GPU for further queries, None for a GPU that does not answer."""
+        return self._pynvml, None if self._calls[device] is None else self._handles[device]
 
     def is_lost(self, device: int) -> bool:
         return self._calls[device] is None
@@ -244,7 +231,30 @@ def _open(pynvml: Any, index: int) -> tuple[Device, Any]:
     except pynvml.NVMLError as error:
         total = None
         handle = None if error.value in GONE else handle
-    return Device(gpu_index=index, gpu_name=decoded(name), uuid=decoded(uuid), memory_total=total), handle
+    device = Device(
+        gpu_index=index,
+        gpu_name=decoded(name),
+        uuid=decoded(uuid),
+        memory_total=total,
+        slices=_slices(pynvml, handle) if handle is not None else (),
+    )
+    return device, handle
+
+
+def _slices(pynvml: Any, handle: Any) -> tuple[str, ...]:
+    """Return the UUIDs of the MIG instances of a GPU."""
+    try:
+        if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
+            return ()
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:  # a GPU without MIG
+        return ()
+    found = []
+    for number in range(count):
+        with contextlib.suppress(pynvml.NVMLError):  # fewer than possible
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            found.append(decoded(pynvml.nvmlDeviceGetUUID(part)))
+    return tuple(found)
 
 
 def _missing(uuid: str, silent: list[int], count: int) -> Device:

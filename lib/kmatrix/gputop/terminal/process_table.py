@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from kmatrix.gputop.glyphs import cell, number
-from kmatrix.gputop.view import DeviceRow, HostState, ProcessList, ProcessRow, RunState
+from kmatrix.gpu.nvml.facts import MigInstance
+from kmatrix.gputop.terminal.glyphs import cell, number
+from kmatrix.gputop.view import DeviceRow, HostState, ProcessList, ProcessRow, RunningRun
 from kmatrix.text import UNKNOWN, count, duration, memory_size
 
 MIB = 2**20  # bytes
@@ -78,7 +79,7 @@ def host_line(host: HostState) -> str:
     return f"host  CPU {host.cpu:.0f}%  mem {memory_size(used, host.memory_total * MIB)}{load}"
 
 
-def run_line(run: RunState) -> str:
+def run_line(run: RunningRun) -> str:
     """Return the line about the progress of a run."""
     parts = [f"run {run.name}"]
     if run.step is not None:
@@ -130,6 +131,14 @@ def detail_lines(row: DeviceRow) -> list[str]:
         *part(f"XID {known('xid')}" if extra.get("xid") else "no XID error", "xid"),
         *(["throttled by " + ", ".join(row.throttle)] if row.throttle else []),
     ]
+
+
+def slice_line(part: MigInstance) -> str:
+    """Return the line of a MIG instance below its GPU."""
+    profile = part.name.rpartition(" MIG ")[2]
+    used, total = (None if mib is None else mib * MIB for mib in (part.memory_used, part.memory_total))
+    number_of_it = "" if part.instance is None else f" instance {part.instance}"
+    return f"    MIG {profile}{number_of_it}  mem {memory_size(used, total)}  {part.uuid}"
 
 
 def _fitting(width: int) -> Sequence[ProcessColumn]:

@@ -31,6 +31,7 @@ class Painter:
         self._lines: list[Text] = []  # what is painted
         self._rows: list[list[Cell]] = []
         self._size = (0, 0)  # columns, lines
+        self._style, self._codes = PLAIN, dict[Style, str]()  # of the last character; style -> its sequence
         self._at: tuple[int, int] | None = None  # line and column of the cursor, None: unknown
 
     def start(self) -> None:
@@ -43,8 +44,8 @@ class Painter:
         self._write(CLOSE)
 
     def forget(self) -> None:
-        """Paint everything at the next call, because something else wrote on the terminal."""
-        self._lines, self._rows, self._size, self._at = [], [], (0, 0), None
+        """Forget the picture, because something else wrote on the terminal: the next call writes all of it."""
+        self._lines, self._rows, self._size, self._at, self._style = [], [], (0, 0), None, PLAIN
 
     def paint(self, lines: Sequence[Text], width: int, height: int) -> None:
         """Show lines on a terminal of this size; what does not fit is cut off."""
@@ -62,7 +63,8 @@ class Painter:
             parts += self._changes(number, rows[number], new)
             rows[number] = new
         self._lines, self._rows = shown, rows
-        if parts:
+        parts.append(self._switch(PLAIN))
+        if any(parts):
             self._write("".join(parts))
 
     def _cells(self, line: Text, width: int) -> list[Cell]:
@@ -91,7 +93,7 @@ class Painter:
             # In the last column, the terminal waits with the move to the next line: the place is unknown.
             self._at = (number, last) if last < len(new) else None
         if any(cell != BLANK for cell in old[end:]):
-            yield self._move(number, end) + "\x1b[K"
+            yield self._move(number, end) + self._switch(PLAIN) + "\x1b[K"  # it fills with the current background
             self._at = (number, end)
 
     def _move(self, line: int, column: int) -> str:
@@ -109,17 +111,19 @@ class Painter:
         return min(absolute, vertical + min(sideways, key=len), key=len)
 
     def _text(self, cells: Sequence[Cell]) -> str:
-        """Return cells as text with control sequences, one per change of style."""
-        parts, at = [], 0
-        while at < len(cells):
-            style, first = cells[at][1], at
-            while at < len(cells) and cells[at][1] == style:
-                at += 1
-            text = "".join(character for character, _ in cells[first:at])
-            if self._console.no_color:
-                style = style.without_color
-            parts.append(style.render(text, color_system=self._colors))
-        return "".join(parts)
+        """Return cells as text, with a control sequence per change of style."""
+        return "".join(self._switch(style) + character for character, style in cells)
+
+    def _switch(self, style: Style) -> str:
+        """Return what switches to a style from that of the last character, which the terminal keeps."""
+        if style == self._style:
+            return ""
+        self._style = style
+        if style not in self._codes:
+            shown = style.without_color if self._console.no_color else style
+            start = shown.render(".", color_system=self._colors).partition(".")[0]
+            self._codes[style] = start.replace("\x1b[", "\x1b[0;", 1) or "\x1b[0m"  # without what was set before
+        return self._codes[style]
 
     def _write(self, text: str) -> None:
         self._console.file.write(text)

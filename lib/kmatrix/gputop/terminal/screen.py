@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from kmatrix.gpu.formats.samples import SIMULATED, aggregate
-from kmatrix.gputop.glyphs import (
+from kmatrix.gputop.terminal.glyphs import (
     UNICODE,
     Glyphs,
     bar,
@@ -22,8 +22,8 @@ from kmatrix.gputop.glyphs import (
     share,
     sparkline,
 )
-from kmatrix.gputop.help import help_lines
-from kmatrix.gputop.process_table import LEAST, detail_lines, host_line, process_table, run_line
+from kmatrix.gputop.terminal.help import help_lines
+from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line, process_table, run_line, slice_line
 from kmatrix.gputop.view import SPARKS, UNITS, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
@@ -97,8 +97,8 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
         return []
     # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
-    if view.overlay and height is not None:
-        return _overlay(view, width, height)
+    if view.page and height is not None:
+        return _page(view, width, height)
     lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
@@ -220,16 +220,17 @@ def _alerts(view: View, width: int) -> list[Text]:
     return lines
 
 
-def _overlay(view: View, width: int, height: int) -> list[Text]:
+def _page(view: View, width: int, height: int) -> list[Text]:
     """Return the page of help, or all alerts with their advice."""
-    if view.overlay == "help":
+    if view.page == "help":
         return [_cut(line, width) for line in help_lines(replay=view.mode in ("replay", "paused"))][:height]
-    lines = [_whole(f"{plural(len(view.alerts), 'alert')}; any key closes this page", "bold")]
+    lines = [_cut(f"{plural(len(view.alerts), 'alert')}; any key closes this page", width, "bold")]
     for alert in view.alerts:
         style = "bold red" if alert.severity is Severity.CRITICAL else "yellow"
-        lines += [_whole(text, style) for text in wrap(one_line(alert), "! ", width)]
+        lines += [_cut(text, width, style) for text in wrap(one_line(alert), "! ", width)]
     if len(lines) > height:
-        lines[height - 1 :] = [_whole(f"and {len(lines) - height + 1} more lines: enlarge the terminal", "yellow")]
+        more = f"and {len(lines) - height + 1} more lines: enlarge the terminal"
+        lines[height - 1 :] = [_cut(more, width, "yellow")]
     return lines
 
 
@@ -262,11 +263,14 @@ def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     lines = [_join([cell(column.title, has, "dim") for column, has in columns])] if room > len(view.rows) > 0 else []
     room -= len(lines)
     first, last = _window(len(view.rows), view.position, room if len(view.rows) <= room else room - 1)
+    # MIG instances follow their GPU if there is room for all of them.
+    has_slices = len(view.rows) + sum(len(row.slices) for row in view.rows) <= room
     for row in view.rows[first:last]:
         line = _join([column.text(row, has, glyphs) for column, has in columns])
         if row.sample.gpu_index == view.selected:
             line.stylize("reverse", 0, len(str(row.sample.gpu_index)) + 1)
         lines.append(line)
+        lines += [_cut(slice_line(part), width) for part in row.slices if has_slices]
     if last - first < len(view.rows) and len(lines) < room:
         lines.append(_join([cell(f"rows {first + 1}-{last} of {len(view.rows)}: up/down scrolls", width, "dim")]))
     return lines
