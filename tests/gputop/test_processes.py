@@ -17,7 +17,7 @@ from kmatrix.gputop.loop import visible_gpus
 from kmatrix.gputop.processes import SORTS, ProcessActions
 from kmatrix.gputop.snapshot import snapshot_entry
 from kmatrix.gputop.terminal.process_table import host_line, process_table, run_line
-from kmatrix.gputop.view import HostState, ProcessList, ProcessRow, RunningRun, ScreenSample
+from kmatrix.gputop.view import HostState, ProcessList, ProcessRow, RunLine, ScreenSample
 from waiting import wait_until
 
 ROWS = (
@@ -236,9 +236,9 @@ def test_the_heading_names_the_user_of_a_filter():
 def test_the_lines_about_host_and_run_leave_out_what_is_unknown():
     host = HostState(cpu=12.4, memory_used=1024.0, memory_total=4096.0, load=(0.5, 1.25, 3.0))
     assert host_line(host) == "host  CPU 12%  mem 1.0 of 4.0 GiB  load 0.50 1.25 3.00"
-    run = RunningRun(name="a", step=50, max_iters=200, loss=3.25, tokens_per_second=4e5, mfu=38.5, left_s=90, kwh=0.5)
+    run = RunLine(name="a", step=50, max_iters=200, loss=3.25, tokens_per_second=4e5, mfu=38.5, left_s=90, kwh=0.5)
     assert run_line(run) == ("run a  step 50/200 (25%)  loss 3.2500  400k tokens/s  MFU 38.5%  1m30s left  0.500 kWh")
-    assert run_line(RunningRun(name="a")) == "run a"
+    assert run_line(RunLine(name="a")) == "run a"
 
 
 def test_colours_follow_the_limits_of_the_alerts():
@@ -288,7 +288,7 @@ def test_json_has_processes_throttling_ranks_and_runs():
         ranks={0: 3},
         runs={0: "a"},
         processes=(ROWS[1],),
-        progress=(RunningRun(name="a", step=5),),
+        progress=(RunLine(name="a", step=5),),
         driver_version="580.1",
     )
     entry = snapshot_entry(sample, {0: DeviceFacts(bus_id="00000000:01:00.0", persistence=True)})

@@ -26,7 +26,7 @@ from kmatrix.gputop.view import (
     Metric,
     ProcessList,
     ProcessRow,
-    RunningRun,
+    RunLine,
     View,
     balance,
 )
@@ -85,9 +85,9 @@ views = st.builds(
     charts=st.booleans(),
     page=st.sampled_from(["", "help", "alerts"]),
     prompt=st.sampled_from(["", "send SIGTERM to process 4711 of user? y/n"]),
-    progress=st.lists(
-        st.builds(RunningRun, name=names, step=st.none() | st.integers(0, 9), loss=floats), max_size=5
-    ).map(tuple),
+    progress=st.lists(st.builds(RunLine, name=names, step=st.none() | st.integers(0, 9), loss=floats), max_size=5).map(
+        tuple
+    ),
     host=st.none()
     | st.builds(HostState, cpu=st.floats(0, 100), memory_used=floats, memory_total=st.just(9e4), load=st.none()),
     processes=st.none()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from kmatrix.gpu.formats.summary import TotalsEntry
-from kmatrix.gputop.view import RunningRun
+from kmatrix.gputop.view import RunLine
 from kmatrix.records.decode import Record, decode_lines, decode_optional, field
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
@@ -25,7 +25,7 @@ class ProgressReader:
         self._train = read_run_file_or_empty(self.run).train
         self._tail: tuple[int, MetricsTail] | None = None  # of an attempt
 
-    def read(self) -> RunningRun:
+    def read(self) -> RunLine:
         """Return the newest state. Unknown values are None. Raises SchemaError if a newer kmatrix wrote the run."""
         status = read_run_status(self.run)
         attempt = max(1, (status.attempt or 1) if status else 1)
@@ -38,7 +38,7 @@ class ProgressReader:
         left = tail.left_s(phases, self._train, tail.since_s(time.time())) if tail.recent else None
         summary = decode_optional(self.run.gpu_summary, _Summary)
         joules = summary.totals.joules if summary else None
-        return RunningRun(
+        return RunLine(
             name=self.run.name,
             step=tail.step,
             max_iters=self._train.max_iters,

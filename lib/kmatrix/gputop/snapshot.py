@@ -8,7 +8,7 @@ from typing import Any
 
 from kmatrix.gpu.formats.samples import multi, rounded
 from kmatrix.gpu.nvml.facts import DeviceFacts
-from kmatrix.gputop.view import ProcessRow, RunningRun, ScreenSample
+from kmatrix.gputop.view import ProcessRow, RunLine, ScreenSample
 
 
 def snapshot_entry(sample: ScreenSample, facts: Mapping[int, DeviceFacts]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _settings(facts: DeviceFacts) -> dict[str, Any]:
     }
 
 
-def _progress(run: RunningRun) -> dict[str, Any]:
+def _progress(run: RunLine) -> dict[str, Any]:
     return {
         "name": run.name,
         "step": run.step,

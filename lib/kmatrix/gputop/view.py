@@ -95,7 +95,7 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningRun:
+class RunLine:
     """How far a run is. Unknown values are None."""
 
     name: str
@@ -119,7 +119,7 @@ class ScreenSample:
     processes: tuple[ProcessRow, ...] | None = None  # None: not known in this mode
     slices: Mapping[int, tuple[MigInstance, ...]] = field(default_factory=dict)  # MIG instances of the GPU
     host: HostState | None = None
-    progress: tuple[RunningRun, ...] = ()  # of the runs on these GPUs
+    progress: tuple[RunLine, ...] = ()  # of the runs on these GPUs
     driver_version: str | None = None
     cuda_version: str | None = None  # the newest that the driver supports
 
@@ -181,7 +181,7 @@ class View:
     alerts: tuple[Alert, ...] = ()  # active alerts, critical ones first
     limits: Thresholds = field(default_factory=Thresholds)  # of the alerts, which the colours follow
     host: HostState | None = None
-    progress: tuple[RunningRun, ...] = ()
+    progress: tuple[RunLine, ...] = ()
     driver: str = ""  # versions
     processes: ProcessList | None = None  # None: not known in this mode
     page: str = ""  # what covers the table: "help" or "alerts"

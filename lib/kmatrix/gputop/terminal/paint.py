@@ -44,7 +44,7 @@ class Painter:
         self._write(CLOSE)
 
     def forget(self) -> None:
-        """Forget the picture, because something else wrote on the terminal: the next call writes all of it."""
+        """Drop the known picture, because something else wrote on the terminal: the next call writes all of it."""
         self._lines, self._rows, self._size, self._at, self._style = [], [], (0, 0), None, PLAIN
 
     def paint(self, lines: Sequence[Text], width: int, height: int) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kmatrix.gpu.nvml.facts import MigInstance
 from kmatrix.gputop.terminal.glyphs import cell, number
-from kmatrix.gputop.view import DeviceRow, HostState, ProcessList, ProcessRow, RunningRun
+from kmatrix.gputop.view import DeviceRow, HostState, ProcessList, ProcessRow, RunLine
 from kmatrix.text import UNKNOWN, count, duration, memory_size
 
 MIB = 2**20  # bytes
@@ -79,7 +79,7 @@ def host_line(host: HostState) -> str:
     return f"host  CPU {host.cpu:.0f}%  mem {memory_size(used, host.memory_total * MIB)}{load}"
 
 
-def run_line(run: RunningRun) -> str:
+def run_line(run: RunLine) -> str:
     """Return the line about the progress of a run."""
     parts = [f"run {run.name}"]
     if run.step is not None:
