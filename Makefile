@@ -141,7 +141,7 @@ defconfig-%: $(CONTROL)
 
 # Running
 .PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun add status estimate \
-	logs stop skip hold release reproduce k8s-shell gputop
+	logs stop skip hold release reproduce k8s-shell gputop gpu-exporter
 prepare-data: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
 test-matrix-dry-run: $(CONTROL)
@@ -180,6 +180,8 @@ reproduce: $(CONTROL) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
 
 gputop: $(CONTROL)
+	$(KMATRIX)
+gpu-exporter: $(CONTROL)
 	$(KMATRIX)
 
 # Results

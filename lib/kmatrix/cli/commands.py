@@ -305,6 +305,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             assigns=True,
         ),
         "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= GPUS= SIMULATE="),
+        "gpu-exporter": Command(
+            MACHINE + "gpu_exporter", "serve every GPU as metrics for Prometheus", "PORT= GPUS= SIMULATE="
+        ),
     },
     "Results (TARGET=, the newest by default)": {
         "report": Command(RESULTS + "page", "write report.html, the page of all results", MATRIX),

@@ -117,3 +117,13 @@ def gputop(arguments: Arguments) -> int:
         os.execve(sys.executable, [sys.executable, "-m", "kmatrix.gputop", *words], environment)
     with redirect_stdout(terminal_output()):
         return gputop_main(words)
+
+
+def gpu_exporter(arguments: Arguments) -> int:
+    """Serve all GPUs as metrics for Prometheus until Ctrl+C. SIMULATE=<number or scenario> serves simulated ones."""
+    words = ["--port", arguments.get("PORT")] if arguments.get("PORT") else []
+    words += ["--gpus", arguments.get("GPUS")] if arguments.get("GPUS") else []
+    environment = program_environment(**simulation(arguments.get("SIMULATE"))) if arguments.get("SIMULATE") else {}
+    # A program of its own also without simulated GPUs: the command line has parts that it does not need.
+    command = [sys.executable, "-m", "kmatrix.gputop.exporter", *words]
+    os.execve(sys.executable, command, environment or program_environment())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.summary import TotalsEntry
 from kmatrix.gputop.view import RunLine
 from kmatrix.records.decode import Record, decode_lines, decode_optional, field
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, read_run_status
+from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import Phase
 from kmatrix.status.watch import MetricsTail
 
@@ -22,11 +25,19 @@ class ProgressReader:
 
     def __init__(self, path: Path) -> None:
         self.run = RunDir(path)
-        self._train = read_run_file_or_empty(self.run).train
+        self._train = TrainFields()
+        with suppress(SchemaError):
+            self._train = read_run_file_or_empty(self.run).train
         self._tail: tuple[int, MetricsTail] | None = None  # of an attempt
 
     def read(self) -> RunLine:
-        """Return the newest state. Unknown values are None. Raises SchemaError if a newer kmatrix wrote the run."""
+        """Return the newest state. Unknown values are None: all of them if a newer kmatrix wrote the run."""
+        try:
+            return self._read()
+        except SchemaError:
+            return RunLine(name=self.run.name)
+
+    def _read(self) -> RunLine:
         status = read_run_status(self.run)
         attempt = max(1, (status.attempt or 1) if status else 1)
         if self._tail is None or self._tail[0] != attempt:

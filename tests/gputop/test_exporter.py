@@ -1,0 +1,210 @@
+"""The exporter: its metrics, who may read them, and the queries of the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gputop_values import ROOT, T0, gpu_sample
+from kmatrix.errors import LaunchError
+from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gpu.nvml.facts import DeviceFacts
+from kmatrix.gputop.exporter.command import _server, application, main
+from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
+from kmatrix.gputop.view import RunLine, ScreenSample
+
+DASHBOARD = ROOT / "docs" / "grafana" / "kmatrix-gpus.json"
+PAGE = ROOT / "docs" / "gpu-monitoring.md"
+EXTRA = {
+    **{"memory_clock": 2619.0, "memory_temperature": 71.0, "memory_utilization": 40.0, "memory_reserved": 500.0},
+    **{"fan": 30.0, "pstate": 2, "xid": 79, "xids": 3, "ecc_corrected": 1, "ecc_uncorrected": 2},
+    **{"remapped_corrected": 1, "remapped_uncorrected": 0, "remap_failure": 0, "pcie_replays": 4},
+    **{"nvlink_tx": 100.0, "nvlink_rx": 50.0, "nvlink_errors": 5, "pcie_tx": 2.0, "pcie_rx": 1.0},
+    **{"sm_active": 90.0, "sm_occupancy": 40.0, "tensor_active": 55.0, "dram_active": 48.0},
+}
+RUN = RunLine(name="a", step=5, max_iters=9, loss=3.5, tokens_per_second=1e5, mfu=40.0, left_s=60.0, kwh=0.5)
+
+
+def sample(time=T0, *, gpus=None, **changes):
+    gpus = gpus or (gpu_sample(0, extra=tuple(EXTRA.items()), energy_j=12.5), gpu_sample(1))
+    known = {"throttle": {0: ("power cap",), 1: ()}, "ranks": {0: 3}, "runs": {0: "a"}, "progress": (RUN,)}
+    return ScreenSample(snapshot=Snapshot(time=time, samples=gpus), driver_version="580.1", **known | changes)
+
+
+def text_of(*samples):
+    collector = GpuCollector({0: DeviceFacts(bus_id="00000000:01:00.0")})
+    for one in samples:
+        collector.ingest(one)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry).decode()
+
+
+def parsed(text):
+    """Return metric name -> labels and value of each sample, and check that no series is there twice."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found.setdefault(one.name, []).append((one.labels, one.value))
+    for name, pairs in found.items():
+        series = [tuple(sorted(labels.items())) for labels, _ in pairs]
+        assert len(set(series)) == len(series), name
+    return found
+
+
+def value(found, name, gpu="0", **labels):
+    (one,) = [v for known, v in found[name] if known["gpu"] == gpu and labels.items() <= known.items()]
+    return one
+
+
+def test_every_known_value_is_in_the_units_of_dcgm():
+    found = parsed(text_of(sample()))
+    assert value(found, "DCGM_FI_DEV_GPU_UTIL") == 95
+    assert value(found, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == 12_500
+    assert value(found, "DCGM_FI_DEV_FB_FREE") == 24576 - 12800 - 500
+    assert value(found, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL") == pytest.approx(150 * 1.048576)
+    assert value(found, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE") == pytest.approx(0.55)
+    assert value(found, "DCGM_FI_PROF_PCIE_TX_BYTES") == 2 * 2**20
+    assert value(found, "DCGM_FI_DEV_XID_ERRORS") == 79
+    assert value(found, "kmatrix_gpu_xid_errors_total") == 3
+    assert {name for name in found if name.startswith("DCGM")} == {metric.name for metric in DCGM}
+    assert {metric.name for metric in OWN} <= found.keys()
+    assert {name for name, _, _ in RUNS} <= found.keys()
+
+
+def test_the_labels_are_those_of_dcgm_with_run_and_rank():
+    labels, _ = parsed(text_of(sample()))["DCGM_FI_DEV_POWER_USAGE"][0]
+    assert set(labels) == set(LABELS)
+    assert labels["Hostname"] == socket.gethostname()
+    assert (labels["gpu"], labels["device"], labels["pci_bus_id"]) == ("0", "nvidia0", "00000000:01:00.0")
+    assert (labels["run"], labels["rank"], labels["DCGM_FI_DRIVER_VERSION"]) == ("a", "3", "580.1")
+
+
+def test_an_unknown_value_has_no_sample():
+    found = parsed(text_of(sample()))
+    assert len(found["DCGM_FI_DEV_MEMORY_TEMP"]) == 1
+    lost = replace(gpu_sample(0), **dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock")))
+    found = parsed(text_of(sample(gpus=(lost,))))
+    assert "DCGM_FI_DEV_GPU_UTIL" not in found
+    assert value(found, "kmatrix_gpu_lost") == 1
+
+
+def test_throttled_time_adds_up_while_a_reason_is_active():
+    samples = [sample(T0), sample(T0 + 2), sample(T0 + 3, throttle={0: ()}), sample(T0 + 4)]
+    found = parsed(text_of(*samples))
+    assert value(found, "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 3
+    assert value(found, "kmatrix_gpu_throttled_seconds_total", reason="power brake") == 0
+
+
+def test_counters_never_fall_when_the_clock_is_set_back_or_the_driver_is_reloaded():
+    reloaded = gpu_sample(0, extra=(("xids", 0),))
+    found = parsed(text_of(sample(T0), sample(T0 + 2), sample(T0 - 100), sample(T0 - 99, gpus=(reloaded,))))
+    assert value(found, "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 3
+    assert value(found, "kmatrix_gpu_xid_errors_total") == 3
+
+
+def test_before_the_first_sample_only_the_exporter_has_metrics():
+    assert set(parsed(text_of())) == {"kmatrix_exporter_samples_total"}
+
+
+@pytest.mark.parametrize("name", ["ordinary", 'with "quotes"\nand lines', "ünïcode"])
+def test_the_name_of_a_run_cannot_break_the_text(name):
+    found = parsed(text_of(sample(runs={0: name}, progress=(replace(RUN, name=name),))))
+    assert found["DCGM_FI_DEV_POWER_USAGE"][0][0]["run"] == name
+    assert found["kmatrix_run_step"][0][0]["run"] == name
+
+
+# -- requests
+
+
+def ask(path="/metrics", method="GET", host="localhost:9835"):
+    collector = GpuCollector({})
+    collector.ingest(sample())
+    started = []
+    environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "HTTP_HOST": host, "QUERY_STRING": ""}
+    body = b"".join(application(collector)(environ, lambda status, headers: started.append((status, dict(headers)))))
+    return started[0][0][:3], body.decode(), started[0][1]
+
+
+def test_get_and_head_of_metrics_are_answered_and_nothing_else():
+    status, body, headers = ask()
+    assert (status, "DCGM_FI_DEV_GPU_UTIL" in body) == ("200", True)
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert ask(method="HEAD")[:2] == ("200", "")
+    assert ask("/")[0] == "404"
+    assert ask(method="POST")[0] == "405"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example"])
+def test_a_request_that_names_another_host_is_refused(host):
+    status, body, _ = ask(host=host)
+    assert status == "421"
+    assert "DCGM" not in body
+
+
+def test_a_port_in_use_is_one_error_with_a_hint():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="cannot serve metrics"):
+        _server(taken.getsockname()[1], lambda *_: [])
+
+
+@pytest.mark.parametrize("words", [["--port", "x"], ["--port", "70000"], ["--interval", "0"], ["--unknown"]])
+def test_a_wrong_argument_exits_with_status_2(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+# -- the dashboard and the page
+
+
+def queries():
+    board = json.loads(DASHBOARD.read_text())
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_has_what_grafana_needs():
+    board = json.loads(DASHBOARD.read_text())
+    assert {"title", "uid", "schemaVersion", "templating", "panels", "time"} <= board.keys()
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    cells = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not own & cells, f"{panel['title']} covers another panel"
+        cells |= own
+        assert panel["targets"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    variables = {one["name"] for one in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]))) - {"__rate_interval"}
+    assert used <= variables
+
+
+def test_every_metric_and_label_of_the_dashboard_is_exported():
+    found = parsed(text_of(sample()))
+    board = json.loads(DASHBOARD.read_text())
+    asked = [*queries(), *(one["definition"] for one in board["templating"]["list"] if one["type"] == "query")]
+    for query in asked:
+        names = re.findall(r"\b(?:DCGM|kmatrix)_\w+", query)
+        assert names, query
+        for name in names:
+            assert name in found, f"{name} of {query}"
+            labels = found[name][0][0].keys()
+            for label in re.findall(r"(\w+)=~", query) + re.findall(r"by \(([\w, ]+)\)", query):
+                assert set(label.split(", ")) <= labels, f"{label} of {query}"
+
+
+def test_the_page_lists_every_metric():
+    page = PAGE.read_text()
+    names = [*(metric.name for metric in (*DCGM, *OWN)), *(name for name, _, _ in RUNS)]
+    names += ["kmatrix_gpu_info", "kmatrix_gpu_throttled_seconds_total", "kmatrix_gpu_xid_errors_total"]
+    assert [name for name in names if f"`{name}`" not in page] == []
