@@ -144,9 +144,8 @@ def test_the_make_target_serves_refuses_strangers_and_ends_at_once(clone, tmp_pa
         # A client that sends nothing must not block the others.
         with socket.create_connection(("127.0.0.1", port)):
             assert "DCGM_FI_DEV_GPU_UTIL" in get(port)
-        inner = next(
-            one for one in psutil.Process(process.pid).children(recursive=True) if "exporter" in str(one.cmdline())
-        )
+        below = psutil.Process(process.pid).children(recursive=True)
+        inner = next(one for one in below if "kmatrix.gputop.exporter" in one.cmdline())
         inner.send_signal(signal.SIGINT)
         assert inner.wait(60) in (0, None)
 

@@ -129,7 +129,7 @@ class GpuCollector(Collector):
         self._before: float | None = None  # Unix s of the sample before
 
     def ingest(self, sample: ScreenSample) -> None:
-        """Take a sample as the newest one, and count what adds up over time."""
+        """Replace the newest sample, and count what adds up over time."""
         seconds = 0.0 if self._before is None else max(0.0, sample.snapshot.time - self._before)
         throttled = dict(self._throttled)
         for gpu in sample.snapshot.samples:
