@@ -10,6 +10,8 @@ from scripts.environment import find_packages
 
 find_packages("rich", "msgspec", "psutil", "pynvml", imported=__name__ != "__main__")
 
+GRAPHS = ("--gen-graph", "--compare")  # as in the original project; drawn by the report, not by the screen
+
 try:
     from kmatrix.gputop.command import main, run
     from kmatrix.gputop.monitor import GPUMonitor
@@ -20,4 +22,8 @@ except ModuleNotFoundError as error:  # a package that is there, but not complet
 __all__ = ["GPUMonitor", "main"]  # for `import scripts.gputop`: docs/gputop.md
 
 if __name__ == "__main__":
+    if any(word.partition("=")[0] in GRAPHS for word in sys.argv[1:]):
+        from kmatrix.report.gpu.recording_graphs import run as draw
+
+        sys.exit(draw(sys.argv[1:]))
     sys.exit(run(sys.argv[1:]))

@@ -153,7 +153,12 @@ def _width() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gputop", description="Show all GPUs on one screen.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="gputop",
+        description="Show all GPUs on one screen.",
+        epilog="scripts/gputop.py also draws recordings: --gen-graph FILE, and --compare FILE FILE.",
+        allow_abbrev=False,
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--run", type=Path, metavar="RUN_DIR", help="attach to the recorder of a run instead of the driver"
@@ -163,7 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", metavar="LIST", help="show only these GPUs, by index or UUID: 0,2")
     parser.add_argument("--once", action="store_true", help="print the table once, as text, and exit")
     parser.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
-    parser.add_argument("--stats-file", type=Path, metavar="X.json", help="also write X.json and X_multi_gpu.json")
+    parser.add_argument(
+        "--stats-file", "--stats", type=Path, metavar="X.json", help="also write X.json and X_multi_gpu.json"
+    )
     parser.add_argument("--seconds", type=_positive, metavar="N", help="exit after N seconds")
     parser.add_argument("--interval", type=_positive, metavar="S", help="refresh interval in seconds (default 1)")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")

@@ -65,11 +65,11 @@ def new_figure(
 
 
 def figure_grid(
-    name: str, title: str, shape: tuple[int, int], height: float, *, note: str = ""
+    name: str, title: str, shape: tuple[int, int], height: float, *, note: str = "", shared: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a grid of panels (rows, columns) that share their axes. height: inches."""
+    """Return a figure with a grid of panels (rows, columns). height: inches.  shared: all have the same axes."""
     figure = _blank(height)
-    axes = list(figure.subplots(*shape, squeeze=False, sharex=True, sharey=True).flat)
+    axes = list(figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).flat)
     figure.suptitle(f"{title}\n", x=0.012, ha="left", fontsize=13, fontweight="bold")
     figure.text(0.012, 1 - 0.42 / height, f"{name}{note}", color=QUIET, fontsize=10.5, va="top")
     return figure, axes

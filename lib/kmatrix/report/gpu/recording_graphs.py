@@ -1,0 +1,355 @@
+"""Graphs of single recordings, without a matrix: one over time, or two compared, as the original project draws them.
+
+`python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE`: statistics files of this or of the original
+project, also truncated ones, CSV files, and run directories with gpu_samples.bin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kmatrix.errors import KmatrixError, RecordError, reason_of
+from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.formats.columns import SampleBlock, read_columns
+from kmatrix.output import run_program
+from kmatrix.records.files import write_text
+from kmatrix.records.paths import RunDir
+from kmatrix.report.figure import COLOURS, OTHER_COLOURS, draw_jobs, figure_grid, subtitle, time_unit
+from kmatrix.report.gpu.stream import sample_blocks
+from kmatrix.text import shortened_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 1500  # points of a line: two per pixel
+MIB_OF_GIB = 1024.0
+QUANTITIES: Mapping[str, str] = {  # column -> title of its panel
+    "utilization": "utilization, %",
+    "memory_used": "memory, GiB",
+    "power": "power, W",
+    "temperature": "temperature, C",
+    "sm_clock": "SM clock, MHz",
+}
+PALETTE = (*COLOURS.values(), *OTHER_COLOURS)
+COMPARED = (COLOURS["adamw"], COLOURS["muon"])  # of the first and the second recording
+LEGEND = 8  # GPUs that a legend names
+BINS = 30  # of a histogram
+
+
+@dataclass(slots=True)
+class ThinnedLine:
+    """A line of at most 2 x MOST points in constant memory: adjacent ones are merged when there are more."""
+
+    times: list[float] = field(default_factory=list)  # s
+    values: list[float] = field(default_factory=list)  # NaN: unknown
+    _each: int = 1  # samples per point
+    _sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of the newest point: time, value, known
+    _pending: int = 0
+
+    def add(self, time: float, value: float) -> None:
+        """Add a sample. NaN: unknown."""
+        self._sums[0] += time
+        if not math.isnan(value):
+            self._sums[1] += value
+            self._sums[2] += 1
+        self._pending += 1
+        if self._pending == self._each:
+            self._close()
+
+    def finish(self) -> None:
+        """Add the samples of an incomplete last point."""
+        if self._pending:
+            self._close()
+
+    def _close(self) -> None:
+        self.times.append(self._sums[0] / self._pending)
+        self.values.append(self._sums[1] / self._sums[2] if self._sums[2] else math.nan)
+        self._sums, self._pending = [0.0, 0.0, 0.0], 0
+        if len(self.values) >= 2 * MOST:
+            self.times = [(a + b) / 2 for a, b in zip(self.times[::2], self.times[1::2], strict=True)]
+            self.values = [_mean(pair) for pair in zip(self.values[::2], self.values[1::2], strict=True)]
+            self._each *= 2
+
+
+@dataclass(slots=True)
+class Extent:
+    """Mean, minimum and maximum of all samples of a quantity."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+
+    def add(self, value: float) -> None:
+        self.count, self.total = self.count + 1, self.total + value
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+
+@dataclass(slots=True)
+class SingleRecording:
+    """One recording: a line per GPU and quantity. Times are seconds since the first sample."""
+
+    path: Path
+    names: dict[int, str] = field(default_factory=dict)  # GPU index -> name
+    capacity: float | None = None  # GiB, of the largest GPU
+    samples: int = 0
+    seconds: float = 0.0
+    lines: dict[str, dict[int, ThinnedLine]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
+    ranges: dict[str, dict[int, Extent]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
+    lost: str = ""  # what of the file could not be read
+
+    def known(self, quantity: str) -> dict[int, ThinnedLine]:
+        """Return the lines of the GPUs that have a value of a quantity."""
+        return {gpu: line for gpu, line in self.lines[quantity].items() if gpu in self.ranges[quantity]}
+
+
+def read_recording(path: Path) -> SingleRecording:
+    """Read a recording in constant memory. Raises RecordError if there is none, or no sample in it."""
+    found = SingleRecording(path)
+    begin: float | None = None
+    for block in _blocks(path, found):
+        begin = block.times[0] if begin is None else begin
+        found.samples += len(block)
+        found.seconds = max(found.seconds, block.times[-1] - begin)
+        for part in block.parts:
+            if part.gpu_index in block.repeated:
+                continue
+            found.names[part.gpu_index] = part.gpu_name
+            if part.memory_total:
+                found.capacity = max(found.capacity or 0.0, part.memory_total / MIB_OF_GIB)
+            for quantity in QUANTITIES:
+                scale = MIB_OF_GIB if quantity == "memory_used" else 1.0
+                line = found.lines[quantity].setdefault(part.gpu_index, ThinnedLine())
+                for row, value in zip(part.rows, part.columns[quantity], strict=True):
+                    line.add(block.times[row] - begin, value / scale)
+                    if not math.isnan(value):
+                        found.ranges[quantity].setdefault(part.gpu_index, Extent()).add(value / scale)
+    for lines in found.lines.values():
+        for line in lines.values():
+            line.finish()
+    if not found.samples:
+        raise RecordError(f"{path} contains no sample", hint="record again: gputop --stats-file, or GPU_MONITOR=y")
+    return found
+
+
+def _blocks(path: Path, found: SingleRecording) -> Iterator[SampleBlock]:
+    run = RunDir(path)
+    if run.gpu_samples.is_file() or path.name == run.gpu_samples.name:
+        recording = read_samples(run.gpu_samples if run.gpu_samples.is_file() else path)
+        yield from (block for block in sample_blocks(recording) if len(block))
+        return
+    reader = read_columns(path)
+    yield from (block for block in reader if len(block))
+    if reader.errors is not None:
+        found.lost = str(reader.errors)
+
+
+def draw_recording(recording: SingleRecording) -> Figure:
+    """Return the figure of a recording: a panel per quantity, a line per GPU."""
+    quantities = [name for name in QUANTITIES if recording.known(name)]
+    figure, panels = _grid(recording.path.name, "GPU recording", len(quantities))
+    for axes, name in zip(panels, quantities, strict=False):
+        _frame(axes, name, recording.seconds)
+        _, unit = time_unit(recording.seconds)
+        lines = recording.known(name)
+        for at, (gpu, line) in enumerate(lines.items()):
+            axes.plot(
+                [time / unit for time in line.times], line.values, color=PALETTE[at % len(PALETTE)], lw=1.0,
+                label=f"GPU {gpu}",
+            )  # fmt: skip
+        if name == "memory_used":
+            most = max(one.most for one in recording.ranges[name].values())
+            axes.set_ylim(0, 1.15 * max(recording.capacity or 0.0, most))
+        if name == "memory_used" and recording.capacity:
+            axes.axhline(recording.capacity, color="#555555", lw=1.0, ls="--")
+            text = f"capacity {recording.capacity:.1f} GiB"
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(text, (0.99, recording.capacity), xytext=(0, 3), ha="right", fontsize=9, **place)
+        if axes is panels[0] and 1 < len(lines) <= LEGEND:
+            axes.legend(loc="best")
+    return figure
+
+
+def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str]) -> Figure:
+    """Return the figure of two recordings: a panel per quantity, the mean over the GPUs of each over time."""
+    quantities = [name for name in QUANTITIES if any(one.known(name) for one in recordings)]
+    figure, panels = _grid(" and ".join(names), "GPU comparison", len(quantities))
+    longest = max(one.seconds for one in recordings)
+    _, unit = time_unit(longest)
+    for axes, quantity in zip(panels, quantities, strict=False):
+        _frame(axes, quantity, longest)
+        for recording, name, colour in zip(recordings, names, COMPARED, strict=True):
+            times, values = _over_gpus(recording.known(quantity))
+            axes.plot([time / unit for time in times], values, color=colour, lw=1.2, label=name)
+        if axes is panels[0]:
+            axes.legend(loc="best")
+    return figure
+
+
+def draw_histograms(recordings: Sequence[SingleRecording], names: Sequence[str]) -> Figure:
+    """Return the figure of the distributions of two recordings: a panel per quantity, both with the same bins."""
+    quantities = [name for name in QUANTITIES if any(one.known(name) for one in recordings)]
+    figure, panels = _grid(" and ".join(names), "GPU comparison: distributions", len(quantities))
+    for axes, quantity in zip(panels, quantities, strict=False):
+        subtitle(axes, QUANTITIES[quantity])
+        both = [
+            [value for line in one.known(quantity).values() for value in line.values if not math.isnan(value)]
+            for one in recordings
+        ]
+        least, most = min(map(min, filter(None, both))), max(map(max, filter(None, both)))
+        if least == most:
+            least, most = least - 0.5, most + 0.5
+        width = (most - least) / BINS
+        edges = [least + width * at for at in range(BINS + 1)]
+        for values, name, colour in zip(both, names, COMPARED, strict=True):
+            share = [100.0 / len(values)] * len(values) if values else []
+            axes.hist(values, bins=edges, weights=share, color=colour, alpha=0.55, label=name)
+        axes.set_ylabel("% of the samples")
+        if axes is panels[0]:
+            axes.legend(loc="best")
+    return figure
+
+
+def summary_lines(recording: SingleRecording) -> list[str]:
+    """Return the summary of a recording: mean, minimum and maximum of each quantity per GPU."""
+    lines = [
+        f"recording  {recording.path}",
+        f"samples    {recording.samples:,} in {recording.seconds:,.1f} s",
+        *(f"GPU {gpu}      {name}" for gpu, name in sorted(recording.names.items())),
+        *([f"note       {recording.lost}"] if recording.lost else []),
+        "",
+        f"{'quantity':20}{'GPU':>5}{'mean':>12}{'minimum':>12}{'maximum':>12}",
+    ]
+    for quantity, title in QUANTITIES.items():
+        for gpu, found in sorted(recording.ranges[quantity].items()):
+            mean = found.total / found.count
+            lines.append(f"{title:20}{gpu:>5}{mean:>12,.2f}{found.least:>12,.2f}{found.most:>12,.2f}")
+    return lines
+
+
+def comparison_lines(recordings: Sequence[SingleRecording], names: Sequence[str]) -> list[str]:
+    """Return the means of two recordings over all GPUs, and their difference."""
+    both = list(zip(recordings, names, strict=True))
+    lines = [f"{name}: {one.samples:,} samples in {one.seconds:,.1f} s" for one, name in both]
+    lines += [f"note: {name}: {one.lost}" for one, name in both if one.lost]
+    lines += ["", f"{'quantity, mean':20}{'first':>12}{'second':>12}{'difference':>12}"]
+    for quantity, title in QUANTITIES.items():
+        first, second = (_mean_of(one.ranges[quantity].values()) for one in recordings)
+        if first is None or second is None:
+            continue
+        change = f"{100 * (second / first - 1):+.1f} %" if first else "n/a"
+        lines.append(f"{title:20}{first:>12,.2f}{second:>12,.2f}{change:>12}")
+    return lines
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw what the options of gputop ask for, and print the written files. Raises KmatrixError for user errors."""
+    parser = argparse.ArgumentParser(prog="gputop", description=__doc__, allow_abbrev=False)
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--gen-graph", type=Path, metavar="FILE", help="draw a recording over time, next to it")
+    chosen.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="compare two recordings, in this folder")
+    options = parser.parse_args(argv)
+    if options.gen_graph is not None:
+        return _generate(options.gen_graph)
+    return _compare(options.compare)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run it as a program: print errors, and return the exit status."""
+
+    def checked() -> int:
+        try:
+            return main(argv)
+        except KmatrixError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return run_program(checked)
+
+
+def _generate(path: Path) -> int:
+    recording = read_recording(path)
+    base = path / path.resolve().name if path.is_dir() else path.with_name(path.name.removesuffix(".json"))
+    summary = base.with_name(f"{base.name}_summary.txt")
+    text = "\n".join([*summary_lines(recording), ""])
+    (plot,) = _drawn({base.with_name(f"{base.name}_plot.png"): lambda: draw_recording(recording)})
+    try:
+        write_text(summary, text)
+    except OSError as error:
+        raise RecordError(f"cannot write {summary}", why=reason_of(error)) from None
+    print(text, end="")
+    print(f"wrote {plot}\nwrote {summary}")
+    return 0
+
+
+def _compare(paths: Sequence[Path]) -> int:
+    recordings = [read_recording(path) for path in paths]
+    names = shortened_names([str(path) for path in paths], 40)
+    print("\n".join(comparison_lines(recordings, names)))
+    jobs: dict[Path, Callable[[], Figure]] = {
+        Path("gpu_comparison.png"): lambda: draw_comparison(recordings, names),
+        Path("gpu_comparison_histograms.png"): lambda: draw_histograms(recordings, names),
+    }
+    for path in _drawn(jobs):
+        print(f"wrote {path}")
+    return 0
+
+
+def _drawn(jobs: Mapping[Path, Callable[[], Figure]]) -> list[Path]:
+    """Draw figures into files, and return these."""
+    try:
+        for path, draw in jobs.items():
+            draw_jobs([(path.name, draw)], path.parent)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}", why=reason_of(error), hint="copy the recording to a folder with space"
+        ) from None
+    return list(jobs)
+
+
+def _grid(name: str, title: str, panels: int) -> tuple[Figure, list[Axes]]:
+    if not panels:
+        raise RecordError(f"{name} has no known value", hint="record again")
+    shape = (panels, 1) if panels == 1 else (math.ceil(panels / 2), 2)
+    figure, axes = figure_grid(name, title, shape, 1.2 + 2.9 * shape[0], shared=False)
+    for spare in axes[panels:]:
+        spare.set_axis_off()
+    return figure, axes
+
+
+def _frame(axes: Axes, quantity: str, seconds: float) -> None:
+    """Set title, axes and limits of a panel over time."""
+    name, unit = time_unit(seconds)
+    subtitle(axes, QUANTITIES[quantity])
+    axes.set_xlim(0, max(seconds / unit, 1e-9))
+    axes.set_xlabel(name)
+    if quantity == "utilization":
+        axes.set_ylim(0, 105)
+
+
+def _over_gpus(lines: Mapping[int, ThinnedLine]) -> tuple[list[float], list[float]]:
+    """Return the mean over the GPUs at the points of the longest line."""
+    if not lines:
+        return [], []
+    longest = max(lines.values(), key=lambda line: len(line.times))
+    whole = [line.values for line in lines.values() if len(line.values) == len(longest.values)]
+    columns: Iterable[Any] = zip(*whole, strict=True)
+    return longest.times, [_mean(values) for values in columns]
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _mean_of(ranges: Iterable[Extent]) -> float | None:
+    found = list(ranges)
+    count = sum(one.count for one in found)
+    return sum(one.total for one in found) / count if count else None

@@ -1,0 +1,144 @@
+"""Graphs of single recordings: the original project's files and ours, truncated, damaged and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+
+from gputop_values import ROOT, SCRIPT, Recorder
+from kmatrix.report.gpu.recording_graphs import MOST, ThinnedLine, main, read_recording, run
+
+
+def original(path, *, count=200, base=80.0, gpus=None, whole=True):
+    """Write a file as the original project's gputop.py writes it; gpus: in its layout for several GPUs."""
+
+    def gpu(index, at):
+        return {
+            **{"gpu_index": index, "gpu_name": "AMD Radeon PRO W7900", "gpu_type": "amd"},
+            **{"utilization": base + at % 5, "memory_used": 9000.0 + at, "memory_total": 24576.0},
+            **{"memory_percent": 40.0, "temperatures": {"edge": 60.0, "junction": 75.0 + index}},
+            **{"temp_limits": {}, "power": 200.0 + 10 * index, "power_limit": 300.0, "fan_speed": 30},
+            **{"clocks": {"graphics": 2100.0}, "clock_states": {}, "performance_level": "auto"},
+        }
+
+    begin, entries = datetime(2025, 1, 2, 3, 4, 5), []
+    for at in range(count):
+        stamp = (begin + timedelta(seconds=at)).isoformat()
+        several = {"multi_gpu_data": [gpu(index, at) for index in range(gpus or 0)], "aggregate_stats": {}}
+        entries.append({"timestamp": stamp, **(several if gpus else gpu(0, at))})
+    text = json.dumps(entries, indent=2)
+    path.write_text(text if whole else text[: 2 * len(text) // 3])
+    return path
+
+
+def drawn(path):
+    data = path.read_bytes()
+    return data.startswith(b"\x89PNG") and len(data) > 10_000
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("gpus", [None, 4])
+def test_a_file_of_the_original_is_drawn_with_its_summary(here, capsys, gpus):
+    path = original(here / "stats.json", gpus=gpus)
+    assert main(["--gen-graph", str(path)]) == 0
+    assert drawn(here / "stats_plot.png")
+    summary = (here / "stats_summary.txt").read_text()
+    assert "200 in 199.0 s" in summary
+    (line,) = [line for line in summary.splitlines() if line.startswith("utilization, %") and line.split()[2] == "0"]
+    assert line.split()[3:] == ["82.00", "80.00", "84.00"]
+    assert sum(line.startswith("power, W") for line in summary.splitlines()) == (gpus or 1)
+    out = capsys.readouterr().out
+    assert summary in out
+    assert f"wrote {here / 'stats_plot.png'}" in out
+
+
+def test_two_files_are_compared_in_the_current_folder(here, capsys):
+    first, second = original(here / "a.json"), original(here / "b.json", base=40.0, count=100)
+    assert main(["--compare", str(first), str(second)]) == 0
+    assert drawn(here / "gpu_comparison.png")
+    assert drawn(here / "gpu_comparison_histograms.png")
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("utilization, %")]
+    assert line.split()[2:] == ["82.00", "42.00", "-48.8", "%"]
+    assert "b.json: 100 samples in 99.0 s" in out
+
+
+def test_a_recording_of_ours_and_a_run_directory_are_drawn(here, capsys):
+    recorder = Recorder(here / "gpt2_adamw_2gpu")
+    recorder.write(50, utilization=60.0)
+    assert main(["--gen-graph", "gpt2_adamw_2gpu"]) == 0
+    assert drawn(here / "gpt2_adamw_2gpu" / "gpt2_adamw_2gpu_plot.png")
+    assert "50 in 24.5 s" in capsys.readouterr().out
+    assert main(["--compare", "gpt2_adamw_2gpu", str(original(here / "a.json"))]) == 0
+
+
+def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):
+    original(here / "cut.json", whole=False)
+    assert main(["--gen-graph", "cut.json"]) == 0
+    assert "the file is truncated" in capsys.readouterr().out
+    assert "the file is truncated" in (here / "cut_summary.txt").read_text()
+
+
+@pytest.mark.parametrize("text", ["[]", "", "not json", None, '{"a": 1}'])
+def test_a_file_without_a_sample_is_one_error_and_writes_nothing(here, capsys, text):
+    if text is not None:
+        (here / "x.json").write_text(text)
+    assert run(["--gen-graph", "x.json"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: x.json")
+    assert "Traceback" not in err
+    assert [path.name for path in here.iterdir()] == (["x.json"] if text is not None else [])
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(here, capsys, monkeypatch):
+    original(here / "a.json")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kmatrix.report.figure.write_bytes", refuse)
+    assert run(["--gen-graph", "a.json"]) == 2
+    assert "cannot write a_plot.png" in capsys.readouterr().err
+
+
+def test_the_script_takes_the_options_of_the_original(tmp_path):
+    path = original(tmp_path / "a.json")
+    command = [sys.executable, str(SCRIPT), "--gen-graph", str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert drawn(tmp_path / "a_plot.png")
+
+
+def test_a_long_line_is_thinned_to_means_in_constant_memory():
+    line = ThinnedLine()
+    for at in range(100_000):
+        line.add(float(at), float(at % 2))
+    line.finish()
+    assert MOST <= len(line.values) <= 2 * MOST
+    assert set(line.values[:-1]) == {0.5}
+    assert line.times == sorted(line.times)
+
+
+def test_unknown_values_stay_gaps():
+    line = ThinnedLine()
+    for at in range(10):
+        line.add(float(at), math.nan if 3 <= at < 6 else 1.0)
+    line.finish()
+    assert [math.isnan(value) for value in line.values] == [3 <= at < 6 for at in range(10)]
+
+
+def test_memory_is_in_gib_with_its_capacity(tmp_path):
+    recording = read_recording(original(tmp_path / "a.json"))
+    assert recording.capacity == 24.0
+    assert recording.ranges["memory_used"][0].least == pytest.approx(9000 / 1024)
