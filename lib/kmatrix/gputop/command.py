@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kmatrix.errors import KmatrixError
+from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gputop.csv_file import MOST_HZ, record_csv
 from kmatrix.gputop.feeds import AttachedFeed, LiveFeed, ReplayFeed, SampleFeed
 from kmatrix.gputop.loop import Session, follow, watch
 from kmatrix.gputop.snapshot import snapshot_entry
@@ -30,6 +31,14 @@ MIN_INTERVAL_S = 0.05  # 20 Hz, the recorder's default: the hardware updates its
 def main(argv: Sequence[str]) -> int:
     """Run gputop and return the exit status. Raises KmatrixError for user errors."""
     options = _parser().parse_args(argv)
+    if options.csv is not None:
+        if options.run is not None or options.replay is not None:
+            raise LaunchError(
+                "--csv samples the driver",
+                why="--run and --replay read a recording",
+                hint="export it instead: python -m kmatrix.gpu.recorder RUN_DIR --format csv",
+            )
+        return record_csv(options.csv, hz=options.hz, asked=options.gpus, seconds=options.seconds)
     try:
         feed = _feed(options)
         try:
@@ -173,6 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=_positive, metavar="N", help="exit after N seconds")
     parser.add_argument("--interval", type=_positive, metavar="S", help="refresh interval in seconds (default 1)")
+    parser.add_argument("--csv", metavar="FILE", help="write samples as a table, without a screen; -: standard output")
+    parser.add_argument("--hz", type=_rate, default=100.0, help=f"rate of --csv, at most {MOST_HZ:g} (default 100)")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
 
@@ -181,6 +192,13 @@ def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = _positive(text)
+    if value > MOST_HZ:
+        raise argparse.ArgumentTypeError(f"{text} is above {MOST_HZ:g} Hz")
     return value
 
 

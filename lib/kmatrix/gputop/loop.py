@@ -224,7 +224,7 @@ def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float
     """Refresh the screen until the key q, a signal or the time limit, and always restore the terminal."""
     try:
         # Signals outermost: their handlers stay in place until keyboard and screen are restored.
-        with _signals_end(), Keyboard(STDIN) as keyboard:
+        with endings_caught(), Keyboard(STDIN) as keyboard:
             painter = Painter(console)
             with _suspends(painter, keyboard), displayed(painter):
                 try:
@@ -273,7 +273,7 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
     """Poll without a screen until a signal or the time limit, at a rate without drift."""
     begin = time.monotonic()
     due = begin
-    with _signals_end():
+    with endings_caught():
         while seconds is None or time.monotonic() < begin + seconds:
             session.poll()
             # From the last due time, not from now: the interval includes the poll. After a stall, no burst.
@@ -284,7 +284,7 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
 
 
 @contextmanager
-def _signals_end() -> Iterator[None]:
+def endings_caught() -> Iterator[None]:
     """Convert termination signals into an exception that is suppressed here, so that cleanup runs."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -34,6 +34,7 @@ _CSV_NAMES = {
     "util_pct": "utilization",
     "mem_used_mb": "memory_used",
     "mem_total_mb": "memory_total",
+    "sm_clock_mhz": "sm_clock",
 }
 MAX_VALUE = 1 << 23  # characters of one value; a longer value is damaged
 NO_END = "the array has no end"

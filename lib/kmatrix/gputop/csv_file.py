@@ -1,0 +1,138 @@
+"""A table of samples as CSV, written while they are taken: `gputop --csv FILE --hz 100`."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from kmatrix.errors import RecordError, reason_of
+from kmatrix.gpu.formats.samples import LIVE_FIELDS, csv_header, csv_row
+from kmatrix.gputop.loop import chosen, endings_caught
+from kmatrix.gputop.monitor import GPUMonitor
+from kmatrix.output import check_interrupt
+from kmatrix.text import plural
+
+STANDARD_OUTPUT = "-"
+FLUSH_S = 1.0  # a program that reads the file along sees samples after this time at the latest
+MOST_HZ = 1000.0
+TAIL = 65536  # bytes at the end of a file in which its last line is looked for
+
+
+class CsvFile:
+    """A CSV that is continued if it is there. Every line in it is complete, also after a kill."""
+
+    def __init__(self, path: str, gpus: Sequence[int]) -> None:
+        """Open a file, "-" for standard output. Raises RecordError for another file with this name."""
+        self._name, self._header = path, ",".join(csv_header(gpus, LIVE_FIELDS)) + "\n"
+        self._lines: list[str] = []
+        self._file: IO[bytes] = sys.stdout.buffer if path == STANDARD_OUTPUT else self._opened(Path(path))
+
+    def append(self, row: Sequence[str]) -> None:
+        """Add a line; it is in the file after the next `flush`."""
+        self._lines.append(",".join(row) + "\n")
+
+    def flush(self) -> None:
+        """Write the lines that were added. Raises RecordError if that is not possible."""
+        data, self._lines = "".join(self._lines).encode(), []
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._cut()
+            raise RecordError(
+                f"cannot write {self._name}", why=reason_of(error), hint="make room; the same command continues"
+            ) from None
+
+    def close(self) -> None:
+        if self._name != STANDARD_OUTPUT:
+            self._file.close()
+
+    def _opened(self, path: Path) -> IO[bytes]:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not "a": a line that a kill cut off is removed, and the position has to be set for that.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+            begin = file.read(len(self._header))
+            if begin and begin != self._header.encode():
+                file.close()
+                raise RecordError(
+                    f"{path} exists and is not a table of these GPUs",
+                    why="only a file that gputop --csv wrote for the same GPUs can be continued",
+                    hint="pass another file",
+                )
+            if begin:
+                self._file = file
+                self._cut()
+            else:
+                file.write(self._header.encode())
+        except OSError as error:
+            raise RecordError(f"cannot write {path}", why=reason_of(error), hint="pass another path") from None
+        return file
+
+    def _cut(self) -> None:
+        """Remove an incomplete last line, and move to the end."""
+        if self._name == STANDARD_OUTPUT:
+            return
+        end = self._file.seek(0, os.SEEK_END)
+        begin = self._file.seek(max(0, end - TAIL))
+        tail = self._file.read(end - begin)
+        if complete := tail.rfind(b"\n") + 1:
+            self._file.truncate(begin + complete)
+        self._file.seek(0, os.SEEK_END)
+
+
+def record_csv(path: str, *, hz: float, asked: str | None, seconds: float | None) -> int:
+    """Sample the GPUs at a rate until a signal or the time limit, and return the exit status.
+
+    asked: GPUs as a list of indices or UUIDs, None: all. Raises RecordError and LaunchError for user errors.
+    """
+    monitor = GPUMonitor()
+    if not monitor.initialize():
+        print("; ".join(monitor.notes) or "no GPU: neither the NVIDIA nor the AMD driver reports one")
+        return 0
+    try:
+        gpus = chosen(asked, monitor.read().snapshot.samples)
+        shown = [one.gpu_index for one in monitor.read().of(gpus).snapshot.samples]
+        table = CsvFile(path, shown)
+        try:
+            taken, late = _sample(monitor, table, gpus, hz=hz, seconds=seconds)
+            table.flush()
+        finally:
+            table.close()
+    finally:
+        monitor.close()
+    if path != STANDARD_OUTPUT:
+        print(f"wrote {plural(taken, 'sample')} of {plural(len(shown), 'GPU')} to {path}, {late} skipped as late")
+    return 0
+
+
+def _sample(
+    monitor: GPUMonitor, table: CsvFile, gpus: frozenset[int] | None, *, hz: float, seconds: float | None
+) -> tuple[int, int]:
+    """Write samples, and return how many, and how many were skipped because the machine was late."""
+    begin = flushed = time.monotonic()
+    taken = late = tick = 0
+    with endings_caught():
+        while seconds is None or tick / hz < seconds:
+            # From the start, not from the last sample: the rate does not drift.
+            time.sleep(max(0.0, begin + tick / hz - time.monotonic()))
+            check_interrupt()
+            snapshot = monitor.read().of(gpus).snapshot
+            table.append(csv_row(snapshot, time.monotonic() - begin, LIVE_FIELDS))
+            taken += 1
+            now = time.monotonic()
+            if now - flushed >= FLUSH_S:
+                table.flush()
+                flushed = now
+            following = max(tick + 1, math.ceil((now - begin) * hz))
+            late += following - tick - 1
+            tick = following
+    return taken, late

@@ -1,0 +1,140 @@
+"""The table of samples: its rows, its continuation, and what ends it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+
+import kmatrix.simulate.library as simulate
+from gputop_values import ROOT, SCRIPT
+from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.columns import read_columns
+from kmatrix.gputop.csv_file import CsvFile
+from skips import require_program
+from waiting import wait_until
+
+HEADER = "timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c,gpu0_util_pct,gpu0_mem_used_mb,gpu0_sm_clock_mhz\n"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    require_program("gcc")
+    folder = tmp_path_factory.mktemp("nvml")
+    path = folder / "x.scn"
+    path.write_text("gpus 2\n0 * power 150..250\n0 * temp 60\n0 * util 95\n0 * mem 9000\n0 1 fan !not_supported\n")
+    return {**os.environ, **simulate.environment(simulate.build(folder), path)}
+
+
+def command(*arguments):
+    return [sys.executable, str(SCRIPT), "--csv", *arguments]
+
+
+def program(driver, *arguments):
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, env=driver, capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_samples_are_written_at_the_rate_without_drift(driver, tmp_path):
+    path = tmp_path / "x.csv"
+    done = program(driver, str(path), "--hz", "50", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    titles, *found = rows(path)
+    assert titles[2:7] == [f"gpu0_{name}" for name in ("power_w", "temp_c", "util_pct", "mem_used_mb", "sm_clock_mhz")]
+    assert {tuple(row[2:]) for row in found} == {("150", "60", "95", "9000", "1710", "250", "60", "95", "9000", "1710")}
+    late = int(done.stdout.split(", ")[1].split()[0])
+    assert len(found) + late == 50, "every tick is a sample, or counted"
+    assert f"wrote {len(found)} samples of 2 GPUs to {path}" in done.stdout
+    times = [float(row[1]) for row in found]
+    assert times == sorted(times)
+    assert times[-1] >= 49 / 50 - 0.001, "the last tick is not early"
+    assert all(datetime.fromisoformat(row[0]).tzinfo for row in found)
+
+
+def test_the_table_is_read_by_the_reports(driver, tmp_path):
+    path = tmp_path / "x.csv"
+    program(driver, str(path), "--hz", "20", "--seconds", "0.5", "--gpus", "1")
+    (block,) = read_columns(path)
+    (part,) = block.parts
+    assert part.gpu_index == 1
+    assert set(part.columns["power"]) == {250}
+    assert set(part.columns["sm_clock"]) == {1710}
+    assert set(part.columns["memory_used"]) == {9000}
+
+
+def test_standard_output_has_the_table_alone(driver):
+    done = program(driver, "-", "--hz", "10", "--seconds", "0.3")
+    assert done.returncode == 0
+    assert all(len(line.split(",")) == 12 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_every_line_is_complete_after_an_end_and_the_table_is_continued(driver, tmp_path, number):
+    path = tmp_path / "x.csv"
+    process = subprocess.Popen(command(str(path), "--hz", "200"), cwd=ROOT, env=driver, stdout=subprocess.DEVNULL)
+    wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > 100, "it writes")
+    process.send_signal(number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 0)
+    text = path.read_text()
+    path.write_text(text + "2025-01-01T00:00:00.0")  # as a kill in the middle of a line leaves it
+    assert program(driver, str(path), "--hz", "10", "--seconds", "0.3").returncode == 0
+    found = rows(path)
+    assert path.read_text().startswith(text)
+    assert {len(row) for row in found} == {12}
+    assert sum(row[0] == "timestamp" for row in found) == 1
+
+
+@pytest.mark.parametrize("text", ["something else\n", HEADER, "timestamp"])
+def test_another_file_is_refused_and_stays_as_it_is(driver, tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    done = program(driver, str(path), "--seconds", "0.1")
+    assert done.returncode == 2
+    assert "exists and is not a table of these GPUs" in done.stderr
+    assert path.read_text() == text
+
+
+def test_a_full_disk_is_one_error_and_leaves_whole_lines(tmp_path):
+    table = CsvFile(str(tmp_path / "x.csv"), [0])
+    table.append(["a"] * 7)
+    table.flush()
+
+    class Full:
+        def __init__(self, file):
+            self._file = file
+
+        def write(self, data):
+            self._file.write(data[:5])
+            raise OSError(28, "No space left on device")
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+    table._file = Full(table._file)
+    table.append(["b"] * 7)
+    with pytest.raises(RecordError, match="cannot write"):
+        table.flush()
+    assert (tmp_path / "x.csv").read_text() == HEADER + "a,a,a,a,a,a,a\n"
+
+
+@pytest.mark.parametrize("words", [["--hz", "0"], ["--hz", "5000"], ["--hz", "x"]])
+def test_a_wrong_rate_exits_with_status_2(driver, tmp_path, words):
+    assert program(driver, str(tmp_path / "x.csv"), *words).returncode == 2
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_a_recording_is_exported_and_not_sampled_again(driver, tmp_path):
+    done = program(driver, str(tmp_path / "x.csv"), "--replay", str(tmp_path))
+    assert done.returncode == 2
+    assert "--csv samples the driver" in done.stderr
