@@ -83,6 +83,30 @@ def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
     assert found["power"] == [120] * count
 
 
+def test_recordings_are_drawn_and_compared_as_the_original_project_does(clone, tmp_path):
+    """--stats, --gen-graph and --compare are its options; its own files are in tests/report/gpu."""
+    for name, watts in (("first", 100), ("second", 150)):
+        scenario_path = scenario(tmp_path, "gpus 2", f"0 * power {watts}", name=name)
+        words = ("scripts/gputop.py", "--stats", str(tmp_path / f"{name}.json"), "--seconds", "2", "--interval", "0.1")
+        completed = clone.run(*on_gpus(clone, scenario_path, clone.python, *words))
+        assert completed.returncode == 0, completed.stderr
+    script, files = (
+        str(clone.root / "scripts" / "gputop.py"),
+        [str(tmp_path / f"{n}.json") for n in ("first", "second")],
+    )
+    drawn = clone.run("env", "-C", str(tmp_path), clone.python, script, "--gen-graph", files[0])
+    assert drawn.returncode == 0, drawn.stderr
+    assert "power, W" in (tmp_path / "first_summary.txt").read_text()
+    compared = clone.run("env", "-C", str(tmp_path), clone.python, script, "--compare", *files)
+    assert compared.returncode == 0, compared.stderr
+    assert "+50.0 %" in compared.stdout
+    for name in ("first_plot.png", "gpu_comparison.png", "gpu_comparison_histograms.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    refused = clone.run(clone.python, script, "--compare", files[0], str(tmp_path / "missing.json"))
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+
+
 def test_one_line_of_python_returns_the_number_of_gpus(clone, tmp_path):
     for count in (0, 4, 12):
         completed = clone.run(*on_gpus(clone, scenario(tmp_path, f"gpus {count}"), clone.python, "-c", ONE_LINE))
