@@ -38,7 +38,9 @@ OF_A_MATRIX = "continue|status|logs|stop|track-sync|summary|test-rerun|update-gr
 # Passed to each command, as a user does who keeps results and configuration elsewhere.
 PLACES_GIVEN = ("RESULTS_DIR={}", "KCONFIG_CONFIG=my config")
 # Commands that serve or ask until the user ends them: checked up to their arguments.
-ENDLESS = frozenset({"trackio-view", "tensorboard", "serve", "menuconfig", "nconfig", "oldconfig", "gputop", "logs"})
+ENDLESS = frozenset(
+    {"trackio-view", "tensorboard", "serve", "menuconfig", "nconfig", "oldconfig", "gputop", "gpu-exporter", "logs"}
+)
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ NOT_READERS = frozenset(
     {
         *("menuconfig", "nconfig", "list-defconfigs", "defconfig", "olddefconfig", "oldconfig", "listnewconfig"),
         *("helpnewconfig", "savedefconfig", "diffconfig", "alldefconfig", "allyesconfig", "allnoconfig", "randconfig"),
-        *("doctor", "wandb-test", "trackio-test", "k8s-shell"),
+        *("doctor", "wandb-test", "trackio-test", "k8s-shell", "gpu-exporter"),
     }
 )
 
