@@ -31,6 +31,7 @@ WORDS = {
     "test-rerun": ("OPTIMIZER=nosuch",),
     "wandb-test": ("PROJECT=../x",),
     "trackio-test": ("PROJECT=../x",),
+    "gpu-exporter": ("PORT=x",),  # it would serve until it is ended
     "defconfig": ("DEFCONFIG=gpt2-cpu-quick",),
 }
 
