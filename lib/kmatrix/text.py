@@ -200,11 +200,11 @@ def shortened_names(names: Sequence[str], width: int) -> list[str]:
     short = [shortened(name, width) for name in names]
     if short == list(names) or len(set(short)) == len(set(names)):
         return short
-    own = [shortened(name, width) for name in _without_common_parts(names)]
+    own = [shortened(name, width) for name in without_common_parts(names)]
     return own if len(set(own)) > len(set(short)) else short
 
 
-def _without_common_parts(names: Sequence[str]) -> list[str]:
+def without_common_parts(names: Sequence[str]) -> list[str]:
     """Return names with an ellipsis in place of the parts that all of them have."""
     split = [re.split("(_|, )", name) for name in names]  # parts, and between them what separates them
     if len({len(parts) for parts in split}) == 1:

@@ -19,6 +19,7 @@ from kmatrix.report.formats.results_csv import write_csv
 from kmatrix.report.formats.results_json import write_all_results, write_results
 from kmatrix.report.formats.results_md import write_markdown
 from kmatrix.report.gpu import graphs as gpu_graphs
+from kmatrix.report.gpu import timeline_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
 from kmatrix.report.page import assemble
 from kmatrix.report.summary import render_summary, tracker_lines
@@ -60,7 +61,10 @@ def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:
     files, missing = _write(matrix, lambda: graphs.draw(numbers, matrix.graphs))
     runs = with_timelines(matrix.path, gpu_runs(numbers))
     more, more_missing = _write(matrix, lambda: gpu_graphs.draw(matrix.name, runs, matrix.graphs))
-    return files + more, missing + more_missing
+    over_time, none_over_time = _write(
+        matrix, lambda: timeline_graphs.draw(matrix.name, runs, matrix.path, matrix.graphs)
+    )
+    return [*files, *over_time, *more], [*missing, *none_over_time, *more_missing]
 
 
 def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ from pathlib import Path
 from kmatrix.errors import RecordError
 from kmatrix.report.folders import read_folder, with_timelines
 from kmatrix.report.gpu import graphs as gpu_graphs
+from kmatrix.report.gpu import timeline_graphs
 
 
 def draw_memory(folder: Path, output: Path | None) -> tuple[list[Path], list[str]]:
@@ -14,10 +15,12 @@ def draw_memory(folder: Path, output: Path | None) -> tuple[list[Path], list[str
     name, root, runs = read_folder(folder)
     target = output or folder / "graphs"
     try:
-        return gpu_graphs.draw(name, with_timelines(root, runs), target)
+        files, missing = gpu_graphs.draw(name, with_timelines(root, runs), target)
+        more, more_missing = timeline_graphs.draw(name, runs, root, target)
     except OSError as error:
         raise RecordError(
             f"the graphs of {name} cannot be written",
             why=f"{error.filename or target}: {error.strerror or error}",
             hint="free disk space, fix the permissions, or pass --output DIR",
         ) from None
+    return files + more, missing + more_missing

@@ -33,6 +33,7 @@ from kmatrix.report.figure import (
     truncation_note,
 )
 from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RunGpus
+from kmatrix.report.gpu.palette import PHASE_COLOURS, TRAINING_COLOUR
 from kmatrix.stats import BALANCE, cv_text, mean
 from kmatrix.text import plural, shortened_names
 
@@ -48,8 +49,6 @@ MAX_DEVICES = 64  # panels
 MAX_STRIPS = 12  # runs with a strip of phases
 MAX_LABEL = 58  # characters of a name in a legend
 BAND_COLOURS = {"Excellent": "#DCEFE2", "Good": "#EEF4D8", "Fair": "#FBEED5", "Poor": "#F8DEDC"}
-TRAINING_COLOUR = "#BFD8E8"
-PHASE_COLOURS = {"set-up": "#DDDDDD", "evaluation": "#F2D9A6", "checkpoint": "#C9B2D9", "ending": "#C4C4C4"}
 MARKERS = {"memory_used": "o", "utilization": "s", "power": "^"}  # of the CVs
 
 

@@ -18,6 +18,7 @@ from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
 from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE
 
 QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
+METRICS = (*QUANTITIES, "temperature", "sm_clock")  # also °C, MHz
 COLUMNS = 180  # about one per 4 pixels of a figure
 
 
@@ -52,10 +53,12 @@ class RecordingTimeline:
     left_out: int = 0  # nodes whose recordings have no place on the time of the first one
 
 
-def read_timeline(run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS) -> RecordingTimeline | None:
+def read_timeline(
+    run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS, quantities: Sequence[str] = QUANTITIES
+) -> RecordingTimeline | None:
     """Return the last recording of a run, thinned; None without a readable gpu_samples.bin.
 
-    gpu: the numbers of the run, with their phases. The nodes of a run have clocks of their own. The end of their
+    gpu: the numbers of the run, with their phases.  quantities: of METRICS. The nodes of a run have clocks of their own. The end of their
     set-up, which all share, places them on the time of the first node; a node that did not get that far is left out.
     """
     parts = gpu.nodes or {0: gpu}
@@ -84,7 +87,7 @@ def read_timeline(run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS) -> R
             continue
         else:
             shift = began - there
-        devices += _devices(part, its_recording, its_clock, _Columns(length, count, shift))
+        devices += _devices(part, its_recording, its_clock, _Columns(length, count, shift), quantities)
     return RecordingTimeline(
         seconds=length,
         columns=count,
@@ -121,7 +124,9 @@ def _training_began(part: GpuNumbers) -> float | None:
     return next((phase.end for phase in part.phases if phase.name == SET_UP), None)
 
 
-def _devices(part: GpuNumbers, recording: Recording, clock: RecordingClock, columns: _Columns) -> list[DeviceTimeline]:
+def _devices(
+    part: GpuNumbers, recording: Recording, clock: RecordingClock, columns: _Columns, quantities: Sequence[str]
+) -> list[DeviceTimeline]:
     """Return the lanes of all devices of one node."""
     cells, nearest = _cells(clock, columns)
     longest = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0), columns.width)
@@ -133,7 +138,7 @@ def _devices(part: GpuNumbers, recording: Recording, clock: RecordingClock, colu
         name = part.label(device) if device else f"{part.unit} {header['gpu_index']}"
         lanes = {
             quantity: lane
-            for quantity in QUANTITIES
+            for quantity in quantities
             if quantity in values and (lane := _lane(values[quantity], quantity, cells, repeated, part)) is not None
         }
         total = header.get("memory_total")
@@ -179,7 +184,7 @@ def _lane(values: Sequence[float], quantity: str, cells: Any, repeated: Sequence
     total, number = np.zeros(count), np.zeros(count)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
     # The utilization of a rank is 100 per busy core.
-    most = math.inf if quantity == "utilization" and part.unit == "rank" else HIGHEST[quantity]
+    most = math.inf if quantity == "utilization" and part.unit == "rank" else HIGHEST.get(quantity, math.inf)
     for begin in range(0, len(cells), BLOCK_ROWS):
         # A copy of one block: the file may be larger than the memory.
         block = np.array(values[begin : begin + BLOCK_ROWS], dtype=float)
