@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kmatrix.records.files import write_bytes
 from kmatrix.report.gpu.numbers import SIMULATED, RunGpus
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers
-from kmatrix.text import count, shortened_names
+from kmatrix.text import count, shortened, shortened_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, DPI = 12.0, 7.5, 100  # inches, inches, dots per inch: 1200 x 750 pixels
 MAX_ROWS = 40  # rows of a graph with one row per run
-MAX_NAME_LENGTH = 62  # characters of a row's name
+MAX_NAME_LENGTH = 62  # characters of the name of a row, or of a matrix
 MAX_LEGEND = 12  # lines that a legend names; with more, it names optimizers
 LOST = ("failed", "stopped", "skipped")
 TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # name, s, used from
@@ -60,7 +60,7 @@ def new_figure(
     figure = _blank(max(HEIGHT, 1.8 + 0.3 * rows))
     axes = list(figure.subplots(1, columns, squeeze=False, width_ratios=list(ratios[:columns]))[0])
     axes[0].set_title(title, pad=26)
-    subtitle(axes[0], f"{name}{note}")
+    subtitle(axes[0], f"{shortened(name, MAX_NAME_LENGTH)}{note}")
     return figure, axes
 
 
@@ -71,7 +71,8 @@ def figure_grid(
     figure = _blank(height)
     axes = list(figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).flat)
     figure.suptitle(f"{title}\n", x=0.012, ha="left", fontsize=13, fontweight="bold")
-    figure.text(0.012, 1 - 0.42 / height, f"{name}{note}", color=QUIET, fontsize=10.5, va="top")
+    text = f"{shortened(name, MAX_NAME_LENGTH)}{note}"
+    figure.text(0.012, 1 - 0.42 / height, text, color=QUIET, fontsize=10.5, va="top")
     return figure, axes
 
 
@@ -84,7 +85,7 @@ def figure_with_strips(name: str, title: str, *, strips: int, note: str = "") ->
     else:
         axes = [figure.subplots()]
     axes[0].set_title(title, pad=26)
-    subtitle(axes[0], f"{name}{note}")
+    subtitle(axes[0], f"{shortened(name, MAX_NAME_LENGTH)}{note}")
     return figure, axes
 
 

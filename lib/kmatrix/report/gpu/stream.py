@@ -31,8 +31,9 @@ MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16  # rows in memory at once
 MAX_TIMELINE_POINTS = 1024  # about one per pixel of a graph
 NOT_NEGATIVE = ("memory_used", "utilization", "power")  # quantities of which a negative value is an error
-# What no GPU has: percent, W, MiB. Values above it are errors, and sums of squares of the largest floats overflow.
-HIGHEST = {"utilization": 100.0, "power": 1e5, "memory_used": 1e8}
+# What no GPU has: percent, W, MiB, degrees C, MHz. Values above it are errors, and sums of squares of the largest
+# floats overflow.
+HIGHEST = {"utilization": 100.0, "power": 1e5, "memory_used": 1e8, "temperature": 1e3, "sm_clock": 1e5}
 
 
 def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,11 @@ from kmatrix.report.figure import (
     status_note,
     tick,
     time_unit,
-    truncation_note,
 )
 from kmatrix.report.gpu.numbers import CPU, RunGpus
 from kmatrix.report.gpu.palette import DEVICE_COLOURS, PHASE_COLOURS
 from kmatrix.report.gpu.timelines import DeviceTimeline, Lane, RecordingTimeline, read_timeline
-from kmatrix.text import shortened_names, without_common_parts
+from kmatrix.text import plural, shortened_names, without_common_parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 MAX_PANELS = 30  # runs
 MIB_PER_GIB = 1024.0
 LARGE_MIB = 10 * MIB_PER_GIB  # memory above it is in GiB
+TITLE_ROOM = {1: 110, 2: 64, 3: 44, 4: 36, 5: 31}  # panels in a row -> characters above one
+LEGEND_ROOM, LEGEND_GAP = 160, 10  # characters of a row of the legend, and of a sample line with its space
 PLOT_POINTS = 720  # columns of time of all panels in a row; a panel is drawn about as many pixels wide
 
 
@@ -88,28 +89,30 @@ def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: Metric) ->
     title = TITLES.get(metric.word, metric.word)
     if not known:
         return f"no run recorded its {title}"
-    unit, divisor = _scale(metric, [found for _, found in known])
-    shape = panels_of(len(known))
     gpu = known[0][0].gpu
     word = "rank" if gpu is not None and gpu.device_type == CPU else "GPU"
-    note = (
-        ": time since the start of each recording"
-        + truncation_note(len(known), total)
-        + simulated_mark([run for run, _ in known])
-    )
+    if word == "rank":
+        known = [(run, _without_capacity(found)) for run, found in known]
+    unit, divisor = _scale(metric, [found for _, found in known])
+    shape = panels_of(len(known))
+    note = f": time since the start of each recording{_omissions(known, total)}"
+    note += simulated_mark([run for run, _ in known])
     height = max(7.5, 1.7 + 1.5 * shape[0])
     head = f"{title[0].upper()}{title[1:]} of each {word} over time"
     figure, panels = figure_grid(name, head, shape, height, note=note)
     time_name, seconds = time_unit(max(found.seconds for _, found in known))
-    names = _panel_names([run.name for run, _ in known], _title_length(shape[1]))
-    for axes, shown, (run, found) in zip(panels, names, known, strict=False):
+    titles = _titles([run for run, _ in known], shape[1])
+    for axes, text, (run, found) in zip(panels, titles, known, strict=False):
         _draw_run(axes, found, metric, divisor, seconds)
         font = 11 if shape[1] == 1 else 10 if shape[1] <= 3 else 8
         colour = ALARM if run.status in LOST else DARK
-        axes.set_title(f"{shown}{status_note(run)}", fontsize=font, color=colour, fontweight="normal", pad=4)
+        axes.set_title(text, fontsize=font, color=colour, fontweight="normal", pad=4)
     _frame(panels, shape, len(known), max(found.seconds for _, found in known) / seconds, time_name)
     figure.supylabel(f"{title} ({unit})", fontsize=10.5)
-    figure.legend(handles=_legend(known, metric, word), loc="outside lower left", ncols=6, handlelength=2.2)
+    handles = _legend(known, metric, word)
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(6, LEGEND_ROOM // (longest + LEGEND_GAP)))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, handlelength=2.2)
     return figure
 
 
@@ -125,9 +128,25 @@ def _panel_names(names: Sequence[str], limit: int) -> list[str]:
     return shortened_names(without_common_parts(names) if long else names, limit)
 
 
-def _title_length(columns: int) -> int:
-    """Return the characters of a run name above a panel, with room for its status."""
-    return {1: 100, 2: 50, 3: 34, 4: 26}.get(columns, 20)
+def _titles(runs: Sequence[RunGpus], columns: int) -> list[str]:
+    """Return the title of each panel, name and status, short enough for this many panels in a row."""
+    # If all runs are simulated, the line above all panels says so.
+    is_all = all(run.gpu and run.gpu.simulated for run in runs)
+    notes = [status_note(replace(run, gpu=None) if is_all else run) for run in runs]
+    names = _panel_names([run.name for run in runs], TITLE_ROOM[columns] - max(map(len, notes)))
+    return [f"{name}{note}" for name, note in zip(names, notes, strict=True)]
+
+
+def _omissions(known: Sequence[tuple[RunGpus, RecordingTimeline]], total: int) -> str:
+    """Return what the panels leave out, "" if that is nothing. total: runs with this quantity."""
+    runs = f"; the first {len(known)} of {total} runs" if len(known) < total else ""
+    nodes = sum(found.left_out for _, found in known)
+    return f"{runs}; without {plural(nodes, 'node')} of unknown time" if nodes else runs
+
+
+def _without_capacity(found: RecordingTimeline) -> RecordingTimeline:
+    """Return a timeline of ranks without the memory of their machine, which they share: no rank can use all of it."""
+    return replace(found, devices=tuple(replace(device, memory_total=None) for device in found.devices))
 
 
 def _scale(metric: Metric, found: Sequence[RecordingTimeline]) -> tuple[str, float]:
@@ -157,15 +176,15 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: Metric, divisor: flo
             continue
         mean, low, high = _values(lane, divisor)
         means.append(mean)
-        if many:
-            axes.plot(times, mean, color=QUIET_LINE, linewidth=0.5, zorder=2)
-            continue
-        colour = DEVICE_COLOURS[place]
-        axes.fill_between(times, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1.5)
-        axes.plot(times, mean, color=colour, linewidth=1.3, zorder=3)
+        colour = QUIET_LINE if many else DEVICE_COLOURS[place]
         alone = _alone(mean)  # a line needs two neighbours
         if alone.any():
             axes.plot(times[alone], mean[alone], ".", color=colour, markersize=3, zorder=3)
+        if many:
+            axes.plot(times, mean, color=colour, linewidth=0.5, zorder=2)
+            continue
+        axes.fill_between(times, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1.5)
+        axes.plot(times, mean, color=colour, linewidth=1.3, zorder=3)
     if many and means:
         axes.plot(times, _mean_of(means), color=DARK, linewidth=1.6, zorder=4)
     if metric.quantity == "memory_used":

@@ -18,7 +18,6 @@ from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
 from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE
 
 QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
-METRICS = (*QUANTITIES, "temperature", "sm_clock")  # also °C, MHz
 COLUMNS = 180  # about one per 4 pixels of a figure
 
 
@@ -58,8 +57,9 @@ def read_timeline(
 ) -> RecordingTimeline | None:
     """Return the last recording of a run, thinned; None without a readable gpu_samples.bin.
 
-    gpu: the numbers of the run, with their phases.  quantities: of METRICS. The nodes of a run have clocks of their own. The end of their
-    set-up, which all share, places them on the time of the first node; a node that did not get that far is left out.
+    gpu: the numbers of the run, with their phases.  quantities: columns of a recording that HIGHEST has.
+    The nodes of a run have clocks of their own. The end of their set-up, which all share, places them on the time of
+    the first node; a node that did not get that far is left out.
     """
     parts = gpu.nodes or {0: gpu}
     found: list[tuple[GpuNumbers, Recording, RecordingClock]] = []
@@ -184,7 +184,7 @@ def _lane(values: Sequence[float], quantity: str, cells: Any, repeated: Sequence
     total, number = np.zeros(count), np.zeros(count)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
     # The utilization of a rank is 100 per busy core.
-    most = math.inf if quantity == "utilization" and part.unit == "rank" else HIGHEST.get(quantity, math.inf)
+    most = math.inf if quantity == "utilization" and part.unit == "rank" else HIGHEST[quantity]
     for begin in range(0, len(cells), BLOCK_ROWS):
         # A copy of one block: the file may be larger than the memory.
         block = np.array(values[begin : begin + BLOCK_ROWS], dtype=float)
