@@ -1,4 +1,4 @@
-"""Find texts of a figure that are cut off or overlap, from the bounding boxes of the renderer."""
+"""Find texts of a figure that are cut off or overlap, from their extents in the renderer."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-SLACK = 1.0  # pixels: boxes contain the white space around glyphs
+SLACK = 1.0  # pixels: extents contain the white space around glyphs
 
 
 def layout_problems(figure) -> list[str]:
     """Return a sentence per text outside the figure, and per pair of texts that overlap."""
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
-    boxes = [(text.get_text().strip(), _box(text, renderer)) for text in visible_texts(figure)]
+    extents = [(text.get_text().strip(), _extent(text, renderer)) for text in visible_texts(figure)]
     width, height = figure.bbox.width, figure.bbox.height
     problems = [
         f"{name!r} is cut off"
-        for name, box in boxes
-        if box.x0 < -SLACK or box.y0 < -SLACK or box.x1 > width + SLACK or box.y1 > height + SLACK
+        for name, extent in extents
+        if extent.x0 < -SLACK or extent.y0 < -SLACK or extent.x1 > width + SLACK or extent.y1 > height + SLACK
     ]
-    problems += [f"{a!r} overlaps {b!r}" for (a, one), (b, other) in combinations(boxes, 2) if _overlap(one, other)]
+    problems += [f"{a!r} overlaps {b!r}" for (a, one), (b, other) in combinations(extents, 2) if _overlap(one, other)]
     for legend in figure.findobj(Legend):
         inside = {id(text) for text in legend.findobj(Text)}
         outer = legend.get_window_extent(renderer)
         problems += [
             f"the legend covers {text.get_text().strip()!r}"
             for text in visible_texts(figure)
-            if id(text) not in inside and _overlap(outer, _box(text, renderer))
+            if id(text) not in inside and _overlap(outer, _extent(text, renderer))
         ]
     return problems
 
@@ -51,12 +51,12 @@ def visible_texts(figure) -> list[Text]:
     ]
 
 
-def _box(text, renderer) -> Bbox:
-    """Return the box of a text without empty lines at its end, which only reserve space."""
-    box = text.get_window_extent(renderer)
+def _extent(text, renderer) -> Bbox:
+    """Return the extent of a text without empty lines at its end, which only reserve space."""
+    extent = text.get_window_extent(renderer)
     lines = text.get_text().split("\n")
     used = len(text.get_text().rstrip("\n").split("\n"))
-    return Bbox([[box.x0, box.y1 - box.height * used / len(lines)], [box.x1, box.y1]])
+    return Bbox([[extent.x0, extent.y1 - extent.height * used / len(lines)], [extent.x1, extent.y1]])
 
 
 def _overlap(one, other) -> bool:

@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 MAX_PANELS = 30  # runs
 MIB_PER_GIB = 1024.0
 LARGE_MIB = 10 * MIB_PER_GIB  # memory above it is in GiB
-TITLE_ROOM = {1: 110, 2: 64, 3: 44, 4: 36, 5: 31}  # panels in a row -> characters above one
-LEGEND_ROOM, LEGEND_GAP = 160, 10  # characters of a row of the legend, and of a sample line with its space
 PLOT_POINTS = 720  # columns of time of all panels in a row; a panel is drawn about as many pixels wide
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class TimelineMetric:
     """One quantity of a recording. word: in titles and file names."""
 
     quantity: str
@@ -48,13 +46,15 @@ class Metric:
 
 
 METRICS = (
-    Metric("utilization", "utilization", "%"),
-    Metric("power", "power", "W"),
-    Metric("temperature", "temperature", "°C"),
-    Metric("sm_clock", "sm_clock", "MHz"),
-    Metric("memory_used", "memory", "MiB"),
+    TimelineMetric("utilization", "utilization", "%"),
+    TimelineMetric("power", "power", "W"),
+    TimelineMetric("temperature", "temperature", "°C"),
+    TimelineMetric("sm_clock", "sm_clock", "MHz"),
+    TimelineMetric("memory_used", "memory", "MiB"),
 )
 TITLES = {"sm_clock": "SM clock"}
+TITLE_ROOM = {1: 110, 2: 64, 3: 44, 4: 36, 5: 31}  # panels in a row -> characters above one
+LEGEND_ROOM, LEGEND_GAP = 160, 10  # characters of a row of the legend, and of a sample line with its space
 QUIET_LINE = "#8A8A8A"  # of each device if there are too many for colours
 
 
@@ -74,7 +74,7 @@ def draw(name: str, runs: Sequence[RunGpus], root: Path, folder: Path) -> tuple[
     return draw_jobs(jobs, folder)
 
 
-def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: Metric) -> Figure | str:
+def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMetric) -> Figure | str:
     """Draw a panel per run with a line per device; all panels have the same axes."""
     known: list[tuple[RunGpus, RecordingTimeline]] = []
     total = 0
@@ -149,7 +149,7 @@ def _without_capacity(found: RecordingTimeline) -> RecordingTimeline:
     return replace(found, devices=tuple(replace(device, memory_total=None) for device in found.devices))
 
 
-def _scale(metric: Metric, found: Sequence[RecordingTimeline]) -> tuple[str, float]:
+def _scale(metric: TimelineMetric, found: Sequence[RecordingTimeline]) -> tuple[str, float]:
     """Return the unit of the axis and the number of recorded units in it."""
     if metric.quantity != "memory_used":
         return metric.unit, 1.0
@@ -159,7 +159,7 @@ def _scale(metric: Metric, found: Sequence[RecordingTimeline]) -> tuple[str, flo
     return ("GiB", MIB_PER_GIB) if max([*totals, *peaks], default=0.0) > LARGE_MIB else ("MiB", 1.0)
 
 
-def _draw_run(axes: Axes, found: RecordingTimeline, metric: Metric, divisor: float, seconds: float) -> None:
+def _draw_run(axes: Axes, found: RecordingTimeline, metric: TimelineMetric, divisor: float, seconds: float) -> None:
     """Draw one run. divisor, seconds: recorded units per unit of the value axis and of the time axis."""
     import numpy as np
 
@@ -177,7 +177,7 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: Metric, divisor: flo
         mean, low, high = _values(lane, divisor)
         means.append(mean)
         colour = QUIET_LINE if many else DEVICE_COLOURS[place]
-        alone = _alone(mean)  # a line needs two neighbours
+        alone = _alone(mean)  # a line needs two points
         if alone.any():
             axes.plot(times[alone], mean[alone], ".", color=colour, markersize=3, zorder=3)
         if many:
@@ -201,7 +201,7 @@ def _values(lane: Lane, divisor: float) -> tuple[Any, Any, Any]:
 
 
 def _alone(values: Any) -> Any:
-    """Return which values have no known neighbour."""
+    """Return which values are known but neither the one before nor the one after them."""
     import numpy as np
 
     known = np.concatenate([[False], np.isfinite(values), [False]])
@@ -218,7 +218,7 @@ def _mean_of(lines: Sequence[Any]) -> Any:
 
 
 def _frame(panels: Sequence[Axes], shape: tuple[int, int], used: int, longest: float, unit: str) -> None:
-    """Give all panels the same axes from 0, and label the lowest panel of each column."""
+    """Set the same axes from 0 for all panels, and label the lowest panel of each column."""
     highest = max(axes.dataLim.ymax for axes in panels[:used])
     panels[0].set_ylim(0, 1.08 * max(highest, 1e-9))
     panels[0].set_xlim(0, longest)
@@ -234,7 +234,7 @@ def _frame(panels: Sequence[Axes], shape: tuple[int, int], used: int, longest: f
             axes.set_xlabel(f"time ({unit})", fontsize=9.5)
 
 
-def _legend(known: Sequence[tuple[RunGpus, RecordingTimeline]], metric: Metric, word: str) -> list[Any]:
+def _legend(known: Sequence[tuple[RunGpus, RecordingTimeline]], metric: TimelineMetric, word: str) -> list[Any]:
     """Return the entries of the legend: devices, capacity and phases."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
