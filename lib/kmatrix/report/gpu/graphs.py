@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3), 7: (2, 4), 8: (2, 4)}
 MAX_IN_PANEL = 12  # runs per panel of a device
 MAX_DEVICES = 64  # panels
+MAX_PEAK_COLUMNS = 4  # panels next to each other that have room for the numbers of peaks
 MAX_STRIPS = 12  # runs with a strip of phases
 MAX_LABEL = 58  # characters of a name in a legend
 BAND_COLOURS = {"Excellent": "#DCEFE2", "Good": "#EEF4D8", "Fair": "#FBEED5", "Poor": "#F8DEDC"}
@@ -119,13 +120,16 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
         axes.set_title(label, fontsize=11)
         for y, (run, gpu) in enumerate(rows):
             device = next((each for each in gpu.main.devices if _panel(gpu, each, by_rank=by_rank) == label), None)
-            _draw_device(axes, y, run, device, colour=colours[run.optimizer])
+            _draw_device(axes, y, run, device, colour=colours[run.optimizer], named_peak=shape[1] <= MAX_PEAK_COLUMNS)
+            if device and (capacity := _capacity(gpu, device)):
+                axes.plot([capacity] * 2, [y - 0.5, y + 0.5], color=ALARM, linewidth=1.1, linestyle="--")
     # A grid may have more panels than there are devices.
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     _frame_devices(panels, shape, rows)
     text = f"memory used (MiB)   bar: mean over {_period(rows)}   whisker: standard deviation   dot: peak"
-    figure.supxlabel(text, fontsize=10.5)
+    has_capacity = any(_capacity(gpu, device) for _, gpu in rows for device in gpu.devices)
+    figure.supxlabel(f"{text}   dashed: capacity" if has_capacity else text, fontsize=10.5)
     return figure
 
 
@@ -187,8 +191,18 @@ def _draw_memory(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, colour: s
     )
 
 
-def _draw_device(axes: Axes, y: int, run: RunGpus, device: DeviceNumbers | None, *, colour: str) -> None:
-    """Draw one run in the panel of one device, with its host; a dash if the run did not use it."""
+def _capacity(gpu: GpuNumbers, device: DeviceNumbers) -> float | None:
+    """Return the memory of a GPU, MiB; None for a rank on the CPU: all ranks share the memory of their machine."""
+    return None if gpu.device_type == CPU else device.memory_total
+
+
+def _draw_device(
+    axes: Axes, y: int, run: RunGpus, device: DeviceNumbers | None, *, colour: str, named_peak: bool
+) -> None:
+    """Draw one run in the panel of one device, with its host; a dash if the run did not use it.
+
+    named_peak: write the peak next to its dot.
+    """
     memory = device.memory_used if device else None
     if device is None or memory is None:
         axes.text(0.01, y, "–", transform=axes.get_yaxis_transform(), va="center", color=QUIET)  # noqa: RUF001
@@ -197,18 +211,25 @@ def _draw_device(axes: Axes, y: int, run: RunGpus, device: DeviceNumbers | None,
     axes.barh(y, memory.mean, height=0.68, color=colour, edgecolor="white", linewidth=0, **style)
     axes.errorbar(memory.mean, y, xerr=memory.deviation, color=DARK, elinewidth=1.2, capsize=2.5)
     axes.plot(memory.maximum, y, ".", color=DARK, markersize=5)
+    place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+    if named_peak:
+        # White behind the number: the line of the capacity may be there.
+        paper = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        text = f"{memory.maximum:,.0f}"
+        axes.annotate(text, (memory.maximum, y), fontsize=7.5, color=DARK, bbox=paper, zorder=5, **place)
     if device.host:
         colour = DARK if run.status in LOST else "white"
-        place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(device.host, (0, y), fontsize=8, color=colour, **place)
 
 
 def _frame_devices(panels: Sequence[Axes], shape: tuple[int, int], rows: Sequence[tuple[RunGpus, GpuNumbers]]) -> None:
     """Label the runs in the first column, and give all panels one scale, from 0 to above the highest peak."""
-    highest = max(device.memory_used.maximum for _, gpu in rows for device in gpu.devices if device.memory_used)
+    known = [(gpu, device, device.memory_used) for _, gpu in rows for device in gpu.devices if device.memory_used]
+    highest = max(max(memory.maximum, _capacity(gpu, device) or 0.0) for gpu, device, memory in known)
     limit = 26 if shape[1] > 4 else 34
     name_rows(panels[0], shortened_names([run.name for run, _ in rows], limit), [run.status in LOST for run, _ in rows])
-    panels[0].set_xlim(0, 1.08 * highest or 1.0)
+    # Room for the number of a peak close to the end.
+    panels[0].set_xlim(0, (1.22 if shape[1] <= MAX_PEAK_COLUMNS else 1.08) * highest or 1.0)
     for axes in panels:
         axes.xaxis.set_major_formatter(tick)
         axes.locator_params(axis="x", nbins=3 if shape[1] > 4 else 5)
@@ -310,10 +331,13 @@ def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
         return "no recording has memory samples"
     longest = max(gpu.timeline[-1].seconds for _, gpu in known)
     unit, size = time_unit(longest)
-    with_phases = [(run, gpu) for run, gpu in known if gpu.phases][:MAX_STRIPS]
+    phased = [(run, gpu) for run, gpu in known if gpu.phases]
+    with_phases = phased[:MAX_STRIPS]
     # A single run has its phases in the panel of its curve; several runs have a strip each.
     strips = with_phases if len(known) > 1 else []
-    figure, panels = figure_with_strips(name, "Memory over time", strips=len(strips), note=simulated_mark(runs))
+    cut = f": phases of the first {len(strips)} of {len(phased)} runs" if 0 < len(strips) < len(phased) else ""
+    note = cut + simulated_mark(runs)
+    figure, panels = figure_with_strips(name, "Memory over time", strips=len(strips), note=note)
     axes = panels[0]
     styles = _run_styles([run for run, _ in known])
     for run, gpu in known:
