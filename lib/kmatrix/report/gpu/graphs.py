@@ -213,7 +213,7 @@ def _draw_device(
     axes.plot(memory.maximum, y, ".", color=DARK, markersize=5)
     place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
     if named_peak:
-        # White behind the number: the line of the capacity may be there.
+        # On white: the line of the capacity may cross the number.
         paper = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
         text = f"{memory.maximum:,.0f}"
         axes.annotate(text, (memory.maximum, y), fontsize=7.5, color=DARK, bbox=paper, zorder=5, **place)
