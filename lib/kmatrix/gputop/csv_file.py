@@ -15,6 +15,7 @@ from kmatrix.gpu.formats.samples import LIVE_FIELDS, csv_header, csv_row
 from kmatrix.gputop.loop import chosen, endings_caught
 from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.output import check_interrupt
+from kmatrix.own_file import open_own
 from kmatrix.text import plural
 
 STANDARD_OUTPUT = "-"
@@ -58,8 +59,7 @@ class CsvFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Not "a": a line that a kill cut off is removed, and the position has to be set for that.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            file = os.fdopen(descriptor, "r+b", buffering=0)
+            file = os.fdopen(open_own(path), "r+b", buffering=0)
             begin = file.read(len(self._header))
             if begin and begin != self._header.encode():
                 file.close()

@@ -251,7 +251,7 @@ def _draw(
         painter.paint(lines, size.width, size.height)
         keys: list[str] = []
         end = min(due, deadline)
-        while not keys and terminal_size() == size and time.monotonic() < end:
+        while not keys and painter.is_painted and terminal_size() == size and time.monotonic() < end:
             keys = keyboard.read(max(0.0, min(RESIZE_S, end - time.monotonic())))
             check_interrupt()
         if "repaint" in keys:

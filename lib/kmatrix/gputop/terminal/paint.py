@@ -47,6 +47,11 @@ class Painter:
         """Drop the known picture, because something else wrote on the terminal: the next call writes all of it."""
         self._lines, self._rows, self._size, self._at, self._style = [], [], (0, 0), None, PLAIN
 
+    @property
+    def is_painted(self) -> bool:
+        """False until the first picture, and after `fg`: the terminal is empty."""
+        return bool(self._lines)
+
     def paint(self, lines: Sequence[Text], width: int, height: int) -> None:
         """Show lines on a terminal of this size; what does not fit is cut off."""
         parts = []
