@@ -19,6 +19,11 @@ from kmatrix.gputop.csv_file import CsvFile
 from skips import require_program
 from waiting import wait_until
 
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 HEADER = "timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c,gpu0_util_pct,gpu0_mem_used_mb,gpu0_sm_clock_mhz\n"
 
 
@@ -126,6 +131,19 @@ def test_a_full_disk_is_one_error_and_leaves_whole_lines(tmp_path):
     with pytest.raises(RecordError, match="cannot write"):
         table.flush()
     assert (tmp_path / "x.csv").read_text() == HEADER + "a,a,a,a,a,a,a\n"
+
+
+def test_a_disk_that_takes_a_part_of_the_lines_is_an_error_and_the_table_is_continued(driver, tmp_path):
+    """A limit of the size of files answers as a nearly full disk: first a short write, then an error."""
+    path = tmp_path / "x.csv"
+    limited = [sys.executable, "-c", LIMITED, *command(str(path), "--hz", "100", "--seconds", "0.8")]
+    done = subprocess.run(limited, cwd=ROOT, env=driver, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: cannot write {path}")
+    assert path.read_text().endswith("\n")
+    assert {len(row) for row in rows(path)} == {12}
+    assert program(driver, str(path), "--hz", "10", "--seconds", "0.3").returncode == 0
+    assert {len(row) for row in rows(path)} == {12}
 
 
 @pytest.mark.parametrize("words", [["--hz", "0"], ["--hz", "5000"], ["--hz", "x"]])

@@ -41,7 +41,8 @@ class CsvFile:
         """Write the lines that were added. Raises RecordError if that is not possible."""
         data, self._lines = "".join(self._lines).encode(), []
         try:
-            self._file.write(data)
+            while data:  # an unbuffered file may take a part, as on a disk that is nearly full
+                data = data[self._file.write(data) or 0 :]
             self._file.flush()
         except BrokenPipeError:
             raise
