@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, Protocol, TextIO
 
-from kmatrix.errors import PATHS_HINT, path_problem
+from kmatrix.errors import PATHS_HINT, KmatrixError, path_problem
 
 REFUSED = 2  # exit status of an error that the user can fix
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})  # errors of writing to stdout
@@ -108,6 +108,19 @@ def _without_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_reporting(main: Callable[[], int]) -> int:
+    """Run a program of its own: as `run_program`, with status 2 and one message for an error of the user."""
+
+    def checked() -> int:
+        try:
+            return main()
+        except KmatrixError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return run_program(checked)
 
 
 def run_program(main: Callable[[], int]) -> int:

@@ -22,7 +22,7 @@ from kmatrix.gputop.stats_files import StatsFiles
 from kmatrix.gputop.terminal.glyphs import glyphs_for
 from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import ScreenSample
-from kmatrix.output import run_program
+from kmatrix.output import run_reporting
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
 MIN_INTERVAL_S = 0.05  # 20 Hz, the recorder's default: the hardware updates its values at half of this rate
@@ -55,15 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run gputop as a program: print errors, and return the exit status."""
-
-    def checked() -> int:
-        try:
-            return main(argv)
-        except KmatrixError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-
-    return run_program(checked)
+    return run_reporting(lambda: main(argv))
 
 
 def _show(feed: SampleFeed, options: argparse.Namespace) -> int:

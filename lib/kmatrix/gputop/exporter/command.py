@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from socketserver import ThreadingMixIn
@@ -13,12 +12,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
-from kmatrix.errors import KmatrixError, LaunchError, reason_of
+from kmatrix.errors import LaunchError, reason_of
 from kmatrix.gputop.exporter.metrics import GpuCollector
 from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
 from kmatrix.hosts import LOOPBACK, guarded_wsgi
-from kmatrix.output import run_program
+from kmatrix.output import run_reporting
 
 ADDRESS = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
 PORT = 9835  # not dcgm-exporter's 9400: both may run
@@ -97,15 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run the exporter as a program: print errors, and return the exit status."""
-
-    def checked() -> int:
-        try:
-            return main(argv)
-        except KmatrixError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-
-    return run_program(checked)
+    return run_reporting(lambda: main(argv))
 
 
 def application(collector: GpuCollector) -> Callable[..., Iterable[bytes]]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmatrix.errors import KmatrixError, RecordError, reason_of
+from kmatrix.errors import RecordError, reason_of
 from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.gpu.formats.columns import SampleBlock, read_columns
-from kmatrix.output import run_program
+from kmatrix.output import run_reporting
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import COLOURS, OTHER_COLOURS, draw_jobs, figure_grid, subtitle, time_unit
@@ -263,15 +262,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run it as a program: print errors, and return the exit status."""
-
-    def checked() -> int:
-        try:
-            return main(argv)
-        except KmatrixError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-
-    return run_program(checked)
+    return run_reporting(lambda: main(argv))
 
 
 def _generate(path: Path) -> int:
