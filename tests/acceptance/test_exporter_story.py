@@ -81,6 +81,8 @@ def test_promtool_accepts_the_metrics(clone, tmp_path):
 def rank(folder, run):
     """Start a process with the command line of a rank of a run."""
     (folder / "gpt2").mkdir(exist_ok=True)
+    # A package, not a bare folder: those of PYTHONPATH would be found first.
+    (folder / "gpt2" / "__init__.py").touch()
     (folder / "gpt2" / "train.py").write_text("import time; time.sleep(3600)")
     command = ["python3", "-m", "gpt2.train", str(folder / run), "--attempt", "1"]
     process = subprocess.Popen(command, cwd=folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -92,9 +93,21 @@ def test_an_interrupted_measurement_continues_with_the_same_command(clone, store
     assert [line["name"] for line in lines(stored)] == names
 
 
-def test_a_report_without_measurements_shows_the_predictions_of_the_page(clone):
-    page = (clone.root / "docs" / "gpu-day.md").read_text(encoding="utf-8")
+def test_a_report_without_measurements_is_of_predictions(clone):
     printed = clone.make("bench-gpu", "PART=report")
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("Nothing was measured")
+    assert "not measured, predicted" in printed.stdout
+
+
+def test_a_report_of_the_stored_measurements_is_that_of_the_page(clone):
+    page = (clone.root / "docs" / "gpu-day.md").read_text(encoding="utf-8")
+    folder = clone.root / "artifacts" / "bench-gpu"
+    folder.mkdir(parents=True)
+    try:
+        shutil.copy(clone.root / "bench" / "gpu-results.jsonl", folder / "results.jsonl")
+        printed = clone.make("bench-gpu", "PART=report")
+    finally:
+        shutil.rmtree(folder)
+    assert printed.returncode == 0, printed.stderr
     assert printed.stdout.strip() in page
