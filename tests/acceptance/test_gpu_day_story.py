@@ -103,7 +103,7 @@ def test_a_report_without_measurements_is_of_predictions(clone):
 def test_a_report_of_the_stored_measurements_is_that_of_the_page(clone):
     page = (clone.root / "docs" / "gpu-day.md").read_text(encoding="utf-8")
     folder = clone.root / "artifacts" / "bench-gpu"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copy(clone.root / "bench" / "gpu-results.jsonl", folder / "results.jsonl")
         printed = clone.make("bench-gpu", "PART=report")
