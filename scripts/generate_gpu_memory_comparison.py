@@ -12,7 +12,7 @@ from scripts.environment import find_packages
 find_packages("msgspec", "matplotlib")
 
 from kmatrix.report.folders import find_recorded
-from kmatrix.report.gpu.folder_graphs import draw_memory
+from kmatrix.report.gpu.graphs.folder import draw_memory
 from scripts.reporting import run
 
 

@@ -25,8 +25,8 @@ LOST = ("failed", "stopped", "skipped")
 TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # name, s, used from
 
 # After Okabe and Ito's palette, which is safe for colour-blind readers; the shades of two colours do not overlap.
-COLOURS = {"adamw": "#0072B2", "muon": "#D55E00", "sgd": "#009E73", "adam": "#6A51A3", "adafactor": "#D9A300"}
-OTHER_COLOURS = ("#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F")
+COLOURS = {"adamw": "#0072B2", "muon": "#D55E00", "sgd": "#009E73", "adam": "#3B1F8F", "adafactor": "#D9A300"}
+OTHER_COLOURS = ("#A55AFF", "#5A1500", "#004D47", "#222222")
 ALARM, QUIET, DARK = "#B2182B", "#666666", "#222222"
 LINES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.4)), (0, (7, 2, 1.5, 2)))
 LineStyles = dict[str, tuple[str, Any]]  # name of a group or run -> colour, line style
@@ -65,11 +65,11 @@ def new_figure(
 
 
 def figure_grid(
-    name: str, title: str, shape: tuple[int, int], height: float, *, note: str = "", shared: bool = True
+    name: str, title: str, shape: tuple[int, int], height: float, *, note: str = "", shared: bool | Literal["x"] = True
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a grid of panels (rows, columns). height: inches.  shared: all have the same axes."""
+    """Return a figure with a grid of panels (rows, columns). height: inches.  shared: all have the same axes, or x."""
     figure = _blank(height)
-    axes = list(figure.subplots(*shape, squeeze=False, sharex=shared, sharey=shared).flat)
+    axes = list(figure.subplots(*shape, squeeze=False, sharex=bool(shared), sharey=shared is True).flat)
     figure.suptitle(f"{title}\n", x=0.012, ha="left", fontsize=13, fontweight="bold")
     text = f"{shortened(name, MAX_NAME_LENGTH)}{note}"
     figure.text(0.012, 1 - 0.42 / height, text, color=QUIET, fontsize=10.5, va="top")
@@ -184,8 +184,8 @@ def row_font(rows: int) -> float:
     return 10.5 if rows <= 20 else 9.0
 
 
-def truncation_note(shown: int, total: int) -> str:
-    return f": the first {shown} of {total} rows" if shown < total else ""
+def truncation_note(shown: int, total: int, what: str = "rows") -> str:
+    return f": the first {shown} of {total} {what}" if shown < total else ""
 
 
 def optimizer_colours(numbers: MatrixNumbers) -> dict[str, str]:

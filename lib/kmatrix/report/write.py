@@ -18,8 +18,8 @@ from kmatrix.report.formats.junit import write_junit
 from kmatrix.report.formats.results_csv import write_csv
 from kmatrix.report.formats.results_json import write_all_results, write_results
 from kmatrix.report.formats.results_md import write_markdown
-from kmatrix.report.gpu import graphs as gpu_graphs
-from kmatrix.report.gpu import timeline_graphs
+from kmatrix.report.gpu.graphs import device_timelines
+from kmatrix.report.gpu.graphs import matrix as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
 from kmatrix.report.page import assemble
 from kmatrix.report.summary import render_summary, tracker_lines
@@ -59,10 +59,11 @@ def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
     matrix = MatrixDir(numbers.path)
     files, missing = _write(matrix, lambda: graphs.draw(numbers, matrix.graphs))
-    runs = with_timelines(matrix.path, gpu_runs(numbers))
-    more, more_missing = _write(matrix, lambda: gpu_graphs.draw(matrix.name, runs, matrix.graphs))
+    runs = gpu_runs(numbers)
+    timed = with_timelines(matrix.path, runs)
+    more, more_missing = _write(matrix, lambda: gpu_graphs.draw(matrix.name, timed, matrix.graphs))
     over_time, none_over_time = _write(
-        matrix, lambda: timeline_graphs.draw(matrix.name, runs, matrix.path, matrix.graphs)
+        matrix, lambda: device_timelines.draw(matrix.name, runs, matrix.path, matrix.graphs)
     )
     return [*files, *over_time, *more], [*missing, *none_over_time, *more_missing]
 

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import matplotlib.style
 import pytest
+from matplotlib.text import Text
 
 from figure_layout import layout_problems
 from kmatrix.report.figure import RC_PARAMS
-from kmatrix.report.gpu.graphs import load_balance, memory_by_device, memory_by_run, memory_over_time
+from kmatrix.report.gpu.graphs.balance import load_balance
+from kmatrix.report.gpu.graphs.device_memory import memory_by_device
+from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
+from kmatrix.report.gpu.graphs.run_memory import memory_by_run
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RecordedPhase, RunGpus, Statistics, TimelinePoint
 
 OPTIMIZERS = ("adamw", "muon", "sgd", "adam", "adafactor")
@@ -18,7 +22,7 @@ NAMES = {
     "long": "gpt2_{optimizer}_a-data-mix-with-a-long-name-{place}_lr6e-4_cosine-with-restarts_{gpus}gpu_seed{place}",
 }
 PICTURES = (memory_by_run, memory_by_device, load_balance, memory_over_time)
-ALL = [(gpus, count) for gpus in (1, 8, 64) for count in (1, 5, 30)]
+ALL = [(gpus, count) for gpus in (1, 2, 4, 8, 16, 64) for count in (1, 5, 30)]
 QUICK = [(1, 1), (8, 5), (1, 30)]
 SIZES = [pytest.param(*size, marks=() if size in QUICK else pytest.mark.slow) for size in ALL]
 
@@ -81,9 +85,10 @@ def test_no_text_of_the_four_pictures_is_cut_or_covered(picture, gpus, count, na
 def test_a_panel_has_the_capacity_and_the_peak_of_its_gpu():
     figure = figure_of(memory_by_device, runs_of(2, 1))
     first, second = figure.axes
-    assert [text.get_text() for text in second.texts] == ["23,114"]  # 1.1 * 21,013 MiB
-    assert [list(line.get_xdata()) for line in first.lines if line.get_linestyle() == "--"] == [[81_559.0, 81_559.0]]
-    assert first.get_xlim()[1] > 81_559.0
+    assert [text.get_text() for text in second.texts] == ["22.6"]  # 1.1 * 21,013 MiB
+    (capacity,) = [line for line in first.lines if line.get_linestyle() == "--"]
+    assert list(capacity.get_xdata()) == pytest.approx([81_559.0 / 1024] * 2)
+    assert first.get_xlim()[1] > 81_559.0 / 1024
     assert figure.get_supxlabel().endswith("dashed: capacity")
 
 
@@ -91,7 +96,7 @@ def test_a_rank_has_no_capacity_of_its_own():
     (run,) = runs_of(2, 1)
     figure = figure_of(memory_by_device, [replace(run, gpu=replace(run.gpu, device_type="cpu"))])
     assert [line for line in figure.axes[0].lines if line.get_linestyle() == "--"] == []
-    assert figure.axes[0].get_xlim()[1] < 30_000
+    assert figure.axes[0].get_xlim()[1] < 30
     assert "capacity" not in figure.get_supxlabel()
 
 
@@ -103,7 +108,91 @@ def test_a_peak_close_to_the_capacity_has_room():
         assert max(text.get_window_extent().x1 for text in axes.texts) <= axes.bbox.x1 + 4
 
 
-def test_runs_without_a_strip_of_phases_are_counted():
+def whiskers(figure, mean, unit=1024.0):
+    """Return how far the whiskers of the first panel reach below and above the mean, MiB."""
+    spans = [segment for lines in figure.axes[0].collections for segment in lines.get_segments()]
+    return [(mean - unit * one[0][0], unit * one[1][0] - mean) for one in spans]
+
+
+def test_a_whisker_does_not_reach_beyond_the_measured_values():
+    (run,) = runs_of(2, 1)
+    memory = Statistics(mean=20_000.0, deviation=9_000.0, minimum=18_000.0, maximum=23_000.0)
+    devices = tuple(replace(device, memory_used=memory) for device in run.gpu.devices)
+    figure = figure_of(memory_by_device, [replace(run, gpu=replace(run.gpu, devices=devices))])
+    assert whiskers(figure, 20_000.0) == [(pytest.approx(2_000.0), pytest.approx(3_000.0))]
+
+
+def test_a_whisker_does_not_reach_beyond_the_memory_of_the_gpu():
+    (run,) = runs_of(2, 1)
+    memory = Statistics(mean=81_000.0, deviation=9_000.0, minimum=10_000.0, maximum=99_000.0)
+    devices = tuple(replace(device, memory_used=memory) for device in run.gpu.devices)
+    figure = figure_of(memory_by_device, [replace(run, gpu=replace(run.gpu, devices=devices))])
+    assert whiskers(figure, 81_000.0) == [(pytest.approx(9_000.0), pytest.approx(559.0))]
+
+
+def test_a_run_has_a_mark_at_the_capacity_of_its_gpus():
+    axes = figure_of(memory_by_run, runs_of(8, 2)).axes[0]
+    marks = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert [line.get_xdata()[0] for line in marks] == pytest.approx([8 * 81_559.0 / 1024] * 2)
+    assert axes.texts[1].get_text() == "164.4 GiB on 8 GPUs, peak 180.9 of 637.2"
+
+
+def test_small_amounts_are_in_mib():
+    figure = figure_of(memory_by_device, runs_of(2, 1, mib=900.0))
+    assert figure.get_supxlabel().startswith("memory used (MiB)")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["990"]
+
+
+def test_each_quantity_has_a_class_of_its_own():
+    figure = figure_of(load_balance, runs_of(8, 1))
+    panels = {axes.get_xlabel(): [text.get_text() for text in axes.texts] for axes in figure.axes[1:]}
+    assert panels == {
+        "memory\nCV (%)": ["0.1% Excellent"],
+        "utilization\nCV (%)": ["2.3% Excellent"],
+        "power\nCV (%)": ["0.2% Excellent"],
+    }
+
+
+def test_ranks_are_called_ranks():
+    runs = [
+        replace(run, gpu=replace(run.gpu, device_type="cpu", devices=without_power(run.gpu.devices)))
+        for run in runs_of(2, 2)
+    ]
+    texts = [
+        text.get_text()
+        for picture in PICTURES
+        for text in figure_of(picture, runs).findobj(Text)
+        if "gpt2_" not in text.get_text()
+    ]
+    assert [text for text in texts if "GPU" in text] == []
+    assert len(figure_of(load_balance, runs).axes) == 3  # without power
+
+
+def without_power(devices):
+    return tuple(replace(device, power=None) for device in devices)
+
+
+def test_runs_that_would_hide_each_other_have_a_panel_each():
+    assert len(figure_of(memory_over_time, runs_of(1, 4)).axes[0].lines) == 4 + 2  # cross and capacity
     figure = figure_of(memory_over_time, runs_of(1, 30))
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    assert any("phases of the first 12 of 30 runs" in text for text in texts)
+    assert len(figure.axes) == 30
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert len(set(titles)) == 30
+    assert titles[3].endswith("(failed)")
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[:2] == ["did not finish", "capacity of the GPUs of a run"]
+
+
+def test_runs_without_a_panel_are_counted():
+    figure = figure_of(memory_over_time, runs_of(1, 32))
+    assert any("the first 30 of 32 runs" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("gpus", [3, 17, 100])
+def test_the_gpus_of_a_run_are_bars_next_to_each_other(gpus):
+    figure = figure_of(memory_by_device, runs_of(gpus, 2))
+    if gpus <= 16:
+        assert len(figure.axes) == gpus
+        return
+    assert [len(axes.patches) for axes in figure.axes] == [gpus, gpus]
+    assert layout_problems(figure) == []

@@ -11,7 +11,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile
 from kmatrix.report.analysis import analyse
-from kmatrix.report.gpu.graphs import memory_over_time
+from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.numbers import (
     CostFactors,
     RecordedPhase,
@@ -161,7 +161,7 @@ def test_the_phases_of_a_single_run_are_shaded_in_the_background(tmp_path):
     (axes,) = figure.axes
     spans = sorted((patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches)
     assert spans == [(0, 5), (10, 16), (16, 18)]
-    assert legend_of(figure)[1:] == ["set-up", "evaluation", "checkpoint"]
+    assert legend_of(figure)[1:] == ["capacity of the GPUs of a run", "set-up", "evaluation", "checkpoint"]
 
 
 def test_several_runs_have_one_phase_strip_each_below_the_graph(tmp_path):

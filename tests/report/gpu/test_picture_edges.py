@@ -14,10 +14,15 @@ from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.folders import with_timelines
-from kmatrix.report.gpu.graphs import load_balance, memory_by_device, memory_by_run, memory_over_time
+from kmatrix.report.gpu.graphs.balance import load_balance
+from kmatrix.report.gpu.graphs.device_memory import memory_by_device
+from kmatrix.report.gpu.graphs.device_timelines import METRICS, over_time
+from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
+from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
+from kmatrix.report.gpu.graphs.run_memory import memory_by_run
+from kmatrix.report.gpu.graphs.shared import MAX_PANELS
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
-from kmatrix.report.gpu.timeline_graphs import MAX_PANELS, METRICS, over_time
 
 LONG = "a-results-folder-with-a-long-name-" * 5
 FOUR = (memory_by_run, memory_by_device, load_balance, memory_over_time)
@@ -102,7 +107,7 @@ def test_long_names_of_hosts_fit_in_the_legend(tmp_path):
 def test_a_node_that_has_no_place_in_time_is_counted(tmp_path):
     figure = figure_of(tmp_path, [nodes_of(tmp_path, without_phases=True)], "power")
     assert "without 1 node of unknown time" in all_texts(figure)
-    assert len(figure.axes[0].lines) == 4
+    assert {line.get_color() for line in figure.axes[0].lines} == set(DEVICE_COLOURS[:4])
 
 
 def test_ranks_have_no_capacity_of_their_own(tmp_path):

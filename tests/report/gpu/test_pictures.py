@@ -14,11 +14,11 @@ from colour_vision import VISION, distance
 from figure_layout import layout_problems
 from gpu_factory import FakeGpus, record, write_phases
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import RC_PARAMS
+from kmatrix.report.figure import COLOURS, OTHER_COLOURS, RC_PARAMS
+from kmatrix.report.gpu.graphs.device_timelines import METRICS, draw, over_time
+from kmatrix.report.gpu.graphs.palette import CLASS_COLOURS, DEVICE_COLOURS, PHASE_COLOURS, TRAINING_COLOUR
 from kmatrix.report.gpu.numbers import RunGpus
-from kmatrix.report.gpu.palette import DEVICE_COLOURS, PHASE_COLOURS, TRAINING_COLOUR
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
-from kmatrix.report.gpu.timeline_graphs import METRICS, draw, over_time
 
 NAMES = [f"gpu_timeline_{word}.png" for word in ("utilization", "power", "temperature", "sm_clock", "memory")]
 QUICK = [(1, 1), (8, 5), (2, 30), (64, 1)]  # devices, runs
@@ -55,7 +55,7 @@ def check_layout(root, devices, runs):
             figure = over_time("matrix", made, root, metric)
             assert isinstance(figure, Figure)
             assert layout_problems(figure) == []
-            assert sum(axes.get_visible() for axes in figure.axes) == runs
+            assert sum(axes.get_visible() for axes in figure.axes) == runs + (devices > 8)  # with its bar of colours
 
 
 @pytest.mark.parametrize(("devices", "runs"), QUICK)
@@ -127,11 +127,44 @@ def test_memory_is_in_gib_with_the_line_of_the_capacity(tmp_path):
     assert figure.axes[0].get_ylim()[1] > 24
 
 
-def test_many_devices_are_thin_lines_with_their_mean(tmp_path):
-    figure = figure_of(tmp_path, runs_of(tmp_path, 16, 1), "power")
+def test_many_devices_are_a_heat_map_with_a_row_each(tmp_path):
+    figure = figure_of(tmp_path, runs_of(tmp_path, 16, 1, lost={3: 20}), "power")
+    axes, bar = figure.axes
+    (image,) = axes.images
+    rows = image.get_array()
+    assert rows.shape == (16, 40)
+    assert [row.mask.sum() for row in rows[2:5]] == [0, 20, 0]  # the lost GPU
+    assert (bar.get_ylabel(), axes.get_title(loc="left")) == ("power (W)", "gpt2_adamw_lr6e-4_16gpu_seed0")
+    assert [text.get_text() for text in axes.get_yticklabels()] == [str(place) for place in range(0, 16, 2)]
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:2] == ["each of up to 16 GPUs", "their mean"]
-    assert len(figure.axes[0].lines) == 17
+    assert texts == ["set-up", "evaluation", "checkpoint", "no sample"]
+
+
+def test_a_heat_map_of_memory_names_the_capacity(tmp_path):
+    figure = figure_of(tmp_path, runs_of(tmp_path, 16, 1), "memory")
+    assert figure.axes[1].get_ylabel() == "memory (GiB), capacity 24.0"
+
+
+def test_equal_values_are_in_the_middle_of_the_colours(tmp_path):
+    class Still(FakeGpus):
+        def _sample(self, number, index, wave):
+            return super()._sample(number, index, 0)
+
+    record(RunDir(tmp_path / "a"), Still(samples=9, power=(150.0,) * 9, utilization=(9.0,) * 9, memory=(5.0,) * 9))
+    gpu = read_gpu(RunDir(tmp_path / "a"), TrainingTotals())
+    run = RunGpus(name="a", optimizer="adamw", status="finished", gpu=gpu)
+    (image,) = figure_of(tmp_path, [run], "power").axes[0].images
+    assert image.get_clim() == pytest.approx((150 - 0.025 * 150, 150 + 0.025 * 150))
+
+
+def test_lines_with_equal_values_are_all_visible(tmp_path):
+    figure = figure_of(tmp_path, runs_of(tmp_path, 4, 1), "power")
+    dashed = [line for line in figure.axes[0].lines if line.get_linewidth() > 2]
+    # matplotlib scales the pattern with the width of the line.
+    offsets = [line._unscaled_dash_pattern[0] for line in dashed]
+    patterns = [line._unscaled_dash_pattern[1] for line in dashed]
+    assert offsets == [0.0, 3.0, 6.0, 9.0]
+    assert patterns == [(3.0, 9.0)] * 4  # each is alone on a quarter of the length
 
 
 @pytest.mark.parametrize("vision", VISION)
@@ -141,6 +174,10 @@ def test_colours_that_occur_together_differ_for_all_readers(vision):
     assert min(distance(*pair, vision) for pair in combinations(DEVICE_COLOURS, 2)) > 20
     assert min(distance(*pair, vision) for pair in product(DEVICE_COLOURS, phases)) > 15
     assert min(distance(TRAINING_COLOUR, phase, vision) for phase in phases) > 20
+    runs = [*COLOURS.values(), *OTHER_COLOURS]
+    assert min(distance(*pair, vision) for pair in combinations(runs, 2)) > 14
+    assert min(distance(*pair, vision) for pair in product(runs, [*phases, TRAINING_COLOUR])) > 13
+    assert min(distance(*pair, vision) for pair in combinations(CLASS_COLOURS.values(), 2)) > 18
 
 
 def test_the_simulation_knows_the_colours_that_red_green_blind_readers_confuse():

@@ -24,7 +24,11 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.folders import find_recorded, read_folder, summarize
-from kmatrix.report.gpu.graphs import draw, grid, load_balance, memory_by_device, memory_by_run, memory_over_time
+from kmatrix.report.gpu.graphs.balance import load_balance
+from kmatrix.report.gpu.graphs.device_memory import grid, memory_by_device
+from kmatrix.report.gpu.graphs.matrix import draw
+from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
+from kmatrix.report.gpu.graphs.run_memory import memory_by_run
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RunGpus, Statistics, balance_of
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu, recordings
 from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text
@@ -485,7 +489,8 @@ def test_with_one_gpu_a_note_replaces_the_graph_per_gpu(tmp_path):
 
 def test_bars_start_at_zero_and_show_the_total_of_all_gpus():
     axes = memory_by_run("m", [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of([5.0]))]).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [51_155.0, 5.0]
+    assert [bar.get_width() for bar in axes.patches] == [51_155.0 / 1024, 5.0 / 1024]
+    assert axes.get_xlabel().startswith("memory used (GiB), sum over the GPUs of a run")
     assert axes.get_xlim()[0] == 0
 
 
@@ -494,17 +499,18 @@ def test_each_gpu_has_a_panel_with_every_run():
     figure = memory_by_device("m", runs)
     assert [axes.get_title() for axes in figure.axes] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
     assert [[bar.get_width() for bar in axes.patches] for axes in figure.axes] == [
-        [12_800.0, 12_800.0],
-        [12_750.0, 12_750.0],
-        [12_825.0],
-        [12_780.0],
+        [12_800.0 / 1024, 12_800.0 / 1024],
+        [12_750.0 / 1024, 12_750.0 / 1024],
+        [12_825.0 / 1024],
+        [12_780.0 / 1024],
     ]
 
 
-def test_sixty_four_gpus_are_drawn_and_more_are_counted_in_a_note():
-    figure = memory_by_device("m", [gpu_run(gpu=numbers_of([100.0 + i for i in range(70)]))])
-    assert sum(axes.get_visible() for axes in figure.axes) == 64
-    assert any("the first 64 of 70 devices" in text.get_text() for text in figure.texts)
+def test_each_run_has_a_panel_with_all_of_its_gpus_if_there_are_more_than_sixteen():
+    runs = [gpu_run(name=name, gpu=numbers_of([100.0 + i for i in range(70)])) for name in "ab"]
+    figure = memory_by_device("m", runs)
+    assert [len(axes.patches) for axes in figure.axes] == [70, 70]
+    assert figure.axes[0].texts[0].get_text() == "100 to 169 MiB, peak 170 on GPU 69"
 
 
 def test_numbers_fit_next_to_long_names_of_runs():
@@ -527,8 +533,9 @@ def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
     left, right = load_balance("m", [gpu_run(gpu=numbers_of([180.0, 220.0]))]).axes
     dots = next(line for line in left.lines if line.get_marker() == "o")
     assert list(dots.get_xdata()) == pytest.approx([-10.0, 10.0])
-    assert [line.get_xdata()[0] for line in right.lines] == pytest.approx([10.0])
+    assert [bar.get_width() for bar in right.patches][:1] == pytest.approx([10.0])
     assert [text.get_text() for text in right.texts] == ["10.0% Fair"]
+    assert right.get_xlabel() == "memory\nCV (%)"
 
 
 def test_the_timeline_shows_the_total_and_marks_the_end_of_a_failed_run(tmp_path):
@@ -538,7 +545,7 @@ def test_the_timeline_shows_the_total_and_marks_the_end_of_a_failed_run(tmp_path
     axes = memory_over_time("m", runs).axes[0]
     first, *_ = [line for line in axes.lines if line.get_marker() != "X"]
     (cross,) = [line for line in axes.lines if line.get_marker() == "X"]
-    assert list(first.get_ydata())[:2] == pytest.approx([51_155 - 180, 51_155 + 180])
+    assert list(first.get_ydata())[:2] == pytest.approx([(51_155 - 180) / 1024, (51_155 + 180) / 1024])
     assert cross.get_xdata()[0] == pytest.approx(19.0)
 
 

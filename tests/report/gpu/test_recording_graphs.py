@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gputop_values import ROOT, SCRIPT, Recorder
-from kmatrix.report.gpu.recording_graphs import MOST, ThinnedLine, main, read_recording, run
+from kmatrix.report.gpu.graphs.recordings import MOST, ThinnedLine, main, read_recording, run
 
 
 def original(path, *, count=200, base=80.0, gpus=None, whole=True):

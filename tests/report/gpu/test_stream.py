@@ -19,7 +19,7 @@ from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.folders import summarize
-from kmatrix.report.gpu.graphs import draw
+from kmatrix.report.gpu.graphs.matrix import draw
 from kmatrix.report.gpu.numbers import RecordedPhase, RunGpus
 from kmatrix.report.gpu.read_gpu import NOTHING_RECORDED, TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, TimelineBuilder, read_stream, statistics_of

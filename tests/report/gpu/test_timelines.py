@@ -178,3 +178,52 @@ def test_a_single_sample_has_no_timeline(run_dir):
     record(run_dir, FakeGpus(samples=1))
 
     assert timeline_of(run_dir) is None
+
+
+def write_earlier(run_dir, gpus, *, ago, uuid=""):
+    """Write the recording of an earlier attempt that began `ago` seconds before the last one."""
+    snapshots = [
+        replace(
+            one,
+            time=one.time - ago,
+            samples=tuple(replace(sample, uuid=f"{sample.uuid}{uuid}") for sample in one.samples),
+        )
+        for one in gpus.snapshots()
+    ]
+    write_samples(run_dir.path / "gpu_samples.1.bin", gpus, snapshots)
+
+
+def test_an_attempt_on_other_gpus_comes_first_with_its_own_devices(run_dir):
+    record(run_dir, FakeGpus(samples=60))
+    write_phases(run_dir, ("set-up", 0, 10))
+    write_earlier(run_dir, FakeGpus(samples=60, power=(70.0,) * 4), ago=120, uuid="-old")
+
+    found = timeline_of(run_dir, 179)
+
+    assert (found.seconds, found.samples, found.columns) == (179.0, 120, 120)
+    names = [device.name for device in found.devices]
+    assert names[:5] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3", "GPU 0, earlier attempt"]
+    now, before = found.devices[0].lanes["power"].mean, found.devices[4].lanes["power"].mean
+    width = found.seconds / found.columns
+    assert (now[int(50 / width)], now[-1]) == (None, 150.0)
+    assert (before[0], before[int(100 / width)], before[-1]) == (70.0, None, None)
+    assert [(phase.name, phase.begin, phase.end) for phase in found.phases] == [("set-up", 120.0, 130.0)]
+
+
+def test_an_earlier_attempt_on_the_same_gpus_continues_their_lines(run_dir):
+    record(run_dir, FakeGpus(samples=60))
+    write_earlier(run_dir, FakeGpus(samples=60, power=(70.0,) * 4), ago=60)
+
+    found = timeline_of(run_dir, 119)
+
+    assert [device.name for device in found.devices] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+    power = found.devices[0].lanes["power"]
+    assert (power.mean[0], power.mean[58], power.mean[60], power.mean[-1]) == (70.0, 70.0, 150.0, 150.0)
+    assert None not in power.low
+
+
+def test_a_damaged_earlier_recording_is_left_out(run_dir):
+    record(run_dir, FakeGpus(samples=60))
+    (run_dir.path / "gpu_samples.1.bin").write_bytes(b"half")
+
+    assert timeline_of(run_dir).seconds == 59.0

@@ -17,7 +17,9 @@ from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.formats.results_json import gpu_object
-from kmatrix.report.gpu.graphs import load_balance, memory_by_device, memory_over_time
+from kmatrix.report.gpu.graphs.balance import load_balance
+from kmatrix.report.gpu.graphs.device_memory import memory_by_device
+from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.numbers import PeriodNumbers, RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.text import consolidated, energy_line

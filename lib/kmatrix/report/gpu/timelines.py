@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kmatrix.errors import RecordError
@@ -46,7 +46,7 @@ class RecordingTimeline:
 
     seconds: float  # length
     columns: int  # of equal width
-    samples: int  # of the first node
+    samples: int  # of all recordings of the first node
     devices: tuple[DeviceTimeline, ...]
     phases: tuple[RecordedPhase, ...]
     left_out: int = 0  # nodes whose recordings have no place on the time of the first one
@@ -55,30 +55,31 @@ class RecordingTimeline:
 def read_timeline(
     run_dir: RunDir, gpu: GpuNumbers, columns: int = COLUMNS, quantities: Sequence[str] = QUANTITIES
 ) -> RecordingTimeline | None:
-    """Return the last recording of a run, thinned; None without a readable gpu_samples.bin.
+    """Return the recordings of a run, thinned; None without a readable gpu_samples.bin.
 
-    gpu: the numbers of the run, with their phases.  quantities: columns of a recording that HIGHEST has.
+    gpu: the numbers of the run as `read_gpu` returns them, with phases on the time of the last recording.
+    quantities: columns of a recording that HIGHEST has.
+    Recordings of earlier attempts on other devices come first, and all times count from the first of them.
     The nodes of a run have clocks of their own. The end of their set-up, which all share, places them on the time of
     the first node; a node that did not get that far is left out.
     """
-    parts = gpu.nodes or {0: gpu}
-    found: list[tuple[GpuNumbers, Recording, RecordingClock]] = []
-    for number, part in parts.items():
-        # The folder of node 0 is that of the run.
-        recording = _recording(NodeDir(run_dir, number).recording if number else run_dir)
-        if recording is not None and len(recording) > 1:
-            found.append((part, recording, RecordingClock(recording)))
-    if not found:
+    # The folder of node 0 is that of the run.
+    folders = {number: NodeDir(run_dir, number).recording if number else run_dir for number in gpu.nodes or {0: gpu}}
+    nodes = [
+        (part, parts) for number, part in (gpu.nodes or {0: gpu}).items() if (parts := _recordings(folders[number]))
+    ]
+    if not nodes:
         return None
-    first, recording, clock = found[0]
-    length = clock.length
+    first, parts = nodes[0]
+    length = parts[-1].begin + parts[-1].clock.length
     if not 0 < length < math.inf:
         return None
-    count = min(columns, len(recording))
+    samples = sum(len(part.clock) for part in parts)
+    count = min(columns, samples)
     began = _training_began(first)
     devices: list[DeviceTimeline] = []
     left_out = 0
-    for part, its_recording, its_clock in found:
+    for part, its_parts in nodes:
         there = _training_began(part)
         if part is first:
             shift = 0.0
@@ -86,16 +87,22 @@ def read_timeline(
             left_out += 1
             continue
         else:
-            shift = began - there
-        devices += _devices(part, its_recording, its_clock, _Columns(length, count, shift), quantities)
+            shift = parts[-1].begin + began - its_parts[-1].begin - there
+        devices += _devices(part, its_parts, _Columns(length, count, shift), quantities)
+    begin = parts[-1].begin
+    phases = tuple(replace(phase, begin=phase.begin + begin, end=phase.end + begin) for phase in first.phases)
     return RecordingTimeline(
-        seconds=length,
-        columns=count,
-        samples=len(recording),
-        devices=tuple(devices),
-        phases=first.phases,
-        left_out=left_out,
+        seconds=length, columns=count, samples=samples, devices=tuple(devices), phases=phases, left_out=left_out
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the recordings of a node. begin: its start in s since the start of the first one."""
+
+    recording: Recording
+    clock: RecordingClock
+    begin: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +118,31 @@ class _Columns:
         return self.length / self.count
 
 
-def _recording(folder: RunDir) -> Recording | None:
-    """Return a recording; None if it is missing, damaged or of a newer version: a figure less, not a page less."""
-    try:
-        return read_samples(folder.gpu_samples)
-    except RecordError:
-        return None
+def _recordings(folder: RunDir) -> list[_Part]:
+    """Return the recordings of a node, the last one at the end; none if that is missing, damaged or too new.
+
+    A figure less, not a page less. Earlier ones that are damaged are left out.
+    """
+    found: list[_Part] = []
+    for path in (*folder.earlier_gpu_samples(), folder.gpu_samples):
+        try:
+            recording = read_samples(path)
+        except RecordError:
+            if path == folder.gpu_samples:
+                return []
+            continue
+        if len(recording) < 2:
+            if path == folder.gpu_samples:
+                return []
+            continue
+        clock = RecordingClock(recording)
+        found.append(_Part(recording, clock, _begin(found[-1], recording) if found else 0.0))
+    return found
+
+
+def _begin(before: _Part, recording: Recording) -> float:
+    """Return when a recording began, s. Nothing but the wall clock knows how long it took since the one before."""
+    return before.begin + max(before.clock.length, recording.times[0] - before.recording.times[0])
 
 
 def _training_began(part: GpuNumbers) -> float | None:
@@ -125,25 +151,48 @@ def _training_began(part: GpuNumbers) -> float | None:
 
 
 def _devices(
-    part: GpuNumbers, recording: Recording, clock: RecordingClock, columns: _Columns, quantities: Sequence[str]
+    node: GpuNumbers, parts: Sequence[_Part], columns: _Columns, quantities: Sequence[str]
 ) -> list[DeviceTimeline]:
-    """Return the lanes of all devices of one node."""
-    cells, nearest = _cells(clock, columns)
-    longest = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0), columns.width)
-    repeated = _repeated(nearest, columns, longest)
-    known = {(device.gpu_index, device.uuid): device for device in part.devices}
-    found = []
-    for header, values in zip(recording.header["gpus"], recording.columns, strict=True):
-        device = known.get((int(header["gpu_index"]), str(header.get("uuid") or "")))
-        name = part.label(device) if device else f"{part.unit} {header['gpu_index']}"
-        lanes = {
-            quantity: lane
-            for quantity in quantities
-            if quantity in values and (lane := _lane(values[quantity], quantity, cells, repeated, part)) is not None
-        }
-        total = header.get("memory_total")
-        is_lost = device is not None and is_incomplete(device)
-        found.append(DeviceTimeline(name=name, memory_total=total, lanes=lanes, is_lost=is_lost))
+    """Return the lanes of all devices of one node: those of its last recording first."""
+    current = {(device.gpu_index, device.uuid): device for device in node.devices}
+    found: dict[tuple[int, str], DeviceTimeline] = {}
+    for part in reversed(parts):
+        recording = part.recording
+        shifted = replace(columns, shift=columns.shift + part.begin)
+        cells, last = _cells(part.clock, shifted)
+        longest = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0), columns.width)
+        repeated = _repeated(last, shifted, longest)
+        for header, values in zip(recording.header["gpus"], recording.columns, strict=True):
+            key = int(header["gpu_index"]), str(header.get("uuid") or "")
+            lanes = {
+                quantity: lane
+                for quantity in quantities
+                if quantity in values and (lane := _lane(values[quantity], quantity, cells, repeated, node)) is not None
+            }
+            if key in found:
+                found[key] = replace(found[key], lanes=_joined(found[key].lanes, lanes))
+                continue
+            device = current.get(key)
+            name = node.label(device) if device else f"{node.unit} {header['gpu_index']}"
+            found[key] = DeviceTimeline(
+                name=name if part is parts[-1] else f"{name}, earlier attempt",
+                memory_total=header.get("memory_total"),
+                lanes=lanes,
+                is_lost=device is not None and is_incomplete(device),
+            )
+    return list(found.values())
+
+
+def _joined(later: Mapping[str, Lane], earlier: Mapping[str, Lane]) -> dict[str, Lane]:
+    """Return the lanes of a device of two recordings. In a column that both have, the later one counts."""
+
+    def values(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[float | None, ...]:
+        return tuple(b if a is None else a for a, b in zip(one, other, strict=True))
+
+    found = {**earlier, **later}
+    for quantity in earlier.keys() & later.keys():
+        one, other = later[quantity], earlier[quantity]
+        found[quantity] = Lane(values(one.mean, other.mean), values(one.low, other.low), values(one.high, other.high))
     return found
 
 

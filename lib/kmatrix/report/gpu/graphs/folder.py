@@ -6,8 +6,7 @@ from pathlib import Path
 
 from kmatrix.errors import RecordError
 from kmatrix.report.folders import read_folder, with_timelines
-from kmatrix.report.gpu import graphs as gpu_graphs
-from kmatrix.report.gpu import timeline_graphs
+from kmatrix.report.gpu.graphs import device_timelines, matrix
 
 
 def draw_memory(folder: Path, output: Path | None) -> tuple[list[Path], list[str]]:
@@ -15,8 +14,8 @@ def draw_memory(folder: Path, output: Path | None) -> tuple[list[Path], list[str
     name, root, runs = read_folder(folder)
     target = output or folder / "graphs"
     try:
-        files, missing = gpu_graphs.draw(name, with_timelines(root, runs), target)
-        more, more_missing = timeline_graphs.draw(name, runs, root, target)
+        files, missing = matrix.draw(name, with_timelines(root, runs), target)
+        more, more_missing = device_timelines.draw(name, runs, root, target)
     except OSError as error:
         raise RecordError(
             f"the graphs of {name} cannot be written",

@@ -1,0 +1,199 @@
+"""Draw the memory of all devices of each run over time: few runs in one panel, more in a panel each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kmatrix.report.figure import (
+    ALARM,
+    LOST,
+    LineStyles,
+    colours_of,
+    figure_grid,
+    figure_with_strips,
+    name_rows,
+    shades,
+    simulated_mark,
+    status_note,
+    tick,
+    time_unit,
+    truncation_note,
+)
+from kmatrix.report.gpu.graphs.palette import PHASE_COLOURS, TRAINING_COLOUR
+from kmatrix.report.gpu.graphs.shared import (
+    CAPACITY_DASHES,
+    MAX_PANELS,
+    MemoryUnit,
+    devices_word,
+    frame_panels,
+    memory_unit,
+    name_panel,
+    panel_titles,
+    panels_of,
+    whole_capacity,
+)
+from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
+from kmatrix.text import shortened_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_TOGETHER = 4  # runs in one panel: lines of more would hide each other
+MAX_LABEL = 58  # characters of a name in a legend
+Known = Sequence[tuple[RunGpus, GpuNumbers]]
+
+
+def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
+    """Draw the memory of all devices of each run over time, with its phases and their capacity."""
+    known = [(run, run.gpu) for run in runs if run.gpu and any(p.total is not None for p in run.gpu.timeline)]
+    if not known:
+        return "no recording has memory samples"
+    return _in_one_panel(name, known) if len(known) <= MAX_TOGETHER else _panel_per_run(name, known)
+
+
+def _in_one_panel(name: str, known: Known) -> Figure:
+    unit, (time_name, seconds) = _unit(known), _time_unit(known)
+    # A single run has its phases in the panel of its curve; several runs have a strip each.
+    with_phases = [(run, gpu) for run, gpu in known if gpu.phases]
+    strips = with_phases if len(known) > 1 else []
+    note = simulated_mark([run for run, _ in known])
+    figure, panels = figure_with_strips(name, "Memory over time", strips=len(strips), note=note)
+    styles = _run_styles([run for run, _ in known])
+    for run, gpu in known:
+        _draw_line(panels[0], run, gpu, unit=unit, seconds=seconds, style=styles[run.name])
+    for capacity in sorted({total for _, gpu in known if (total := whole_capacity(gpu))}):
+        _draw_capacity(panels[0], capacity / unit.mib)
+    # From 0: a cut axis exaggerates differences of memory.
+    panels[0].set_ylim(0, 1.05 * _highest(known, unit))
+    panels[0].set_xlim(left=0)
+    panels[0].yaxis.set_major_formatter(tick)
+    panels[0].set_ylabel(_value_label(known, unit))
+    if strips:
+        _draw_strips(panels[1], strips, seconds)
+    elif with_phases:
+        _shade_phases(panels[0], with_phases[0][1], seconds)
+    panels[-1].set_xlabel(f"{_time_label(known)} ({time_name}); points are means over intervals")
+    handles = [*_run_legend(known, styles), *_common_legend(known, word="training" if strips else "")]
+    wide = any(len(handle.get_label()) > 40 for handle in handles)
+    figure.legend(handles=handles, loc="outside lower left", ncols=2 if wide else 3, handlelength=3.4)
+    return figure
+
+
+def _panel_per_run(name: str, every: Known) -> Figure:
+    known = every[:MAX_PANELS]
+    runs = [run for run, _ in known]
+    unit, (time_name, seconds) = _unit(known), _time_unit(known)
+    shape = panels_of(len(known))
+    # Not in the labels of the axes, which have no room for it next to a legend.
+    note = f"{truncation_note(len(known), len(every), 'runs')}: {_time_label(known)}{simulated_mark(runs)}"
+    figure, panels = figure_grid(name, "Memory over time", shape, max(7.5, 1.7 + 1.5 * shape[0]), note=note)
+    colours = colours_of(run.optimizer for run in runs)
+    for axes, title, (run, gpu) in zip(panels, panel_titles(runs, shape[1]), known, strict=False):
+        _draw_line(axes, run, gpu, unit=unit, seconds=seconds, style=(colours[run.optimizer], "-"))
+        _shade_phases(axes, gpu, seconds)
+        if capacity := whole_capacity(gpu):
+            _draw_capacity(axes, capacity / unit.mib)
+        name_panel(axes, run, title, shape[1])
+    panels[0].set_ylim(0, 1.08 * _highest(known, unit))
+    panels[0].set_xlim(0, max(gpu.timeline[-1].seconds for _, gpu in known) / seconds)
+    frame_panels(panels, shape, len(known), f"time ({time_name})")
+    figure.supylabel(_value_label(known, unit), fontsize=10.5)
+    figure.legend(handles=_common_legend(known), loc="outside lower left", ncols=6, handlelength=2.2)
+    return figure
+
+
+def _unit(known: Known) -> MemoryUnit:
+    return memory_unit(point.total for _, gpu in known for point in gpu.timeline)
+
+
+def _time_unit(known: Known) -> tuple[str, float]:
+    return time_unit(max(gpu.timeline[-1].seconds for _, gpu in known))
+
+
+def _highest(known: Known, unit: MemoryUnit) -> float:
+    """Return the highest value or capacity in the unit of the graph."""
+    values = [point.total for _, gpu in known for point in gpu.timeline]
+    values += [whole_capacity(gpu) for _, gpu in known]
+    return max((value for value in values if value is not None), default=0.0) / unit.mib or 1.0
+
+
+def _value_label(known: Known, unit: MemoryUnit) -> str:
+    return f"memory used ({unit.name}), sum over the {devices_word(gpu for _, gpu in known)} of a run"
+
+
+def _time_label(known: Known) -> str:
+    nodes = "; nodes begin to train together" if any(gpu.nodes for _, gpu in known) else ""
+    return f"time since the start of the recording{nodes}"
+
+
+def _draw_line(
+    axes: Axes, run: RunGpus, gpu: GpuNumbers, *, unit: MemoryUnit, seconds: float, style: tuple[str, Any]
+) -> None:
+    """Draw the memory of a run, with a cross at the end of one that was lost. style: colour and line."""
+    x = [point.seconds / seconds for point in gpu.timeline]
+    y = [math.nan if point.total is None else point.total / unit.mib for point in gpu.timeline]
+    colour, line = style
+    axes.plot(x, y, color=colour, linestyle=line, linewidth=1.8)
+    last = max(at for at, value in enumerate(y) if not math.isnan(value))
+    if run.status in LOST:
+        axes.plot(x[last], y[last], "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
+
+
+def _draw_capacity(axes: Axes, capacity: float) -> None:
+    axes.axhline(capacity, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES)
+
+
+def _shade_phases(axes: Axes, gpu: GpuNumbers, seconds: float) -> None:
+    """Shade the phases of one run. seconds: per unit of the axis."""
+    for phase in gpu.phases:
+        span = phase.begin / seconds, phase.end / seconds
+        axes.axvspan(*span, color=PHASE_COLOURS[phase.name], linewidth=0, zorder=0)
+
+
+def _draw_strips(axes: Axes, known: Known, seconds: float) -> None:
+    """Draw a strip per run with its training and its other phases."""
+    for y, (_, gpu) in enumerate(known):
+        axes.barh(y, gpu.timeline[-1].seconds / seconds, height=0.7, color=TRAINING_COLOUR, linewidth=0)
+        for name, colour in PHASE_COLOURS.items():
+            spans = [(p.begin / seconds, (p.end - p.begin) / seconds) for p in gpu.phases if p.name == name]
+            axes.broken_barh(spans, (y - 0.35, 0.7), color=colour, linewidth=0)
+    name_rows(axes, shortened_names([run.name for run, _ in known], 34), [run.status in LOST for run, _ in known])
+
+
+def _run_styles(runs: Sequence[RunGpus]) -> LineStyles:
+    """Return colour and line style of each run: a shade of its optimizer's colour."""
+    styles: LineStyles = {}
+    for optimizer, colour in colours_of(run.optimizer for run in runs).items():
+        styles |= shades(colour, [run.name for run in runs if run.optimizer == optimizer])
+    return styles
+
+
+def _run_legend(known: Known, styles: LineStyles) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    names = shortened_names([run.name for run, _ in known], MAX_LABEL)
+    handles = []
+    for name, (run, _) in zip(names, known, strict=True):
+        colour, line = styles[run.name]
+        handles.append(Line2D([], [], color=colour, linestyle=line, label=f"{name}{status_note(run)}"))
+    return handles
+
+
+def _common_legend(known: Known, word: str = "") -> list[Any]:
+    """Return the entries of lost runs, capacity and phases. word: of the time without a phase, if it has a colour."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    if any(run.status in LOST for run, _ in known):
+        handles.append(Line2D([], [], color=ALARM, marker="X", linestyle="", markersize=8, label="did not finish"))
+    if any(whole_capacity(gpu) for _, gpu in known):
+        label = f"capacity of the {devices_word(gpu for _, gpu in known)} of a run"
+        handles.append(Line2D([], [], color=ALARM, linestyle=CAPACITY_DASHES, label=label))
+    if word:
+        handles.append(Patch(color=TRAINING_COLOUR, label=word))
+    present = {phase.name for _, gpu in known for phase in gpu.phases}
+    return handles + [Patch(color=colour, label=each) for each, colour in PHASE_COLOURS.items() if each in present]

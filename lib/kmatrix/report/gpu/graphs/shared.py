@@ -1,0 +1,113 @@
+"""What several GPU graphs share: the unit of memory, capacities, words for devices, and a panel per run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kmatrix.report.figure import ALARM, DARK, LOST, status_note, tick
+from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RunGpus
+from kmatrix.stats import complete_sum
+from kmatrix.text import shortened_names, without_common_parts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_PANELS = 30  # runs with a panel of their own
+MIB_PER_GIB = 1024.0
+LARGE_MIB = 10 * MIB_PER_GIB  # memory above it is in GiB
+CAPACITY_DASHES = (0, (5, 2))
+TITLE_ROOM = {1: 110, 2: 64, 3: 44, 4: 36, 5: 31}  # panels in a row -> characters above one
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUnit:
+    """The unit of all memory in one graph."""
+
+    name: str
+    mib: float  # MiB per unit
+
+    def text(self, mib: float) -> str:
+        """Return an amount of memory as a number in this unit."""
+        value = mib / self.mib
+        return f"{value:,.1f}" if self.mib > 1 and abs(value) < 1000 else f"{value:,.0f}"
+
+
+def memory_unit(amounts: Iterable[float | None]) -> MemoryUnit:
+    """Return GiB if one of these amounts (MiB) is above 10 GiB, else MiB."""
+    largest = max((amount for amount in amounts if amount is not None), default=0.0)
+    return MemoryUnit("GiB", MIB_PER_GIB) if largest > LARGE_MIB else MemoryUnit("MiB", 1.0)
+
+
+def capacity_of(gpu: GpuNumbers, device: DeviceNumbers) -> float | None:
+    """Return the memory of a GPU, MiB; None for a rank on the CPU: all ranks share the memory of their machine."""
+    return None if gpu.device_type == CPU else device.memory_total
+
+
+def whole_capacity(gpu: GpuNumbers) -> float | None:
+    """Return the memory of all GPUs of a run, MiB; None if one is unknown, and on the CPU."""
+    return complete_sum([capacity_of(gpu, device) for device in gpu.devices]) if gpu.devices else None
+
+
+def devices_word(gpus: Iterable[GpuNumbers]) -> str:
+    """Return the word for the devices of these runs: "GPUs", "ranks", or "devices" if there are both."""
+    units = {gpu.unit for gpu in gpus}
+    return f"{units.pop()}s" if len(units) == 1 else "devices"
+
+
+def period(known: Sequence[tuple[RunGpus, GpuNumbers]]) -> str:
+    """Return the period of the means of these runs."""
+    trained = [gpu.training is not None for _, gpu in known]
+    return "the training" if all(trained) else "the run" if not any(trained) else "the training, if known"
+
+
+def device_number(gpu: GpuNumbers, device: DeviceNumbers) -> str:
+    """Return the number of a device; over several nodes its rank and its host."""
+    number = gpu.label(device).split()[1]
+    return f"{number if device.rank is None else device.rank} on {device.host}" if device.host else number
+
+
+def some_places(count: int, most: int) -> list[int]:
+    """Return at most this many places of a row, from the first one, as far from each other as a power of two."""
+    return list(range(0, count, 2 ** max(0, math.ceil(math.log2(count / most)))))
+
+
+def panels_of(runs: int) -> tuple[int, int]:
+    """Return rows and columns of the panels of this many runs: wide panels, at most five in a row."""
+    columns = 1 if runs <= 2 else 2 if runs <= 4 else 3 if runs <= 12 else 4 if runs <= 16 else 5
+    return math.ceil(runs / columns), columns
+
+
+def panel_titles(runs: Sequence[RunGpus], columns: int) -> list[str]:
+    """Return the title of each panel, name and status, short enough for this many panels in a row."""
+    # If all runs are simulated, the line above all panels says so.
+    is_all = all(run.gpu and run.gpu.simulated for run in runs)
+    notes = [status_note(replace(run, gpu=None) if is_all else run) for run in runs]
+    limit = TITLE_ROOM[columns] - max(map(len, notes))
+    names = [run.name for run in runs]
+    is_long = len(names) > 1 and max(map(len, names)) > limit
+    short = shortened_names(without_common_parts(names) if is_long else names, limit)
+    return [f"{name}{note}" for name, note in zip(short, notes, strict=True)]
+
+
+def name_panel(axes: Axes, run: RunGpus, title: str, columns: int) -> None:
+    """Write the title of the panel of a run: in red if it was lost."""
+    font = 11 if columns == 1 else 10 if columns <= 3 else 8
+    axes.set_title(title, fontsize=font, color=ALARM if run.status in LOST else DARK, fontweight="normal", pad=4)
+
+
+def frame_panels(panels: Sequence[Axes], shape: tuple[int, int], used: int, label: str) -> None:
+    """Format the axes of all panels, and label the lowest panel of each column. label: of the x axis."""
+    for at, axes in enumerate(panels):
+        # A grid may have more panels than there are runs.
+        axes.set_visible(at < used)
+        axes.yaxis.set_major_formatter(tick)
+        axes.locator_params(axis="x", nbins=4 if shape[1] > 2 else 8)
+        axes.locator_params(axis="y", nbins=4 if shape[0] > 2 else 6)
+        axes.tick_params(labelsize=9 if shape[1] <= 3 else 8)
+        # Shared axes are labelled in the last row only, which may have fewer panels.
+        if at + shape[1] >= used:
+            axes.tick_params(axis="x", labelbottom=True)
+            axes.set_xlabel(label, fontsize=9.5)
