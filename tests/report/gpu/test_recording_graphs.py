@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gputop_values import ROOT, SCRIPT, Recorder
-from kmatrix.report.gpu.graphs.recordings import MOST, ThinnedLine, main, read_recording, run
+from kmatrix.report.gpu.graphs.recordings import MOST, ThinnedLine, draw_comparison, main, read_recording, run
 
 
 def original(path, *, count=200, base=80.0, gpus=None, whole=True):
@@ -72,6 +72,16 @@ def test_two_files_are_compared_in_the_current_folder(here, capsys):
     (line,) = [line for line in out.splitlines() if line.startswith("utilization, %")]
     assert line.split()[2:] == ["82.00", "42.00", "-48.8", "%"]
     assert "b.json: 100 samples in 99.0 s" in out
+
+
+def test_the_gpus_of_a_recording_are_a_band_around_their_mean(here):
+    recordings = [read_recording(original(here / "a.json", gpus=4)), read_recording(original(here / "b.json"))]
+    panels = draw_comparison(recordings, ["a", "b"]).axes
+    (power,) = [axes for axes in panels if any("power" in text.get_text() for text in axes.texts)]
+    (band,) = power.collections  # of the file with several GPUs
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (200.0, 230.0)
+    assert power.lines[0].get_ydata()[0] == 215.0
 
 
 def test_a_recording_of_ours_and_a_run_directory_are_drawn(here, capsys):

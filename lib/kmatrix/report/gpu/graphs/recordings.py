@@ -177,7 +177,7 @@ def draw_recording(recording: SingleRecording) -> Figure:
 
 
 def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str]) -> Figure:
-    """Return the figure of two recordings: a panel per quantity, the mean over the GPUs of each over time."""
+    """Return the figure of two recordings: a panel per quantity, the GPUs of each over time: mean, lowest, highest."""
     quantities = [name for name in QUANTITIES if any(one.known(name) for one in recordings)]
     figure, panels = _grid(" and ".join(names), "GPU comparison", len(quantities))
     longest = max(one.seconds for one in recordings)
@@ -185,8 +185,12 @@ def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str])
     for axes, quantity in zip(panels, quantities, strict=False):
         _frame(axes, quantity, longest)
         for recording, name, colour in zip(recordings, names, COMPARED, strict=True):
-            times, values = _over_gpus(recording.known(quantity))
-            axes.plot([time / unit for time in times], values, color=colour, lw=1.2, label=name)
+            times, columns = _over_gpus(recording.known(quantity))
+            at = [time / unit for time in times]
+            if len(recording.known(quantity)) > 1:
+                lowest, highest = ([end(column, default=math.nan) for column in columns] for end in (min, max))
+                axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(at, [_mean(column) for column in columns], color=colour, lw=1.2, label=name)
         if axes is panels[0]:
             axes.legend(loc="best")
     return figure
@@ -325,18 +329,17 @@ def _frame(axes: Axes, quantity: str, seconds: float) -> None:
         axes.set_ylim(0, 105)
 
 
-def _over_gpus(lines: Mapping[int, ThinnedLine]) -> tuple[list[float], list[float]]:
-    """Return the mean over the GPUs at the points of the longest line."""
+def _over_gpus(lines: Mapping[int, ThinnedLine]) -> tuple[list[float], list[list[float]]]:
+    """Return the times of the longest line, and the known values of all GPUs at each of them."""
     if not lines:
         return [], []
     longest = max(lines.values(), key=lambda line: len(line.times))
     whole = [line.values for line in lines.values() if len(line.values) == len(longest.values)]
     columns: Iterable[Any] = zip(*whole, strict=True)
-    return longest.times, [_mean(values) for values in columns]
+    return longest.times, [[value for value in values if not math.isnan(value)] for values in columns]
 
 
-def _mean(values: Iterable[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
+def _mean(known: Sequence[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
