@@ -15,6 +15,7 @@ from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS, PHASE_COLOURS
 from kmatrix.report.gpu.graphs.shared import (
     CAPACITY_DASHES,
     MAX_PANELS,
+    draw_line,
     frame_panels,
     memory_unit,
     name_panel,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_POINTS = 720  # columns of time of all panels in a row; a panel is drawn about as many pixels wide
-DASH = 3.0  # of a line that others may cover, points
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,6 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: TimelineMetric, divi
         axes.axvspan(*span, color=PHASE_COLOURS[phase.name], linewidth=0, zorder=0)
     width = found.seconds / found.columns
     times = (np.arange(found.columns) + 0.5) * width / seconds
-    count = len(found.devices)
     for place, device in enumerate(found.devices):
         lane = device.lanes.get(metric.quantity)
         if lane is None:
@@ -166,11 +165,7 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: TimelineMetric, divi
         if alone.any():
             axes.plot(times[alone], mean[alone], ".", color=colour, markersize=3, zorder=3)
         axes.fill_between(times, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1.5)
-        axes.plot(times, mean, color=colour, linewidth=1.0, zorder=3)
-        if count > 1:
-            # Lines with the same values hide each other: each also has dashes where the others have none.
-            dashes = (DASH * place, (DASH, DASH * (count - 1)))
-            axes.plot(times, mean, color=colour, linewidth=2.2, linestyle=dashes, dash_capstyle="butt", zorder=4)
+        draw_line(axes, times, mean, colour, place=place, count=len(found.devices))
     if metric.quantity == "memory_used":
         for total in sorted({device.memory_total for device in found.devices if device.memory_total}):
             axes.axhline(total / divisor, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES, zorder=5)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.report.figure import (
     ALARM,
     LOST,
-    LineStyles,
     colours_of,
     figure_grid,
     figure_with_strips,
@@ -27,6 +26,7 @@ from kmatrix.report.gpu.graphs.shared import (
     MAX_PANELS,
     MemoryUnit,
     devices_word,
+    draw_line,
     frame_panels,
     memory_unit,
     name_panel,
@@ -61,9 +61,11 @@ def _in_one_panel(name: str, known: Known) -> Figure:
     strips = with_phases if len(known) > 1 else []
     note = simulated_mark([run for run, _ in known])
     figure, panels = figure_with_strips(name, "Memory over time", strips=len(strips), note=note)
-    styles = _run_styles([run for run, _ in known])
-    for run, gpu in known:
-        _draw_line(panels[0], run, gpu, unit=unit, seconds=seconds, style=styles[run.name])
+    colours = _run_colours([run for run, _ in known])
+    for place, (run, gpu) in enumerate(known):
+        x, y = _points(gpu, unit, seconds)
+        draw_line(panels[0], x, y, colours[run.name], place=place, count=len(known))
+        _mark_end(panels[0], run, x, y)
     for capacity in sorted({total for _, gpu in known if (total := whole_capacity(gpu))}):
         _draw_capacity(panels[0], capacity / unit.mib)
     # From 0: a cut axis exaggerates differences of memory.
@@ -76,7 +78,7 @@ def _in_one_panel(name: str, known: Known) -> Figure:
     elif with_phases:
         _shade_phases(panels[0], with_phases[0][1], seconds)
     panels[-1].set_xlabel(f"{_time_label(known)} ({time_name}); points are means over intervals")
-    handles = [*_run_legend(known, styles), *_common_legend(known, word="training" if strips else "")]
+    handles = [*_run_legend(known, colours), *_common_legend(known, word="training" if strips else "")]
     wide = any(len(handle.get_label()) > 40 for handle in handles)
     figure.legend(handles=handles, loc="outside lower left", ncols=2 if wide else 3, handlelength=3.4)
     return figure
@@ -92,7 +94,9 @@ def _panel_per_run(name: str, every: Known) -> Figure:
     figure, panels = figure_grid(name, "Memory over time", shape, max(7.5, 1.7 + 1.5 * shape[0]), note=note)
     colours = colours_of(run.optimizer for run in runs)
     for axes, title, (run, gpu) in zip(panels, panel_titles(runs, shape[1]), known, strict=False):
-        _draw_line(axes, run, gpu, unit=unit, seconds=seconds, style=(colours[run.optimizer], "-"))
+        x, y = _points(gpu, unit, seconds)
+        draw_line(axes, x, y, colours[run.optimizer])
+        _mark_end(axes, run, x, y)
         _shade_phases(axes, gpu, seconds)
         if capacity := whole_capacity(gpu):
             _draw_capacity(axes, capacity / unit.mib)
@@ -129,14 +133,14 @@ def _time_label(known: Known) -> str:
     return f"time since the start of the recording{nodes}"
 
 
-def _draw_line(
-    axes: Axes, run: RunGpus, gpu: GpuNumbers, *, unit: MemoryUnit, seconds: float, style: tuple[str, Any]
-) -> None:
-    """Draw the memory of a run, with a cross at the end of one that was lost. style: colour and line."""
+def _points(gpu: GpuNumbers, unit: MemoryUnit, seconds: float) -> tuple[list[float], list[float]]:
+    """Return times and memory of a run, in the units of the axes; NaN, which is a gap of the line, if unknown."""
     x = [point.seconds / seconds for point in gpu.timeline]
-    y = [math.nan if point.total is None else point.total / unit.mib for point in gpu.timeline]
-    colour, line = style
-    axes.plot(x, y, color=colour, linestyle=line, linewidth=1.8)
+    return x, [math.nan if point.total is None else point.total / unit.mib for point in gpu.timeline]
+
+
+def _mark_end(axes: Axes, run: RunGpus, x: Sequence[float], y: Sequence[float]) -> None:
+    """Draw a cross at the end of a run that was lost."""
     last = max(at for at, value in enumerate(y) if not math.isnan(value))
     if run.status in LOST:
         axes.plot(x[last], y[last], "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
@@ -163,23 +167,23 @@ def _draw_strips(axes: Axes, known: Known, seconds: float) -> None:
     name_rows(axes, shortened_names([run.name for run, _ in known], 34), [run.status in LOST for run, _ in known])
 
 
-def _run_styles(runs: Sequence[RunGpus]) -> LineStyles:
-    """Return colour and line style of each run: a shade of its optimizer's colour."""
-    styles: LineStyles = {}
+def _run_colours(runs: Sequence[RunGpus]) -> dict[str, str]:
+    """Return the colour of each run: a shade of its optimizer's colour."""
+    found: dict[str, str] = {}
     for optimizer, colour in colours_of(run.optimizer for run in runs).items():
-        styles |= shades(colour, [run.name for run in runs if run.optimizer == optimizer])
-    return styles
+        shaded = shades(colour, [run.name for run in runs if run.optimizer == optimizer])
+        found |= {name: shade for name, (shade, _) in shaded.items()}
+    return found
 
 
-def _run_legend(known: Known, styles: LineStyles) -> list[Any]:
+def _run_legend(known: Known, colours: Mapping[str, str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     names = shortened_names([run.name for run, _ in known], MAX_LABEL)
-    handles = []
-    for name, (run, _) in zip(names, known, strict=True):
-        colour, line = styles[run.name]
-        handles.append(Line2D([], [], color=colour, linestyle=line, label=f"{name}{status_note(run)}"))
-    return handles
+    return [
+        Line2D([], [], color=colours[run.name], linewidth=2.0, label=f"{name}{status_note(run)}")
+        for name, (run, _) in zip(names, known, strict=True)
+    ]
 
 
 def _common_legend(known: Known, word: str = "") -> list[Any]:

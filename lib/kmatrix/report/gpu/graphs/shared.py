@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kmatrix.report.figure import ALARM, DARK, LOST, status_note, tick
 from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RunGpus
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_PANELS = 30  # runs with a panel of their own
 MIB_PER_GIB = 1024.0
 LARGE_MIB = 10 * MIB_PER_GIB  # memory above it is in GiB
+DASH = 3.0  # of a line that others may cover, in widths of the line
 CAPACITY_DASHES = (0, (5, 2))
 TITLE_ROOM = {1: 110, 2: 64, 3: 44, 4: 36, 5: 31}  # panels in a row -> characters above one
 
@@ -67,6 +68,15 @@ def device_number(gpu: GpuNumbers, device: DeviceNumbers) -> str:
     """Return the number of a device; over several nodes its rank and its host."""
     number = gpu.label(device).split()[1]
     return f"{number if device.rank is None else device.rank} on {device.host}" if device.host else number
+
+
+def draw_line(axes: Axes, x: Any, y: Any, colour: str, *, place: int = 0, count: int = 1) -> None:
+    """Draw one of `count` lines of a panel; all of them are visible where they have the same values."""
+    axes.plot(x, y, color=colour, linewidth=1.8 if count == 1 else 1.0, zorder=3)
+    if count > 1:
+        # Dashes where the other lines have none.
+        dashes = (DASH * place, (DASH, DASH * (count - 1)))
+        axes.plot(x, y, color=colour, linewidth=2.2, linestyle=dashes, dash_capstyle="butt", zorder=4)
 
 
 def some_places(count: int, most: int) -> list[int]:
