@@ -173,7 +173,9 @@ def without_power(devices):
 
 
 def test_runs_that_would_hide_each_other_have_a_panel_each():
-    assert len(figure_of(memory_over_time, runs_of(1, 4)).axes[0].lines) == 2 * 4 + 2  # with their dashes, a cross and the capacity
+    assert (
+        len(figure_of(memory_over_time, runs_of(1, 4)).axes[0].lines) == 2 * 4 + 2
+    )  # with their dashes, a cross and the capacity
     figure = figure_of(memory_over_time, runs_of(1, 30))
     assert len(figure.axes) == 30
     titles = [axes.get_title(loc="left") for axes in figure.axes]

@@ -9,10 +9,22 @@ import subprocess
 import sys
 from datetime import datetime, timedelta
 
+import matplotlib.style
 import pytest
 
+from figure_layout import layout_problems
 from gputop_values import ROOT, SCRIPT, Recorder
-from kmatrix.report.gpu.graphs.recordings import MOST, ThinnedLine, draw_comparison, main, read_recording, run
+from kmatrix.report.figure import RC_PARAMS
+from kmatrix.report.gpu.graphs.recordings import (
+    MOST,
+    ThinnedLine,
+    draw_comparison,
+    draw_histograms,
+    draw_recording,
+    main,
+    read_recording,
+    run,
+)
 
 
 def original(path, *, count=200, base=80.0, gpus=None, whole=True):
@@ -72,6 +84,22 @@ def test_two_files_are_compared_in_the_current_folder(here, capsys):
     (line,) = [line for line in out.splitlines() if line.startswith("utilization, %")]
     assert line.split()[2:] == ["82.00", "42.00", "-48.8", "%"]
     assert "b.json: 100 samples in 99.0 s" in out
+
+
+@pytest.mark.parametrize("gpus", [None, 8, 64])
+def test_the_graphs_of_recordings_are_readable_with_any_number_of_gpus(here, gpus):
+    recording = read_recording(original(here / "a.json", gpus=gpus))
+    other = read_recording(original(here / "b.json"))
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        figure = draw_recording(recording)
+        assert layout_problems(figure) == []
+        assert layout_problems(draw_comparison([recording, other], ["a", "b"])) == []
+        assert layout_problems(draw_histograms([recording, other], ["a", "b"])) == []
+    assert [image.get_array().shape for axes in figure.axes for image in axes.images] == (
+        [(64, 200)] * 5 if gpus == 64 else []
+    )
+    if gpus == 8:
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"GPU {index}" for index in range(8)]
 
 
 def test_the_gpus_of_a_recording_are_a_band_around_their_mean(here):

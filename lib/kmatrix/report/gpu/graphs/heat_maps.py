@@ -33,18 +33,13 @@ def draw_heat_maps(
 
     divisor, seconds: recorded units per unit of the scale and of the time axis. label: of the scale.
     """
-    import matplotlib
     import numpy as np
     from matplotlib.patches import Patch
 
     grids = [_grid(each, quantity, divisor) for each in found]
-    low, high = _limits(grids, quantity)
-    colours = matplotlib.colormaps[HEAT_COLOURS].with_extremes(bad=UNKNOWN_COLOUR)
+    low, high = colour_limits(grids, quantity)
     for axes, each, grid in zip(panels, found, grids, strict=True):
-        rows = len(each.devices)
-        extent = (0.0, each.seconds / seconds, rows - 0.5, -0.5)
-        style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": colours}
-        image = axes.imshow(grid, extent=extent, vmin=low, vmax=high, **style)
+        image = draw_map(axes, grid, each.seconds / seconds, low, high)
         _draw_phases(axes, each, seconds)
         _number_rows(axes, each, MOST_NUMBERS if len(panels) <= 4 else MOST_NUMBERS // 2)
     capacities = sorted({device.memory_total for each in found for device in each.devices if device.memory_total})
@@ -57,6 +52,17 @@ def draw_heat_maps(
     return [] if is_complete else [Patch(facecolor=UNKNOWN_COLOUR, edgecolor=QUIET, label="no sample")]
 
 
+def draw_map(axes: Axes, grid: Any, end: float, low: float, high: float) -> Any:
+    """Draw an array (rows, columns) from 0 to `end` of the time axis, and return the image. low, high: of the scale."""
+    import matplotlib
+
+    colours = matplotlib.colormaps[HEAT_COLOURS].with_extremes(bad=UNKNOWN_COLOUR)
+    extent = (0.0, end, len(grid) - 0.5, -0.5)
+    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": colours, "vmin": low, "vmax": high}
+    axes.grid(visible=False)
+    return axes.imshow(grid, extent=extent, **style)
+
+
 def _grid(found: RecordingTimeline, quantity: str, divisor: float) -> Any:
     """Return the means as an array (devices, columns); NaN: unknown."""
     import numpy as np
@@ -66,7 +72,7 @@ def _grid(found: RecordingTimeline, quantity: str, divisor: float) -> Any:
     return np.array([unknown if lane is None else lane.mean for lane in lanes], dtype=float) / divisor
 
 
-def _limits(grids: Sequence[Any], quantity: str) -> tuple[float, float]:
+def colour_limits(grids: Sequence[Any], quantity: str) -> tuple[float, float]:
     """Return the ends of the scale of colours: of what was measured, so that differences are visible."""
     import numpy as np
 

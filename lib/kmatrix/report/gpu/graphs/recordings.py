@@ -19,7 +19,10 @@ from kmatrix.gpu.formats.columns import SampleBlock, read_columns
 from kmatrix.output import run_reporting
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import COLOURS, OTHER_COLOURS, draw_jobs, figure_grid, subtitle, time_unit
+from kmatrix.report.figure import ALARM, COLOURS, draw_jobs, figure_grid, plain_ticks, subtitle, time_unit
+from kmatrix.report.gpu.graphs.heat_maps import colour_limits, draw_map
+from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
+from kmatrix.report.gpu.graphs.shared import CAPACITY_DASHES, draw_line, some_places
 from kmatrix.report.gpu.stream import sample_blocks
 from kmatrix.text import shortened_names
 
@@ -36,9 +39,7 @@ QUANTITIES: Mapping[str, str] = {  # column -> title of its panel
     "temperature": "temperature, C",
     "sm_clock": "SM clock, MHz",
 }
-PALETTE = (*COLOURS.values(), *OTHER_COLOURS)
 COMPARED = (COLOURS["adamw"], COLOURS["muon"])  # of the first and the second recording
-LEGEND = 8  # GPUs that a legend names
 BINS = 30  # of a histogram
 
 
@@ -151,29 +152,63 @@ def _blocks(path: Path, found: SingleRecording) -> Iterator[SampleBlock]:
 
 
 def draw_recording(recording: SingleRecording) -> Figure:
-    """Return the figure of a recording: a panel per quantity, a line per GPU."""
+    """Return the figure of a recording: a panel per quantity, a line per GPU, or a heat map of many GPUs."""
     quantities = [name for name in QUANTITIES if recording.known(name)]
     figure, panels = _grid(recording.path.name, "GPU recording", len(quantities))
+    gpus = list(recording.names)
     for axes, name in zip(panels, quantities, strict=False):
         _frame(axes, name, recording.seconds)
-        _, unit = time_unit(recording.seconds)
-        lines = recording.known(name)
-        for at, (gpu, line) in enumerate(lines.items()):
-            axes.plot(
-                [time / unit for time in line.times], line.values, color=PALETTE[at % len(PALETTE)], lw=1.0,
-                label=f"GPU {gpu}",
-            )  # fmt: skip
-        if name == "memory_used":
-            most = max(one.most for one in recording.ranges[name].values())
-            axes.set_ylim(0, 1.15 * max(recording.capacity or 0.0, most))
-        if name == "memory_used" and recording.capacity:
-            axes.axhline(recording.capacity, color="#555555", lw=1.0, ls="--")
-            text = f"capacity {recording.capacity:.1f} GiB"
-            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(text, (0.99, recording.capacity), xytext=(0, 3), ha="right", fontsize=9, **place)
-        if axes is panels[0] and 1 < len(lines) <= LEGEND:
-            axes.legend(loc="best")
+        if len(gpus) > len(DEVICE_COLOURS):
+            _draw_map(figure, axes, recording, name)
+        else:
+            _draw_lines(axes, recording, name, gpus)
+    if 1 < len(gpus) <= len(DEVICE_COLOURS):
+        _legend(figure, {f"GPU {gpu}": colour for gpu, colour in zip(gpus, DEVICE_COLOURS, strict=False)})
     return figure
+
+
+def _draw_lines(axes: Axes, recording: SingleRecording, quantity: str, gpus: Sequence[int]) -> None:
+    """Draw a quantity as a line per GPU, for memory with its capacity."""
+    _, unit = time_unit(recording.seconds)
+    for gpu, line in recording.known(quantity).items():
+        place = gpus.index(gpu)
+        times = [time / unit for time in line.times]
+        draw_line(axes, times, line.values, DEVICE_COLOURS[place], place=place, count=len(gpus))
+    plain_ticks(axes, "y")
+    if quantity != "memory_used":
+        return
+    most = max(one.most for one in recording.ranges[quantity].values())
+    axes.set_ylim(0, 1.15 * max(recording.capacity or 0.0, most))
+    if recording.capacity:
+        axes.axhline(recording.capacity, color=ALARM, lw=1.0, ls=CAPACITY_DASHES)
+        text = f"capacity {recording.capacity:.1f} GiB"
+        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate(text, (0.99, recording.capacity), xytext=(0, 3), ha="right", fontsize=9, **where)
+
+
+def _draw_map(figure: Figure, axes: Axes, recording: SingleRecording, quantity: str) -> None:
+    """Draw a quantity as a row of colours per GPU."""
+    import numpy as np
+
+    lines = recording.known(quantity)
+    grid = np.full((len(lines), max(len(line.values) for line in lines.values())), np.nan)
+    for row, line in zip(grid, lines.values(), strict=True):
+        row[: len(line.values)] = line.values
+    _, unit = time_unit(recording.seconds)
+    low, high = colour_limits([grid], quantity)
+    image = draw_map(axes, grid, recording.seconds / unit, low, high)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    places = some_places(len(lines), 8)
+    axes.set_yticks(places, [f"GPU {list(lines)[place]}" for place in places])
+    figure.colorbar(image, ax=axes, pad=0.02)
+
+
+def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
+    """Name lines outside of the panels, where the legend covers none of them."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, linewidth=2.0, label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4)
 
 
 def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str]) -> Figure:
@@ -184,15 +219,17 @@ def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str])
     _, unit = time_unit(longest)
     for axes, quantity in zip(panels, quantities, strict=False):
         _frame(axes, quantity, longest)
-        for recording, name, colour in zip(recordings, names, COMPARED, strict=True):
+        for recording, colour in zip(recordings, COMPARED, strict=True):
             times, columns = _over_gpus(recording.known(quantity))
             at = [time / unit for time in times]
             if len(recording.known(quantity)) > 1:
                 lowest, highest = ([end(column, default=math.nan) for column in columns] for end in (min, max))
                 axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(at, [_mean(column) for column in columns], color=colour, lw=1.2, label=name)
-        if axes is panels[0]:
-            axes.legend(loc="best")
+            means = [_mean(column) for column in columns]
+            draw_line(axes, at, means, colour, place=COMPARED.index(colour), count=len(COMPARED))
+        if quantity != "utilization":
+            plain_ticks(axes, "y")
+    _legend(figure, dict(zip(names, COMPARED, strict=True)))
     return figure
 
 
@@ -211,12 +248,15 @@ def draw_histograms(recordings: Sequence[SingleRecording], names: Sequence[str])
             least, most = least - 0.5, most + 0.5
         width = (most - least) / BINS
         edges = [least + width * at for at in range(BINS + 1)]
-        for values, name, colour in zip(both, names, COMPARED, strict=True):
+        for values, colour in zip(both, COMPARED, strict=True):
             share = [100.0 / len(values)] * len(values) if values else []
-            axes.hist(values, bins=edges, weights=share, color=colour, alpha=0.55, label=name)
+            axes.hist(values, bins=edges, weights=share, color=colour, alpha=0.35)
+            # The edges of both are visible where they are equal.
+            dashes = (0, (4, 4)) if colour == COMPARED[1] else "-"
+            axes.hist(values, bins=edges, weights=share, color=colour, histtype="step", linestyle=dashes, linewidth=1.5)
         axes.set_ylabel("% of the samples")
-        if axes is panels[0]:
-            axes.legend(loc="best")
+        plain_ticks(axes, "x")
+    _legend(figure, dict(zip(names, COMPARED, strict=True)))
     return figure
 
 
