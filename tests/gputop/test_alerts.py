@@ -10,7 +10,7 @@ import pytest
 
 import kmatrix.gputop.feeds as alarms
 import kmatrix.simulate.library as simulate
-from gputop_values import T0, Recorder, gpu_sample, line_of, rendered, view
+from gputop_values import T0, Recorder, append_event, gpu_sample, line_of, rendered, view
 from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed
 from kmatrix.gputop.loop import Session
@@ -66,6 +66,22 @@ def test_a_lost_gpu_is_critical():
     )
     (alerts,) = alarms.alerts_of_rows(view(gpu_sample(0), lost).rows, alarms.MACHINE_THRESHOLDS, T0)
     assert (alerts.kind, alerts.about, alerts.severity) == (AlertKind.LOST, "GPU 1", Severity.CRITICAL)
+
+
+def test_xid_errors_are_alerts_at_the_position_of_a_replay(tmp_path):
+    recorder = Recorder(tmp_path, gpus=2)
+    recorder.write(200, utilization=95.0)
+    append_event(recorder.run, 0, "started", monotonic=0.0)
+    append_event(recorder.run, 20, "xid", 1, "XID 13", xid=13, xid_count=1, monotonic=20.0)
+    append_event(recorder.run, 40, "xid", 1, "XID 79", xid=79, xid_count=1, monotonic=40.0)
+    for second, expected in (
+        (50, [AlertKind.XID_FAULT, AlertKind.XID]),
+        (10, []),
+        (30, [AlertKind.XID]),
+    ):
+        session = Session(feed=ReplayFeed(tmp_path, at=second))
+        session.poll()
+        assert kinds(session.view().alerts) == [(kind, "GPU 1") for kind in expected]
 
 
 def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():

@@ -158,6 +158,8 @@ def test_alerts_attempts_and_devices_validate(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(device="cuda", gpus=2)])
     (run,) = matrix.runs()
     record(run, FakeGpus())
+    error = {"time": 6.0, "event": "xid", "gpu_index": 1, "text": "A10G (GPU-1): XID 79", "xid": 79, "xid_count": 2}
+    run.gpu_events.write_text(json.dumps(error) + "\n")
     alert = Alert(kind=AlertKind.TEMPERATURE, severity=Severity.WARNING, since=5.0, about="GPU 1", value=91.0)
     first = {"attempt": 1, "status": "failed", "started": 1.0, "ended": 2.0, "kind": "oom", "reason": "out of memory"}
     status = json.loads(run.status.read_text(encoding="utf-8"))
@@ -167,6 +169,8 @@ def test_alerts_attempts_and_devices_validate(tmp_path):
     results = results_of(matrix)
 
     assert [len(results["runs"][0][key]) for key in ("alerts", "attempts")] == [1, 2]
+    devices = results["runs"][0]["gpu"]["gpus"]
+    assert [device["xids"] for device in devices] == [[], [{"code": 79, "count": 2, "first": 6.0, "last": 6.0}], [], []]
     jsonschema.validate(results, SCHEMA)
 
 

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 import kmatrix.simulate.library as simulate
 from gpu_factory import write_timings
-from gputop_values import T0, Recorder
+from gputop_values import T0, Recorder, append_event
 from kmatrix.cli.progress import ProgressDisplay
 from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.states import AlertEntry
 from kmatrix.records.train_config import TrainFields
+from kmatrix.report.analysis import analyse
+from kmatrix.report.write import write_summary
 from kmatrix.runner.loop import drive
 from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
@@ -57,6 +59,9 @@ def test_a_healthy_run_has_no_alerts():
         ({"gpus": (gpu(temperature=87.0),)}, AlertKind.TEMPERATURE),
         ({"gpus": (gpu(throttled=("heat (software)",)),)}, AlertKind.THROTTLE),
         ({"gpus": (gpu(lost=True, utilization=None),)}, AlertKind.LOST),
+        ({"gpus": (gpu(xids={13: 1}),)}, AlertKind.XID),
+        ({"gpus": (gpu(xids={999: 1}),)}, AlertKind.XID),
+        ({"gpus": (gpu(xids={79: 1}),)}, AlertKind.XID_FAULT),
         ({"memory_cv": 20.0}, AlertKind.BALANCE),
         ({"waiting": 23.0, "slowest": 3}, AlertKind.STRAGGLER),
         ({"mfu": 14.9}, AlertKind.MFU),
@@ -74,6 +79,8 @@ def test_each_rule_raises_its_alert_alone_and_can_be_disabled(fields, kind):
     disabled = Thresholds(**{field.name: type(field.default)(0) for field in dataclasses.fields(Thresholds)})
     assert alert_kinds(state(**fields), disabled) <= {
         AlertKind.LOST,
+        AlertKind.XID,
+        AlertKind.XID_FAULT,
         AlertKind.NOT_FINITE,
         AlertKind.DATA,
     }  # these have no threshold: they are always an alert
@@ -224,6 +231,30 @@ def test_a_lost_gpu_and_throttling_come_from_the_events(alarm):
     assert kinds(made.poll(recorder.now).alerts.active) == [(AlertKind.LOST, "GPU 1"), (AlertKind.THROTTLE, "GPU 0")]
 
 
+def test_xid_errors_of_this_attempt_are_alerts_until_its_end(alarm):
+    made, recorder = alarm
+    recorder.write(40, utilization=95.0)
+    append_event(recorder.run, 0, "started")
+    append_event(recorder.run, 1, "xid", 0, "XID 48", xid=48, xid_count=1)
+    append_event(recorder.run, 2, "started")
+    append_event(recorder.run, 3, "xid", 1, "XID 31", xid=31, xid_count=2)
+    (alert,) = made.poll(recorder.now).alerts.began
+    assert (alert.kind, alert.about, alert.severity, alert.value) == (AlertKind.XID, "GPU 1", Severity.WARNING, 2)
+    append_event(recorder.run, 4, "xid", 1, "XID 79", xid=79, xid_count=1)
+    append_event(recorder.run, 5, "xid", 1, "XID 63", xid=63, xid_count=1)
+    # An error that ends the program is found by the last look at the files.
+    change = made.end(recorder.now).alerts
+    assert [alert.kind for alert in change.began] == [AlertKind.XID_FAULT]
+    assert [(alert.kind, alert.severity) for alert in change.ended] == [
+        (AlertKind.XID_FAULT, Severity.CRITICAL),
+        (AlertKind.XID, Severity.WARNING),
+    ]
+    assert change.ended[0].text == (
+        "GPU 1: XID 79: the GPU has fallen off the bus; XID 63: a memory page or row was replaced"
+    )
+    assert len(made.alerts) == 2
+
+
 @pytest.mark.parametrize("damage", [b"", b"KMXGPU1\n", b"no recording at all", b"KMXGPU9\n1234"])
 def test_an_unreadable_recording_is_ignored(alarm, damage):
     made, recorder = alarm
@@ -270,19 +301,32 @@ def test_the_first_line_of_an_attempt_includes_warm_up_and_raises_no_alert(tmp_p
 # ---- where alerts are shown --------------------------------------------------------------------------------------
 
 
-def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):
+@pytest.fixture
+def run_on_gpus(matrix, plan, tmp_path):
+    """Run a training on two simulated GPUs with these lines of a scenario, and return its plan."""
     require_program("gcc")
-    scenario = tmp_path / "hot.scn"
-    scenario.write_text("gpus 2\n0 1 temp 93\n")
     library = simulate.build(tmp_path / "library")
-    hot = recorder_launcher(simulated=True, environment=simulate.environment(library, scenario))
-    planned = plan("a")
-    run = read_json(planned.dir.run_json)
-    write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 200}})
-    limits = Thresholds(hold_s=0)
-    with ProgressDisplay() as show:
-        outcome = drive(matrix, [planned], engine(recorders=hot), poll_s=0.05, limits=limits, on_progress=show)
-    assert outcome.exit_code == 0, "an alert changes nothing"
+
+    def run(lines):
+        scenario = tmp_path / "scenario.scn"
+        scenario.write_text(f"gpus 2\n{lines}")
+        recorders = recorder_launcher(simulated=True, environment=simulate.environment(library, scenario))
+        planned = plan("a")
+        known = read_json(planned.dir.run_json)
+        write_json(planned.dir.run_json, known | {"train": known["train"] | {"max_iters": 200}})
+        limits = Thresholds(hold_s=0)
+        with ProgressDisplay() as show:
+            outcome = drive(
+                matrix, [planned], engine(recorders=recorders), poll_s=0.05, limits=limits, on_progress=show
+            )
+        assert outcome.exit_code == 0, "an alert changes nothing"
+        return planned
+
+    return run
+
+
+def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, run_on_gpus, capsys):
+    planned = run_on_gpus("0 1 temp 93\n")
     status = read_json(planned.dir.status)
     (alert,) = status["alerts"]
     assert (alert["kind"], alert["about"], alert["value"], alert["severity"]) == ("temperature", "GPU 1", 93, "warning")
@@ -290,6 +334,19 @@ def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tm
     assert "cooling" in alert["advice"]
     assert [line["about"] for line in read_jsonl(matrix.journal) if line["event"] == "alert"] == ["GPU 1"]
     assert capsys.readouterr().out.count("! a  GPU 1: 93 C, limit 87 C (check cooling") == 1
+
+
+def test_an_xid_error_is_an_alert_and_in_the_report(matrix, run_on_gpus, capsys):
+    planned = run_on_gpus("".join(f"{second / 4} 1 xid 79\n" for second in range(480)))
+    (alert,) = read_json(planned.dir.status)["alerts"]
+    assert (alert["kind"], alert["about"], alert["severity"]) == ("xid_fault", "GPU 1", "critical")
+    assert alert["text"].startswith("GPU 1: XID 79: the GPU has fallen off the bus")
+    events = [(line["event"], line["about"]) for line in read_jsonl(matrix.journal) if "alert" in line["event"]]
+    assert events == [("alert", "GPU 1"), ("alert over", "GPU 1")]
+    assert capsys.readouterr().out.count("! a  GPU 1: XID 79: the GPU has fallen off the bus") == 1
+    text = write_summary(analyse(matrix))
+    assert text.count("! GPU 1: XID 79: the GPU has fallen off the bus (") == 2, "with the alerts and with the GPUs"
+    assert "GPU 0: XID" not in text
 
 
 # ---- a wall clock that is set --------------------------------------------------------------------------------------

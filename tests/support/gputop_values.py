@@ -81,8 +81,7 @@ def utilization(sample: ScreenSample) -> float:
     return sample.snapshot.samples[0].utilization
 
 
-def append_event(run: RunDir, second: float, kind: str, index: int | None = None, text: str = "") -> None:
+def append_event(run: RunDir, second: float, kind: str, index: int | None = None, text: str = "", **more) -> None:
+    line = {"schema": 1, "time": T0 + second, "event": kind, "gpu_index": index, "text": text, **more}
     with run.gpu_events.open("a") as file:
-        file.write(
-            json.dumps({"schema": 1, "time": T0 + second, "event": kind, "gpu_index": index, "text": text}) + "\n"
-        )
+        file.write(json.dumps(line) + "\n")

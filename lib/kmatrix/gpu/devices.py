@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Protocol
 
 from kmatrix.gpu.formats.binary import COLUMNS
@@ -61,6 +61,7 @@ class ExtraMetrics:
     remap_failure: int | None = None  # 1: a row could not be replaced
     xid: int | None = None  # code of the newest XID error since the driver was opened, 0: none
     xids: int | None = None  # number of XID errors since the driver was opened
+    xid_counts: Mapping[int, int] = field(default_factory=dict)  # code -> number of those, the newest code last
     sm_active: float | None = None  # percent, mean since the previous read, as the next three
     sm_occupancy: float | None = None
     tensor_active: float | None = None
@@ -69,7 +70,7 @@ class ExtraMetrics:
     def known(self) -> tuple[tuple[str, float], ...]:
         """Return the names and values of the known metrics."""
         values = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return tuple((name, value) for name, value in values if value is not None)
+        return tuple((name, value) for name, value in values if isinstance(value, int | float))
 
 
 # Averaged over the recording. The others are counters or states, of which a mean says nothing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from typing import Protocol
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
-from kmatrix.gpu.formats.events import ThrottleEvents, TimeOf
+from kmatrix.gpu.formats.events import GpuEvents, TimeOf
 from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.progress import ProgressReader
@@ -105,7 +105,7 @@ class AttachedFeed:
             self._known += count
             clock = RecordingClock(recording)
             add(recording, clock.index_from(clock.length - SPAN_S), count, history)
-            self._newest = sample_of(recording, count - 1, self._events.throttle(math.inf))
+            self._newest = sample_of(recording, count - 1, self._events, math.inf)
         return self._newest and replace(self._newest, progress=(self._progress.read(),))
 
     def press(self, _key: str, /) -> bool:
@@ -179,7 +179,7 @@ class ReplayFeed:
             self._shown = self._time.index_from(self.offset - SPAN_S)  # moved back: rebuild the history
         add(self._recording, self._shown, count, history)
         self._shown = count
-        return sample_of(self._recording, count - 1, self._events.throttle(self._time.of(count - 1)))
+        return sample_of(self._recording, count - 1, self._events, self._time.of(count - 1))
 
     def press(self, key: str, /) -> bool:
         self._advance()  # a jump starts from the current time, not from that of the last poll
@@ -264,19 +264,20 @@ def add(recording: Recording, first: int, end: int, history: History) -> None:
         history.add(recording.snapshot(index))
 
 
-def sample_of(recording: Recording, index: int, throttle: Mapping[int, tuple[str, ...]]) -> ScreenSample:
-    """Return one record with the ranks from the header. `throttle`: of ThrottleEvents at its time."""
+def sample_of(recording: Recording, index: int, events: GpuEvents, at: float) -> ScreenSample:
+    """Return one record with the ranks from the header. `at`: its time for the events."""
     gpus = recording.header["gpus"]
     return ScreenSample(
         snapshot=recording.snapshot(index),
-        throttle=throttle,
+        throttle=events.throttle(at),
+        xids=events.xids(at),
         ranks={gpu["gpu_index"]: rank for gpu in gpus if (rank := gpu.get("rank")) is not None},
     )
 
 
-def events_of(run: RunDir, recording: Recording, time_of: TimeOf = lambda wall, _: wall) -> ThrottleEvents:
-    """Return the throttle events of the GPUs of a recording. time_of: as in ThrottleEvents."""
-    return ThrottleEvents(run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]), time_of)
+def events_of(run: RunDir, recording: Recording, time_of: TimeOf = lambda wall, _: wall) -> GpuEvents:
+    """Return the events of the GPUs of a recording. time_of: as in GpuEvents."""
+    return GpuEvents(run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]), time_of)
 
 
 def noun_of(recording: Recording) -> str:
@@ -391,4 +392,5 @@ def _state(row: DeviceRow) -> GpuState:
         temperature=row.sample.temperature,
         throttled=row.throttle or (),
         lost=row.missing == "lost",
+        xids=row.xids,
     )

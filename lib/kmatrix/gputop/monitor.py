@@ -86,6 +86,7 @@ class GPUMonitor:
                 for position, (device, slow) in enumerate(zip(devices, self._limits, strict=True))
                 if not source.is_lost(position)
             },
+            xids={device.gpu_index: slow.xid_counts for device, slow in zip(devices, extra, strict=False)},
             ranks={index: row.rank for index, row in ranks.items() if row.rank is not None},
             runs={index: row.run for index, row in ranks.items()},
             slices=self._slices,

@@ -110,10 +110,11 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenSample:
-    """One sample of all GPUs, with throttling, ranks and runs. Keys are GPU indices; absent GPUs are unknown."""
+    """One sample of all GPUs, with their events, ranks and runs. Keys are GPU indices; absent GPUs are unknown."""
 
     snapshot: Snapshot
     throttle: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # active throttle reasons
+    xids: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # code -> number of XID errors until now
     ranks: Mapping[int, int] = field(default_factory=dict)  # rank on the GPU
     runs: Mapping[int, str] = field(default_factory=dict)  # name of the run on the GPU
     processes: tuple[ProcessRow, ...] | None = None  # None: not known in this mode
@@ -146,6 +147,7 @@ class DeviceRow:
     rank: int | None = None
     run: str = ""  # name of the run, empty if unknown
     throttle: tuple[str, ...] | None = None  # active throttle reasons, None: unknown
+    xids: Mapping[int, int] = field(default_factory=dict)  # code -> number of XID errors until now
     age: float | None = None  # s since any value last changed
     missing: str = ""  # why no value is known: "lost", or "not running" for a rank that has not started or has ended
     slices: tuple[MigInstance, ...] = ()  # its MIG instances
@@ -291,6 +293,7 @@ def rows_of(sample: ScreenSample, history: History, now: float) -> tuple[DeviceR
             rank=sample.ranks.get(gpu.gpu_index),
             run=sample.runs.get(gpu.gpu_index, ""),
             throttle=sample.throttle.get(gpu.gpu_index),
+            xids=sample.xids.get(gpu.gpu_index, {}),
             slices=sample.slices.get(gpu.gpu_index, ()),
             age=history.age(gpu.gpu_index, now),
             missing=_missing(gpu, sample.throttle),

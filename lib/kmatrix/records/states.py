@@ -163,6 +163,8 @@ class EventLine(Record, frozen=True, kw_only=True):
     run: str | None = None
     gpu_index: Count | None = None
     monotonic: Amount | None = None  # seconds since the boot, in gpu_events.jsonl
+    xid: Count | None = None  # code of an XID error
+    xid_count: Count = 1  # number of these errors since the event before
 
 
 class PhaseLine(Record, frozen=True, kw_only=True):

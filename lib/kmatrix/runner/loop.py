@@ -445,6 +445,7 @@ class _Driver:
             ),
         )
         update = self._watches[plan.name].end()
+        self._log_alerts(plan, update)
         self._write_run(plan.name, job=job, log_tail=end.log_tail)
         self._writer.write_matrix(Status.RUNNING)
         known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
@@ -476,11 +477,13 @@ class _Driver:
 
     def _write_alerts(self, plan: RunPlan, job: JobState, update: RunUpdate) -> None:
         """Write the alerts of a run if they changed."""
-        change = update.alerts
-        if not change.began and not change.ended:
-            return
-        self._write_run(plan.name, job=job)
-        for event, alerts in (("alert", change.began), ("alert over", change.ended)):
+        if update.alerts.began or update.alerts.ended:
+            self._write_run(plan.name, job=job)
+            self._log_alerts(plan, update)
+
+    def _log_alerts(self, plan: RunPlan, update: RunUpdate) -> None:
+        """Write what changed in the alerts of a run to the journal."""
+        for event, alerts in (("alert", update.alerts.began), ("alert over", update.alerts.ended)):
             for alert in alerts:
                 self._writer.log(event, run=plan.name, **alert.to_json())
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from kmatrix.gpu.xid import FAULTS, xids_text
 from kmatrix.records.states import AlertEntry
 
 SPIKE_LINES = 16  # a spike is measured against the median of this many losses
@@ -27,6 +28,8 @@ class AlertKind(StrEnum):
     TEMPERATURE = "temperature"
     THROTTLE = "throttle"
     LOST = "gpu_lost"
+    XID_FAULT = "xid_fault"
+    XID = "xid"
     BALANCE = "balance"
     STRAGGLER = "straggler"
     MFU = "mfu"
@@ -44,6 +47,8 @@ ADVICE = {
     AlertKind.TEMPERATURE: "check cooling and air flow; a lower power limit costs little speed",
     AlertKind.THROTTLE: "check cooling and power supply: the clocks are below the requested ones",
     AlertKind.LOST: "check the kernel log (dmesg, Xid); the GPU needs a reset, then continue the run",
+    AlertKind.XID_FAULT: "check the kernel log (dmesg): reset the GPU, or replace it if this comes back",
+    AlertKind.XID: "most often an error of the program on this GPU: the kernel log (dmesg) has its process",
     AlertKind.BALANCE: "check that every rank has the same batch and model, and that no other process uses these GPUs",
     AlertKind.STRAGGLER: "check the GPU of that rank: temperature, clocks, PCIe link, other processes",
     AlertKind.MFU: "use bf16, torch.compile and a larger micro-batch; check data loading",
@@ -55,8 +60,13 @@ ADVICE = {
     AlertKind.DATA: "check the server or the files of the data; the run continues by itself when they are there",
 }
 
-AT_ONCE = frozenset({AlertKind.LOST, AlertKind.NOT_FINITE, AlertKind.LOSS, AlertKind.SPIKE, AlertKind.STALL})
-CRITICAL = frozenset({AlertKind.LOST, AlertKind.NOT_FINITE, AlertKind.STALL})
+AT_ONCE = frozenset(
+    {
+        *(AlertKind.LOST, AlertKind.XID_FAULT, AlertKind.XID),
+        *(AlertKind.NOT_FINITE, AlertKind.LOSS, AlertKind.SPIKE, AlertKind.STALL),
+    }
+)
+CRITICAL = frozenset({AlertKind.LOST, AlertKind.XID_FAULT, AlertKind.NOT_FINITE, AlertKind.STALL})
 
 
 class Severity(StrEnum):
@@ -72,6 +82,8 @@ PHRASES = {  # value: the worst one, limit: the threshold
     AlertKind.TEMPERATURE: "{value} C, limit {limit} C",
     AlertKind.THROTTLE: "throttled: {reason}",
     AlertKind.LOST: "lost: {reason}",
+    AlertKind.XID_FAULT: "{reason}",
+    AlertKind.XID: "{reason}",
     AlertKind.BALANCE: "memory imbalance: CV {value}%, limit {limit}%",
     AlertKind.STRAGGLER: "slow: other ranks wait {value}% of the time, limit {limit}%",
     AlertKind.MFU: "MFU {value}%, below {limit}%",
@@ -140,6 +152,7 @@ class GpuState:
     temperature: float | None = None  # degrees C
     throttled: tuple[str, ...] = ()  # reasons
     lost: bool = False  # it does not answer
+    xids: Mapping[int, int] = field(default_factory=dict)  # code -> number of XID errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +287,10 @@ def findings(state: RunSnapshot, limits: Thresholds) -> Iterator[Finding]:
 
 
 def _of_gpu(gpu: GpuState, limits: Thresholds) -> Iterator[Finding]:
+    for kind in (AlertKind.XID_FAULT, AlertKind.XID):
+        known = {code: count for code, count in gpu.xids.items() if (code in FAULTS) is (kind is AlertKind.XID_FAULT)}
+        if known:
+            yield Finding(kind=kind, about=gpu.name, value=sum(known.values()), reason=xids_text(known))
     if gpu.lost:
         yield Finding(kind=AlertKind.LOST, about=gpu.name, reason="it does not answer")
         return

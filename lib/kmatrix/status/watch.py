@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
-from kmatrix.gpu.formats.events import ThrottleEvents
+from kmatrix.gpu.formats.events import GpuEvents
 from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import start_step
@@ -289,11 +289,11 @@ class RunWatch:
         """Poll a last time, and end the alerts that are still active: the attempt is over."""
         now, clock = _times(now, clock)
         self._due = -math.inf
-        self.poll(now, clock)
+        last = self.poll(now, clock).alerts  # what ended the run may be news
         ended = self._tracker.end(now)
         self._ended += ended
         self._active = ()
-        return self._update(now, clock, AlertChange(ended=ended))
+        return self._update(now, clock, AlertChange(began=last.began, ended=(*last.ended, *ended)))
 
     def _read_phases(self) -> None:
         with suppress(OSError):  # unreadable for now
@@ -362,7 +362,7 @@ class GpuTail:
         self._newest: Recording | None = None
         self._seen = -math.inf  # monotonic seconds of the read that found the newest sample
         self._busy: list[list[tuple[float, float]]] = []  # per GPU: time, utilization
-        self._events: ThrottleEvents | None = None
+        self._events: GpuEvents | None = None
 
     def read(self, now: float, clock: float) -> tuple[tuple[GpuState, ...], list[float]]:
         """Return the current state of each GPU, and the known values of used memory; both empty without new samples.
@@ -380,7 +380,7 @@ class GpuTail:
             return (), []
         if len(self._busy) != len(gpus):
             self._busy = [[] for _ in gpus]
-            self._events = ThrottleEvents(self._run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in gpus))
+            self._events = GpuEvents(self._run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in gpus))
 
         # Keep the newest recording with a sample, and refuse it when it is too old.
         self._known += len(recording)
@@ -393,6 +393,7 @@ class GpuTail:
 
         # The state of each GPU: the last value of each quantity, and the mean utilization.
         reasons = self._events.throttle(math.inf) if self._events else {}
+        xids = self._events.xids(math.inf) if self._events else {}
         states, memory = [], []
         for at, gpu in enumerate(gpus):
             busy = self._utilization(at, recording)
@@ -402,7 +403,8 @@ class GpuTail:
             # Before the first event, all GPUs count as present.
             lost = bool(self._events and self._events.known) and int(gpu["gpu_index"]) not in reasons
             index, total = int(gpu["gpu_index"]), gpu.get("memory_total")
-            states.append(_state(index, total, last, busy=busy, throttled=reasons.get(index, ()), lost=lost))
+            state = _state(index, total, last, busy=busy, throttled=reasons.get(index, ()), lost=lost)
+            states.append(replace(state, xids=xids.get(index, {})))
         return tuple(states), memory
 
     def _utilization(self, at: int, recording: Recording) -> float | None:

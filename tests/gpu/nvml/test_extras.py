@@ -221,8 +221,8 @@ def test_the_share_of_each_process_is_the_newest(ask):
 
 
 def test_a_lost_gpu_has_neither_processes_nor_metrics(ask):
-    program = "source.read([0.0] * 100)\nanswer([len(source.processes(0)), source.process_shares(0), extra()])"
-    assert ask("0 0 process 11 100\n0 0 all !lost\n", program) == [0, {}, {}]
+    program = "source.read([0.0] * 100)\nanswer([len(source.processes(0)), source.process_shares(0), extra(0)])"
+    assert ask("0 0 process 11 100\n0 0 all !lost\n", program) == [0, {}, {"xid_counts": {}}]
 
 
 # -- MIG

@@ -54,6 +54,21 @@ def test_an_xid_error_is_an_event_of_its_gpu(start_recorder, run_dir):
     found = events_of(run_dir, "xid")
     assert {event["gpu_index"] for event in found} == {1}
     assert all("XID 79: the GPU has fallen off the bus" in event["text"] for event in found)
+    assert {(event["xid"], event["xid_count"] > 0) for event in found} == {(79, True)}
+
+
+def test_each_xid_error_counts_also_that_of_a_lost_gpu(start_recorder, run_dir):
+    # Several within a second, and one of a GPU that no longer answers: it says why.
+    lines = "".join(f"{second} 0 xid 31\n{second + 0.1} 0 xid 48\n{second + 0.2} 0 xid 31\n" for second in range(120))
+    process = start_recorder("--hz", 20, lines=f"{lines}6 1 all !lost\n6.5 1 xid 79\n", gpus=2)
+    wait_until(lambda: any(event["xid"] == 79 for event in events_of(run_dir, "xid")), "the last error is recorded")
+    assert events_of(run_dir, "lost")
+    stop_recorder(process)
+    first, second = read_gpu(run_dir, TrainingTotals()).devices
+    counts = {one.code: one.count for one in first.xids}
+    assert counts.keys() == {31, 48}
+    assert abs(counts[31] - 2 * counts[48]) <= 1, "none is missing"
+    assert [(one.code, one.count, one.first == one.last) for one in second.xids] == [(79, 1, True)]
 
 
 def test_performance_metrics_are_recorded_if_the_gpu_has_them(start_recorder, run_dir):

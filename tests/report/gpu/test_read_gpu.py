@@ -31,7 +31,7 @@ from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.graphs.run_memory import memory_by_run
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RunGpus, Statistics, balance_of
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu, recordings
-from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text
+from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text, problems
 from kmatrix.report.numbers import gpu_runs
 from kmatrix.report.write import draw_graphs, write_summary
 from kmatrix.status.stragglers import read_ranks
@@ -245,6 +245,33 @@ def test_a_damaged_summary_is_ignored_and_a_newer_one_is_refused(tmp_path):
     RunDir(tmp_path).gpu_summary.write_text('{"schema": 99}')
     with pytest.raises(SchemaError, match="schema 99"):
         read_gpu(RunDir(tmp_path), TrainingTotals())
+
+
+def test_xid_errors_are_listed_with_their_gpu_number_and_time(tmp_path):
+    def xid(second, index, code, count=1, uuid=None):
+        text = f"NVIDIA A10G ({uuid or f'GPU-{index}'}): XID {code}"
+        known = {"event": "xid", "gpu_index": index, "text": text, "xid": code, "xid_count": count}
+        return json.dumps({"time": 1_794_000_000 + second, **known}) + "\n"
+
+    lines = [
+        xid(0, 2, 31, 3),
+        xid(9, 2, 79),
+        xid(60, 2, 31),
+        xid(61, 7, 48),
+        xid(62, 0, 13, uuid="GPU-of-another-node"),
+    ]
+    RunDir(tmp_path).gpu_events.write_text("".join(lines) + '{"time": 1, "event": "xid", "gpu_index": 1}\n')
+    numbers = read(tmp_path, FakeGpus())
+    assert [len(device.xids) for device in numbers.devices] == [0, 0, 2, 0]
+    assert list(problems(numbers, numbers.devices[2])) == [
+        "GPU 2: XID 31: memory page fault: an illegal address in a kernel, or a defect"
+        " (4 times, from 2026-11-06 21:20:00 UTC to 2026-11-06 21:21:00 UTC)",
+        "GPU 2: XID 79: the GPU has fallen off the bus (once, at 2026-11-06 21:20:09 UTC)",
+    ]
+    assert [note.partition(" (")[0] for note in numbers.notes[-2:]] == [
+        "GPU 7 of an earlier attempt: XID 48: uncorrectable memory error",
+        "GPU 0 of an earlier attempt: XID 13: exception in a kernel, often an access out of bounds",
+    ]
 
 
 def test_a_recorder_that_has_not_ended_is_reported(tmp_path):

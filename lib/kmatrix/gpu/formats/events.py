@@ -1,4 +1,4 @@
-"""Throttling over time, from the events in gpu_events.jsonl, read incrementally."""
+"""Throttling and XID errors over time, from the events in gpu_events.jsonl, read incrementally."""
 
 from __future__ import annotations
 
@@ -23,35 +23,55 @@ THROTTLE = (
 
 REASONS = tuple(reason for _, reason in THROTTLE)
 TimeOf = Callable[[float, float | None], float | None]  # Unix s, monotonic s or None -> time, None if unknown
-KINDS = ("started", "lost", "found", "throttle")  # the events that change the state of throttling
+KINDS = ("started", "lost", "found", "throttle", "xid")  # the events that change the state of a GPU
 
 
-class ThrottleEvents:
-    """The throttle reasons of each GPU at any time of a recording."""
+class GpuEvents:
+    """The throttle reasons and XID errors of each GPU at any time of a recording."""
 
     def __init__(self, path: Path, gpus: tuple[int, ...], time_of: TimeOf = lambda wall, _: wall) -> None:
         """Read no event yet. `time_of`: converts the Unix and monotonic time of an event, by default to Unix s."""
         self._tail, self._gpus, self._time_of = LineTail(path, EventLine), gpus, time_of
         self._applied = 0  # number of lines applied to `_now`
-        self._lines: list[tuple[float, str, int | None, tuple[str, ...]]] = []
+        self._lines: list[tuple[float, EventLine]] = []
         self._now: dict[int, tuple[str, ...]] = {}
+        self._xids: dict[int, dict[int, int]] = {}
 
     def throttle(self, at: float) -> Mapping[int, tuple[str, ...]]:
         """Return GPU index -> active reasons at a time, math.inf for now. Lost and unknown GPUs are absent."""
+        self._move(at)
+        return dict(self._now)
+
+    def xids(self, at: float) -> Mapping[int, Mapping[int, int]]:
+        """Return GPU index -> code -> number of XID errors of the attempt at a time, until then."""
+        self._move(at)
+        return {gpu: dict(counts) for gpu, counts in self._xids.items()}
+
+    def _move(self, at: float) -> None:
+        """Apply the events up to a time."""
         self._read()
         # A replay can seek backwards: events cannot be undone, so they are applied again from the start.
         if self._applied and self._lines[self._applied - 1][0] > at:
-            self._applied, self._now = 0, {}
+            self._applied, self._now, self._xids = 0, {}, {}
         while self._applied < len(self._lines) and self._lines[self._applied][0] <= at:
-            _, event, gpu, reasons = self._lines[self._applied]
+            self._apply(self._lines[self._applied][1])
             self._applied += 1
-            if event == "started":
-                self._now = dict.fromkeys(self._gpus, ())
-            elif event == "lost" and gpu is not None:
-                self._now.pop(gpu, None)
-            elif gpu is not None:
-                self._now[gpu] = reasons
-        return dict(self._now)
+
+    def _apply(self, line: EventLine) -> None:
+        gpu = line.gpu_index
+        if line.event == "started":
+            self._now, self._xids = dict.fromkeys(self._gpus, ()), {}
+        elif gpu is None:
+            return
+        elif line.event == "lost":
+            self._now.pop(gpu, None)
+        elif line.event == "xid":
+            if line.xid is not None:
+                counts = self._xids.setdefault(gpu, {})
+                counts[line.xid] = counts.get(line.xid, 0) + line.xid_count
+        else:
+            # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
+            self._now[gpu] = tuple(reason for reason in REASONS if reason in (line.text or ""))
 
     @property
     def known(self) -> bool:
@@ -63,13 +83,13 @@ class ThrottleEvents:
         # Without the file, or while it cannot be read, throttling is unknown; the screen shows the rest.
         with contextlib.suppress(OSError):
             while found := self._tail.read():
-                self._lines += [self._event(line) for _, line in found if line.event in KINDS]
+                for _, line in found:
+                    if line.event in KINDS:
+                        self._lines.append((self._time(line), line))
 
-    def _event(self, line: EventLine) -> tuple[float, str, int | None, tuple[str, ...]]:
-        """Return the time, event, GPU index and throttle reasons of a line."""
-        # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
-        reasons = tuple(reason for reason in REASONS if reason in (line.text or ""))
+    def _time(self, line: EventLine) -> float:
+        """Return the time of an event, at least that of the one before."""
         time = self._time_of(line.time, line.monotonic)
         # The order of the lines is right whatever the clock of the machine did.
         before = self._lines[-1][0] if self._lines else -math.inf
-        return before if time is None else max(before, time), line.event, line.gpu_index, reasons
+        return before if time is None else max(before, time)

@@ -39,8 +39,8 @@ class ExtraMetricsReader:
         self._gpm = GpmReader.open(pynvml, handle)
         self._traffic: dict[int, tuple[float, int]] = {}  # field of NVLink -> monotonic s and KiB of the last read
 
-    def read(self, xids: Sequence[int] | None = None) -> ExtraMetrics:
-        """Return the metrics, None for unknown ones. xids: the codes of XID errors until now, None: unknown."""
+    def read(self, xids: ExtraMetrics) -> ExtraMetrics:
+        """Return the metrics, None for unknown ones. xids: those of XID errors."""
         means = self._gpm.read() if self._gpm else {}
         fields = self._fields()
         remapped = self._several("nvmlDeviceGetRemappedRows", 4)
@@ -61,8 +61,9 @@ class ExtraMetricsReader:
             remapped_corrected=remapped[0] if remapped else None,
             remapped_uncorrected=remapped[1] if remapped else None,
             remap_failure=remapped[3] if remapped else None,
-            xid=None if xids is None else (xids[-1] if xids else 0),
-            xids=None if xids is None else len(xids),
+            xid=xids.xid,
+            xids=xids.xids,
+            xid_counts=xids.xid_counts,
             **self._pcie(means),
             **{name: value for name, value in means.items() if not name.startswith("pcie")},
         )
@@ -201,7 +202,7 @@ class XidReader:
 
     def __init__(self, pynvml: Any, handles: Sequence[Any]) -> None:
         self._pynvml, self._events = pynvml, None
-        self._found: dict[int, list[int]] = {}  # address of a handle -> codes
+        self._found: dict[int, dict[int, int]] = {}  # address of a handle -> code -> errors, the newest code last
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except (pynvml.NVMLError, AttributeError):
@@ -217,18 +218,22 @@ class XidReader:
             self._pynvml.nvmlDeviceRegisterEvents(handle, XID_EVENT, self._events)
         except self._pynvml.NVMLError:  # some virtual machines and older GPUs have no events
             return
-        self._found.setdefault(_address(handle), [])
+        self._found.setdefault(_address(handle), {})
 
-    def codes(self, handle: Any) -> list[int] | None:
-        """Return the codes of a GPU in the order of time, None if it has no events."""
+    def read(self, handle: Any) -> ExtraMetrics:
+        """Return the XID errors of a GPU, also of a lost one; unknown if it has no events."""
         for _ in range(MOST_EVENTS if self._events is not None else 0):
             try:
                 event = self._pynvml.nvmlEventSetWait_v2(self._events, 0)
             except self._pynvml.NVMLError:  # no further event, or a lost GPU
                 break
             if event.eventType == XID_EVENT:
-                self._found.setdefault(_address(event.device), []).append(int(event.eventData))
-        return self._found.get(_address(handle))
+                counts, code = self._found.setdefault(_address(event.device), {}), int(event.eventData)
+                counts[code] = counts.pop(code, 0) + 1
+        found = self._found.get(_address(handle))
+        if found is None:
+            return ExtraMetrics()
+        return ExtraMetrics(xid=next(reversed(found), 0), xids=sum(found.values()), xid_counts=dict(found))
 
     def close(self) -> None:
         events, self._events = self._events, None

@@ -120,14 +120,15 @@ class NvmlSource:
         )
 
     def extra_metrics(self, device: int) -> ExtraMetrics:
-        if self._calls[device] is None:
-            return ExtraMetrics()
         handle, extras = self._handles[device], self._extras.get(device)
-        if extras is None or extras.handle is not handle:  # a recovered GPU has a new handle
-            extras = self._extras[device] = ExtraMetricsReader(self._pynvml, handle)
         if self._xids is None:
             self._xids = XidReader(self._pynvml, self._handles)
-        return extras.read(self._xids.codes(handle))
+        xids = self._xids.read(handle)
+        if self._calls[device] is None:
+            return xids  # they say why it was lost
+        if extras is None or extras.handle is not handle:  # a recovered GPU has a new handle
+            extras = self._extras[device] = ExtraMetricsReader(self._pynvml, handle)
+        return extras.read(xids)
 
     def processes(self, device: int) -> tuple[DeviceProcess, ...]:
         """Return the processes of a GPU. Expensive: milliseconds on some drivers."""

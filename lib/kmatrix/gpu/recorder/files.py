@@ -82,10 +82,10 @@ class RecordingFiles:
                 self._why = error.strerror or str(error)
         self._flush_events()
 
-    def write_event(self, event: str, text: str, gpu_index: int | None = None) -> None:
-        """Append one line to gpu_events.jsonl. The order of events is kept, also after a full disk."""
+    def write_event(self, event: str, text: str, gpu_index: int | None = None, **more: int) -> None:
+        """Append one line to gpu_events.jsonl, with further keys. The order is kept, also after a full disk."""
         now = {"time": time.time(), "monotonic": time.monotonic()}
-        self._events.append({**now, "event": event, "gpu_index": gpu_index, "text": text})
+        self._events.append({**now, "event": event, "gpu_index": gpu_index, "text": text, **more})
         del self._events[:-MAX_PENDING]  # the disk may stay full for days
         self._flush_events()
 

@@ -27,7 +27,7 @@ from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder import prometheus
 from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
-from kmatrix.gpu.xid import xid_text
+from kmatrix.gpu.xid import xids_text
 from kmatrix.records.decode import decode
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import RunDir
@@ -68,7 +68,7 @@ class Recorder:
         self._most_pending = max(1, int(STORE_S * hz))
         self._limits = [DeviceLimits()] * len(source.devices)
         self._lost = [False] * len(source.devices)  # no response: reported by an event
-        self._xids = [0] * len(source.devices)  # number of reported XID errors
+        self._xids: list[Mapping[int, int]] = [{}] * len(source.devices)  # code -> number of reported XID errors
         self._poller, self._polls = BackgroundPoller(source), 0
         self._calibration: Calibration | None = Calibration()
         self._result: dict[str, dict[str, float | None]] | None = None
@@ -200,14 +200,19 @@ class Recorder:
 
     def _ingest_extra_metrics(self) -> None:
         """Add the values of the background poller; new uncorrected memory errors and XID errors are events."""
+        self._report_xids()
         for device, extra in enumerate(self._poller.latest):
             if errors := self._totals.totals[device].ingest(extra):
                 self._device_event("ecc", device, f"{errors} uncorrected memory errors")
-            known = self._xids[device]
-            if extra.xid and extra.xids and extra.xids > known:
-                self._xids[device] = extra.xids
-                more = f" ({extra.xids - known} errors since the last poll)" if extra.xids - known > 1 else ""
-                self._device_event("xid", device, f"{xid_text(extra.xid)}{more}")
+
+    def _report_xids(self) -> None:
+        """Write an event for each code of the XID errors since the last poll."""
+        for device, extra in enumerate(self._poller.latest):
+            for code, count in extra.xid_counts.items():
+                new = count - self._xids[device].get(code, 0)
+                if new > 0:
+                    self._device_event("xid", device, xids_text({code: new}), xid=code, xid_count=new)
+            self._xids[device] = extra.xid_counts
 
     def _check_lost(self, device: int) -> None:
         """Report a device that stopped or resumed responding, and try to open it again."""
@@ -266,18 +271,25 @@ class Recorder:
         self._files.write_summary(self._summary(final=False))
 
     def _end(self) -> None:
+        # An XID error ends a program at once, and with it the recording.
+        has_stopped = self._poller.stop()
+        if has_stopped:  # otherwise a call hangs in the driver, and the next one would, too
+            self._poller.poll()
+            self._report_xids()
         late = self._totals.late
         if late > self._totals.samples * 0.01:
             self._totals.warn(f"{late} ticks were late and skipped")
         self._files.write_event("ended", f"{self._totals.samples} samples, {late} skipped")
         if not self._files.close(lambda: self._summary(final=True)):
             print(f"cannot write {self._dir.gpu_summary}: is the disk full?", file=sys.stderr)
-        if self._poller.stop():  # closing the driver while a call hangs in it would hang as well
+        if has_stopped:
             self._source.close()
 
-    def _device_event(self, event: str, device: int, text: str) -> None:
+    def _device_event(self, event: str, device: int, text: str, **more: int) -> None:
+        """Write an event of a device. more: further keys."""
         known = self._source.devices[device]
-        self._files.write_event(event, f"{known.gpu_name} ({known.uuid or known.gpu_index}): {text}", known.gpu_index)
+        name = f"{known.gpu_name} ({known.uuid or known.gpu_index})"
+        self._files.write_event(event, f"{name}: {text}", known.gpu_index, **more)
 
     def _header(self) -> RecordingHeader:
         return {

@@ -95,6 +95,8 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     """
     if width <= 0 or (height is not None and height <= 0):
         return []
+    if height == 1 and view.prompt:
+        return _keys(view, width)  # the question is what the next key answers
     # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
     if view.page and height is not None:

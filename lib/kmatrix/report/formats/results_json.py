@@ -464,6 +464,7 @@ def _device(device: DeviceNumbers) -> dict[str, Any]:
         "throttled_s": dict(device.throttled_s),
         "foreign": list(device.foreign),
         "ecc_uncorrected": device.ecc_uncorrected,
+        "xids": [{"code": x.code, "count": x.count, "first": x.first, "last": x.last} for x in device.xids],
         **device.extras,
     }
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from kmatrix.gpu.xid import xid_text
 from kmatrix.records.runs import RunFile
 from kmatrix.stats import Balance, balance_of, complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
-from kmatrix.text import money
+from kmatrix.text import money, time_of_day
 
 SIMULATED = "(simulated)"  # suffix of a simulated GPU's name
 CPU = "cpu"  # device type of a run on the CPU
@@ -25,6 +26,23 @@ class Statistics:
     minimum: float
     maximum: float
     count: int = 0  # number of values; 0: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidNumbers:
+    """The XID errors of one code that a GPU reported."""
+
+    code: int
+    count: int
+    first: float  # Unix seconds
+    last: float  # Unix seconds
+
+    @property
+    def text(self) -> str:
+        """The errors with their meaning, number and time."""
+        first, last = (time_of_day(time, utc=True) for time in (self.first, self.last))
+        when = f"at {first}" if first == last else f"from {first} to {last}"
+        return f"{xid_text(self.code)} ({'once' if self.count == 1 else f'{self.count:,} times'}, {when})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +67,7 @@ class DeviceNumbers:
     throttled_s: tuple[tuple[str, float], ...] = ()  # (reason, seconds)
     foreign: tuple[str, ...] = ()  # processes of others with memory on this GPU
     ecc_uncorrected: int = 0  # uncorrected memory errors
+    xids: tuple[XidNumbers, ...] = ()  # XID errors by code, in the order of their first time
     extras: Mapping[str, float] = field(default_factory=dict)  # means of gpu.devices.EXTRA_METRICS
 
 

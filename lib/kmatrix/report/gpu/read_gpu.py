@@ -29,6 +29,7 @@ from kmatrix.report.gpu.numbers import (
     RecordedPhase,
     Statistics,
     TimelinePoint,
+    XidNumbers,
     cost_factors,
 )
 from kmatrix.report.gpu.phases import Leader, joules_of_spans, merged_spans, read_leader, read_phases
@@ -46,6 +47,7 @@ from kmatrix.status.stragglers import read_ranks
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, CSV.
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
+XID = "xid"  # event of an XID error
 NOTHING_RECORDED = "nothing recorded"  # event in which the recorder logs why it recorded nothing
 MIN_COVERAGE = 0.9  # share of the training time that a recording must cover to give joules/token
 
@@ -127,13 +129,57 @@ def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
     # Best first: the summary has throttling and other processes, a binary recording is complete after a kill.
     numbers = _from_summary(run_dir) or _from_samples(run_dir) or _from_text(run_dir, device)
     if numbers and numbers.devices:
-        return with_earlier(run_dir, numbers)
+        return _with_xids(with_earlier(run_dir, numbers), decode_lines(run_dir.gpu_events, EventLine))
     events = decode_lines(run_dir.gpu_events, EventLine)
     reasons = [event.text or "" for event in events if event.event == NOTHING_RECORDED]
     if not reasons:
         return numbers
     numbers = numbers or _no_devices(device)
     return replace(numbers, notes=(*numbers.notes, reasons[-1]))
+
+
+def _with_xids(numbers: GpuNumbers, events: Sequence[EventLine]) -> GpuNumbers:
+    """Add the XID errors in these events to the devices that reported them; those of other devices are notes."""
+    found: dict[tuple[int | None, int | None], list[EventLine]] = {}  # place of the device, index of the GPU
+    for event in events:
+        if event.event == XID and event.xid is not None:
+            found.setdefault((_place(numbers.devices, event), event.gpu_index), []).append(event)
+    if not found:
+        return numbers
+    devices = tuple(
+        replace(device, xids=_xids(found.get((place, device.gpu_index), ())))
+        for place, device in enumerate(numbers.devices)
+    )
+    notes = [
+        f"GPU {index} of an earlier attempt: {one.text}"
+        for (place, index), others in found.items()
+        if place is None
+        for one in _xids(others)
+    ]
+    return replace(numbers, devices=devices, notes=(*numbers.notes, *notes))
+
+
+def _place(devices: Sequence[DeviceNumbers], event: EventLine) -> int | None:
+    """Return the place of the device that an event is about, None if it is not one of these."""
+    # The text has the UUID: an index alone may be of another machine.
+    mine = (device.gpu_index == event.gpu_index and device.uuid in (event.text or "") for device in devices)
+    return next((place for place, is_mine in enumerate(mine) if is_mine), None)
+
+
+def _xids(events: Sequence[EventLine]) -> tuple[XidNumbers, ...]:
+    """Return the XID errors of one device by code, in the order of their first time."""
+    codes: dict[int, list[EventLine]] = {}
+    for event in events:
+        codes.setdefault(event.xid or 0, []).append(event)
+    return tuple(
+        XidNumbers(
+            code=code,
+            count=sum(event.xid_count for event in same),
+            first=min(event.time for event in same),
+            last=max(event.time for event in same),
+        )
+        for code, same in codes.items()
+    )
 
 
 def _of_node(node: NodeDir, totals: TrainingTotals, leader: Mapping[int, Leader] | None) -> GpuNumbers | None:

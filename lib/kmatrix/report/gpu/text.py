@@ -61,10 +61,12 @@ def balance_text(balance: Balance | None, unknown: str = "n/a") -> str:
 
 
 def problems(gpu: GpuNumbers, device: DeviceNumbers) -> Iterator[str]:
-    """Yield what impaired one device: loss, throttling, memory errors, other processes."""
+    """Yield what impaired one device: loss, XID errors, throttling, memory errors, other processes."""
     label = gpu.label(device)
     if device.lost_at is not None:
         yield f"{label} was lost at {time_of_day(device.lost_at, utc=True)}: its numbers, including energy, end there"
+    for xid in device.xids:
+        yield f"{label}: {xid.text}"
     if device.throttled_s:
         yield f"{label} was throttled: {', '.join(f'{why} {duration(s)}' for why, s in device.throttled_s)}"
     if device.ecc_uncorrected:
