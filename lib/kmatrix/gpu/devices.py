@@ -73,6 +73,7 @@ class ExtraMetrics:
         return tuple((name, value) for name, value in values if isinstance(value, int | float))
 
 
+EXTRA_NAMES = tuple(one.name for one in fields(ExtraMetrics) if one.name != "xid_counts")  # those that are numbers
 # Averaged over the recording. The others are counters or states, of which a mean says nothing.
 EXTRA_METRICS = (
     *("fan", "memory_clock", "memory_utilization", "memory_temperature", "pcie_tx", "pcie_rx"),

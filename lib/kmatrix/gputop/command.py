@@ -63,7 +63,7 @@ def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
     # The first poll checks --gpus before statistics files are created or the screen is cleared.
     session.poll()
     is_single = options.json or options.once or (not _has_screen() and options.stats_file is None)
-    if isinstance(feed, LiveFeed) and not session.is_empty and is_single:
+    if isinstance(feed, LiveFeed | AttachedFeed) and not session.is_empty and is_single:
         feed.poll_again()  # means over some time need a second reading
         session.poll()
     if options.stats_file is not None:

@@ -16,6 +16,7 @@ from kmatrix.gpu.formats.events import GpuEvents, TimeOf
 from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.progress import ProgressReader
+from kmatrix.gputop.recorded import FollowedProcesses, RecordedExtras
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.jobs.files import host_of
@@ -29,6 +30,7 @@ from kmatrix.text import duration, time_of_day
 
 MAX_PER_MINUTE = 240  # samples to read for the history of one minute: 4 per bucket are enough for a mean
 QUIET_S = 3.0  # time without a new sample before a notice is shown
+WAIT_S = 2.0  # for the processes in a snapshot: the driver may hang
 WINDOW = 10  # buckets (usually s) over which utilization is averaged
 MACHINE_THRESHOLDS = Thresholds(gpu_utilization=0, balance=0)  # idle GPUs, and GPUs of other jobs, are normal
 
@@ -65,6 +67,10 @@ class SampleFeed(Protocol):
     def notices(self) -> tuple[str, ...]:
         """Return messages to the user."""
 
+    @property
+    def no_processes(self) -> str:
+        """The reason why the processes are unknown, empty if they are known or will be."""
+
     def close(self) -> None: ...
 
 
@@ -81,6 +87,7 @@ class AttachedFeed:
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
         self._started = self._recording.header.get("started")
         self._events = events_of(self._run, self._recording)
+        self._extras, self._processes = RecordedExtras(self._run.gpu_stats_multi), _processes_of(self._recording)
         self._known = 0
         self._newest: ScreenSample | None = None
         self._progress = ProgressReader(_whole_run(self._run))
@@ -98,6 +105,8 @@ class AttachedFeed:
             self._started, self._known = recording.header.get("started"), 0
             recording = read_samples(self._run.gpu_samples)
             self._events = events_of(self._run, recording)
+            self._processes.close()
+            self._processes = _processes_of(recording)
             history.clear()
         count = len(recording)
         if count:
@@ -105,8 +114,32 @@ class AttachedFeed:
             self._known += count
             clock = RecordingClock(recording)
             add(recording, clock.index_from(clock.length - SPAN_S), count, history)
-            self._newest = sample_of(recording, count - 1, self._events, math.inf)
-        return self._newest and replace(self._newest, progress=(self._progress.read(),))
+            newest = sample_of(recording, count - 1, self._events, math.inf)
+            self._newest = replace(newest, snapshot=self._extras.added(newest.snapshot))
+        if self._newest is None:
+            return None
+        if self._is_active:
+            self._processes.start()
+        rows = self._processes.rows if self._is_active else None
+        return replace(self._newest, progress=(self._progress.read(),), processes=rows)
+
+    @property
+    def _is_active(self) -> bool:
+        """True while the recorder writes samples."""
+        return self._newest is not None and self.now() - self._newest.snapshot.time < QUIET_S
+
+    @property
+    def no_processes(self) -> str:
+        if self.noun == "rank":
+            return ""
+        if not self._is_active:
+            return "processes: only while the recording goes on"
+        unknown = "processes: only from the NVIDIA driver on the machine of these GPUs"
+        return unknown if self._processes.is_elsewhere else ""
+
+    def poll_again(self) -> None:
+        """Wait until the processes are known: for one snapshot."""
+        self._processes.wait(WAIT_S)
 
     def press(self, _key: str, /) -> bool:
         return False
@@ -125,7 +158,7 @@ class AttachedFeed:
         return (f"no new sample for {quiet:.0f} s: the recorder is slow or has exited",)
 
     def close(self) -> None:
-        return
+        self._processes.close()
 
 
 class ReplayFeed:
@@ -134,7 +167,7 @@ class ReplayFeed:
     `at`: start in s from the first sample, negative from the last one. None: the first, or the last with `from_end`.
     """
 
-    grows = False
+    grows, no_processes = False, "processes: not in a recording"
 
     def __init__(self, path: Path, *, at: float | None = None, from_end: bool = False) -> None:
         self._run = run_dir(path)
@@ -145,6 +178,7 @@ class ReplayFeed:
             raise RecordError(f"{self._run.gpu_samples} contains no sample", hint="attach with --run")
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
         self._time = RecordingClock(self._recording)
+        self._extras = RecordedExtras(self._run.gpu_stats_multi)
         self._events = events_of(self._run, self._recording, self._time.at)
         self.length = self._time.length
         self.offset = 0.0
@@ -179,7 +213,8 @@ class ReplayFeed:
             self._shown = self._time.index_from(self.offset - SPAN_S)  # moved back: rebuild the history
         add(self._recording, self._shown, count, history)
         self._shown = count
-        return sample_of(self._recording, count - 1, self._events, self._time.of(count - 1))
+        sample = sample_of(self._recording, count - 1, self._events, self._time.of(count - 1))
+        return replace(sample, snapshot=self._extras.added(sample.snapshot))
 
     def press(self, key: str, /) -> bool:
         self._advance()  # a jump starts from the current time, not from that of the last poll
@@ -280,6 +315,12 @@ def events_of(run: RunDir, recording: Recording, time_of: TimeOf = lambda wall, 
     return GpuEvents(run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]), time_of)
 
 
+def _processes_of(recording: Recording) -> FollowedProcesses:
+    """Return the processes on the GPUs of a recording."""
+    gpus = {str(gpu["uuid"]): int(gpu["gpu_index"]) for gpu in recording.header["gpus"] if gpu.get("uuid")}
+    return FollowedProcesses({} if recording.header.get("device_type") == "cpu" else gpus)
+
+
 def noun_of(recording: Recording) -> str:
     """Return what a row represents: a rank for a run on the CPU, else a GPU."""
     return "rank" if recording.header.get("device_type") == "cpu" else "GPU"
@@ -305,7 +346,7 @@ class _Summary(Record, frozen=True, kw_only=True):
 class LiveFeed:
     """Queries the driver at every poll."""
 
-    mode, title, noun, bucket_s, grows = "live", "", "GPU", 1.0, False
+    mode, title, noun, bucket_s, grows, no_processes = "live", "", "GPU", 1.0, False, ""
     limits = MACHINE_THRESHOLDS
 
     def __init__(self, *, interval: float = 1.0) -> None:

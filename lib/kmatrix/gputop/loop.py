@@ -125,6 +125,7 @@ class Session:
             progress=sample.progress if sample else (),
             driver=sample.driver if sample else "",
             processes=None if sample is None or sample.processes is None else self.processes.list(),
+            no_processes=self.feed.no_processes,
             page=self.page,
             prompt=self.processes.prompt,
         )

@@ -186,6 +186,7 @@ class View:
     progress: tuple[RunLine, ...] = ()
     driver: str = ""  # versions
     processes: ProcessList | None = None  # None: not known in this mode
+    no_processes: str = ""  # why they are not known
     page: str = ""  # what covers the table: "help" or "alerts"
     prompt: str = ""  # a question to the user
 

@@ -7,15 +7,16 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kmatrix.own_file import open_own, open_to_read
 from kmatrix.records.files import CHUNK, json_object
 
 START, TAIL = b"[\n", b"\n]\n"
 MAX_OBJECT = 1 << 17  # bytes at the end of a file in which the last object is searched
+MAX_DAMAGED = 16  # lines without an object that are skipped in a search
 
 
 class JsonArrayFile:
@@ -155,6 +156,44 @@ def last_entry(path: Path) -> dict[str, Any] | None:
         except ValueError:
             continue  # a bracket, or an incomplete object
         if isinstance(value, dict):
+            return value
+    return None
+
+
+def entry_until(
+    path: Path, time_of: Callable[[Mapping[str, Any]], float | None], until: float
+) -> dict[str, Any] | None:
+    """Return the last object of an array in the layout of JsonArrayFile whose time is not after `until`, or None.
+
+    The objects are in the order of time, so that a search by halves reads few of them.
+    """
+    found = None
+    try:
+        with open_to_read(path) as file:
+            begin, end = 0, file.seek(0, os.SEEK_END)  # the object begins between these
+            while begin < end:
+                middle = (begin + end) // 2
+                value = _object_from(file, middle, end)
+                time = None if value is None else time_of(value)
+                if time is None or time > until:
+                    end = middle
+                else:
+                    found, begin = value, file.tell()
+    except OSError:
+        return None  # no recording
+    return found
+
+
+def _object_from(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
+    """Return the first object whose line begins between two offsets, or None. The file is then at the next line."""
+    file.seek(max(0, begin - 1))
+    if begin:
+        file.readline(MAX_OBJECT)  # the rest of a line that begins before
+    for _ in range(MAX_DAMAGED):
+        if file.tell() >= end:
+            return None
+        value = json_object(file.readline(MAX_OBJECT).rstrip(b"\n").removesuffix(b","))
+        if value is not None:
             return value
     return None
 

@@ -119,6 +119,8 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     if view.processes is not None and (height is None or spare > LEAST):
         listed = process_table(view.processes, width, len(processes) + LEAST if height is None else spare - 1)
         listed = [Text(), *listed] if listed else []
+    elif view.no_processes and view.processes is None and (height is None or spare > 1):
+        listed = [Text(), _cut(view.no_processes, width, "dim")]
     spare -= len(listed)
     has_charts = view.charts and height is not None and spare >= MIN_CHART
     charts = _charts(view, width, spare, glyphs) if has_charts else []
