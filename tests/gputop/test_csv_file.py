@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from datetime import datetime
 import pytest
 
 import kmatrix.simulate.library as simulate
-from gputop_values import ROOT, SCRIPT
+from gputop_values import ROOT, SCRIPT, T0, gpu_sample
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.columns import read_columns
+from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_header, csv_row
 from kmatrix.gputop.csv_file import CsvFile
 from skips import require_program
 from waiting import wait_until
@@ -156,3 +158,13 @@ def test_a_recording_is_exported_and_not_sampled_again(driver, tmp_path):
     done = program(driver, str(tmp_path / "x.csv"), "--replay", str(tmp_path))
     assert done.returncode == 2
     assert "--csv samples the driver" in done.stderr
+
+
+def test_the_page_has_the_columns_and_a_row():
+    page = (ROOT / "docs" / "formats.md").read_text()
+    section = page.partition("\n## Tables of `gputop --csv`\n")[2].partition("\n## ")[0]
+    columns = csv_header([0], LIVE_FIELDS)
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == columns
+    snapshot = Snapshot(time=T0, samples=(gpu_sample(0, power=150.5),))
+    row = csv_row(snapshot, 0.25, LIVE_FIELDS)
+    assert f"```csv\n{','.join(columns)}\n{','.join(row)}\n```" in section

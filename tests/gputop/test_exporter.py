@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gputop_values import ROOT, T0, gpu_sample
 from kmatrix.errors import LaunchError
+from kmatrix.gpu.formats.events import REASONS
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.exporter.command import _server, application, main
@@ -20,7 +21,15 @@ from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollecto
 from kmatrix.gputop.view import RunLine, ScreenSample
 
 DASHBOARD = ROOT / "docs" / "grafana" / "kmatrix-gpus.json"
-PAGE = ROOT / "docs" / "gpu-monitoring.md"
+PAGE = ROOT / "docs" / "formats.md"
+# Units of names of our own, by their last word.
+UNITS = {"watts": "W", "seconds": "s", "joules": "J", "ratio": "0 to 1"}
+# NVIDIA/dcgm-exporter, etc/default-counters.csv.
+COUNTERS_OF_DCGM = {
+    *("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"),
+    *("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
+    *("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS"),
+}
 EXTRA = {
     **{"memory_clock": 2619.0, "memory_temperature": 71.0, "memory_utilization": 40.0, "memory_reserved": 500.0},
     **{"fan": 30.0, "pstate": 2, "xid": 79, "xids": 3, "ecc_corrected": 1, "ecc_uncorrected": 2},
@@ -203,8 +212,37 @@ def test_every_metric_and_label_of_the_dashboard_is_exported():
                 assert set(label.split(", ")) <= labels, f"{label} of {query}"
 
 
-def test_the_page_lists_every_metric():
-    page = PAGE.read_text()
-    names = [*(metric.name for metric in (*DCGM, *OWN)), *(name for name, _, _ in RUNS)]
-    names += ["kmatrix_gpu_info", "kmatrix_gpu_throttled_seconds_total", "kmatrix_gpu_xid_errors_total"]
-    assert [name for name in names if f"`{name}`" not in page] == []
+def rows_of_the_page():
+    """Return metric -> type, value, unit and labels, as the page has them."""
+    section = PAGE.read_text().partition("\n## Metrics of the exporter\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \| (.*) \|$", section, re.MULTILINE)
+    return {name: (*rest, set(labels.split(", "))) for name, *rest, labels in rows}
+
+
+def described(text):
+    """Return metric -> type, value, unit and labels of a scrape, in the words of the page."""
+    found = {}
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    for name, labels in ((name, set(pairs[0][0])) for name, pairs in parsed(text).items()):
+        whole = re.search(rf"^# HELP {name} (.*)\.$", text, re.MULTILINE)[1]
+        value, _, unit = whole.removesuffix(")").partition(" (")
+        last = name.removesuffix("_total").rpartition("_")[2]
+        unit = unit or ("tokens/s" if name.endswith("tokens_per_second") else UNITS.get(last, "-"))
+        of_gpu = labels >= set(LABELS)
+        words = {f"`{label}`" for label in (labels - set(LABELS) if of_gpu else labels)}
+        kind = f"{types[name]} (counter in dcgm-exporter)" if name in COUNTERS_OF_DCGM else types[name]
+        found[name] = (kind, value, unit, words | {"of a GPU"} if of_gpu else words or {"-"})
+    return found
+
+
+def test_the_page_has_type_value_unit_and_labels_of_every_metric():
+    assert rows_of_the_page() == described(text_of(sample()))
+    assert [label for label in LABELS if f"`{label}`" not in PAGE.read_text()] == []
+    assert [reason for reason in REASONS if f"`{reason}`" not in PAGE.read_text()] == []
+
+
+def test_the_page_names_the_metrics_of_the_process():
+    _, body, _ = ask()
+    names = {name for name in parsed(body) if name.startswith("kmatrix_exporter_process_")}
+    assert names
+    assert names == set(re.findall(r"`(kmatrix_exporter_process_\w+)`", PAGE.read_text()))
