@@ -1,10 +1,14 @@
-"""The exporter: its metrics, who may read them, and the queries of the dashboard."""
+"""The exporter: its metrics, who may read them, the queries of the dashboard, and its service."""
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
+import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -16,10 +20,12 @@ from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.events import REASONS
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.facts import DeviceFacts
-from kmatrix.gputop.exporter.command import _server, application, main
+from kmatrix.gputop.exporter.command import PORT, _parser, _server, application, main
 from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
 from kmatrix.gputop.view import RunLine, ScreenSample
+from scripts.environment import PYTHON
 
+UNIT = ROOT / "docs" / "systemd" / "kmatrix-gpu-exporter.service"
 DASHBOARD = ROOT / "docs" / "grafana" / "kmatrix-gpus.json"
 PAGE = ROOT / "docs" / "formats.md"
 # Units of names of our own, by their last word.
@@ -246,3 +252,46 @@ def test_the_page_names_the_metrics_of_the_process():
     names = {name for name in parsed(body) if name.startswith("kmatrix_exporter_process_")}
     assert names
     assert names == set(re.findall(r"`(kmatrix_exporter_process_\w+)`", PAGE.read_text()))
+
+
+# -- the service
+
+
+def service():
+    """Return the unit for systemd, with the paths of this checkout."""
+    found = configparser.ConfigParser(interpolation=None)
+    found.optionxform = str  # names are case-sensitive
+    found.read_string(UNIT.read_text().replace("/opt/kmatrix", str(ROOT)))
+    return found
+
+
+def test_the_service_starts_a_command_that_exists():
+    python, *words = service()["Service"]["ExecStart"].split()
+    name, _, path = service()["Service"]["Environment"].partition("=")
+    assert python == str(PYTHON)
+    assert _parser().parse_args(words[2:]).port == PORT
+    done = subprocess.run(
+        [sys.executable, *words, "--help"], cwd="/", env={name: path}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "--port" in done.stdout) == (0, True), done.stderr
+
+
+def test_the_service_is_always_on_without_rights_and_can_use_the_driver():
+    settings = service()["Service"]
+    on = ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectKernelModules")
+    assert [name for name in on if settings[name] != "yes"] == []
+    others = {"Restart": "always", "ProtectSystem": "strict", "CapabilityBoundingSet": ""}
+    assert others.items() <= dict(settings).items()
+    assert settings["DeviceAllow"] == "char-nvidia* rw"
+    # Each of them would hide GPUs or runs.
+    assert {"PrivateDevices", "PrivateNetwork", "PrivateUsers", "ProtectProc", "ProcSubset"}.isdisjoint(settings)
+
+
+def test_systemd_accepts_the_service(tmp_path):
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        return  # a machine without systemd: the other tests check the unit
+    path = tmp_path / UNIT.name
+    path.write_text(UNIT.read_text().replace("/opt/kmatrix/.venv/bin/python", sys.executable))
+    done = subprocess.run([program, "verify", "--man=no", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, UNIT.name in done.stderr) == (0, False), done.stderr
