@@ -179,12 +179,28 @@ def test_every_query_of_the_dashboard_has_an_answer(clone, tmp_path):
             server = subprocess.Popen([str(prometheus), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 for query in asked:
-                    text = query.replace("$__rate_interval", "30s")
-                    text = re.sub(r"\$(host|gpu|run)", ".*", text)
+                    text = filled(query, run=".*")
                     wait_until(lambda text=text: answer(mine, text), f"there is an answer to {text}")
+                of_gpus = [query for query in asked if query.startswith("DCGM_FI_DEV_GPU_UTIL{")]
+                of_gpus += [query for query in asked if "throttled" in query]
+                assert len(of_gpus) == 2
+                for query in of_gpus:
+                    assert gpus(mine, query, run=".*") == {"0", "1"}
+                    assert gpus(mine, query, run="run_a") == {"0"}
+                    assert gpus(mine, query, run="run_b") == set()
             finally:
                 server.kill()
                 server.wait()
+
+
+def filled(query, *, run):
+    """Return a query as Grafana sends it: all GPUs of all hosts, and these runs."""
+    text = query.replace("$__rate_interval", "30s").replace("$run", run)
+    return re.sub(r"\$(host|gpu)", ".*", text)
+
+
+def gpus(port, query, *, run):
+    return {one["metric"]["gpu"] for one in answer(port, filled(query, run=run))}
 
 
 def answer(port, query):

@@ -36,6 +36,7 @@ COUNTERS_OF_DCGM = {
     *("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
     *("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS"),
 }
+SELECTED = re.compile(r"\b((?:DCGM|kmatrix)_\w+)(?:\{(.*?)\})?")  # metric and conditions in a query
 EXTRA = {
     **{"memory_clock": 2619.0, "memory_temperature": 71.0, "memory_utilization": 40.0, "memory_reserved": 500.0},
     **{"fan": 30.0, "pstate": 2, "xid": 79, "xids": 3, "ecc_corrected": 1, "ecc_uncorrected": 2},
@@ -209,13 +210,39 @@ def test_every_metric_and_label_of_the_dashboard_is_exported():
     board = json.loads(DASHBOARD.read_text())
     asked = [*queries(), *(one["definition"] for one in board["templating"]["list"] if one["type"] == "query")]
     for query in asked:
-        names = re.findall(r"\b(?:DCGM|kmatrix)_\w+", query)
-        assert names, query
-        for name in names:
+        selected = SELECTED.findall(query)
+        assert selected, query
+        for name, conditions in selected:
             assert name in found, f"{name} of {query}"
-            labels = found[name][0][0].keys()
-            for label in re.findall(r"(\w+)=~", query) + re.findall(r"by \(([\w, ]+)\)", query):
-                assert set(label.split(", ")) <= labels, f"{label} of {query}"
+            labels = set(found[name][0][0])
+            assert set(re.findall(r"(\w+)=~", conditions)) <= labels, query
+        for group in re.findall(r"\bon \(([\w, ]+)\)", query):
+            assert all(set(group.split(", ")) <= set(found[name][0][0]) for name, _ in selected), query
+        for group in re.findall(r"\bby \(([\w, ]+)\)", query):
+            assert set(group.split(", ")) <= set(found[selected[0][0]][0][0]), query
+
+
+def test_the_run_variable_filters_every_panel_and_all_includes_gpus_without_a_run():
+    found = parsed(text_of(sample()))
+    for query in queries():
+        for name, conditions in SELECTED.findall(query):
+            assert "run" not in found[name][0][0] or 'run=~"$run"' in conditions, query
+        # Counters without this label are joined with a metric that has it.
+        assert 'run=~"$run"' in query
+    board = json.loads(DASHBOARD.read_text())
+    (variable,) = [one for one in board["templating"]["list"] if one["name"] == "run"]
+    # Also matches the empty label.
+    assert (variable["includeAll"], variable["allValue"]) == (True, ".*")
+
+
+def test_the_dashboard_has_a_table_of_the_ranks_with_labels_that_exist():
+    board = json.loads(DASHBOARD.read_text())
+    (table,) = [panel for panel in board["panels"] if panel["type"] == "table"]
+    labels = parsed(text_of(sample()))["kmatrix_gpu_info"][0][0].keys()
+    options = table["transformations"][0]["options"]
+    assert {"run", "rank", "gpu", "Hostname"} <= options["renameByName"].keys() <= labels
+    added = {"Time", "Value", "__name__", "instance", "job"}  # by Grafana and Prometheus
+    assert options["excludeByName"].keys() == labels - options["renameByName"].keys() | added
 
 
 def rows_of_the_page():
