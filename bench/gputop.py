@@ -1,6 +1,7 @@
 """Compare gputop with nvitop on simulated GPUs: CPU time, and bytes written to the terminal.
 
     python bench/gputop.py [--gpus 8,16] [--seconds 20] [--rounds 3] [--size 50x160] [--interval 2] [--scenario calm]
+    python bench/gputop.py --hz 100 --gpus 4,8     # a table instead: gputop --csv FILE --hz 100, bytes of the file
 
 Both programs run on terminals of the same size, one after the other in turn, with the same interval, on the same
 simulated driver, whose values change as those of a training run; each GPU is used by one process of this machine.
@@ -58,12 +59,15 @@ def main() -> int:
     parser.add_argument("--size", default="50x160", help="lines x columns")
     parser.add_argument("--interval", type=float, default=2.0, help="seconds between two updates: nvitop's default")
     parser.add_argument("--scenario", default="calm", help="a scenario of kmatrix.simulate, or a file")
+    parser.add_argument("--hz", type=float, help="measure gputop --csv at this rate instead")
     args = parser.parse_args()
     lines, columns = (int(word) for word in args.size.split("x"))
+    programs = PROGRAMS if args.hz is None else {"csv": ()}
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
     )
-    print(f"{args.size} terminal, every {args.interval:g} s, scenario {args.scenario}, medians of {args.rounds} rounds")
+    what = f"{args.size} terminal, every {args.interval:g} s" if args.hz is None else f"a table, {args.hz:g} Hz"
+    print(f"{what}, scenario {args.scenario}, medians of {args.rounds} rounds")
     print(f"{'GPUs':>4}  {'program':8}{'CPU %':>8}{'bytes/s':>10}{'MiB':>7}   rounds")
     with tempfile.TemporaryDirectory() as name:
         library = simulate.build(Path(name))
@@ -71,9 +75,13 @@ def main() -> int:
             workers = [subprocess.Popen(["sleep", "3600"]) for _ in range(gpus)]
             try:
                 variables = environment(library, Path(name), gpus, args.scenario, [worker.pid for worker in workers])
-                rounds: dict[str, list[Measured]] = {program: [] for program in PROGRAMS}
+                rounds: dict[str, list[Measured]] = {program: [] for program in programs}
                 psutil.cpu_percent()
-                for _ in range(args.rounds):
+                for number in range(args.rounds):
+                    if args.hz is not None:
+                        table = Path(name) / f"{gpus}-{number}.csv"
+                        rounds["csv"].append(measure_table(table, args.hz, variables, args.seconds))
+                        continue
                     for program, words in PROGRAMS.items():
                         command = [sys.executable, *words, f"{args.interval:g}"]
                         rounds[program].append(measure(command, variables, (lines, columns), args.seconds))
@@ -127,6 +135,26 @@ def measure(command: list[str], variables: Mapping[str, str], size: tuple[int, i
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(master)
+
+
+def measure_table(path: Path, hz: float, variables: Mapping[str, str], seconds: float) -> Measured:
+    """Write a table of samples, and return what gputop used after its start. bytes: of the table."""
+    command = [sys.executable, str(ROOT / "scripts" / "gputop.py"), "--csv", str(path), "--hz", f"{hz:g}"]
+    child = subprocess.Popen(command, env=dict(variables), stdout=subprocess.DEVNULL)
+    try:
+        process = psutil.Process(child.pid)
+        time.sleep(SETTLE_S)
+        begin, before, size = time.monotonic(), cpu_seconds(process), path.stat().st_size
+        time.sleep(seconds)
+        lasted = time.monotonic() - begin
+        return Measured(
+            cpu=100 * (cpu_seconds(process) - before) / lasted,
+            bytes_per_second=(path.stat().st_size - size) / lasted,
+            rss_mib=process.memory_info().rss / 2**20,
+        )
+    finally:
+        child.terminate()
+        child.wait()
 
 
 def drain(master: int, seconds: float, *, first: bool = False) -> int:

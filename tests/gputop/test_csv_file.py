@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import datetime
 
 import pytest
@@ -17,13 +19,21 @@ from gputop_values import ROOT, SCRIPT, T0, gpu_sample
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.columns import read_columns
 from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_header, csv_row
+from kmatrix.gputop import csv_file
 from kmatrix.gputop.csv_file import CsvFile
+from kmatrix.gputop.view import ScreenSample
+from kmatrix.output import Interrupted
 from skips import require_program
 from waiting import wait_until
 
 LIMITED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 HEADER = "timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c,gpu0_util_pct,gpu0_mem_used_mb,gpu0_sm_clock_mhz\n"
@@ -86,20 +96,157 @@ def test_standard_output_has_the_table_alone(driver):
     assert all(len(line.split(",")) == 12 for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_every_line_is_complete_after_an_end_and_the_table_is_continued(driver, tmp_path, number):
     path = tmp_path / "x.csv"
-    process = subprocess.Popen(command(str(path), "--hz", "200"), cwd=ROOT, env=driver, stdout=subprocess.DEVNULL)
+    words = command(str(path), "--hz", "200")
+    process = subprocess.Popen(words, cwd=ROOT, env=driver, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > 100, "it writes")
     process.send_signal(number)
-    assert process.wait(60) == (-number if number == signal.SIGKILL else 0)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == (-number if number == signal.SIGKILL else 0)
     text = path.read_text()
+    if number != signal.SIGKILL:
+        assert text.endswith("\n")
+        assert said.startswith(f"wrote {len(text.splitlines()) - 1} samples of 2 GPUs"), "no sample was lost"
     path.write_text(text + "2025-01-01T00:00:00.0")  # as a kill in the middle of a line leaves it
     assert program(driver, str(path), "--hz", "10", "--seconds", "0.3").returncode == 0
     found = rows(path)
     assert path.read_text().startswith(text)
     assert {len(row) for row in found} == {12}
     assert sum(row[0] == "timestamp" for row in found) == 1
+
+
+def test_nohup_is_respected(driver, tmp_path):
+    path = tmp_path / "x.csv"
+    ignoring = [sys.executable, "-c", IGNORING, *command(str(path), "--hz", "50", "--seconds", "3")]
+    process = subprocess.Popen(ignoring, cwd=ROOT, env=driver, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > 10, "it writes")
+    process.send_signal(signal.SIGHUP)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert float(rows(path)[-1][1]) > 2.5, said
+
+
+def test_lines_that_a_signal_has_interrupted_are_written_once_and_whole(tmp_path):
+    path = tmp_path / "x.csv"
+    table = CsvFile(str(path), [0])
+
+    class Interrupting:
+        """Takes a part of the lines before a signal comes."""
+
+        def __init__(self, file):
+            self._file = file
+
+        def write(self, data):
+            self._file.write(data[:5])
+            raise Interrupted(signal.SIGTERM)
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+    table.append(["a"] * 7)
+    table.flush()
+    file, table._file = table._file, Interrupting(table._file)
+    table.append(["b"] * 7)
+    with pytest.raises(Interrupted):
+        table.flush()
+    table._file = file
+    table.flush()
+    table.flush()
+    assert path.read_text() == HEADER + "a,a,a,a,a,a,a\nb,b,b,b,b,b,b\n"
+
+
+def test_every_sample_is_in_the_table_when_a_signal_comes_in_a_write(monkeypatch, tmp_path):
+    """The signal comes at each step of Python within `flush`."""
+    sample = ScreenSample(snapshot=Snapshot(time=T0, samples=(gpu_sample(0),)))
+    monitor = type("Monitor", (), {"read": lambda _: sample})()
+    step = 0
+    interrupted = True
+    while interrupted:
+        path = tmp_path / f"{step}.csv"
+        table = CsvFile(str(path), [0])
+        monkeypatch.setattr(csv_file, "time", Clock())
+        with signal_at(step) as came:
+            taken, _ = csv_file._sample(monitor, table, None, hz=4, seconds=1.6)
+        table.close()
+        interrupted = bool(came)
+        assert path.read_text().count("\n") == taken + 1
+        assert path.read_text().endswith("\n")
+        step += 1
+    assert step > 12, "two calls, the last one at the end"
+
+
+@contextmanager
+def signal_at(step):
+    """Send a signal at a line of `flush`, counted from 0. Yields a list that is empty if there is no such line."""
+    left, came = [step], []
+
+    def trace(frame, event, _argument):
+        if frame.f_code is not CsvFile.flush.__code__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == -1:
+                came.append(frame.f_lineno)
+                signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield came
+    finally:
+        sys.settrace(before)
+
+
+class Clock:
+    """The module `time`, without waiting."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds + 0.0001  # never early
+
+
+class Table:
+    """Notes how long each sample waited until it was written."""
+
+    def __init__(self, clock):
+        self.clock, self.waiting, self.delays = clock, [], []
+
+    def append(self, _row):
+        self.waiting.append(self.clock.now)
+
+    def flush(self):
+        self.delays += [self.clock.now - at for at in self.waiting]
+        self.waiting.clear()
+
+
+@pytest.mark.parametrize("hz", [0.1, 0.7, 0.99, 1, 1.5, 1.9, 3, 100])
+def test_a_sample_is_written_within_a_second_at_any_rate(monkeypatch, hz):
+    clock = Clock()
+    monkeypatch.setattr(csv_file, "time", clock)
+    sample = ScreenSample(snapshot=Snapshot(time=T0, samples=(gpu_sample(0),)))
+    monitor = type("Monitor", (), {"read": lambda _: sample})()
+    table = Table(clock)
+    taken, late = csv_file._sample(monitor, table, None, hz=hz, seconds=30)
+    assert (taken, late) == (len(table.delays), 0)
+    assert taken == math.ceil(30 * hz)
+    assert max(table.delays) <= csv_file.FLUSH_S + 0.01
+
+
+def test_the_first_sample_of_a_low_rate_is_there_long_before_the_second(driver, tmp_path):
+    path = tmp_path / "x.csv"
+    process = subprocess.Popen(command(str(path), "--hz", "0.001"), cwd=ROOT, env=driver, stdout=subprocess.DEVNULL)
+    wait_until(lambda: path.exists() and len(path.read_text().splitlines()) == 2, "the first sample is written")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert len(rows(path)) == 2
 
 
 @pytest.mark.parametrize("text", ["something else\n", HEADER, "timestamp"])

@@ -14,12 +14,12 @@ from kmatrix.errors import RecordError, reason_of
 from kmatrix.gpu.formats.samples import LIVE_FIELDS, csv_header, csv_row
 from kmatrix.gputop.loop import chosen, endings_caught
 from kmatrix.gputop.monitor import GPUMonitor
-from kmatrix.output import check_interrupt
+from kmatrix.output import Interrupted, check_interrupt
 from kmatrix.own_file import open_own
 from kmatrix.text import plural
 
 STANDARD_OUTPUT = "-"
-FLUSH_S = 1.0  # a program that reads the file along sees samples after this time at the latest
+FLUSH_S = 1.0  # a program that reads the file along sees samples after this time at the latest, at any rate
 MOST_HZ = 1000.0
 TAIL = 65536  # bytes at the end of a file in which its last line is looked for
 
@@ -32,25 +32,35 @@ class CsvFile:
         self._name, self._header = path, ",".join(csv_header(gpus, LIVE_FIELDS)) + "\n"
         self._lines: list[str] = []
         self._file: IO[bytes] = sys.stdout.buffer if path == STANDARD_OUTPUT else self._opened(Path(path))
+        self._end = 0 if path == STANDARD_OUTPUT else self._file.tell()  # of the last complete line, in bytes
 
     def append(self, row: Sequence[str]) -> None:
         """Add a line; it is in the file after the next `flush`."""
         self._lines.append(",".join(row) + "\n")
 
     def flush(self) -> None:
-        """Write the lines that were added. Raises RecordError if that is not possible."""
-        data, self._lines = "".join(self._lines).encode(), []
+        """Write the lines that were added. Raises RecordError if that is not possible.
+
+        If a signal interrupts it, the next call begins again: a file gets whole lines, and each of them once.
+        """
+        data = rest = "".join(self._lines).encode()
         try:
-            while data:  # an unbuffered file may take a part, as on a disk that is nearly full
-                data = data[self._file.write(data) or 0 :]
+            if self._name == STANDARD_OUTPUT:
+                self._lines = []  # what a pipe has taken cannot be taken back
+            else:
+                self._file.seek(self._end)
+            while rest:  # an unbuffered file may take a part, as on a disk that is nearly full
+                rest = rest[self._file.write(rest) or 0 :]
             self._file.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
+            self._lines = []
             self._cut()
             raise RecordError(
                 f"cannot write {self._name}", why=reason_of(error), hint="make room; the same command continues"
             ) from None
+        self._end, self._lines = self._end + len(data), []
 
     def close(self) -> None:
         if self._name != STANDARD_OUTPUT:
@@ -105,7 +115,6 @@ def record_csv(path: str, *, hz: float, asked: str | None, seconds: float | None
         table = CsvFile(path, shown)
         try:
             taken, late = _sample(monitor, table, gpus, hz=hz, seconds=seconds)
-            table.flush()
         finally:
             table.close()
     finally:
@@ -122,18 +131,24 @@ def _sample(
     begin = flushed = time.monotonic()
     taken = late = tick = 0
     with endings_caught():
-        while seconds is None or tick / hz < seconds:
-            # From the start, not from the last sample: the rate does not drift.
-            time.sleep(max(0.0, begin + tick / hz - time.monotonic()))
-            check_interrupt()
-            snapshot = monitor.read().of(gpus).snapshot
-            table.append(csv_row(snapshot, time.monotonic() - begin, LIVE_FIELDS))
-            taken += 1
-            now = time.monotonic()
-            if now - flushed >= FLUSH_S:
-                table.flush()
-                flushed = now
-            following = max(tick + 1, math.ceil((now - begin) * hz))
-            late += following - tick - 1
-            tick = following
+        try:
+            while seconds is None or tick / hz < seconds:
+                # From the start, not from the last sample: the rate does not drift.
+                time.sleep(max(0.0, begin + tick / hz - time.monotonic()))
+                check_interrupt()
+                snapshot = monitor.read().of(gpus).snapshot
+                table.append(csv_row(snapshot, time.monotonic() - begin, LIVE_FIELDS))
+                taken += 1
+                now = time.monotonic()
+                following = max(tick + 1, math.ceil((now - begin) * hz))
+                late += following - tick - 1
+                tick = following
+                # Before a wait that would end too late: at a low rate after each sample.
+                if begin + tick / hz - flushed >= FLUSH_S:
+                    table.flush()
+                    flushed = now
+            table.flush()
+        except Interrupted:
+            table.flush()  # also the rest of one that was interrupted; a second signal is ignored
+            raise
     return taken, late

@@ -286,13 +286,17 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
 
 @contextmanager
 def endings_caught() -> Iterator[None]:
-    """Convert termination signals into an exception that is suppressed here, so that cleanup runs."""
+    """Convert termination signals into an exception that is suppressed here, so that cleanup runs.
+
+    SIGHUP stays ignored if it is, as by nohup: then the end of the terminal is not that of the program.
+    """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         _ignore_signals()  # a second Ctrl+C would leave the terminal without echo
         interrupt(Interrupted(number))
 
-    before = {one: signal.signal(one, end) for one in ENDINGS}
+    nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {one: signal.signal(one, end) for one in ENDINGS if one not in nohup}
     try:
         yield
     except Interrupted:
