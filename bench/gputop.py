@@ -1,11 +1,12 @@
 """Compare gputop with nvitop on simulated GPUs: CPU time, and bytes written to the terminal.
 
-    python bench/gputop.py [--gpus 8,16] [--seconds 20] [--rounds 3] [--size 50x160] [--interval 2] [--scenario calm]
+    python bench/gputop.py [--gpus 8,16] [--seconds 60] [--rounds 3] [--size 50x160] [--interval 2] [--scenario calm]
     python bench/gputop.py --hz 100 --gpus 4,8     # a table instead: gputop --csv FILE --hz 100, bytes of the file
 
 Both programs run on terminals of the same size, one after the other in turn, with the same interval, on the same
 simulated driver, whose values change as those of a training run; each GPU is used by one process of this machine.
-Start-up is excluded: a measurement begins some seconds after the first output. "busy" is the load of the machine.
+A measurement takes a whole period of the scenario, so that both see the same changes of values.
+Start-up is excluded: it begins some seconds after the first output. "busy" is the load of the machine.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", default="8,16")
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="one period of the scenario calm")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="50x160", help="lines x columns")
     parser.add_argument("--interval", type=float, default=2.0, help="seconds between two updates: nvitop's default")

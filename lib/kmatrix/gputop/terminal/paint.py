@@ -16,10 +16,11 @@ from rich.text import Text
 
 OPEN = "\x1b[?1049h\x1b[?25l\x1b[2J"  # alternate screen, no cursor, empty
 CLOSE = "\x1b[0m\x1b[?25h\x1b[?1049l"
-NEAR = 6  # equal cells between two changes that are written again: moving the cursor costs as many bytes
 PLAIN = Style.null()
 Cell = tuple[str, Style]  # empty text: the right half of a wide character
+Change = tuple[int, int, Sequence[Cell]]  # line, column, new cells; none: blanks up to the end of the line
 BLANK: Cell = (" ", PLAIN)
+MOVE_BYTES = 4  # of a move within a line, as ESC [ 5 C
 COLORS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truecolor": ColorSystem.TRUECOLOR}
 
 
@@ -61,14 +62,15 @@ class Painter:
             parts.append("\x1b[0m\x1b[2J")
         shown = [*lines[:height], *(Text() for _ in range(height - len(lines)))]
         before, rows = self._lines, self._rows or [[BLANK] * width for _ in range(height)]
+        changes: list[Change] = []
         for number, line in enumerate(shown):
             if before and _is_equal(line, before[number]):
                 continue
             new = self._cells(line, width)
-            parts += self._changes(number, rows[number], new)
+            changes += _changes(number, rows[number], new)
             rows[number] = new
         self._lines, self._rows = shown, rows
-        parts.append(self._switch(PLAIN))
+        parts += [self._shortest(changes), self._switch(PLAIN)]
         if any(parts):
             self._write("".join(parts))
 
@@ -88,18 +90,26 @@ class Painter:
             cells[-1] = BLANK
         return cells + [BLANK] * (width - len(cells))
 
-    def _changes(self, number: int, old: Sequence[Cell], new: Sequence[Cell]) -> Iterator[str]:
-        """Yield what turns a line of the terminal into another one."""
-        end = len(new)
-        while end and new[end - 1] == BLANK:
-            end -= 1
-        for first, last in _spans(old[:end], new[:end]):
-            yield self._move(number, first) + self._text(new[first:last])
-            # In the last column, the terminal waits with the move to the next line: the place is unknown.
-            self._at = (number, last) if last < len(new) else None
-        if any(cell != BLANK for cell in old[end:]):
-            yield self._move(number, end) + self._switch(PLAIN) + "\x1b[K"  # it fills with the current background
-            self._at = (number, end)
+    def _shortest(self, changes: Sequence[Change]) -> str:
+        """Return what makes these changes, line by line or column by column, whichever has fewer bytes."""
+        state, found = (self._at, self._style), []
+        for order in (changes, sorted(changes, key=lambda change: (change[1], change[0]))):
+            self._at, self._style = state
+            text = "".join(map(self._change, order))
+            found.append((len(text.encode()), text, self._at, self._style))
+        _, text, self._at, self._style = min(found, key=lambda one: one[0])
+        return text
+
+    def _change(self, change: Change) -> str:
+        """Return what makes one change."""
+        line, column, cells = change
+        text = self._move(line, column)
+        if not cells:
+            self._at = (line, column)
+            return text + self._switch(PLAIN) + "\x1b[K"  # it fills with the current background
+        # In the last column, the terminal waits with the move to the next line: the place is unknown.
+        self._at = (line, column + len(cells)) if column + len(cells) < self._size[0] else None
+        return text + self._text(cells)
 
     def _move(self, line: int, column: int) -> str:
         """Return the shortest sequence that moves the cursor to a cell."""
@@ -139,13 +149,24 @@ def _is_equal(one: Text, other: Text) -> bool:
     return one.plain == other.plain and one.spans == other.spans and one.style == other.style
 
 
+def _changes(line: int, old: Sequence[Cell], new: Sequence[Cell]) -> Iterator[Change]:
+    """Yield what turns a line of the terminal into another one."""
+    end = len(new)
+    while end and new[end - 1] == BLANK:
+        end -= 1
+    for first, last in _spans(old[:end], new[:end]):
+        yield line, first, new[first:last]
+    if any(cell != BLANK for cell in old[end:]):
+        yield line, end, ()
+
+
 def _spans(old: Sequence[Cell], new: Sequence[Cell]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of cells to write, each with whole characters; near ones are joined."""
+    """Yield the ranges of cells to write, each with whole characters; those with few bytes between are joined."""
     first = last = -1
     for at, (before, after) in enumerate(zip(old, new, strict=True)):
         if before == after:
             continue
-        if first >= 0 and at - last <= NEAR:
+        if first >= 0 and _is_near(new, last, at):
             last = at + 1
             continue
         if first >= 0:
@@ -153,6 +174,13 @@ def _spans(old: Sequence[Cell], new: Sequence[Cell]) -> Iterator[tuple[int, int]
         first, last = at, at + 1
     if first >= 0:
         yield _whole(new, first, last)
+
+
+def _is_near(cells: Sequence[Cell], last: int, at: int) -> bool:
+    """Return whether equal cells between two changes have at most as many bytes as a move over them."""
+    between = cells[last:at]
+    has_one_style = all(style == cells[last - 1][1] for _, style in between)
+    return has_one_style and len("".join(character for character, _ in between).encode()) <= MOVE_BYTES
 
 
 def _whole(cells: Sequence[Cell], first: int, last: int) -> tuple[int, int]:
