@@ -51,7 +51,8 @@ def _nvlink(_: GpuSample, extra: Extra) -> float | None:
     return sum(known) * MIB / 1e6 if known else None
 
 
-# Counters of DCGM are gauges here: they have no suffix _total, which Prometheus requires; rate() works all the same.
+# Counters of DCGM are gauges here: they have no suffix _total, which Prometheus requires. rate() works all the same,
+# except on the bandwidth of NVLink, which is already per second.
 DCGM = (
     GpuMetric(name="DCGM_FI_DEV_SM_CLOCK", help="SM clock (MHz).", value=lambda one, _: one.sm_clock),
     GpuMetric(name="DCGM_FI_DEV_MEM_CLOCK", help="Memory clock (MHz).", value=_extra("memory_clock")),
