@@ -30,6 +30,13 @@ ARCHITECTURES = {
 # Evaluations of 10 sequences in micro-batches of 4: the last one has 2. Training continues after each.
 RUN = {"compile": True, "compile_mode": "default", "eval_interval": 2, "max_iters": 6, "checkpoint_interval": 2}
 SAMPLES = {"sample_interval": 2, "sample_prompt": "a", "sample_tokens": 3, "sample_temperature": 0.0}
+# Ranks change DDP, architectures change the graph: one of each, and the other pairs in the slow tests.
+QUICK = (("gpt2", 2), ("nanochat", 1))
+GRAPH_CASES = [
+    pytest.param(arch, ranks, marks=() if (arch, ranks) in QUICK else pytest.mark.slow)
+    for arch in ARCHITECTURES
+    for ranks in (1, 2)
+]
 ONE_EACH = ["backward", "evaluation", "forward"]
 
 
@@ -43,8 +50,7 @@ def run_counted(run_dir, graphs, *arguments):
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("arch", "ranks"), GRAPH_CASES)
 def test_a_run_and_its_continuation_have_one_graph_per_pass_without_symbolic_sizes(tmp_path, arch, ranks):
     run_dir = make_run(tmp_path, **RUN, **SAMPLES, **ARCHITECTURES[arch], num_gpus=ranks, ddp_overlap=False)
     for part in (("--until", "4"), ("--resume", "latest")):
@@ -112,7 +118,7 @@ def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
     assert len(set(losses)) == 1
 
 
-@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_ranks_that_do_not_exist_show_the_buckets_of_ddp(ranks):
     """One process is rank 0 of many (PyTorch's fake process group): what it would send, and how it cuts the graph."""
     process = forked.run(["tests/support/ddp_alone.py", str(ranks)], environment())

@@ -45,7 +45,7 @@ def all_texts(figure):
     return " ".join(text.get_text() for text in figure.texts)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 16, 30])
+@pytest.mark.parametrize("count", [1, 2, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (16, 30))])
 @pytest.mark.parametrize("mixed", [False, True], ids=["all-simulated", "some-simulated"])
 def test_titles_with_every_note_have_room(tmp_path, count, mixed):
     simulated = FakeGpus(samples=4, name="NVIDIA A10G (simulated)")

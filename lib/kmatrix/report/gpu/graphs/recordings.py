@@ -163,7 +163,7 @@ def draw_recording(recording: SingleRecording) -> Figure:
         else:
             _draw_lines(axes, recording, name, gpus)
     if 1 < len(gpus) <= len(DEVICE_COLOURS):
-        _legend(figure, {f"GPU {gpu}": colour for gpu, colour in zip(gpus, DEVICE_COLOURS, strict=False)})
+        _legend(figure, [f"GPU {gpu}" for gpu in gpus], DEVICE_COLOURS)
     return figure
 
 
@@ -203,11 +203,12 @@ def _draw_map(figure: Figure, axes: Axes, recording: SingleRecording, quantity: 
     figure.colorbar(image, ax=axes, pad=0.02)
 
 
-def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
+def _legend(figure: Figure, names: Sequence[str], colours: Sequence[str]) -> None:
     """Name lines outside of the panels, where the legend covers none of them."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, linewidth=2.0, label=name) for name, colour in colours.items()]
+    pairs = zip(names, colours, strict=False)
+    handles = [Line2D([], [], color=colour, linewidth=2.0, label=name) for name, colour in pairs]
     figure.legend(handles=handles, loc="outside lower left", ncols=4)
 
 
@@ -229,7 +230,7 @@ def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str])
             draw_line(axes, at, means, colour, place=COMPARED.index(colour), count=len(COMPARED))
         if quantity != "utilization":
             plain_ticks(axes, "y")
-    _legend(figure, dict(zip(names, COMPARED, strict=True)))
+    _legend(figure, names, COMPARED)
     return figure
 
 
@@ -256,7 +257,7 @@ def draw_histograms(recordings: Sequence[SingleRecording], names: Sequence[str])
             axes.hist(values, bins=edges, weights=share, color=colour, histtype="step", linestyle=dashes, linewidth=1.5)
         axes.set_ylabel("% of the samples")
         plain_ticks(axes, "x")
-    _legend(figure, dict(zip(names, COMPARED, strict=True)))
+    _legend(figure, names, COMPARED)
     return figure
 
 
