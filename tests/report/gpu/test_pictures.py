@@ -66,7 +66,9 @@ def test_no_text_is_cut_off_or_overlaps(tmp_path, devices, runs):
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "runs"), ALL)
 def test_no_text_is_cut_off_or_overlaps_with_any_number_of_devices_and_runs(tmp_path, devices, runs):
-    check_layout(tmp_path, devices, runs, METRICS)
+    is_extreme = (devices, runs) in {ALL[0], ALL[-1]}
+    # The metrics differ in a label and in their ticks: all of them at both ends, the first and the last at all sizes.
+    check_layout(tmp_path, devices, runs, METRICS if is_extreme else (METRICS[0], METRICS[-1]))
 
 
 def test_the_layout_check_finds_overlaps_and_cut_texts():
