@@ -281,15 +281,19 @@ def add_binary_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
         return numbers
     timeline, offset = TimelineBuilder(), 0.0
     for before, recording in zip([None, *found], found, strict=False):
-        if before is not None:  # nothing but the wall clock knows how long it took until the next recording began
-            length = RecordingClock(before).length
-            offset += max(length, recording.times[0] - before.times[0])
+        if before is not None:
+            offset += seconds_between(before, recording)
         for block in sample_blocks(recording):
             seconds = [time + offset for time in block.times]
             timeline.add(seconds, dict(enumerate(memory_by_device_index(block).values())))
     # Phases count from the start of the last recording.
     phases = tuple(replace(phase, begin=phase.begin + offset, end=phase.end + offset) for phase in numbers.phases)
     return replace(numbers, timeline=timeline.points(range(len(numbers.devices))), phases=phases)
+
+
+def seconds_between(before: Recording, after: Recording) -> float:
+    """Return the time between the starts of two recordings of a run, s: only the wall clock knows it."""
+    return max(RecordingClock(before).length, after.times[0] - before.times[0])
 
 
 def sample_blocks(recording: Recording) -> Iterator[SampleBlock]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.nodes import SET_UP
 from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
-from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE
+from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE, seconds_between
 
 QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
 COLUMNS = 180  # about one per 4 pixels of a figure
@@ -63,11 +64,11 @@ def read_timeline(
     The nodes of a run have clocks of their own. The end of their set-up, which all share, places them on the time of
     the first node; a node that did not get that far is left out.
     """
-    # The folder of node 0 is that of the run.
-    folders = {number: NodeDir(run_dir, number).recording if number else run_dir for number in gpu.nodes or {0: gpu}}
-    nodes = [
-        (part, parts) for number, part in (gpu.nodes or {0: gpu}).items() if (parts := _recordings(folders[number]))
-    ]
+    nodes: list[tuple[GpuNumbers, list[_Part]]] = []
+    for number, part in (gpu.nodes or {0: gpu}).items():
+        # The folder of node 0 is that of the run.
+        if found := _recordings(NodeDir(run_dir, number).recording if number else run_dir):
+            nodes.append((part, found))
     if not nodes:
         return None
     first, parts = nodes[0]
@@ -125,24 +126,15 @@ def _recordings(folder: RunDir) -> list[_Part]:
     """
     found: list[_Part] = []
     for path in (*folder.earlier_gpu_samples(), folder.gpu_samples):
-        try:
+        with contextlib.suppress(RecordError):
             recording = read_samples(path)
-        except RecordError:
-            if path == folder.gpu_samples:
-                return []
-            continue
-        if len(recording) < 2:
-            if path == folder.gpu_samples:
-                return []
-            continue
-        clock = RecordingClock(recording)
-        found.append(_Part(recording, clock, _begin(found[-1], recording) if found else 0.0))
+            if len(recording) > 1:
+                begin = found[-1].begin + seconds_between(found[-1].recording, recording) if found else 0.0
+                found.append(_Part(recording, RecordingClock(recording), begin))
+                continue
+        if path == folder.gpu_samples:
+            return []
     return found
-
-
-def _begin(before: _Part, recording: Recording) -> float:
-    """Return when a recording began, s. Nothing but the wall clock knows how long it took since the one before."""
-    return before.begin + max(before.clock.length, recording.times[0] - before.recording.times[0])
 
 
 def _training_began(part: GpuNumbers) -> float | None:

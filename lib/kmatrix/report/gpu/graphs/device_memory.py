@@ -30,6 +30,7 @@ from kmatrix.report.gpu.graphs.shared import (
     memory_unit,
     name_panel,
     panel_titles,
+    panels_height,
     panels_of,
     period,
     some_places,
@@ -191,7 +192,7 @@ def _panel_per_run(name: str, of_a_kind: Sequence[tuple[RunGpus, GpuNumbers]]) -
     word = known[0][1].unit
     shape = panels_of(len(known))
     note = truncation_note(len(known), len(of_a_kind), "runs") + simulated_mark(runs)
-    figure, panels = figure_grid(name, f"Memory per {word}", shape, max(7.5, 1.7 + 1.5 * shape[0]), note=note)
+    figure, panels = figure_grid(name, f"Memory per {word}", shape, panels_height(shape), note=note)
     colours = colours_of(run.optimizer for run in runs)
     for axes, title, (run, gpu) in zip(panels, panel_titles(runs, shape[1]), known, strict=False):
         _draw_profile(axes, run, gpu, unit, colours[run.optimizer])

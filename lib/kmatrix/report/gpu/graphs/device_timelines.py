@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import ALARM, draw_jobs, figure_grid, simulated_mark, time_unit
 from kmatrix.report.gpu.graphs.heat_maps import draw_heat_maps
-from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS, PHASE_COLOURS
+from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
 from kmatrix.report.gpu.graphs.shared import (
     CAPACITY_DASHES,
     MAX_PANELS,
+    draw_capacity,
     draw_line,
     frame_panels,
     memory_unit,
     name_panel,
     panel_titles,
+    panels_height,
     panels_of,
+    phase_handles,
+    shade_phases,
 )
 from kmatrix.report.gpu.numbers import CPU, RunGpus
 from kmatrix.report.gpu.timelines import DeviceTimeline, Lane, RecordingTimeline, read_timeline
@@ -93,18 +97,14 @@ def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMe
     shape = panels_of(len(known))
     note = f": time since the start of each recording{_omissions(known, total)}"
     note += simulated_mark([run for run, _ in known])
-    height = max(7.5, 1.7 + 1.5 * shape[0])
     head = f"{title[0].upper()}{title[1:]} of each {word} over time"
     # The rows of heat maps are the devices of a run: each has its own.
     maps = any(len(found.devices) > len(DEVICE_COLOURS) for _, found in known)
-    figure, panels = figure_grid(name, head, shape, height, note=note, shared="x" if maps else True)
+    figure, panels = figure_grid(name, head, shape, panels_height(shape), note=note, shared="x" if maps else True)
     time_name, seconds = time_unit(max(found.seconds for _, found in known))
     used = panels[: len(known)]
     for axes, text, (run, _) in zip(used, panel_titles([run for run, _ in known], shape[1]), known, strict=True):
         name_panel(axes, run, text, shape[1])
-    for axes, (_, found) in zip(used, known, strict=True):
-        if not maps:
-            _draw_run(axes, found, metric, divisor, seconds)
     panels[0].set_xlim(0, max(found.seconds for _, found in known) / seconds)
     frame_panels(panels, shape, len(known), f"time ({time_name})")
     label = f"{title} ({unit})"
@@ -114,6 +114,8 @@ def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMe
         extra = draw_heat_maps(figure, used, [found for _, found in known], metric.quantity, **scale)
         figure.supylabel(word, fontsize=10.5)
     else:
+        for axes, (_, found) in zip(used, known, strict=True):
+            _draw_run(axes, found, metric, divisor, seconds)
         highest = max(axes.dataLim.ymax for axes in used)
         panels[0].set_ylim(0, 1.08 * max(highest, 1e-9))
         figure.supylabel(label, fontsize=10.5)
@@ -150,9 +152,7 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: TimelineMetric, divi
     """Draw one run. divisor, seconds: recorded units per unit of the value axis and of the time axis."""
     import numpy as np
 
-    for phase in found.phases:
-        span = phase.begin / seconds, min(phase.end, found.seconds) / seconds
-        axes.axvspan(*span, color=PHASE_COLOURS[phase.name], linewidth=0, zorder=0)
+    shade_phases(axes, found.phases, seconds, found.seconds)
     width = found.seconds / found.columns
     times = (np.arange(found.columns) + 0.5) * width / seconds
     for place, device in enumerate(found.devices):
@@ -168,7 +168,7 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: TimelineMetric, divi
         draw_line(axes, times, mean, colour, place=place, count=len(found.devices))
     if metric.quantity == "memory_used":
         for total in sorted({device.memory_total for device in found.devices if device.memory_total}):
-            axes.axhline(total / divisor, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES, zorder=5)
+            draw_capacity(axes, total / divisor)
 
 
 def _values(lane: Lane, divisor: float) -> tuple[Any, Any, Any]:
@@ -190,7 +190,6 @@ def _alone(values: Any) -> Any:
 def _legend(known: Sequence[Recorded], metric: TimelineMetric, word: str, *, maps: bool) -> list[Any]:
     """Return the entries of the legend: devices and capacity, but for heat maps, and phases."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     handles: list[Any] = []
     if not maps:
@@ -198,8 +197,7 @@ def _legend(known: Sequence[Recorded], metric: TimelineMetric, word: str, *, map
         handles += [Line2D([], [], color=colour, linewidth=2.0, label=text) for text, colour in named]
         if metric.quantity == "memory_used" and any(d.memory_total for _, found in known for d in found.devices):
             handles.append(Line2D([], [], color=ALARM, linestyle=CAPACITY_DASHES, label=f"capacity of a {word}"))
-    present = {phase.name for _, found in known for phase in found.phases}
-    return handles + [Patch(color=colour, label=each) for each, colour in PHASE_COLOURS.items() if each in present]
+    return handles + phase_handles(phase for _, found in known for phase in found.phases)
 
 
 def _named(runs: Sequence[Sequence[DeviceTimeline]], word: str) -> list[tuple[str, str]]:

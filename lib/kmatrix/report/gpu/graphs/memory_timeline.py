@@ -26,12 +26,16 @@ from kmatrix.report.gpu.graphs.shared import (
     MAX_PANELS,
     MemoryUnit,
     devices_word,
+    draw_capacity,
     draw_line,
     frame_panels,
     memory_unit,
     name_panel,
     panel_titles,
+    panels_height,
     panels_of,
+    phase_handles,
+    shade_phases,
     whole_capacity,
 )
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
@@ -67,7 +71,7 @@ def _in_one_panel(name: str, known: Known) -> Figure:
         draw_line(panels[0], x, y, colours[run.name], place=place, count=len(known))
         _mark_end(panels[0], run, x, y)
     for capacity in sorted({total for _, gpu in known if (total := whole_capacity(gpu))}):
-        _draw_capacity(panels[0], capacity / unit.mib)
+        draw_capacity(panels[0], capacity / unit.mib)
     # From 0: a cut axis exaggerates differences of memory.
     panels[0].set_ylim(0, 1.05 * _highest(known, unit))
     panels[0].set_xlim(left=0)
@@ -76,7 +80,7 @@ def _in_one_panel(name: str, known: Known) -> Figure:
     if strips:
         _draw_strips(panels[1], strips, seconds)
     elif with_phases:
-        _shade_phases(panels[0], with_phases[0][1], seconds)
+        shade_phases(panels[0], with_phases[0][1].phases, seconds)
     panels[-1].set_xlabel(f"{_time_label(known)} ({time_name}); points are means over intervals")
     handles = [*_run_legend(known, colours), *_common_legend(known, word="training" if strips else "")]
     wide = any(len(handle.get_label()) > 40 for handle in handles)
@@ -91,15 +95,15 @@ def _panel_per_run(name: str, every: Known) -> Figure:
     shape = panels_of(len(known))
     # Not in the labels of the axes, which have no room for it next to a legend.
     note = f"{truncation_note(len(known), len(every), 'runs')}: {_time_label(known)}{simulated_mark(runs)}"
-    figure, panels = figure_grid(name, "Memory over time", shape, max(7.5, 1.7 + 1.5 * shape[0]), note=note)
+    figure, panels = figure_grid(name, "Memory over time", shape, panels_height(shape), note=note)
     colours = colours_of(run.optimizer for run in runs)
     for axes, title, (run, gpu) in zip(panels, panel_titles(runs, shape[1]), known, strict=False):
         x, y = _points(gpu, unit, seconds)
         draw_line(axes, x, y, colours[run.optimizer])
         _mark_end(axes, run, x, y)
-        _shade_phases(axes, gpu, seconds)
+        shade_phases(axes, gpu.phases, seconds)
         if capacity := whole_capacity(gpu):
-            _draw_capacity(axes, capacity / unit.mib)
+            draw_capacity(axes, capacity / unit.mib)
         name_panel(axes, run, title, shape[1])
     panels[0].set_ylim(0, 1.08 * _highest(known, unit))
     panels[0].set_xlim(0, max(gpu.timeline[-1].seconds for _, gpu in known) / seconds)
@@ -146,17 +150,6 @@ def _mark_end(axes: Axes, run: RunGpus, x: Sequence[float], y: Sequence[float]) 
         axes.plot(x[last], y[last], "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
 
 
-def _draw_capacity(axes: Axes, capacity: float) -> None:
-    axes.axhline(capacity, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES)
-
-
-def _shade_phases(axes: Axes, gpu: GpuNumbers, seconds: float) -> None:
-    """Shade the phases of one run. seconds: per unit of the axis."""
-    for phase in gpu.phases:
-        span = phase.begin / seconds, phase.end / seconds
-        axes.axvspan(*span, color=PHASE_COLOURS[phase.name], linewidth=0, zorder=0)
-
-
 def _draw_strips(axes: Axes, known: Known, seconds: float) -> None:
     """Draw a strip per run with its training and its other phases."""
     for y, (_, gpu) in enumerate(known):
@@ -199,5 +192,4 @@ def _common_legend(known: Known, word: str = "") -> list[Any]:
         handles.append(Line2D([], [], color=ALARM, linestyle=CAPACITY_DASHES, label=label))
     if word:
         handles.append(Patch(color=TRAINING_COLOUR, label=word))
-    present = {phase.name for _, gpu in known for phase in gpu.phases}
-    return handles + [Patch(color=colour, label=each) for each, colour in PHASE_COLOURS.items() if each in present]
+    return handles + phase_handles(phase for _, gpu in known for phase in gpu.phases)

@@ -19,10 +19,10 @@ from kmatrix.gpu.formats.columns import SampleBlock, read_columns
 from kmatrix.output import run_reporting
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import ALARM, COLOURS, draw_jobs, figure_grid, plain_ticks, subtitle, time_unit
+from kmatrix.report.figure import COLOURS, draw_jobs, figure_grid, plain_ticks, subtitle, time_unit
 from kmatrix.report.gpu.graphs.heat_maps import colour_limits, draw_map
 from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
-from kmatrix.report.gpu.graphs.shared import CAPACITY_DASHES, draw_line, some_places
+from kmatrix.report.gpu.graphs.shared import MIB_PER_GIB, draw_capacity, draw_line, some_places
 from kmatrix.report.gpu.stream import sample_blocks
 from kmatrix.text import shortened_names
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 1500  # points of a line: two per pixel
-MIB_OF_GIB = 1024.0
 QUANTITIES: Mapping[str, str] = {  # column -> title of its panel
     "utilization": "utilization, %",
     "memory_used": "memory, GiB",
@@ -123,9 +122,9 @@ def read_recording(path: Path) -> SingleRecording:
                 continue
             found.names[part.gpu_index] = part.gpu_name
             if part.memory_total:
-                found.capacity = max(found.capacity or 0.0, part.memory_total / MIB_OF_GIB)
+                found.capacity = max(found.capacity or 0.0, part.memory_total / MIB_PER_GIB)
             for quantity in QUANTITIES:
-                scale = MIB_OF_GIB if quantity == "memory_used" else 1.0
+                scale = MIB_PER_GIB if quantity == "memory_used" else 1.0
                 line = found.lines[quantity].setdefault(part.gpu_index, ThinnedLine())
                 for row, value in zip(part.rows, part.columns[quantity], strict=True):
                     line.add(block.times[row] - begin, value / scale)
@@ -180,7 +179,7 @@ def _draw_lines(axes: Axes, recording: SingleRecording, quantity: str, gpus: Seq
     most = max(one.most for one in recording.ranges[quantity].values())
     axes.set_ylim(0, 1.15 * max(recording.capacity or 0.0, most))
     if recording.capacity:
-        axes.axhline(recording.capacity, color=ALARM, lw=1.0, ls=CAPACITY_DASHES)
+        draw_capacity(axes, recording.capacity)
         text = f"capacity {recording.capacity:.1f} GiB"
         where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(text, (0.99, recording.capacity), xytext=(0, 3), ha="right", fontsize=9, **where)

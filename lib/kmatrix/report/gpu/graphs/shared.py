@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kmatrix.report.figure import ALARM, DARK, LOST, status_note, tick
-from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RunGpus
+from kmatrix.report.figure import ALARM, DARK, HEIGHT, LOST, status_note, tick
+from kmatrix.report.gpu.graphs.palette import PHASE_COLOURS
+from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RecordedPhase, RunGpus
 from kmatrix.stats import complete_sum
 from kmatrix.text import shortened_names, without_common_parts
 
@@ -77,6 +78,31 @@ def draw_line(axes: Axes, x: Any, y: Any, colour: str, *, place: int = 0, count:
         # Dashes where the other lines have none.
         dashes = (DASH * place, (DASH, DASH * (count - 1)))
         axes.plot(x, y, color=colour, linewidth=2.2, linestyle=dashes, dash_capstyle="butt", zorder=4)
+
+
+def draw_capacity(axes: Axes, capacity: float) -> None:
+    """Draw the memory that there is, in the unit of the axis."""
+    axes.axhline(capacity, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES, zorder=5)
+
+
+def shade_phases(axes: Axes, phases: Iterable[RecordedPhase], seconds: float, end: float = math.inf) -> None:
+    """Shade the phases of a run up to `end` (s). seconds: per unit of the axis."""
+    for phase in phases:
+        span = phase.begin / seconds, min(phase.end, end) / seconds
+        axes.axvspan(*span, color=PHASE_COLOURS[phase.name], linewidth=0, zorder=0)
+
+
+def phase_handles(phases: Iterable[RecordedPhase]) -> list[Any]:
+    """Return the entries of these phases for a legend."""
+    from matplotlib.patches import Patch
+
+    present = {phase.name for phase in phases}
+    return [Patch(color=colour, label=name) for name, colour in PHASE_COLOURS.items() if name in present]
+
+
+def panels_height(shape: tuple[int, int]) -> float:
+    """Return the height of a figure with a panel per run, inches. shape: rows and columns."""
+    return max(HEIGHT, 1.7 + 1.5 * shape[0])
 
 
 def some_places(count: int, most: int) -> list[int]:
