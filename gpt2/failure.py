@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -44,9 +45,8 @@ SILENT_S = 10.0  # a state that is not rewritten for this long means that the pr
 # of network storage (acregmax of nfs(5): 60 s).
 HOLD_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
-ANSWER_S = 2.0  # time for a rank whose Python does not run, after it was asked for its stacks
-SETTLED_S = 0.1  # a file of stacks that has not grown for this time is complete
-TURN_S = 15.0  # then another rank takes rank 0's role
+ANSWER_S = 10.0  # time for a rank whose Python does not run, after it was asked for its stacks
+TURN_S = 25.0  # then another rank takes rank 0's role; longer than SILENT_S and ANSWER_S, which rank 0 may wait
 STOPPED = "its process is stopped"
 SIGNAL = "signal"  # the kind of a stop, in results and error files
 STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks for a checkpoint and a stop
@@ -362,7 +362,8 @@ class Watchdog:
         }
         for state in without_stacks.values():
             _request_stacks(state.process)
-        _wait_until_written([self._dir.rank_stacks(rank) for rank in without_stacks], ANSWER_S)
+        answers = (rank for rank, state in states.items() if state and not state.process.died_here())
+        _wait_until_written([self._dir.rank_stacks(rank) for rank in answers], ANSWER_S)
         ranks = [_position(self._dir, rank, state, stuck[rank]) for rank, state in states.items()]
         with self._stacks_lock:  # from here on, the loop does not end: its result would replace this one, or be lost
             if not self._over.is_set():
@@ -444,30 +445,49 @@ def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
 
 
 def _position(run_dir: RunDir, rank: int, state: RankState | None, stuck: str) -> RankPosition:
-    text = ""
-    with suppress(OSError):  # none, or deleted by a rank whose loop has just ended
-        text = run_dir.rank_stacks(rank).read_text(encoding="utf-8", errors="replace")
+    # A stopped process continues before it writes its stacks.
+    line = "" if stuck == STOPPED else innermost(_text(run_dir.rank_stacks(rank)))
     return RankPosition(
         rank=rank,
         step=state.step if state else 0,
         kind=state.kind if state else SETUP,
         place=state.place if state else "",
         stuck=stuck,
-        line="" if stuck == STOPPED else innermost(text),  # a stopped process continues before it writes its stacks
+        line=line,
     )
 
 
 def _wait_until_written(paths: Sequence[Path], seconds: float) -> None:
-    """Wait until all files have content and grow no more, at most for some seconds."""
-    begin = since = time.monotonic()
-    sizes: list[int] = []
-    while paths and time.monotonic() < begin + seconds:
-        # The main thread is the last in a dump, and the rank is killed soon: half a dump would not show where it is.
-        if (now := [_size(path) for path in paths]) != sizes:
-            sizes, since = now, time.monotonic()
-        elif all(sizes) and time.monotonic() >= since + SETTLED_S:
-            return
+    """Wait until each file has the stacks of all threads, at most for some seconds."""
+    end = time.monotonic() + seconds
+    outermost = _outermost()
+    # The main thread is the last in a dump, and the rank is killed soon: half a dump would not show where it is.
+    while time.monotonic() < end and not all(has_all_stacks(_text(path), outermost) for path in paths):
         time.sleep(0.02)
+
+
+def has_all_stacks(text: str, outermost: str) -> bool:
+    """Return whether a faulthandler dump is complete: it ends with the outermost frame of the main thread.
+
+    outermost: that frame's function, which all ranks share, because they are started in the same way.
+    """
+    # faulthandler ends a stack of more than 100 frames with dots.
+    return text.endswith((f" in {outermost}\n", "  ...\n"))
+
+
+def _outermost() -> str:
+    """Return the name of the outermost function of this process's main thread."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    while frame.f_back:
+        frame = frame.f_back
+    return frame.f_code.co_name
+
+
+def _text(path: Path) -> str:
+    """Return the stacks in a file; "" if there is none, or if a rank has just deleted it because its loop ended."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def _size(path: Path) -> int:

@@ -308,6 +308,17 @@ def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, 
     assert "nap" in run_dir.rank_stacks(1).read_text()
 
 
+def test_a_dump_of_stacks_is_complete_with_the_outermost_frame_of_the_main_thread(sleeping_rank, tmp_path):
+    """However long a rank pauses in the middle of its dump, a part of it is not taken for the whole."""
+    run_dir = RunDir(tmp_path)
+    wait_until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["place"] == "forward")
+    sleeping_rank.send_signal(watchdog.STACKS_SIGNAL)
+    wait_until(lambda: watchdog.has_all_stacks(run_dir.rank_stacks(1).read_text(), "<module>"))
+    text = run_dir.rank_stacks(1).read_text()
+    assert text.count("(most recent call first)") == 2  # the watchdog's thread, then the main thread
+    assert [end for end in range(len(text) + 1) if watchdog.has_all_stacks(text[:end], "<module>")] == [len(text)]
+
+
 def test_a_rank_records_its_position_before_the_first_tick_so_that_an_early_freeze_is_found(tmp_path, monkeypatch):
     # No tick happens during the test, so the state must have been written at the start.
     monkeypatch.setattr(watchdog, "TICK_S", 3600.0)
