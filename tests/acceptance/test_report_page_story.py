@@ -453,6 +453,37 @@ def test_the_selection_is_exported_as_text_that_no_spreadsheet_calculates(window
     check_quiet(window, page)
 
 
+# Colours of the devices in a lane of the timeline, each with the number of pixels that have exactly that colour.
+PIXELS = """
+const canvas = document.querySelectorAll('#timeline-lanes canvas')[arguments[0]];
+const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height), counts = {};
+for (let k = 0; k < data.length; k += 4) {
+  const colour = data[k + 3] === 255 ? `rgb(${data[k]}, ${data[k + 1]}, ${data[k + 2]})` : '';
+  counts[colour] = (counts[colour] || 0) + 1;
+}
+const lines = [...document.querySelectorAll('#timeline-legend line')];
+return lines.map((line) => counts[getComputedStyle(line).stroke] || 0);
+"""
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_devices_with_equal_values_do_not_hide_each_other(window, tmp_path, count):
+    (run,) = runs = [FakeRun(gpus=count, device="cuda")]
+    matrix = make_matrix(tmp_path, runs)
+    same = FakeGpus(memory=(9_000.0,) * count, power=(150.0,) * count, utilization=(50.0,) * count, samples=60)
+    record(matrix.run(run.name), same)
+    page = page_of(matrix)
+    open_page(window, page)
+    window.wait_until(lambda: window.run(READOUT), "the run is drawn")
+    for lane in range(3):
+        pixels = window.run(PIXELS, lane)
+        assert len(pixels) == count
+        assert min(pixels) > 0.5 * max(pixels) / (2 if count > 7 else 1), pixels  # the eighth has the first's colour
+    window.run("document.getElementById('timeline').scrollIntoView({behavior: 'instant'})")
+    window.save_screenshot(f"report-equal-devices-{count}")
+    check_quiet(window, page)
+
+
 POWER, LOAD, MEMORY = (150.0, 210.0, 149.0, 151.0), (95.0, 60.0, 96.0, 94.0), (18_800.0, 12_750.0, 12_825.0, 12_780.0)
 READOUT = "return [...document.querySelectorAll('#timeline-legend tr')].map((row) => row.innerText.split('\\t'))"
 
@@ -493,7 +524,7 @@ def test_recordings_are_read_out_with_the_keyboard(window, tmp_path):
     window.wait_until(lambda: window.run(READOUT)[0][0] == "GPU 1", "Down reads out the next one")
     for theme in ("light", "dark"):
         window.prefer(prefers_color_scheme=theme)
-        window.run("document.getElementById('timeline').scrollIntoView()")
+        window.run("document.getElementById('timeline').scrollIntoView({behavior: 'instant'})")
         window.save_screenshot(f"report-devices-{theme}")
         assert serious_violations(window) == [], theme
     behaviour = "return getComputedStyle(document.documentElement).scrollBehavior"

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_factory import FakeGpus, record, summary_of, write_phases, write_samples, write_timings
 from kmatrix.report.analysis import analyse
+from kmatrix.report.page.assemble import render_page
 from kmatrix.report.page.devices import MOST_TIMELINES, MOST_VALUES, device_colour, devices
 from kmatrix.report.page.parts.groups import page_groups
 from records_factory import FakeRun, make_matrix, runs_with_seeds
@@ -189,9 +190,21 @@ def test_the_static_figure_breaks_at_a_gap(matrix):
     lane = section_of(matrix).static[0]
 
     assert lane.title == "utilization"
-    ends = [float(points.split()[-1].partition(",")[0]) for _, points in lane.lines]
+    ends = [float(points.split()[-1].partition(",")[0]) for _, points, _ in lane.lines]
     assert ends[0] > 790
     assert ends[1] < 410
+
+
+def test_devices_with_equal_values_do_not_hide_each_other_without_scripts(matrix):
+    record(matrix.runs()[0], FakeGpus(samples=40, power=(150.0,) * 3, memory=(900.0,) * 3, utilization=(50.0,) * 3))
+
+    lane = section_of(matrix).static[1]
+
+    assert (lane.title, lane.count) == ("power", 3)
+    assert len({points for _, points, _ in lane.lines}) == 1
+    assert [place for _, _, place in lane.lines] == [0, 1, 2]
+    page = render_page(analyse(matrix))
+    assert [f'stroke-dasharray="7 14" stroke-dashoffset="{offset}"' in page for offset in (0, -7, -14)] == [True] * 3
 
 
 def test_devices_of_a_run_have_different_colours():

@@ -107,7 +107,8 @@ class StaticLane:
     title: str
     unit: str
     top: str  # value at the upper edge
-    lines: tuple[tuple[str, str], ...]  # class of the colour, points of a polyline
+    lines: tuple[tuple[str, str, int], ...]  # class of the colour, points of a polyline, number of the line
+    count: int  # of lines that may hide each other
     shades: tuple[tuple[str, float, float], ...]  # phase, begin, width
 
 
@@ -371,12 +372,14 @@ def _static(timeline: RecordingTimeline) -> tuple[StaticLane, ...]:
         most = max(value for _, lane in lanes for value in lane.mean if value is not None) / divisor
         top = max(most, 100.0 if quantity == "utilization" else 0.0) or 1.0
         lines = tuple(
-            (device_colour(at, len(timeline.devices)), points)
-            for at, lane in lanes
+            (device_colour(at, len(timeline.devices)), points, place)
+            for place, (at, lane) in enumerate(lanes)
             for points in _polylines(lane, top * divisor * 1.04)
         )
         title = "memory" if quantity == "memory_used" else quantity
-        found.append(StaticLane(title=title, unit=unit_name, top=fixed(top, 0), lines=lines, shades=shades))
+        found.append(
+            StaticLane(title=title, unit=unit_name, top=fixed(top, 0), lines=lines, count=len(lanes), shades=shades)
+        )
     return tuple(found)
 
 

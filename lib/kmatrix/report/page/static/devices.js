@@ -5,6 +5,7 @@ if (D.devices && D.devices.runs) {
   const QUANTITIES = [["u", "utilization"], ["p", "power"], ["m", "memory"]];
   const ramp = (k, count) => (count > 1 ? `r${Math.round(((k % 7) * 6) / (Math.min(7, count) - 1)) % 7}` : "r2"); // not the colours of optimizers
   const withAlpha = (colour, alpha) => colour.replace(/rgb\(([^)]+)\)/, `rgba($1, ${alpha})`);
+  const LINE = 1.8; // width of a line, pixels
   let plots = [];
 
   // Mean, lowest and highest of a lane; one list stands for all three.
@@ -61,6 +62,28 @@ if (D.devices && D.devices.runs) {
       u.ctx.stroke();
     });
   }
+  // Devices with the same values would hide each other: over the lines, each has dashes where the others have none.
+  function drawDashes(u, run, key, size) {
+    const drawn = run.d.map((device, k) => k).filter((k) => run.d[k][key]), dash = 7 * devicePixelRatio;
+    if (drawn.length < 2) return;
+    u.ctx.save();
+    u.ctx.lineWidth = LINE * devicePixelRatio;
+    u.ctx.setLineDash([dash, dash * (drawn.length - 1)]);
+    drawn.forEach((k, place) => {
+      u.ctx.strokeStyle = colourOf(ramp(k, run.d.length));
+      u.ctx.lineDashOffset = -dash * place;
+      u.ctx.beginPath();
+      let joined = false;
+      run.d[k][key][0].forEach((value, at) => {
+        if (value == null) { joined = false; return; }
+        const x = u.valToPos(((at + 0.5) * run.s) / run.c, "x", true), y = u.valToPos(value / size, "y", true);
+        if (joined) u.ctx.lineTo(x, y); else u.ctx.moveTo(x, y);
+        joined = true;
+      });
+      u.ctx.stroke();
+    });
+    u.ctx.restore();
+  }
   function drawCapacity(u, capacity) {
     const y = u.valToPos(capacity, "y", true);
     u.ctx.strokeStyle = colourOf("bad");
@@ -104,7 +127,7 @@ if (D.devices && D.devices.runs) {
       if (!device[key]) return;
       const colour = colourOf(ramp(k, run.d.length)), first = data.length, plain = { stroke: "transparent", width: 0, points: { show: false } };
       data.push(...[0, 2, 1].map((which) => part(device[key], which).map((value) => (value == null ? null : value / about.size))));
-      series.push({ stroke: colour, width: 1.6, dash: DASHES[Math.floor(k / 7) % 4], points: { show: false } }, plain, plain);
+      series.push({ stroke: colour, width: LINE, dash: DASHES[Math.floor(k / 7) % 4], points: { show: false } }, plain, plain);
       bands.push({ series: [first + 1, first + 2], fill: withAlpha(colour, 0.13) });
     });
     let chosen = 0; // the device that the table of a heat map shows
@@ -128,7 +151,12 @@ if (D.devices && D.devices.runs) {
       series, bands,
       hooks: {
         drawClear: [(u) => { shadePhases(u, run); if (heat) drawHeat(u, run, key, top); }],
-        draw: [(u) => { if (capacity && !heat) drawCapacity(u, capacity / about.size); if (!heat) markLost(u, run, key, about.size); }],
+        draw: [(u) => {
+          if (heat) return;
+          drawDashes(u, run, key, about.size);
+          if (capacity) drawCapacity(u, capacity / about.size);
+          markLost(u, run, key, about.size);
+        }],
         setCursor: [show],
       },
     }, data, box);
