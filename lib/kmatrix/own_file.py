@@ -6,10 +6,11 @@ They are never written through a link. Only files are read: a named pipe or a de
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,6 +37,28 @@ def open_own(path: str | Path, flags: int = IN_PLACE, mode: int = 0o644) -> int:
         os.close(handle)
         raise
     return handle
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder during a block, which has to be short: others wait."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock_writing(handle: int) -> bool:
+    """Lock a file until it is closed, for this writer alone. Return False if another one has the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some file systems have no locks.
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
 
 
 def opener(name: str, flags: int) -> int:

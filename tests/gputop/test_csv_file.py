@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 
 import pytest
 
@@ -21,7 +22,6 @@ from kmatrix.gpu.formats.columns import read_columns
 from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_header, csv_row
 from kmatrix.gputop import csv_file
 from kmatrix.gputop.csv_file import CsvFile
-from kmatrix.gputop.view import ScreenSample
 from kmatrix.output import Interrupted
 from skips import require_program
 from waiting import wait_until
@@ -68,8 +68,11 @@ def test_samples_are_written_at_the_rate_without_drift(driver, tmp_path):
     done = program(driver, str(path), "--hz", "50", "--seconds", "1")
     assert done.returncode == 0, done.stderr
     titles, *found = rows(path)
+    assert titles[-1] == "simulated"
     assert titles[2:7] == [f"gpu0_{name}" for name in ("power_w", "temp_c", "util_pct", "mem_used_mb", "sm_clock_mhz")]
-    assert {tuple(row[2:]) for row in found} == {("150", "60", "95", "9000", "1710", "250", "60", "95", "9000", "1710")}
+    assert {tuple(row[2:]) for row in found} == {
+        ("150", "60", "95", "9000", "1710", "250", "60", "95", "9000", "1710", "1")
+    }
     late = int(done.stdout.split(", ")[1].split()[0])
     assert len(found) + late == 50, "every tick is a sample, or counted"
     assert f"wrote {len(found)} samples of 2 GPUs to {path}" in done.stdout
@@ -84,7 +87,7 @@ def test_the_table_is_read_by_the_reports(driver, tmp_path):
     program(driver, str(path), "--hz", "20", "--seconds", "0.5", "--gpus", "1")
     (block,) = read_columns(path)
     (part,) = block.parts
-    assert part.gpu_index == 1
+    assert (part.gpu_index, part.gpu_name) == (1, "GPU 1 (simulated)")
     assert set(part.columns["power"]) == {250}
     assert set(part.columns["sm_clock"]) == {1710}
     assert set(part.columns["memory_used"]) == {9000}
@@ -93,7 +96,25 @@ def test_the_table_is_read_by_the_reports(driver, tmp_path):
 def test_standard_output_has_the_table_alone(driver):
     done = program(driver, "-", "--hz", "10", "--seconds", "0.3")
     assert done.returncode == 0
-    assert all(len(line.split(",")) == 12 for line in done.stdout.splitlines())
+    titles, *found = csv.reader(done.stdout.splitlines())
+    assert titles == csv_header([0, 1], LIVE_FIELDS, simulated=True)
+    assert 1 <= len(found) <= 3
+    assert {len(row) for row in found} == {len(titles)}
+
+
+def test_a_table_has_one_writer(driver, tmp_path):
+    """The samples of a second one would replace those of the first."""
+    path = tmp_path / "x.csv"
+    process = subprocess.Popen(
+        command(str(path), "--hz", "50"), cwd=ROOT, env=driver, stdout=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > 5, "it writes")
+    second = program(driver, str(path), "--seconds", "0.1")
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"another gputop writes {path}" in second.stderr
+    assert f"wrote {len(rows(path)) - 1} samples" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -113,7 +134,7 @@ def test_every_line_is_complete_after_an_end_and_the_table_is_continued(driver, 
     assert program(driver, str(path), "--hz", "10", "--seconds", "0.3").returncode == 0
     found = rows(path)
     assert path.read_text().startswith(text)
-    assert {len(row) for row in found} == {12}
+    assert {len(row) for row in found} == {13}
     assert sum(row[0] == "timestamp" for row in found) == 1
 
 
@@ -159,8 +180,8 @@ def test_lines_that_a_signal_has_interrupted_are_written_once_and_whole(tmp_path
 
 def test_every_sample_is_in_the_table_when_a_signal_comes_in_a_write(monkeypatch, tmp_path):
     """The signal comes at each step of Python within `flush`."""
-    sample = ScreenSample(snapshot=Snapshot(time=T0, samples=(gpu_sample(0),)))
-    monitor = type("Monitor", (), {"read": lambda _: sample})()
+    snapshot = Snapshot(time=T0, samples=(gpu_sample(0),))
+    row = partial(csv_row, fields=LIVE_FIELDS)
     step = 0
     interrupted = True
     while interrupted:
@@ -168,7 +189,7 @@ def test_every_sample_is_in_the_table_when_a_signal_comes_in_a_write(monkeypatch
         table = CsvFile(str(path), [0])
         monkeypatch.setattr(csv_file, "time", Clock())
         with signal_at(step) as came:
-            taken, _ = csv_file._sample(monitor, table, None, hz=4, seconds=1.6)
+            taken, _ = csv_file._sample(lambda: snapshot, row, table, hz=4, seconds=1.6)
         table.close()
         interrupted = bool(came)
         assert path.read_text().count("\n") == taken + 1
@@ -231,10 +252,10 @@ class Table:
 def test_a_sample_is_written_within_a_second_at_any_rate(monkeypatch, hz):
     clock = Clock()
     monkeypatch.setattr(csv_file, "time", clock)
-    sample = ScreenSample(snapshot=Snapshot(time=T0, samples=(gpu_sample(0),)))
-    monitor = type("Monitor", (), {"read": lambda _: sample})()
+    snapshot = Snapshot(time=T0, samples=(gpu_sample(0),))
+    row = partial(csv_row, fields=LIVE_FIELDS)
     table = Table(clock)
-    taken, late = csv_file._sample(monitor, table, None, hz=hz, seconds=30)
+    taken, late = csv_file._sample(lambda: snapshot, row, table, hz=hz, seconds=30)
     assert (taken, late) == (len(table.delays), 0)
     assert taken == math.ceil(30 * hz)
     assert max(table.delays) <= csv_file.FLUSH_S + 0.01
@@ -290,9 +311,9 @@ def test_a_disk_that_takes_a_part_of_the_lines_is_an_error_and_the_table_is_cont
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: cannot write {path}")
     assert path.read_text().endswith("\n")
-    assert {len(row) for row in rows(path)} == {12}
+    assert {len(row) for row in rows(path)} == {13}
     assert program(driver, str(path), "--hz", "10", "--seconds", "0.3").returncode == 0
-    assert {len(row) for row in rows(path)} == {12}
+    assert {len(row) for row in rows(path)} == {13}
 
 
 @pytest.mark.parametrize("words", [["--hz", "0"], ["--hz", "5000"], ["--hz", "x"]])
@@ -311,7 +332,7 @@ def test_the_page_has_the_columns_and_a_row():
     page = (ROOT / "docs" / "formats.md").read_text()
     section = page.partition("\n## Tables of `gputop --csv`\n")[2].partition("\n## ")[0]
     columns = csv_header([0], LIVE_FIELDS)
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == columns
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [*columns, "simulated"]
     snapshot = Snapshot(time=T0, samples=(gpu_sample(0, power=150.5),))
     row = csv_row(snapshot, 0.25, LIVE_FIELDS)
     assert f"```csv\n{','.join(columns)}\n{','.join(row)}\n```" in section

@@ -136,6 +136,43 @@ def test_a_signal_ends_the_writing_of_statistics_cleanly(gpus, tmp_path, number)
     assert len(json.loads(path.read_text())) > 2
 
 
+def test_a_second_writer_of_statistics_is_refused_and_the_first_one_loses_nothing(gpus, tmp_path):
+    path = tmp_path / "x.json"
+    first = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "--stats-file", str(path), "--interval", "0.05"],
+        env=os.environ | gpus(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    wait_until(lambda: path.exists() and path.read_text().count("timestamp") > 3)
+    second = program("--stats-file", str(path), "--seconds", "0.2", added=gpus(2))
+    first.send_signal(signal.SIGTERM)
+    out, _ = first.communicate(timeout=240)
+    assert second.returncode == 2
+    assert f"another program writes {path}" in second.stderr
+    assert (first.returncode, out) == (0, "")
+    assert len(json.loads(path.read_text())) == len(json.loads(multi_path(path).read_text())) > 3
+    assert sorted(found.name for found in tmp_path.iterdir() if "x" in found.name) == ["x.json", "x_multi_gpu.json"]
+
+
+def test_statistics_whose_folder_is_deleted_end_with_one_line(gpus, tmp_path):
+    path = tmp_path / "folder" / "x.json"
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "--stats-file", str(path), "--interval", "0.05", "--seconds", "8"],
+        env=os.environ | gpus(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    wait_until(lambda: path.exists() and path.read_text().count("timestamp") > 3)
+    path.parent.rename(tmp_path / "away")
+    out, _ = process.communicate(timeout=240)
+    assert (process.returncode, out) == (1, "error: cannot write statistics: No such file or directory\n")
+
+
+@pytest.mark.parametrize("name", ["/", ".", ""])
+def test_statistics_need_the_name_of_a_file(gpus, name):
+    result = program("--stats-file", name, "--seconds", "0.1", added=gpus(1))
+    assert result.returncode == 2
+    assert "is not the name of a file" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_recording_is_shown_once_at_its_end_or_at_the_requested_position(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     Recorder(tmp_path / "gpt2_adamw_2gpu").write(101)

@@ -81,10 +81,10 @@ def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
         else:
             _print_once(session, options)
             session.write()
-        return _print_problem(session)
     finally:
         if session.stats is not None:
             session.stats.close()
+    return _print_problem(session)
 
 
 def _watch(session: Session, options: argparse.Namespace) -> None:

@@ -6,16 +6,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from kmatrix.errors import RecordError, reason_of
-from kmatrix.gpu.formats.samples import LIVE_FIELDS, csv_header, csv_row
+from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_header, csv_row
 from kmatrix.gputop.loop import chosen, endings_caught
 from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.output import Interrupted, check_interrupt
-from kmatrix.own_file import open_own
+from kmatrix.own_file import lock_writing, open_own
 from kmatrix.text import plural
 
 STANDARD_OUTPUT = "-"
@@ -25,12 +26,16 @@ TAIL = 65536  # bytes at the end of a file in which its last line is looked for
 
 
 class CsvFile:
-    """A CSV that is continued if it is there. Every line in it is complete, also after a kill."""
+    """A CSV that is continued if it is there. Every line in it is complete, also after a kill.
 
-    def __init__(self, path: str, gpus: Sequence[int]) -> None:
+    simulated: the table has a column that says so.
+    """
+
+    def __init__(self, path: str, gpus: Sequence[int], *, simulated: bool = False) -> None:
         """Open a file, "-" for standard output. Raises RecordError for another file with this name."""
-        self._name, self._header = path, ",".join(csv_header(gpus, LIVE_FIELDS)) + "\n"
-        self._lines: list[str] = []
+        self._name = path
+        self._header = ",".join(csv_header(gpus, LIVE_FIELDS, simulated=simulated)) + "\n"
+        self._lines: list[str] = [self._header] if path == STANDARD_OUTPUT else []
         self._file: IO[bytes] = sys.stdout.buffer if path == STANDARD_OUTPUT else self._opened(Path(path))
         self._end = 0 if path == STANDARD_OUTPUT else self._file.tell()  # of the last complete line, in bytes
 
@@ -57,6 +62,8 @@ class CsvFile:
         except OSError as error:
             self._lines = []
             self._cut()
+            if self._name == STANDARD_OUTPUT:
+                raise RecordError("cannot write to standard output", why=reason_of(error), hint="make room") from None
             raise RecordError(
                 f"cannot write {self._name}", why=reason_of(error), hint="make room; the same command continues"
             ) from None
@@ -71,6 +78,13 @@ class CsvFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Not "a": a line that a kill cut off is removed, and the position has to be set for that.
             file = os.fdopen(open_own(path), "r+b", buffering=0)
+            if not lock_writing(file.fileno()):
+                file.close()
+                raise RecordError(
+                    f"another gputop writes {path}",
+                    why="the samples of two would replace each other",
+                    hint="pass another file",
+                )
             begin = file.read(len(self._header))
             if begin and begin != self._header.encode():
                 file.close()
@@ -111,10 +125,12 @@ def record_csv(path: str, *, hz: float, asked: str | None, seconds: float | None
         return 0
     try:
         gpus = chosen(asked, monitor.read().snapshot.samples)
-        shown = [one.gpu_index for one in monitor.read().of(gpus).snapshot.samples]
-        table = CsvFile(path, shown)
+        first = monitor.read().of(gpus).snapshot
+        shown = [one.gpu_index for one in first.samples]
+        table = CsvFile(path, shown, simulated=first.simulated)
+        rows = partial(csv_row, fields=LIVE_FIELDS, simulated=first.simulated)
         try:
-            taken, late = _sample(monitor, table, gpus, hz=hz, seconds=seconds)
+            taken, late = _sample(lambda: monitor.read().of(gpus).snapshot, rows, table, hz=hz, seconds=seconds)
         finally:
             table.close()
     finally:
@@ -125,7 +141,12 @@ def record_csv(path: str, *, hz: float, asked: str | None, seconds: float | None
 
 
 def _sample(
-    monitor: GPUMonitor, table: CsvFile, gpus: frozenset[int] | None, *, hz: float, seconds: float | None
+    read: Callable[[], Snapshot],
+    row: Callable[[Snapshot, float], list[str]],
+    table: CsvFile,
+    *,
+    hz: float,
+    seconds: float | None,
 ) -> tuple[int, int]:
     """Write samples, and return how many, and how many were skipped because the machine was late."""
     begin = flushed = time.monotonic()
@@ -136,8 +157,8 @@ def _sample(
                 # From the start, not from the last sample: the rate does not drift.
                 time.sleep(max(0.0, begin + tick / hz - time.monotonic()))
                 check_interrupt()
-                snapshot = monitor.read().of(gpus).snapshot
-                table.append(csv_row(snapshot, time.monotonic() - begin, LIVE_FIELDS))
+                snapshot = read()
+                table.append(row(snapshot, time.monotonic() - begin))
                 taken += 1
                 now = time.monotonic()
                 following = max(tick + 1, math.ceil((now - begin) * hz))

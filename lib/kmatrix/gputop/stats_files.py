@@ -16,12 +16,25 @@ class StatsFiles:
 
     def __init__(self, path: Path) -> None:
         self.problem = ""
+        if not path.name:
+            raise RecordError(f"{path} is not the name of a file", hint="pass a file, such as gpu_stats.json")
         pair = (path, multi_path(path))
         for one in pair:
             _check_appendable(one)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._single, self._multi = (open_published(one) for one in pair)
+            self._single = open_published(pair[0])
+            try:
+                self._multi = open_published(pair[1])
+            except OSError:
+                self._single.close()
+                raise
+        except BlockingIOError:
+            raise RecordError(
+                f"another program writes {path}",
+                why="the samples of two would replace each other",
+                hint="pass another file",
+            ) from None
         except OSError as error:
             raise RecordError(f"cannot write {path}", why=reason_of(error), hint="pass another path") from None
 
@@ -34,13 +47,21 @@ class StatsFiles:
             self._single.append(legacy(one, snapshot.time))
             self._multi.append(multi(snapshot))
         except OSError as error:
-            self.problem = f"cannot write statistics: {error.strerror}"
+            self.problem = _cannot_write(error)
         else:
             self.problem = ""
 
     def close(self) -> None:
-        self._single.close()
-        self._multi.close()
+        """Write what readers have held up. Afterwards, `problem` is that of the last file that could not be written."""
+        for file in (self._single, self._multi):
+            try:
+                file.close()
+            except OSError as error:
+                self.problem = _cannot_write(error)
+
+
+def _cannot_write(error: OSError) -> str:
+    return f"cannot write statistics: {error.strerror}"
 
 
 def multi_path(path: Path) -> Path:

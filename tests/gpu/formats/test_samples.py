@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factories import environment
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile, read_samples
 from kmatrix.gpu.formats.json_array import JsonArrayFile, PublishedArrayFile, open_published
@@ -35,6 +36,14 @@ A10G = GpuSample(
     temperature=60.0,
 )
 LOST = GpuSample(gpu_index=1, gpu_name="NVIDIA A10G", uuid="GPU-b", memory_total=23028.0)
+KILLED = """
+import os, sys
+from pathlib import Path
+from kmatrix.gpu.formats.json_array import PublishedArrayFile
+
+PublishedArrayFile(Path(sys.argv[1])).append({"n": 0})
+os._exit(0)
+"""
 TIME = 1_736_937_000.123456
 HEADER = {
     "run_id": "0123456789",
@@ -125,6 +134,7 @@ def test_a_writer_continues_a_truncated_array_after_its_last_complete_object(tmp
     file = JsonArrayFile(path)
     for number in range(3):
         file.append({"n": number})
+    file.close()
     path.write_bytes(path.read_bytes()[:-cut])
     JsonArrayFile(path).append({"n": 9})
     numbers = [entry["n"] for entry in json.loads(path.read_text())]
@@ -169,12 +179,34 @@ def test_readers_of_a_published_array_never_see_a_part_of_it(tmp_path):
 
 def test_a_published_array_is_continued_also_after_a_kill(tmp_path):
     path = tmp_path / "a.json"
-    PublishedArrayFile(path).append({"n": 0})  # killed: its hidden copies stay
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment(), check=True, timeout=60)
+    assert len(list(tmp_path.iterdir())) == 3, "its hidden copies stay"
     second = PublishedArrayFile(path)
     second.append({"n": 1})
     second.close()
     assert [entry["n"] for entry in json.loads(path.read_text())] == [0, 1]
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("kind", [PublishedArrayFile, JsonArrayFile])
+def test_an_array_has_one_writer(tmp_path, kind):
+    """Two would replace each other's objects, and delete each other's copies."""
+    path = tmp_path / "a.json"
+    first = kind(path)
+    first.append({"n": 0})
+    with pytest.raises(BlockingIOError, match="another program writes it"):
+        kind(path)
+    first.append({"n": 1})
+    first.close()
+    assert [entry["n"] for entry in json.loads(path.read_text())] == [0, 1]
+    kind(path).close()
+
+
+def test_a_published_array_that_cannot_be_made_leaves_no_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        PublishedArrayFile(tmp_path / "a.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_hard_links_the_array_is_written_in_place(tmp_path, monkeypatch):

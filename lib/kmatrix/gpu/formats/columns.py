@@ -23,7 +23,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.gpu.formats.samples import SIMULATED, GpuSample, Snapshot
 from kmatrix.gpu.formats.text import (
     BAD_ENTRY,
     BAD_LINE,
@@ -454,7 +454,7 @@ def table_block(rows: Sequence[list[str]], table: CsvColumns) -> SampleBlock | N
         parts.append(
             DeviceColumns(
                 gpu_index=index,
-                gpu_name=f"GPU {index}",
+                gpu_name=f"GPU {index} {SIMULATED}" if table.simulated else f"GPU {index}",
                 uuid="",
                 memory_total=None if total is None or math.isnan(total[-1]) else total[-1],
                 rows=range(len(timed)),

@@ -8,27 +8,31 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kmatrix.own_file import open_own, open_to_read
+from kmatrix.own_file import folder_lock, lock_writing, open_own, open_to_read
 from kmatrix.records.files import CHUNK, json_object
 
 START, TAIL = b"[\n", b"\n]\n"
 MAX_OBJECT = 1 << 17  # bytes at the end of a file in which the last object is searched
+HELD = "another program writes it"
 MAX_DAMAGED = 16  # lines without an object that are skipped in a search
 
 
 class JsonArrayFile:
     """Appends objects to a JSON array: one write replaces the closing bracket with the next object and a new bracket.
 
-    An existing array is continued, without an incomplete last object.
+    An existing array is continued, without an incomplete last object. Raises BlockingIOError if another writer has it.
     Raises OSError on a full disk; the array then stays valid, without the new object.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = open_own(path)
         try:
+            if not lock_writing(self._file):
+                raise BlockingIOError(errno.EAGAIN, HELD, str(path))
             self._end, self._empty = _resume(self._file)
             self._close_array()
         except OSError:
@@ -71,21 +75,19 @@ class PublishedArrayFile:
     """Appends objects to a JSON array that readers see with all of its last object, however slowly they read.
 
     Two hidden copies are written in turn, and each is published by a rename when it is complete. A copy that a reader
-    still has open is not written: its objects follow later. Raises OSError on a full disk, like JsonArrayFile.
+    still has open is not written: its objects follow later. Raises OSError as JsonArrayFile does.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._hidden = [path.with_name(f".{path.name}.{number}") for number in (1, 2)]
         self._arrays: list[JsonArrayFile] = []
-        for copy in self._hidden:
-            copy.unlink(missing_ok=True)  # of a writer that was killed; the name may be a link of the published file
-            if path.exists():
-                shutil.copyfile(path, copy)
-            self._arrays.append(JsonArrayFile(copy))
         self._pending: list[list[Mapping[str, Any]]] = [[], []]  # objects that a copy does not have yet
         self._next = 0  # the copy that is not published
-        self._publish()
+        with folder_lock(path.parent):  # of two that start at the same time, the second sees the copies of the first
+            if any(map(_is_written, self._hidden)):
+                raise BlockingIOError(errno.EAGAIN, HELD, str(path))
+            self._make_copies()
 
     def append(self, value: Mapping[str, Any]) -> None:
         """Append one object. It is published later if a reader has the other copy open."""
@@ -100,9 +102,26 @@ class PublishedArrayFile:
             if any(self._pending[1 - self._next]):
                 self._publish()
         finally:
-            for array, copy in zip(self._arrays, self._hidden, strict=True):
-                array.close()
-                copy.unlink(missing_ok=True)
+            self._delete_copies()
+
+    def _make_copies(self) -> None:
+        try:
+            for copy in self._hidden:
+                copy.unlink(missing_ok=True)  # of a writer that was killed; it may be a link of the published file
+                if self._path.exists():
+                    shutil.copyfile(self._path, copy)
+                self._arrays.append(JsonArrayFile(copy))
+            self._publish()
+        except OSError:
+            self._delete_copies()
+            raise
+
+    def _delete_copies(self) -> None:
+        for array in self._arrays:
+            array.close()
+        for copy in self._hidden:
+            with suppress(OSError):  # its folder may be gone
+                copy.unlink()
 
     def _publish(self) -> None:
         """Append all objects to the next copy and give it the name of the file."""
@@ -116,6 +135,15 @@ class PublishedArrayFile:
         os.link(self._hidden[self._next], link)
         link.replace(self._path)
         self._next = 1 - self._next
+
+
+def _is_written(copy: Path) -> bool:
+    """Return whether another process writes this copy."""
+    try:
+        with open_to_read(copy) as file:
+            return not lock_writing(file.fileno())
+    except OSError:
+        return False  # there is none
 
 
 def open_published(path: Path) -> PublishedArrayFile | JsonArrayFile:

@@ -12,6 +12,7 @@ SIMULATED = "(simulated)"  # suffix of the names of simulated GPUs
 RANK_UUID = "cpu-rank-"  # prefix of the `uuid` of a rank on the CPU
 CsvFields = tuple[tuple[str, str], ...]
 CSV_FIELDS: CsvFields = (("power_w", "power"), ("temp_c", "temperature"))  # column suffix, field
+CSV_SIMULATED = "simulated"  # last column of tables of simulated GPUs
 LIVE_FIELDS: CsvFields = (  # of `gputop --csv`
     *CSV_FIELDS,
     *(("util_pct", "utilization"), ("mem_used_mb", "memory_used"), ("sm_clock_mhz", "sm_clock")),
@@ -125,19 +126,22 @@ def aggregate(samples: Sequence[GpuSample]) -> AggregateStats:
     }
 
 
-def csv_header(gpus: Iterable[int], fields: CsvFields = CSV_FIELDS) -> list[str]:
-    """Return the column names for GPUs with these indices."""
-    return ["timestamp", "elapsed_sec", *(f"gpu{index}_{name}" for index in gpus for name, _ in fields)]
+def csv_header(gpus: Iterable[int], fields: CsvFields = CSV_FIELDS, *, simulated: bool = False) -> list[str]:
+    """Return the column names for GPUs with these indices; tables of simulated GPUs have a column that says so."""
+    columns = (f"gpu{index}_{name}" for index in gpus for name, _ in fields)
+    return ["timestamp", "elapsed_sec", *columns, *([CSV_SIMULATED] if simulated else [])]
 
 
-def csv_row(snapshot: Snapshot, elapsed: float, fields: CsvFields = CSV_FIELDS) -> list[str]:
+def csv_row(
+    snapshot: Snapshot, elapsed: float, fields: CsvFields = CSV_FIELDS, *, simulated: bool = False
+) -> list[str]:
     """Return one CSV row, with times in ms resolution and empty cells for unknown values. `elapsed`: s."""
     row = [timestamp(snapshot.time, "milliseconds"), f"{elapsed:.3f}"]
     for sample in snapshot.samples:
         for _, field in fields:
             value = getattr(sample, field)
             row.append("" if rounded(value) is None else f"{value:.3f}".rstrip("0").rstrip("."))
-    return row
+    return [*row, "1"] if simulated else row
 
 
 def timestamp(time: float, precision: str = "microseconds") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.gpu.formats.samples import CSV_SIMULATED, GpuSample, Snapshot
 from kmatrix.own_file import open_to_read
 from kmatrix.records.files import finite
 
@@ -68,6 +68,7 @@ class CsvColumns:
 
     width: int  # number of columns
     gpus: Mapping[int, list[tuple[int, str]]]  # GPU index -> (column, field)
+    simulated: bool = False
 
 
 class TolerantReader:
@@ -123,7 +124,7 @@ def table_of(header: list[str], path: Path) -> CsvColumns:
             gpus.setdefault(int(match[1]), []).append((at, _CSV_NAMES[match[2]]))
     if not gpus:
         raise _no_recording(path)
-    return CsvColumns(width=len(header), gpus=gpus)
+    return CsvColumns(width=len(header), gpus=gpus, simulated=CSV_SIMULATED in map(str.strip, header))
 
 
 def snapshot_of(value: Any) -> Snapshot | None:

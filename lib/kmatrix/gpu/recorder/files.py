@@ -180,10 +180,11 @@ def _write_csv(recording: Recording, path: Path) -> None:
     """Write power and temperature of each GPU, one row per sample."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(csv_header(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]))
+        simulated = bool(recording.header.get("simulated"))
+        writer.writerow(csv_header((int(gpu["gpu_index"]) for gpu in recording.header["gpus"]), simulated=simulated))
         clock = RecordingClock(recording)
         for index, snapshot in enumerate(recording.snapshots()):
-            writer.writerow(csv_row(snapshot, clock.of(index)))
+            writer.writerow(csv_row(snapshot, clock.of(index), simulated=simulated))
 
 
 def _write_npz(recording: Recording, path: Path) -> None:
