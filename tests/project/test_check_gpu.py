@@ -108,8 +108,11 @@ def test_ctrl_c_ends_with_the_table_of_what_has_run():
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_all_its_tests_pass_with_the_cpu_in_the_place_of_the_gpu():
-    """A skip is allowed only after the test has come to the line that needs a GPU."""
-    process = started("-n", "2", "--dist", "loadfile", "-rs")
+    """A skip is allowed only after the test has come to the line that needs a GPU.
+
+    Left out are further cases of these tests: TF32, which is FP32 on a CPU, a third architecture and a larger model.
+    """
+    process = started("-n", "2", "--dist", "loadfile", "-rs", "-k", "not tf32 and not nanochat2025 and not 350m")
     try:
         output, _ = process.communicate()
     finally:
