@@ -165,6 +165,7 @@ class EventLine(Record, frozen=True, kw_only=True):
     monotonic: Amount | None = None  # seconds since the boot, in gpu_events.jsonl
     xid: Count | None = None  # code of an XID error
     xid_count: Count = 1  # number of these errors since the event before
+    attempt: Count | None = None  # of the run, in `started` of gpu_events.jsonl; None in files of earlier versions
 
 
 class PhaseLine(Record, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ import contextlib
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -107,6 +109,15 @@ def test_the_recorder_of_a_later_node_gets_the_rank_of_its_first_gpu(plan, tmp_p
     command = recorder_launcher().command(plan("a"), 1, gpus=("u", "v"), folder=folder, first_rank=2)
     assert command[command.index("--first-rank") + 1] == "2"
     assert "--first-rank" not in recorder_launcher().command(plan("b"), 1, gpus=("u", "v"))
+
+
+def test_a_restarted_recorder_continues_the_attempt_and_the_scenario(plan, monkeypatch):
+    launcher, started = recorder_launcher(simulated=True), []
+    tree = SimpleNamespace(pid=1, start_companion=lambda command, **options: started.append((command, options["env"])))
+    launcher.start(replace(plan("a"), attempt=3), tree, since=1000.0)
+    ((command, environment),) = started
+    assert command[command.index("--attempt") + 1] == "3"
+    assert environment["KMATRIX_SIMULATE_EPOCH"] == "1000.0"
 
 
 def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan):

@@ -19,10 +19,12 @@ import kmatrix.simulate.library as simulate
 from kmatrix.errors import RecordError
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, DeviceProcess, ExtraMetrics
 from kmatrix.gpu.formats.binary import COLUMNS, Recording, read_samples
+from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.gpu.host import RaplCounters
 from kmatrix.gpu.processes import ProcessHandle, RunProcesses
 from kmatrix.gpu.recorder.loop import Calibration, rate_warning
 from kmatrix.gpu.recorder.summary import RunTotals
+from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.stats import RunningStats
 from recordings import DEVICES, ROOT, events_of, launch_recorder, sample_count, stop_recorder, summary_file
@@ -451,6 +453,75 @@ def test_a_summary_continues_an_earlier_one_as_if_uninterrupted():
     assert right["gpus"][0]["power"] == pytest.approx(left["gpus"][0]["power"], abs=1e-4)
     assert right["totals"]["memory_used_max"] == left["totals"]["memory_used_max"]
     assert right["gpus"][0]["joules"] == left["gpus"][0]["joules"] - 10  # nothing is known about the time in between
+
+
+def recording_of(*samples):
+    """Return a recording of one device: samples of (monotonic s, energy total)."""
+    columns = {name: array("d", [math.nan] * len(samples)) for name in COLUMNS}
+    columns |= {"energy_j": array("d", [joules for _, joules in samples]), "power": array("d", [100.0] * len(samples))}
+    times = array("d", [now for now, _ in samples])
+    return Recording({"gpus": []}, array("d", [1000 + now for now in times]), (columns,), monotonic=times)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "counter", "joules"),
+    [(1, 800.0, 300), (1, 20.0, 110), (2, 800.0, 110), (None, 800.0, 110)],
+    ids=["same attempt", "the counter fell", "next attempt", "unknown attempt"],
+)
+def test_a_restarted_recorder_continues_the_energy_of_its_attempt(attempt, counter, joules):
+    """Kill a recorder after its summary at 1 s and a sample at 2 s; the next one starts at 5 s."""
+    first = RunTotals(DEVICES[:1], hz=1)
+    for now in (0.0, 1.0):
+        first.add(now, 1000 + now, values(power=100.0, energy=500.0 + 100 * now))
+        first.seconds += 1
+    summary = convert(first.summary({"attempt": 1}, final=False), SummaryFile, "")
+    second = RunTotals(DEVICES[:1], hz=1)
+    second.restore(summary, recording_of((0.0, 0.0), (1.0, 100.0), (2.0, 110.0)), attempt=attempt)
+    assert second.seconds_since_last(5.0) == (2.0 if attempt == 1 else 0.0)
+    second.add(5.0, 1005.0, values(power=100.0, energy=counter))
+    assert second.summary({}, final=True)["gpus"][0]["joules"] == joules
+
+
+def test_a_restarted_recorder_integrates_power_over_a_short_gap_only():
+    for now, joules in ((3.0, 250), (60.0, 100)):
+        first = RunTotals(DEVICES[:1], hz=20)
+        for earlier in (0.0, 1.0):
+            first.add(earlier, 1000 + earlier, values(power=100.0))
+        first.seconds = 1.0
+        summary = convert(first.summary({"attempt": 1}, final=False), SummaryFile, "")
+        second = RunTotals(DEVICES[:1], hz=20)
+        second.restore(summary, recording_of((0.0, 0.0), (1.0, 100.0)), attempt=1)
+        second.add(now, 1000 + now, values(power=50.0))
+        assert second.summary({}, final=True)["gpus"][0]["joules"] == joules
+
+
+def test_energy_that_became_unknown_stays_so_after_a_restart():
+    first = RunTotals(DEVICES[:1], hz=1)
+    first.add(0.0, 1000.0, values(power=100.0, energy=500.0))
+    first.seconds = 1.0
+    summary = convert(first.summary({"attempt": 1}, final=False), SummaryFile, "")
+    second = RunTotals(DEVICES[:1], hz=1)
+    second.restore(summary, recording_of((0.0, 0.0), (1.0, 100.0), (2.0, math.nan)), attempt=1)
+    second.add(3.0, 1003.0, values(power=100.0, energy=900.0))
+    assert second.summary({}, final=True)["gpus"][0]["joules"] is None
+
+
+def test_a_recorder_killed_within_an_attempt_loses_no_energy(start_recorder, run_dir):
+    epoch = time.time()
+    for count in (60, 100):
+        process = start_recorder(*("--hz", 20, "--attempt", 1), lines="0 * power 200\n", gpus=1, epoch=epoch)
+        wait_until(run_dir.gpu_summary.exists, "a summary")
+        wait_until(lambda count=count: sample_count(run_dir) > count, f"{count} samples")
+        if count == 60:
+            process.kill()
+            process.wait()
+    stop_recorder(process)
+    summary, recording = read_json(run_dir.gpu_summary), read_samples(run_dir.gpu_samples)
+    seconds = recording.times[-1] - recording.times[0]
+    assert [line["attempt"] for line in events_of(run_dir, "started")] == [1, 1]
+    assert summary["attempt"] == 1
+    assert summary["totals"]["joules"] == pytest.approx(200 * seconds, abs=200 * 0.2)
+    assert summary["seconds"] == pytest.approx(seconds, abs=0.3)
 
 
 def test_power_is_not_integrated_over_a_gap():

@@ -182,13 +182,17 @@ def test_only_the_time_from_first_to_last_step_of_each_attempt_is_training(tmp_p
         event = {"time": STARTED + second, "monotonic": 500 + second, "event": "started", "gpu_index": None, "text": ""}
         append_jsonl(run.gpu_events, event)
     # The first attempt is killed after its step at 22 s, the second in its set-up, the third after 69 s.
-    write_phases(run, ("set-up", 5.0, 10.0), ("set-up", 66.0, 68.0), ("set-up", 80.0, 85.0))
+    write_phases(run)
+    for attempt, begin, end in ((1, 5, 10), (3, 66, 68), (4, 80, 85)):
+        line = {"phase": "set-up", "step": 0, "attempt": attempt, "begin": STARTED + begin, "end": STARTED + end}
+        append_jsonl(run.phases, line)
     for attempt, second in ((1, 12), (1, 22), (3, 69), (4, 87), (4, 93)):
         append_jsonl(run.metrics, {"step": 1, "time": STARTED + second, "attempt": attempt, "train/loss": 1.0})
     run.result.unlink()
     if result:
-        write_json(run.result, {"ended": STARTED + result})
+        write_json(run.result, {"ended": STARTED + result, "attempt": 4})
     gpu = read_gpu(run, TrainingTotals())
+    assert not [note for note in gpu.notes if "restarted" in note]
     end = result or 93
     ended = [(10, 22), (68, 69), (85, end)]
     assert [(p.name, p.begin, p.end) for p in gpu.phases] == [
@@ -199,6 +203,55 @@ def test_only_the_time_from_first_to_last_step_of_each_attempt_is_training(tmp_p
     assert gpu.training.joules == pytest.approx(
         sum(2 * power_at(second) for begin, end in ended for second in range(begin, end))
     )
+
+
+def start_recorders(run, *starts):
+    """Write a start of the recorder per second and attempt of the run (None: as earlier versions)."""
+    for second, attempt in starts:
+        event = {"time": STARTED + second, "monotonic": 500 + second, "event": "started", "gpu_index": None, "text": ""}
+        append_jsonl(run.gpu_events, event if attempt is None else {**event, "attempt": attempt})
+
+
+@pytest.mark.parametrize("known_by", ["event", "status", "signs"])
+def test_a_restarted_recorder_is_a_note_and_no_attempt_of_the_run(tmp_path, known_by):
+    """Compare a recording with a restart at 30 s with one by a single recorder."""
+    single, restarted = record_run(tmp_path / "a"), record_run(tmp_path / "b", pauses=(30,))
+    start_recorders(restarted, *((second, 1 if known_by == "event" else None) for second in (-1, 28)))
+    for run in (single, restarted):
+        write_phases(run, *PHASES)
+        write_json(run.result, {"ended": STARTED + 95})
+    if known_by == "status":
+        clock = {"monotonic": 490.0, "boot_id": None}
+        attempt = {"attempt": 1, "status": "finished", "started": STARTED - 10, "clock": clock}
+        write_json(restarted.status, {**attempt, "attempts": [attempt]})
+
+    expected, gpu = (read_gpu(run, TrainingTotals()) for run in (single, restarted))
+
+    assert [(p.name, p.begin, p.end) for p in gpu.phases] == [(p.name, p.begin, p.end) for p in expected.phases]
+    assert gpu.phase_joules("ending") == expected.phase_joules("ending")
+    assert expected.notes == ()
+    # record_run has no energy of a pause.
+    assert gpu.notes == ("the recorder was restarted 1 time: 5.0 s have no sample, and 5.0 s no energy",)
+
+
+@pytest.mark.parametrize("known_by", ["event", "status", "signs"])
+def test_a_second_attempt_is_not_a_restart_of_the_recorder(tmp_path, known_by):
+    run = record_run(tmp_path / "run", pauses=(50,))
+    start_recorders(run, *((s, n if known_by == "event" else None) for s, n in ((-1, 1), (46, 2))))
+    write_phases(run)
+    for attempt, begin, end in ((1, 5, 10), (2, 52, 58)):
+        line = {"phase": "set-up", "step": 0, "attempt": attempt, "begin": STARTED + begin, "end": STARTED + end}
+        append_jsonl(run.phases, line)
+    append_jsonl(run.metrics, {"step": 1, "time": STARTED + 40, "attempt": 1, "train/loss": 1.0})
+    write_json(run.result, {"ended": STARTED + 90, "attempt": 2})
+    if known_by == "status":
+        attempts = [{"attempt": n, "started": STARTED + s} for n, s in ((1, -10), (2, 45))]
+        write_json(run.status, {**attempts[1], "attempts": attempts})
+    gpu = read_gpu(run, TrainingTotals())
+    assert [(p.name, p.begin, p.end) for p in gpu.phases] == [
+        *(("set-up", 0, 10), ("ending", 40, 45), ("set-up", 50, 58), ("ending", 90, 99)),
+    ]
+    assert gpu.notes == ()
 
 
 @pytest.mark.parametrize("final", [True, False])

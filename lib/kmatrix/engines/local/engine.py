@@ -328,7 +328,7 @@ class LocalEngine:
         job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or recorders.simulated))
         # The lowest free slot, not a counter: a monitoring system scrapes a fixed, small set of ports.
         job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
-        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot)
+        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot, since=job.state.started)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         """Wait for the processes of an earlier attempt to exit, and kill those that do not."""
@@ -404,7 +404,8 @@ class LocalEngine:
         deaths = job.state.recorder_deaths + 1
         job.state = replace(job.state, recorder_deaths=deaths)
         again = deaths <= MOST_RECORDERS
-        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot) if again else None
+        start = job.state.started
+        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot, since=start) if again else None
 
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.kill_deadline is None:

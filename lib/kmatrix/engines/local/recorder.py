@@ -57,6 +57,7 @@ class RecorderLauncher:
         """
         command = [str(self.python), "-m", "kmatrix.gpu.recorder", str((folder or run.dir).path), "--hz", str(self.hz)]
         command += ["--run", str(run.dir.path)] if folder not in (None, run.dir) else []
+        command += ["--attempt", str(run.attempt)]
         command += ["--first-rank", str(first_rank)] if first_rank else []
         command += ["--ranks-of", str(pid), "--parent", str(pid)]
         command += ["--prometheus", str(self.prometheus + slot)] if self.prometheus else []
@@ -74,18 +75,22 @@ class RecorderLauncher:
         slot: int = 0,
         folder: RunDir | None = None,
         first_rank: int = 0,
+        since: float | None = None,
     ) -> subprocess.Popen[bytes] | None:
         """Start the recorder of a running command; None if it cannot be started, which is written to the run's log.
 
         Its messages go to the log of the run, without keys like everything else there.
         folder: where it records, None for the folder of the run.  first_rank: of the ranks on this node.
+        since: start of the attempt, Unix seconds; None: now.
         """
         if gpus is None:
             _log(run, "no simulated GPU is left: nothing is recorded")
             return None
         environment = program_environment(self.root, **self.environment)
-        if self.simulated:  # a scenario starts at second 0 of each run, not of the matrix
-            environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
+        if (
+            self.simulated
+        ):  # a scenario starts at second 0 of each attempt, not of the matrix or of a restarted recorder
+            environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time() if since is None else since)
         try:
             return tree.start_companion(
                 self.command(run, tree.pid, gpus=gpus, slot=slot, folder=folder, first_rank=first_rank),

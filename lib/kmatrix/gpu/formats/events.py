@@ -36,6 +36,7 @@ class GpuEvents:
         self._lines: list[tuple[float, EventLine]] = []
         self._now: dict[int, tuple[str, ...]] = {}
         self._xids: dict[int, dict[int, int]] = {}
+        self._attempt: int | None = None  # of the run, None: unknown
 
     def throttle(self, at: float) -> Mapping[int, tuple[str, ...]]:
         """Return GPU index -> active reasons at a time, math.inf for now. Lost and unknown GPUs are absent."""
@@ -52,7 +53,7 @@ class GpuEvents:
         self._read()
         # A replay can seek backwards: events cannot be undone, so they are applied again from the start.
         if self._applied and self._lines[self._applied - 1][0] > at:
-            self._applied, self._now, self._xids = 0, {}, {}
+            self._applied, self._now, self._xids, self._attempt = 0, {}, {}, None
         while self._applied < len(self._lines) and self._lines[self._applied][0] <= at:
             self._apply(self._lines[self._applied][1])
             self._applied += 1
@@ -60,7 +61,10 @@ class GpuEvents:
     def _apply(self, line: EventLine) -> None:
         gpu = line.gpu_index
         if line.event == "started":
-            self._now, self._xids = dict.fromkeys(self._gpus, ()), {}
+            self._now = dict.fromkeys(self._gpus, ())
+            if line.attempt is None or line.attempt != self._attempt:  # otherwise only the recorder was restarted
+                self._xids = {}
+            self._attempt = line.attempt
         elif gpu is None:
             return
         elif line.event == "lost":

@@ -41,6 +41,7 @@ class DeviceEntry(Record, frozen=True, kw_only=True):
     temperature: StatisticsEntry | None = None  # degrees Celsius
     sm_clock: StatisticsEntry | None = None  # MHz
     joules: Amount | None = None  # J
+    counter_start: Number | None = None  # J: the driver's energy counter - joules; None: unknown, or no counter
     throttled_s: dict[str, Amount] = field(default_factory=dict)  # reason -> s
     foreign: tuple[ProcessEntry, ...] = ()
     ecc: dict[str, Count] | None = None  # kind -> memory errors
@@ -73,6 +74,7 @@ class SummaryFile(Record, frozen=True, kw_only=True):
     """gpu_summary.json."""
 
     device_type: str | None = None
+    attempt: Count | None = None  # of the run; None: unknown
     simulated: bool = False
     final: bool = False
     started: UnixTime | None = None

@@ -48,7 +48,9 @@ def record(arguments: argparse.Namespace) -> int:
     if source.device_type != host.HostSource.device_type:  # ranks on the CPU have their numbers in their environment
         source.devices = numbered(source.devices, arguments.first_rank)
     root = arguments.ranks_of or arguments.parent
-    recorder = Recorder(source, run_dir, run, hz=arguments.hz, parent=arguments.parent, root=root)
+    recorder = Recorder(
+        source, run_dir, run, hz=arguments.hz, parent=arguments.parent, root=root, attempt=arguments.attempt
+    )
     if arguments.prometheus:
         recorder.serve(arguments.prometheus)
     recorder.run()
@@ -126,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hz", type=float, default=HZ, help=f"samples/s, up to {MAX_HZ:g} (default: %(default)g)")
     parser.add_argument("--gpus", help="UUIDs in the order of ranks (default: all GPUs)")
     parser.add_argument("--first-rank", type=int, default=0, metavar="RANK", help="rank of the first of these GPUs")
+    parser.add_argument(
+        "--attempt", type=int, metavar="N", help="of the run: a restarted recorder continues its energy"
+    )
     parser.add_argument("--ranks-of", type=int, metavar="PID", help="process whose descendants are the ranks")
     parser.add_argument("--parent", type=int, metavar="PID", help="exit when this process exits")
     parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")

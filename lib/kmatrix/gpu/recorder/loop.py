@@ -34,6 +34,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.text import plural
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})  # both end the recording with a last summary
+FIRST_SUMMARY_S = 1.0  # from it a restarted recorder continues to count energy
 SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
 PROCESSES_S = 10  # between two queries of the processes of one GPU
 STORE_S = 0.1  # longest time that a sample is in memory only
@@ -56,9 +57,13 @@ class Recorder:
         hz: float,
         parent: int | None,
         root: int | None,
+        attempt: int | None = None,
     ) -> None:
-        """Create a recorder. run: the run whose node `run_dir` is, None for `run_dir` itself."""
-        self._source, self._dir, self._hz = source, run_dir, hz
+        """Create a recorder. run: the run whose node `run_dir` is, None for `run_dir` itself.
+
+        attempt: of the run; None: unknown, and energy is not continued from an earlier recorder.
+        """
+        self._source, self._dir, self._hz, self._attempt = source, run_dir, hz, attempt
         self._parent = processes.ProcessHandle(parent) if parent else None
         self._run_processes = processes.RunProcesses(root)
         self._totals = RunTotals(source.devices, ranks=source.device_type == CPU, hz=hz)
@@ -77,15 +82,18 @@ class Recorder:
         self._run_id = _run_id(run or run_dir)
         self._files = RecordingFiles(run_dir, self._header(), self._totals.warn)
         self._restore()
-        self._before = (self._totals.seconds, self._totals.host_joules or 0.0)  # s and J of earlier attempts
+        self._before = (self._totals.seconds, self._totals.host_joules or 0.0)  # s and J of earlier recorders
 
     def run(self) -> None:
         """Sample until SIGTERM, SIGINT or the exit of the parent, then write the last summary."""
-        self._files.write_event("started", f"{plural(len(self._source.devices), 'device')} at {self._hz:g} Hz")
+        more = {} if self._attempt is None else {"attempt": self._attempt}
+        self._files.write_event("started", f"{plural(len(self._source.devices), 'device')} at {self._hz:g} Hz", **more)
         self._poller.start()
         gc.freeze()  # what was created so far stays: no collection has to look at it, which costs cold memory
-        begin = next_poll = next_summary = time.monotonic()
-        next_summary += SUMMARY_S
+        begin = next_poll = time.monotonic()
+        next_summary = begin + FIRST_SUMMARY_S
+        # After a restart within an attempt, the time without samples is a part of the recording.
+        self._before = (self._before[0] + self._totals.seconds_since_last(begin), self._before[1])
         period, tick = 1.0 / self._hz, 0
         while True:
             # Once per second: fold the buffered samples, poll the slow values.
@@ -102,7 +110,7 @@ class Recorder:
                 break
             if now >= next_summary:
                 self._files.write_summary(self._summary(final=False))
-                next_summary = max(next_summary + SUMMARY_S, now)
+                next_summary = now + SUMMARY_S
             # Skip the ticks that are already over: samples in quick succession would repeat the same values.
             tick += 1
             behind = int((time.monotonic() - begin) / period) - tick
@@ -173,6 +181,8 @@ class Recorder:
         self._files.write_samples([(wall, now, joules, *values) for wall, now, values in pending])
         for device in resets:
             self._device_event("counter reset", device, "the energy counter was reset: counting continues")
+        if resets:  # the next recorder continues from the new counter
+            self._files.write_summary(self._summary(final=False))
 
     def _poll(self, now: float) -> None:
         """Check for lost devices, read limits and host energy, and query the processes of one GPU in turn."""
@@ -315,6 +325,7 @@ class Recorder:
     def _summary(self, *, final: bool) -> dict[str, Any]:
         about = {
             "run_id": self._run_id,
+            "attempt": self._attempt,
             "simulated": self._simulated,
             "device_type": self._source.device_type,
             "hz_asked": self._hz,
@@ -324,7 +335,7 @@ class Recorder:
         return self._totals.summary(about, final=final)
 
     def _restore(self) -> None:
-        """Continue the totals of an earlier attempt of the run."""
+        """Continue the totals of an earlier recorder of the run."""
         if not self._dir.gpu_summary.exists() and not self._files.continued:
             return
         if self._files.renamed:
@@ -333,7 +344,7 @@ class Recorder:
         try:
             summary = decode(self._dir.gpu_summary, SummaryFile) if self._dir.gpu_summary.exists() else None
             recording = read_samples(self._dir.gpu_samples) if self._files.continued else None
-            self._totals.restore(summary, recording)
+            self._totals.restore(summary, recording, attempt=self._attempt)
         # A summary of another version, or a damaged one: record this attempt, and say that the numbers are partial.
         except (RecordError, ValueError) as error:
             what = error.what if isinstance(error, RecordError) else "its summary does not match"

@@ -132,6 +132,13 @@ class DeviceTotals:
         """J since the recording began, None if a part of it is unknown."""
         return None if self.energy_gap else self.joules
 
+    @property
+    def _counter_start(self) -> float | None:
+        """The driver's counter, in J, at which `joules` was 0. Constant until the counter is reset."""
+        if self.last_counter is None or self.known_joules is None:
+            return None
+        return self.last_counter - self.known_joules
+
     def summary(self) -> dict[str, Any]:
         """Return the entry of the device in gpu_summary.json."""
         return {
@@ -145,6 +152,7 @@ class DeviceTotals:
             "memory_total": self.device.memory_total,
             **{name: running.summary() for name, running in self.running.items()},
             "joules": None if self.known_joules is None else round(self.known_joules, 3),
+            "counter_start": _rounded(self._counter_start),
             "throttled_s": {reason: round(seconds, 1) for reason, seconds in sorted(self.throttled_s.items())},
             "foreign": [asdict(self.other_processes[pid]) for pid in sorted(self.other_processes)],
             "ecc": dict(self.ecc) or None,
@@ -176,6 +184,7 @@ class RunTotals:
         `ranks`: the devices are ranks on the CPU, which have no values before their start and after their end.
         """
         self._ranks = ranks
+        self._hz = hz
         self._gap_s = max(GAP_S, 2 / hz) if hz else GAP_S  # at low rates, samples are further apart than GAP_S
         self.totals = [DeviceTotals(device, self._gap_s) for device in devices]
         self._buffer: list[tuple[float, ...]] = []  # samples that are not in the totals yet
@@ -288,15 +297,17 @@ class RunTotals:
             },
         }
 
-    def restore(self, summary: SummaryFile | None, recording: Recording | None) -> None:
-        """Continue from the summary of an earlier attempt, and from newer samples if its recorder was killed.
+    def restore(self, summary: SummaryFile | None, recording: Recording | None, *, attempt: int | None = None) -> None:
+        """Continue from the summary of an earlier recorder, and from newer samples if it was killed.
 
-        Raises ValueError if the summary belongs to other devices.
+        attempt: the one to record; None: unknown. Raises ValueError if the summary belongs to other devices.
         """
         if summary is not None:
             self._restore(summary)
         if recording is not None:
             self._replay(recording)
+            if summary is not None and attempt is not None and summary.attempt == attempt:
+                self._continue_energy(summary, recording)
 
     def _restore(self, summary: SummaryFile) -> None:
         if [gpu.uuid for gpu in summary.gpus] != [totals.device.uuid for totals in self.totals]:
@@ -328,12 +339,34 @@ class RunTotals:
                 if not math.isnan(value):
                     totals.joules = value  # the file contains totals, not the counter
         self.fold()
+        for totals, columns in zip(self.totals, recording.columns, strict=True):
+            # No total although the device answers: a part of its energy became unknown after the summary.
+            answers = any(not math.isnan(values[-1]) for values in columns.values()) if len(recording) else False
+            if answers and totals.joules is not None and math.isnan(columns["energy_j"][-1]):
+                totals.energy_gap = True
         # The next sample has the driver's counter again: its difference to a recorded total means nothing.
         self._store_energy()
         for totals in self.totals:
             totals.last_counter = totals.last_power = None
             totals.silent_for = totals.unmeasured_for = 0.0
         self.ended_at = None  # the machine may have booted since
+
+    def _continue_energy(self, summary: SummaryFile, recording: Recording) -> None:
+        """Add the time and energy since the last sample with the next one: both recorders are of the same attempt."""
+        if recording.monotonic is None or not len(recording):
+            return
+        last = self.ended_at = recording.monotonic[-1]
+        for totals, known, columns in zip(self.totals, summary.gpus, recording.columns, strict=True):
+            if known.counter_start is not None and totals.joules is not None:
+                totals.last_counter = known.counter_start + totals.joules
+            elif not math.isnan(power := columns["power"][-1]):
+                totals.last_power = (last, power)
+
+    def seconds_since_last(self, now: float) -> float:
+        """Return the time in s between the end of the last sample and now, 0 if the next attempt has begun since."""
+        if self.ended_at is None:
+            return 0.0
+        return max(0.0, now - self.ended_at - (1.0 / self._hz if self._hz else 0.0))
 
     def _first_newer(self, recording: Recording) -> int:
         """Return the index of the first sample that the summary does not contain."""

@@ -13,7 +13,8 @@ from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.records.decode import decode_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, read_result
-from kmatrix.records.states import EventLine, PhaseLine
+from kmatrix.records.states import PhaseLine
+from kmatrix.report.gpu.attempts import RecordedAttempt
 from kmatrix.report.gpu.numbers import RecordedPhase
 from kmatrix.stats import complete_sum
 
@@ -26,19 +27,20 @@ def read_phases(
     recording: Recording,
     clock: RecordingClock,
     *,
+    attempts: Sequence[RecordedAttempt],
     running: bool = False,
     leader: Mapping[int, Leader] | None = None,
 ) -> tuple[RecordedPhase, ...]:
     """Return the phases within a recording, sorted by begin; none if the trainer logged none.
 
     An attempt trains from the end of its set-up to its last step: what follows is its ending, also if it was killed.
-    running: the last attempt has not ended.  leader: of each attempt, for the folder of a node after node 0.
+    attempts: in the recording.  running: the last of them has not ended.
+    leader: of each attempt, for the folder of a node after node 0.
     """
     lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
     logged = [(line, *span) for line in lines if (span := _span(line, clock)) is not None]
     if not logged:
         return ()
-    attempts = _recorded_attempts(run_dir, clock)
     if leader is None:
         ended = _last_end(run_dir, lines, clock)
         # The last attempt ends with the result, others with their last sign, which is read only if it is needed.
@@ -48,7 +50,8 @@ def read_phases(
         ended, trained = ends.get(lines[-1].attempt), list(ends.values())
 
     found: list[tuple[str, float, float]] = []
-    for number, (first, last) in enumerate(attempts, 1):
+    for number, attempt in enumerate(attempts, 1):
+        first, last = clock.of(attempt.first), clock.of(attempt.last)
         own = [(line, begin, end) for line, begin, end in logged if end > first and begin < last]
         steps = [time for time in trained if first <= time <= last]
         if not own and not steps:
@@ -107,15 +110,6 @@ def _span(line: PhaseLine, clock: RecordingClock) -> tuple[float, float] | None:
     """Return begin and end of a phase in recording time (s), None if they are unknown."""
     begin, end = clock.at(line.begin, line.begin_monotonic), clock.at(line.end, line.end_monotonic)
     return None if begin is None or end is None or end < begin else (begin, end)
-
-
-def _recorded_attempts(run_dir: RunDir, clock: RecordingClock) -> list[tuple[float, float]]:
-    """Return the recording times (s) of the first and the last sample of each attempt. Gaps are in none."""
-    events = decode_lines(run_dir.gpu_events, EventLine)
-    started = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
-    firsts = {clock.index_from(time) for time in started if time is not None and time > 0}
-    begins = [0, *sorted(first for first in firsts if 0 < first < len(clock))]
-    return [(clock.of(begin), clock.of(end - 1)) for begin, end in zip(begins, [*begins[1:], len(clock)], strict=True)]
 
 
 def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock) -> float | None:

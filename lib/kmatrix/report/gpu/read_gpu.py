@@ -19,6 +19,7 @@ from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import EventLine
+from kmatrix.report.gpu.attempts import recorded_attempts, restart_notes
 from kmatrix.report.gpu.nodes import merged_timeline, over_nodes
 from kmatrix.report.gpu.numbers import (
     CPU,
@@ -347,7 +348,10 @@ def _add_joules_per_token(numbers: GpuNumbers, totals: TrainingTotals) -> GpuNum
 def _add_training(
     run_dir: RunDir, numbers: GpuNumbers, *, running: bool, leader: Mapping[int, Leader] | None = None
 ) -> GpuNumbers:
-    """Add the phases of a run, and the numbers of the rest of its recording: the training. leader: as read_phases."""
+    """Add the phases of a run, and the numbers of the rest of its recording: the training. leader: as read_phases.
+
+    A recorder that was restarted is a note.
+    """
     try:
         recording = read_samples(run_dir.gpu_samples) if run_dir.gpu_samples.exists() else None
     except RecordError:
@@ -355,7 +359,9 @@ def _add_training(
     if recording is None or not len(recording):
         return numbers
     clock = RecordingClock(recording)
-    phases = read_phases(run_dir, recording, clock, running=running, leader=leader)
+    attempts = recorded_attempts(run_dir, clock)
+    numbers = replace(numbers, notes=(*numbers.notes, *restart_notes(recording, clock, attempts)))
+    phases = read_phases(run_dir, recording, clock, attempts=attempts, running=running, leader=leader)
     if not phases:
         return numbers
     training = _training(numbers, recording, clock, phases)
