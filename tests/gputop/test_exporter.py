@@ -116,6 +116,8 @@ def test_throttled_time_adds_up_while_a_reason_is_active():
     found = parsed(text_of(*samples))
     assert value(found, "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 3
     assert value(found, "kmatrix_gpu_throttled_seconds_total", reason="power brake") == 0
+    changing = [sample(T0 + second, throttle={0: ("power cap",) if second % 2 else ()}) for second in range(11)]
+    assert value(parsed(text_of(*changing)), "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 5
 
 
 def test_counters_never_fall_when_the_clock_is_set_back_or_the_driver_is_reloaded():

@@ -230,6 +230,15 @@ def test_throttling_is_an_event_with_its_duration(start_recorder, run_dir):
     assert "power cap" in events_of(run_dir, "throttle")[0]["text"]
 
 
+def test_a_gpu_that_is_throttled_every_other_second_is_throttled_half_of_the_time(start_recorder, run_dir):
+    lines = "loop 2\n0 0 throttle power_cap\n1 0 throttle none\n"
+    process = start_recorder("--hz", 20, lines=lines, gpus=1)
+    wait_until(lambda: sample_count(run_dir) > 125, "125 samples")
+    stop_recorder(process)
+    summary = read_json(run_dir.gpu_summary)
+    assert summary["gpus"][0]["throttled_s"]["power cap"] == pytest.approx(summary["seconds"] / 2, abs=1.1)
+
+
 def test_a_foreign_process_is_named(start_recorder, run_dir):
     with sleeping_process() as rank, sleeping_process() as foreign:
         lines = f"0 0 process {rank.pid} 500\n0 0 process {foreign.pid} 700\n"

@@ -40,6 +40,7 @@ PROCESSES_S = 10  # between two queries of the processes of one GPU
 STORE_S = 0.1  # longest time that a sample is in memory only
 CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
 INTERVAL_S = 0.005  # between two reads of the first device while calibrating
+MAX_STEP_S = 2.0  # throttled time that counts between two reads of the reasons
 CPU = "cpu"  # device type of ranks, which have no values before their start and after their end
 CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
 TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms
@@ -77,7 +78,8 @@ class Recorder:
         self._poller, self._polls = BackgroundPoller(source), 0
         self._calibration: Calibration | None = Calibration()
         self._result: dict[str, dict[str, float | None]] | None = None
-        self._seconds, self._polled_at = 0, 0.0  # number and time (monotonic s) of the polls once per second
+        self._seconds = 0  # number of the polls once per second
+        self._limits_at: float | None = None  # monotonic s, of the last read of the limits
         self._simulated = any(device.gpu_name.endswith(SIMULATED) for device in source.devices)
         self._run_id = _run_id(run or run_dir)
         self._files = RecordingFiles(run_dir, self._header(), self._totals.warn)
@@ -143,7 +145,7 @@ class Recorder:
                 extra=self._poller.latest[at],
                 lost=self._lost[at],
                 joules=totals.joules,
-                throttled_s=dict(totals.throttled_s),
+                throttled_s=totals.throttled.seconds,
                 ecc=dict(totals.ecc),
             )
             for at, totals in enumerate(self._totals.totals)
@@ -188,15 +190,8 @@ class Recorder:
         """Check for lost devices, read limits and host energy, and query the processes of one GPU in turn."""
         for device in range(len(self._source.devices)):
             self._check_lost(device)
-            limits = self._source.limits(device)
-            if limits.throttled != self._limits[device].throttled:
-                text = ", ".join(sorted(limits.throttled)) or "none"
-                self._device_event("throttle", device, f"throttled: {text}")
-            totals = self._totals.totals[device].throttled_s
-            for reason in limits.throttled & self._limits[device].throttled:
-                # Both polls report the reason, so it is assumed in between; not over a suspend of the machine.
-                totals[reason] = totals.get(reason, 0.0) + min(2.0, now - self._polled_at)
-            self._limits[device] = limits
+        self._read_limits(now)
+        for device in range(len(self._source.devices)):
             if (self._seconds - device) % PROCESSES_S == 0:  # one GPU per second: the call can hold a driver lock
                 self._poll_processes(device)
         if self._poller.polls != self._polls:
@@ -205,8 +200,20 @@ class Recorder:
         joules = self._source.host_joules()
         if joules is not None:
             self._totals.host_joules = self._before[1] + joules
-        self._polled_at = now
         self._seconds += 1
+
+    def _read_limits(self, now: float) -> None:
+        """Read power limits and throttle reasons, and add the throttled time."""
+        # A longer time between two polls is a suspend of the machine.
+        step = 0.0 if self._limits_at is None else min(MAX_STEP_S, now - self._limits_at)
+        self._limits_at = now
+        for device in range(len(self._source.devices)):
+            limits = self._source.limits(device)
+            if limits.throttled != self._limits[device].throttled:
+                text = ", ".join(sorted(limits.throttled)) or "none"
+                self._device_event("throttle", device, f"throttled: {text}")
+            self._totals.totals[device].throttled.add(limits.throttled, step)
+            self._limits[device] = limits
 
     def _ingest_extra_metrics(self) -> None:
         """Add the values of the background poller; new uncorrected memory errors and XID errors are events."""
@@ -284,6 +291,7 @@ class Recorder:
         # An XID error ends a program at once, and with it the recording.
         has_stopped = self._poller.stop()
         if has_stopped:  # otherwise a call hangs in the driver, and the next one would, too
+            self._read_limits(time.monotonic())
             self._poller.poll()
             self._report_xids()
         late = self._totals.late

@@ -15,6 +15,7 @@ from kmatrix.gpu.devices import COLUMN_INDEX, EXTRA_METRICS, UNKNOWN, WIDTH, Dev
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.summary import DeviceEntry, StatisticsEntry, SummaryFile
 from kmatrix.gpu.processes import OtherProcess
+from kmatrix.gpu.throttled import ThrottledTime
 from kmatrix.stats import PLACES, RunningStats, balance_of, complete_sum
 
 ENERGY, POWER = COLUMN_INDEX["energy_j"], COLUMN_INDEX["power"]
@@ -41,7 +42,7 @@ class DeviceTotals:
     unmeasured_for: float = 0.0  # s without power until now, for devices without an energy counter
     silent_for: float = 0.0  # s without any value until now, 0 while the device answers
     energy_gap: bool = False  # an unknown amount of energy is missing in `joules`
-    throttled_s: dict[str, float] = field(default_factory=dict)  # reason -> s
+    throttled: ThrottledTime = field(default_factory=ThrottledTime)
     other_processes: dict[int, OtherProcess] = field(default_factory=dict)  # by pid
     extras: dict[str, RunningStats] = field(default_factory=dict)  # name in EXTRA_METRICS
     ecc: dict[str, int] = field(default_factory=dict)  # memory errors since the recording began, by kind
@@ -153,7 +154,7 @@ class DeviceTotals:
             **{name: running.summary() for name, running in self.running.items()},
             "joules": None if self.known_joules is None else round(self.known_joules, 3),
             "counter_start": _rounded(self._counter_start),
-            "throttled_s": {reason: round(seconds, 1) for reason, seconds in sorted(self.throttled_s.items())},
+            "throttled_s": {reason: round(seconds, 1) for reason, seconds in sorted(self.throttled.seconds.items())},
             "foreign": [asdict(self.other_processes[pid]) for pid in sorted(self.other_processes)],
             "ecc": dict(self.ecc) or None,
             **{name: running.summary() for name in EXTRA_METRICS if (running := self.extras.get(name))},
@@ -165,7 +166,7 @@ class DeviceTotals:
             self.running[name] = _restored(getattr(entry, name))
         self.samples, self.joules = entry.samples, entry.joules
         self.lost_s, self.energy_gap = entry.lost_s or 0.0, entry.energy_gap
-        self.throttled_s = dict(entry.throttled_s)
+        self.throttled = ThrottledTime(entry.throttled_s)
         self.other_processes = {
             one.pid: OtherProcess(pid=one.pid, name=one.name, memory_mib=one.memory_mib) for one in entry.foreign
         }

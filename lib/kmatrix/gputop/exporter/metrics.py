@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from kmatrix.gpu.formats.events import REASONS
 from kmatrix.gpu.formats.samples import GpuSample
 from kmatrix.gpu.nvml.facts import DeviceFacts
+from kmatrix.gpu.throttled import ThrottledTime
 from kmatrix.gputop.view import RunLine, ScreenSample
 
 LABELS = ("gpu", "UUID", "pci_bus_id", "device", "Hostname", "DCGM_FI_DRIVER_VERSION", "run", "rank")
@@ -125,28 +126,25 @@ class GpuCollector(Collector):
         self._facts, self._host = facts, socket.gethostname()
         self._sample: ScreenSample | None = None
         self._taken = 0
-        self._throttled: dict[tuple[int, str], float] = {}  # GPU index, reason -> s
+        self._throttled: dict[int, ThrottledTime] = {}  # GPU index -> throttled time
         self._xids: dict[int, int] = {}  # GPU index -> number of XID errors
         self._before: float | None = None  # Unix s of the sample before
 
     def ingest(self, sample: ScreenSample) -> None:
         """Replace the newest sample, and count what adds up over time."""
         seconds = 0.0 if self._before is None else max(0.0, sample.snapshot.time - self._before)
-        throttled = dict(self._throttled)
         for gpu in sample.snapshot.samples:
-            for reason in REASONS:
-                active = reason in (sample.throttle.get(gpu.gpu_index) or ())
-                key = (gpu.gpu_index, reason)
-                throttled[key] = throttled.get(key, 0.0) + (seconds if active else 0.0)
+            throttled = self._throttled.setdefault(gpu.gpu_index, ThrottledTime())
+            throttled.add(sample.throttle.get(gpu.gpu_index) or (), seconds)
             now = int(dict(gpu.extra).get("xids", 0))
             self._xids[gpu.gpu_index] = max(now, self._xids.get(gpu.gpu_index, 0))
         self._taken += 1
         # Replaced as a whole, and last: a scrape in another thread sees the old sample or the new one.
-        self._throttled, self._before, self._sample = throttled, sample.snapshot.time, sample
+        self._before, self._sample = sample.snapshot.time, sample
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the newest sample."""
-        sample, throttled, xids = self._sample, self._throttled, dict(self._xids)
+        sample, xids = self._sample, dict(self._xids)
         yield CounterMetricFamily("kmatrix_exporter_samples", "Samples taken.", value=self._taken)
         if sample is None:
             return
@@ -168,8 +166,9 @@ class GpuCollector(Collector):
         )
         errors = CounterMetricFamily("kmatrix_gpu_xid_errors", "XID errors.", labels=(*LABELS[:2], "Hostname"))
         for gpu, _, labels in gpus:
+            throttled = self._throttled[gpu.gpu_index].seconds
             for reason in REASONS:
-                seconds.add_metric((*labels[:2], self._host, reason), throttled.get((gpu.gpu_index, reason), 0.0))
+                seconds.add_metric((*labels[:2], self._host, reason), throttled.get(reason, 0.0))
             errors.add_metric((*labels[:2], self._host), xids.get(gpu.gpu_index, 0))
         yield from (family for family in (seconds, errors) if family.samples)
         yield from self._runs(sample)
