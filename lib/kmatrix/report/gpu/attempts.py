@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmatrix.curves.make import read_curves
@@ -52,9 +52,9 @@ def recorded_attempts(run_dir: RunDir, clock: RecordingClock) -> list[RecordedAt
     ]
 
 
-def restart_notes(recording: Recording, clock: RecordingClock, attempts: Sequence[RecordedAttempt]) -> list[str]:
+def restart_notes(run_dir: RunDir, recording: Recording, clock: RecordingClock) -> list[str]:
     """Return a note about the restarts of the recorder within attempts: how often, and the time that is missing."""
-    restarts = [first for attempt in attempts for first in attempt.restarts]
+    restarts = [first for attempt in recorded_attempts(run_dir, clock) for first in attempt.restarts]
     if not restarts:
         return []
     gaps = {first: clock.of(first) - clock.of(first - 1) for first in restarts}

@@ -14,7 +14,7 @@ from kmatrix.records.decode import decode_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, read_result
 from kmatrix.records.states import PhaseLine
-from kmatrix.report.gpu.attempts import RecordedAttempt
+from kmatrix.report.gpu.attempts import recorded_attempts
 from kmatrix.report.gpu.numbers import RecordedPhase
 from kmatrix.stats import complete_sum
 
@@ -27,20 +27,19 @@ def read_phases(
     recording: Recording,
     clock: RecordingClock,
     *,
-    attempts: Sequence[RecordedAttempt],
     running: bool = False,
     leader: Mapping[int, Leader] | None = None,
 ) -> tuple[RecordedPhase, ...]:
     """Return the phases within a recording, sorted by begin; none if the trainer logged none.
 
     An attempt trains from the end of its set-up to its last step: what follows is its ending, also if it was killed.
-    attempts: in the recording.  running: the last of them has not ended.
-    leader: of each attempt, for the folder of a node after node 0.
+    running: the last attempt has not ended.  leader: of each attempt, for the folder of a node after node 0.
     """
     lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
     logged = [(line, *span) for line in lines if (span := _span(line, clock)) is not None]
     if not logged:
         return ()
+    attempts = recorded_attempts(run_dir, clock)
     if leader is None:
         ended = _last_end(run_dir, lines, clock)
         # The last attempt ends with the result, others with their last sign, which is read only if it is needed.

@@ -19,7 +19,7 @@ from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import EventLine
-from kmatrix.report.gpu.attempts import recorded_attempts, restart_notes
+from kmatrix.report.gpu.attempts import restart_notes
 from kmatrix.report.gpu.nodes import merged_timeline, over_nodes
 from kmatrix.report.gpu.numbers import (
     CPU,
@@ -359,9 +359,8 @@ def _add_training(
     if recording is None or not len(recording):
         return numbers
     clock = RecordingClock(recording)
-    attempts = recorded_attempts(run_dir, clock)
-    numbers = replace(numbers, notes=(*numbers.notes, *restart_notes(recording, clock, attempts)))
-    phases = read_phases(run_dir, recording, clock, attempts=attempts, running=running, leader=leader)
+    numbers = replace(numbers, notes=(*numbers.notes, *restart_notes(run_dir, recording, clock)))
+    phases = read_phases(run_dir, recording, clock, running=running, leader=leader)
     if not phases:
         return numbers
     training = _training(numbers, recording, clock, phases)
