@@ -54,7 +54,7 @@ def sample(time=T0, *, gpus=None, **changes):
 
 
 def text_of(*samples):
-    collector = GpuCollector({0: DeviceFacts(bus_id="00000000:01:00.0")})
+    collector = GpuCollector(lambda: {0: DeviceFacts(bus_id="00000000:01:00.0")})
     for one in samples:
         collector.ingest(one)
     registry = CollectorRegistry()
@@ -111,6 +111,22 @@ def test_an_unknown_value_has_no_sample():
     assert value(found, "kmatrix_gpu_lost") == 1
 
 
+def test_the_settings_of_a_gpu_are_read_when_it_answers_and_kept_when_it_is_lost():
+    answers = {}
+    collector = GpuCollector(lambda: {0: DeviceFacts(**answers)})
+    unknown = dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock"))
+    silent = sample(gpus=(replace(gpu_sample(0), **unknown),))
+    collector.ingest(silent)
+    answers["bus_id"] = "00000000:01:00.0"
+    collector.ingest(sample(T0 + 1))
+    answers.clear()
+    collector.ingest(replace(silent, snapshot=replace(silent.snapshot, time=T0 + 2)))
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ((labels, _),) = parsed(generate_latest(registry).decode())["kmatrix_gpu_info"]
+    assert labels["pci_bus_id"] == "00000000:01:00.0"
+
+
 def test_throttled_time_adds_up_while_a_reason_is_active():
     samples = [sample(T0), sample(T0 + 2), sample(T0 + 3, throttle={0: ()}), sample(T0 + 4)]
     found = parsed(text_of(*samples))
@@ -142,7 +158,7 @@ def test_the_name_of_a_run_cannot_break_the_text(name):
 
 
 def ask(path="/metrics", method="GET", host="localhost:9835"):
-    collector = GpuCollector({})
+    collector = GpuCollector(dict)
     collector.ingest(sample())
     started = []
     environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "HTTP_HOST": host, "QUERY_STRING": ""}

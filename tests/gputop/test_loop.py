@@ -103,6 +103,12 @@ def test_a_missing_gpu_is_refused_with_the_available_ones(gpus):
     assert "hint: select GPUs by index or UUID: 0 (" in result.stderr
 
 
+def test_a_uuid_that_may_be_that_of_a_silent_gpu_is_refused_with_the_reason(gpus):
+    result = program("--once", "--gpus", "GPU-1", added=gpus(2, "0 1 all !lost"))
+    assert result.returncode == 2
+    assert "there is no such GPU; GPU 1 did not answer, so the UUID is unknown" in " ".join(result.stderr.split())
+
+
 def test_the_python_one_liner_counts_the_gpus(gpus):
     code = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')"
     for count in (0, 3):

@@ -133,7 +133,7 @@ class DeviceSource(Protocol):
         """Return the last error of a device of which every query failed, empty if there is none."""
 
     def recover(self, device: int) -> bool:
-        """Try to reopen a lost device. Return whether it answers."""
+        """Try to reopen a lost device, and read its facts, which `devices` then has. Return whether it answers."""
 
     def host_joules(self) -> float | None:
         """Return an energy counter (J) of the whole machine, for devices without their own."""

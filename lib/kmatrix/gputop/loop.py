@@ -214,9 +214,11 @@ def _named(item: str, samples: Sequence[GpuSample]) -> GpuSample:
         found = [sample for sample in samples if sample.uuid.startswith(item)]
     if len(found) == 1:
         return found[0]
+    silent = [f"GPU {sample.gpu_index}" for sample in samples if not sample.uuid]
+    unknown = f"; {', '.join(silent)} did not answer, so the UUID is unknown" if silent else ""
     raise LaunchError(
         f"--gpus names {item}",
-        why=f"{len(found)} GPUs match this prefix" if found else "there is no such GPU",
+        why=f"{len(found)} GPUs match this prefix" if found else f"there is no such GPU{unknown}",
         hint=f"select GPUs by index or UUID: {', '.join(f'{s.gpu_index} ({s.uuid or s.gpu_name})' for s in samples)}",
     )
 

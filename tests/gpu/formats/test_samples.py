@@ -322,6 +322,30 @@ def test_the_calibration_is_added_to_the_header_and_records_are_kept(tmp_path):
     assert list(recording.times) == [1.0]
 
 
+def test_facts_of_a_device_that_are_known_later_replace_those_in_the_header(tmp_path):
+    unknown = {**HEADER, "gpus": [HEADER["gpus"][0], {"gpu_index": 3, "gpu_name": "GPU 3", "uuid": "", "rank": 1}]}
+    known = {**HEADER["gpus"][1], "gpu_name": "N" * 96, "uuid": "GPU-" + "b" * 36, "memory_total": 81559.0}
+    file = SampleFile(tmp_path / "s.bin", unknown)
+    file.append(1.0, 2.0, [1.0] * 14)
+    file.write_calibration({"power": {"period_ms": 100.0, "call_us": 3.0}})
+    assert file.write_facts({**HEADER, "gpus": [HEADER["gpus"][0], known], "started": {}, "simulated": True})
+    file.append(2.0, 3.0, [1.0] * 14)
+    file.close()
+    recording = read_samples(tmp_path / "s.bin")
+    assert recording.header["gpus"] == [HEADER["gpus"][0], known]
+    assert (recording.header["simulated"], recording.header["started"]) == (True, HEADER["started"])
+    assert recording.header["calibration"]["power"]["period_ms"] == 100.0
+    assert list(recording.times) == [1.0, 2.0]
+    assert SampleFile(tmp_path / "s.bin", {**HEADER, "gpus": [HEADER["gpus"][0], known], "simulated": True}).continued
+
+
+def test_facts_that_do_not_fit_in_the_header_leave_it_as_it_is(tmp_path):
+    gpus = [{**gpu, "memory_total": 100.0} for gpu in HEADER["gpus"]]
+    file = SampleFile(tmp_path / "s.bin", {**HEADER, "gpus": gpus})
+    assert not file.write_facts({**HEADER, "gpus": [{**gpu, "gpu_name": "N" * 96} for gpu in gpus]})
+    assert read_samples(tmp_path / "s.bin").header["gpus"] == gpus
+
+
 def test_a_sample_of_a_recording_is_a_snapshot_with_none_for_nan(tmp_path):
     file = SampleFile(tmp_path / "s.bin", HEADER)
     file.append(1001.0, 51.0, [50.0, 25.0, 100.0, 90.0, math.nan, 1410.0, 5.0, *[math.nan] * 7])

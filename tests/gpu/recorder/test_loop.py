@@ -129,6 +129,25 @@ def test_a_gpu_lost_in_the_middle_is_null_logged_as_an_event_and_recovered(start
     assert summary["gpus"][1]["power"]["min"] == 100
 
 
+def test_a_gpu_that_answers_only_later_gets_its_name_and_memory(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines="0 1 all !lost\n0.8 1 all ok\n", gpus=2)
+    wait_until(lambda: events_of(run_dir, "found"), "the GPU answers")
+    found = sample_count(run_dir)
+    wait_until(lambda: sample_count(run_dir) > found + 30, "it is sampled")
+    header = read_samples(run_dir.gpu_samples).header
+    stop_recorder(process)
+    first, later = header["gpus"]
+    assert (later["gpu_name"], later["memory_total"]) == (first["gpu_name"], first["memory_total"])
+    assert later["uuid"].startswith("GPU-")
+    assert later["uuid"] != first["uuid"]
+    (event,) = events_of(run_dir, "identified")
+    facts = {name: later[name] for name in ("gpu_index", "gpu_name", "uuid", "memory_total")}
+    assert facts.items() <= event.items()
+    assert facts.items() <= read_json(run_dir.gpu_summary)["gpus"][1].items()
+    newest = list(read_stats(run_dir.gpu_stats_multi))[-1].samples[1]
+    assert {name: getattr(newest, name) for name in facts} == facts
+
+
 def test_a_gpu_lost_from_the_start_keeps_its_column(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 0 all !lost\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 10, "10 samples")

@@ -35,6 +35,7 @@ SCHEMA = 2
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
 TYPES = "ffffffd"  # struct formats of COLUMNS; their sizes add up to a multiple of 8, so that doubles stay aligned
 BEFORE = 3  # doubles before the columns: time, monotonic time, energy of the host
+FACTS_BYTES = 256  # reserved at the end of the header for each device whose name, UUID or memory is not known yet
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")
 _SAME = ("columns", "device_type", "simulated")  # must be equal to continue a file, else it would mix two sources
@@ -119,7 +120,7 @@ class SampleFile:
         self.renamed = path.exists() and not self.continued
         if self.renamed:
             path.rename(_free_name(path))
-        self._file = open_own(path)
+        self._path, self._file = path, open_own(path)
         try:
             if not self.continued:
                 write_at(self._file, _encode(header), 0)
@@ -148,6 +149,17 @@ class SampleFile:
         if len(text) <= CALIBRATION_BYTES:
             begin = len(MAGIC) + _LENGTH.size + len(_OPENING)
             write_at(self._file, text.ljust(CALIBRATION_BYTES), begin)
+
+    def write_facts(self, header: RecordingHeader) -> bool:
+        """Write the devices of a header, which may be known only now. Return False if they do not fit in the file."""
+        known, _ = _header(self._path, self._file)
+        facts = {key: header.get(key) for key in ("gpus", "simulated", "energy_source")}
+        text = _text(cast(RecordingHeader, {**known, **facts}))
+        begin = len(MAGIC) + _LENGTH.size
+        if len(text) > self._start - begin:
+            return False
+        write_at(self._file, text.ljust(self._start - begin), begin)
+        return True
 
     def close(self) -> None:
         os.close(self._file)
@@ -240,12 +252,19 @@ def _layout_of(path: Path, header: RecordingHeader) -> _Layout:
 
 def _encode(header: RecordingHeader) -> bytes:
     """Return everything before the records. Its length is a multiple of 8, so that records can be mapped in place."""
+    text = _text(header)
+    unknown = [gpu for gpu in header["gpus"] if not gpu.get("uuid") or gpu.get("memory_total") is None]
+    text += b" " * (FACTS_BYTES * len(unknown))
+    text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % 8)
+    return MAGIC + _LENGTH.pack(len(text)) + text
+
+
+def _text(header: RecordingHeader) -> bytes:
+    """Return a header as JSON, with the calibration in its reserved place."""
     known = {"schema": SCHEMA, "columns": list(COLUMNS), "types": TYPES, **_without(header, "calibration")}
     rest = json.dumps(known, allow_nan=False)
     calibration = json.dumps(header.get("calibration"), separators=(",", ":")).encode().ljust(CALIBRATION_BYTES)
-    text = _OPENING + calibration + b"," + rest.encode()[1:]
-    text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % 8)
-    return MAGIC + _LENGTH.pack(len(text)) + text
+    return _OPENING + calibration + b"," + rest.encode()[1:]
 
 
 def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:

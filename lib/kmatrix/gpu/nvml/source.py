@@ -153,7 +153,7 @@ class NvmlSource:
         return "" if code == SUCCESS else str(self._pynvml.NVMLError(code))
 
     def recover(self, device: int) -> bool:
-        """Open a lost GPU again, by UUID if known, because indices can change."""
+        """Open a lost GPU again, by UUID if known, because indices can change, and read its facts."""
         known = self.devices[device]
         try:
             if known.uuid:
@@ -161,12 +161,14 @@ class NvmlSource:
             else:
                 handle = self._pynvml.nvmlDeviceGetHandleByIndex(known.gpu_index)
             self._pynvml.nvmlDeviceGetMemoryInfo(handle)  # a handle alone does not prove that the GPU answers
+            device_now = _with_facts(self._pynvml, handle, known)
         except self._pynvml.NVMLError as error:
             self._codes[device] = error.value
             if error.value in (UNINITIALIZED, DRIVER_NOT_LOADED):  # the driver was reloaded: the next try can succeed
                 with contextlib.suppress(self._pynvml.NVMLError):
                     self._pynvml.nvmlInit()
             return False
+        self.devices = (*self.devices[:device], device_now, *self.devices[device + 1 :])
         self._handles[device] = handle
         if self._xids is not None:
             self._xids.watch(handle)
@@ -222,24 +224,25 @@ def open_source(uuids: Sequence[str] = ()) -> NvmlSource | None:
 
 def _open(pynvml: Any, index: int) -> tuple[Device, Any]:
     """Return a GPU and its handle, None if it does not answer."""
+    device = Device(gpu_index=index, gpu_name=f"GPU {index}", uuid="")
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-    except pynvml.NVMLError:
-        return Device(gpu_index=index, gpu_name=f"GPU {index}", uuid=""), None
-    try:
-        total: float | None = pynvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
+        device = _with_facts(pynvml, handle, device)
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
-        total = None
-        handle = None if error.value in GONE else handle
-    device = Device(
-        gpu_index=index,
-        gpu_name=decoded(name),
-        uuid=decoded(uuid),
-        memory_total=total,
-        slices=_slices(pynvml, handle) if handle is not None else (),
-    )
+        # It has facts if only its memory is unknown.
+        return device, None if not device.uuid or error.value in GONE else handle
     return device, handle
+
+
+def _with_facts(pynvml: Any, handle: Any, device: Device) -> Device:
+    """Return a GPU with its name, UUID, memory and MIG instances. Raises NVMLError if it has no name or UUID."""
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    total = device.memory_total
+    with contextlib.suppress(pynvml.NVMLError):
+        total = pynvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
+    slices = _slices(pynvml, handle)
+    return replace(device, gpu_name=decoded(name), uuid=decoded(uuid), memory_total=total, slices=slices)
 
 
 def _slices(pynvml: Any, handle: Any) -> tuple[str, ...]:

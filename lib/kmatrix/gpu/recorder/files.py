@@ -82,7 +82,7 @@ class RecordingFiles:
                 self._why = error.strerror or str(error)
         self._flush_events()
 
-    def write_event(self, event: str, text: str, gpu_index: int | None = None, **more: int) -> None:
+    def write_event(self, event: str, text: str, gpu_index: int | None = None, **more: float | str | None) -> None:
         """Append one line to gpu_events.jsonl, with further keys. The order is kept, also after a full disk."""
         now = {"time": time.time(), "monotonic": time.monotonic()}
         self._events.append({**now, "event": event, "gpu_index": gpu_index, "text": text, **more})
@@ -96,6 +96,15 @@ class RecordingFiles:
         if self._samples is not None and not self._samples.continued:
             try:
                 self._samples.write_calibration(calibration)
+            except OSError as error:
+                self._why = error.strerror or str(error)
+
+    def write_facts(self, header: RecordingHeader) -> None:
+        """Write the facts of the devices to the header of gpu_samples.bin. A file that has no room keeps its own."""
+        self._header = header
+        if self._samples is not None:
+            try:
+                self._samples.write_facts(header)
             except OSError as error:
                 self._why = error.strerror or str(error)
 

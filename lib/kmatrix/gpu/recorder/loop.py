@@ -247,11 +247,27 @@ class Recorder:
         # A rank without any sample has not started yet: it is not lost, but must be attached.
         unseen = totals.samples == 0
         answers = self._source.recover(device) if is_lost or is_silent or unseen else True
+        if answers:
+            self._identify(device)
         # A GPU can open and still answer no query: then its next samples are unknown, too.
         if self._lost[device] and answers and not is_silent:
             self._lost[device] = False
             totals.lost_at = None
             self._device_event("found", device, "responds again")
+
+    def _identify(self, device: int) -> None:
+        """Note the name, UUID and memory of a device that answers for the first time."""
+        known, now = self._totals.totals[device].device, self._source.devices[device]
+        if known == now:
+            return
+        self._totals.totals[device].device = now
+        facts = {"uuid": now.uuid, "gpu_name": now.gpu_name, "memory_total": now.memory_total}
+        if facts == {name: getattr(known, name) for name in facts}:
+            return  # other MIG instances
+        self._simulated = self._simulated or now.gpu_name.endswith(SIMULATED)
+        self._device_event("identified", device, "name, UUID and memory are known", **facts)
+        self._files.write_facts(self._header())
+        self._files.write_summary(self._summary(final=False))  # its devices are those of the header
 
     def _poll_processes(self, device: int) -> None:
         known = self._totals.totals[device].other_processes
@@ -303,7 +319,7 @@ class Recorder:
         if has_stopped:
             self._source.close()
 
-    def _device_event(self, event: str, device: int, text: str, **more: int) -> None:
+    def _device_event(self, event: str, device: int, text: str, **more: float | str | None) -> None:
         """Write an event of a device. more: further keys."""
         known = self._source.devices[device]
         name = f"{known.gpu_name} ({known.uuid or known.gpu_index})"

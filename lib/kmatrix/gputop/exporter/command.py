@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     feed = LiveFeed(interval=options.interval)
     session = Session(feed=feed, asked=options.gpus)
     session.poll()  # checks --gpus
-    collector = GpuCollector(feed.facts())
+    collector = GpuCollector(feed.facts)
     server = _server(options.port, application(collector))
     sampler = Sampler(session, collector, options.interval)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

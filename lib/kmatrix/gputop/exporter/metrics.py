@@ -121,9 +121,10 @@ RUNS: tuple[tuple[str, str, Callable[[RunLine], float | None]], ...] = (
 class GpuCollector(Collector):
     """Turns the newest sample into metrics. A scrape never queries the driver. Unknown values have no sample."""
 
-    def __init__(self, facts: Mapping[int, DeviceFacts]) -> None:
-        """Collect nothing yet. facts: the settings of each GPU by its index."""
-        self._facts, self._host = facts, socket.gethostname()
+    def __init__(self, read_facts: Callable[[], Mapping[int, DeviceFacts]]) -> None:
+        """Collect nothing yet. read_facts: returns the settings of each GPU by its index, from the driver."""
+        self._read_facts, self._host = read_facts, socket.gethostname()
+        self._facts: dict[int, DeviceFacts] = {}  # of the GPUs that have answered
         self._sample: ScreenSample | None = None
         self._taken = 0
         self._throttled: dict[int, ThrottledTime] = {}  # GPU index -> throttled time
@@ -132,6 +133,10 @@ class GpuCollector(Collector):
 
     def ingest(self, sample: ScreenSample) -> None:
         """Replace the newest sample, and count what adds up over time."""
+        # A GPU that did not answer at the start has none until it does.
+        if any(gpu.is_known and gpu.gpu_index not in self._facts for gpu in sample.snapshot.samples):
+            found = {index: facts for index, facts in self._read_facts().items() if facts != DeviceFacts()}
+            self._facts = self._facts | found
         seconds = 0.0 if self._before is None else max(0.0, sample.snapshot.time - self._before)
         for gpu in sample.snapshot.samples:
             throttled = self._throttled.setdefault(gpu.gpu_index, ThrottledTime())
