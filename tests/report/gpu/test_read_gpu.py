@@ -233,6 +233,29 @@ def test_ranks_on_the_cpu_are_identified_by_name_in_text_files(tmp_path):
     assert (gpu.joules, gpu.energy_source) == (None, None)
 
 
+def test_simulated_gpus_of_a_run_on_the_cpu_are_gpus_in_text_files_too(tmp_path):
+    gpus = FakeGpus(memory=(812.0, 820.0), utilization=(99.0, 98.0), name="NVIDIA A10G (simulated)")
+    write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals(device="cpu"))
+    assert [gpu.label(device) for device in gpu.devices] == ["GPU 0", "GPU 1"]
+    assert gpu.simulated
+
+
+@pytest.mark.parametrize(("device", "label"), [("cpu", "rank 0"), ("gpu", "GPU 0")])
+def test_devices_of_a_table_are_those_of_the_run(tmp_path, device, label):
+    (tmp_path / "gpu_metrics_1.csv").write_text("timestamp,elapsed_sec,gpu0_power_w\n2026-01-01T00:00:00,0,100\n")
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals(device=device))
+    assert [gpu.label(each) for each in gpu.devices] == [label]
+
+
+@pytest.mark.parametrize(("joules", "numbers"), [(None, "its numbers"), (5.0, "its numbers, including energy,")])
+def test_a_lost_gpu_has_no_energy_that_ends_if_it_is_unknown(joules, numbers):
+    device = replace(numbers_of([100.0]).devices[0], lost_at=1000.0, joules=joules)
+    assert list(problems(numbers_of([100.0]), device)) == [
+        f"GPU 0 was lost at 1970-01-01 00:16:40 UTC: {numbers} end there"
+    ]
+
+
 def test_a_file_of_another_kind_is_reported_and_ignored(tmp_path):
     (tmp_path / "gpu_stats_x.json").write_text("hello")
     assert "is not a GPU recording" in read_gpu(RunDir(tmp_path), TrainingTotals()).notes[0]

@@ -86,7 +86,7 @@ def recorded_seconds(recording: Recording) -> float | None:
 def numbers_of(
     blocks: Iterable[SampleBlock], name: str, *, cpu: bool = False, complete_energy: bool = False
 ) -> GpuNumbers:
-    """Return the numbers of the devices of a recording. name: of the file. cpu: its devices are ranks.
+    """Return the numbers of the devices of a recording. name: of the file. cpu: devices without a name are ranks.
 
     Energy: the difference of the energy counter if the file has one, else the trapezoidal integral of power.
     Gaps of the recording that are longer than MAX_GAP_S do not count; the energy of a device without values while
@@ -114,7 +114,7 @@ def numbers_of(
         total.add(_totals(memory))
     # Sums over devices are unknown if one device is.
     order = sorted(devices)
-    ranks = cpu or (bool(devices) and all(device.gpu_name.startswith(RANK_NAME) for device in devices.values()))
+    ranks = all(_is_rank(devices[index].gpu_name, index, cpu=cpu) for index in order) if order else cpu
     length = seconds if samples > 1 else None
     step = seconds / (samples - 1) if samples > 1 else 0.0
     numbers = tuple(
@@ -135,6 +135,12 @@ def numbers_of(
         timeline=timeline.points(order),
         notes=() if ranks else tuple(_gaps(numbers, devices)),
     )
+
+
+def _is_rank(name: str, index: int, *, cpu: bool) -> bool:
+    """Return whether a device is a rank. cpu: one without a name of its own, as in a table, is."""
+    # A run on the CPU may be recorded on simulated GPUs, which have names.
+    return name.startswith(RANK_NAME) or (cpu and name in ("", f"GPU {index}"))
 
 
 def _gaps(numbers: Sequence[DeviceNumbers], devices: Mapping[int, _Device]) -> Iterator[str]:

@@ -64,7 +64,9 @@ def problems(gpu: GpuNumbers, device: DeviceNumbers) -> Iterator[str]:
     """Yield what impaired one device: loss, XID errors, throttling, memory errors, other processes."""
     label = gpu.label(device)
     if device.lost_at is not None:
-        yield f"{label} was lost at {time_of_day(device.lost_at, utc=True)}: its numbers, including energy, end there"
+        # Its energy is unknown if the driver lost it, and ends there if only its queries failed.
+        numbers = "its numbers" if device.joules is None else "its numbers, including energy,"
+        yield f"{label} was lost at {time_of_day(device.lost_at, utc=True)}: {numbers} end there"
     for xid in device.xids:
         yield f"{label}: {xid.text}"
     if device.throttled_s:
