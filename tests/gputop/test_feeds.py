@@ -2,10 +2,12 @@
 
 import json
 import math
+import struct
 import time
 
 import pytest
 
+from gpu_factory import damage, overwrite
 from gputop_values import T0, Recorder, append_event, gpu_sample, utilization
 from kmatrix.errors import RecordError
 from kmatrix.gpu import amd
@@ -15,7 +17,7 @@ from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed, other_nodes, title_of
 from kmatrix.gputop.loop import Session, StatsFiles, follow
 from kmatrix.gputop.monitor import GPUMonitor
-from kmatrix.gputop.view import History, Metric
+from kmatrix.gputop.view import History, Metric, rows_of
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
@@ -79,25 +81,30 @@ def test_a_replay_starts_at_the_requested_position(tmp_path, position, index):
     Recorder(tmp_path / "run").write(199)
     feed = ReplayFeed(tmp_path / "run", at=position)
     feed.press("space")  # the clock is paused
-    assert utilization(feed.poll(History())) == index
+    assert utilization(feed.poll(History())) == index % 101
+
+
+def number_of(sample):
+    """Return the number of a sample at 2 Hz."""
+    return 2 * (sample.snapshot.time - T0)
 
 
 def test_a_replay_seeks_in_both_directions_with_the_history_of_its_position(tmp_path):
     Recorder(tmp_path / "run").write(2000)  # 1000 s
     feed, history = ReplayFeed(tmp_path / "run", at=900.0), History()
     feed.press("space")
-    value = utilization(feed.poll(history))
+    value = number_of(feed.poll(history))
     before = history.series(0, Metric.UTILIZATION, feed.now())
     assert None not in before
     for key, move in (("left", -20), ("[", -120), ("right", 20), ("]", 120)):
         feed.press(key)
         value += move
-        assert utilization(feed.poll(history)) == pytest.approx(value, abs=1)
+        assert number_of(feed.poll(history)) == pytest.approx(value, abs=1)
     assert history.series(0, Metric.UTILIZATION, feed.now()) == pytest.approx(before, abs=2)
     feed.press("e")
-    assert utilization(feed.poll(history)) == 1999.0
+    assert number_of(feed.poll(history)) == 1999.0
     feed.press("0")
-    assert utilization(feed.poll(history)) == 0.0
+    assert number_of(feed.poll(history)) == 0.0
 
 
 def test_a_replay_plays_in_real_time_and_can_be_paused(tmp_path, monkeypatch):
@@ -146,6 +153,60 @@ def test_a_folder_without_a_recording_is_refused_and_a_matrix_lists_its_runs(tmp
     (tmp_path / "matrix" / "gpt2_adamw_2gpu" / "run.json").write_text("{}")
     with pytest.raises(RecordError, match="gpt2_adamw_2gpu"):
         ReplayFeed(tmp_path / "matrix")
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "hint"),
+    [
+        ("nothing", "it does not exist", "pass a run directory"),
+        ("empty", "it was not recorded", "pass a run directory"),
+        ("run/gpu_samples.bin", "it is a file", "pass its run directory: "),
+        ("run/log", "it is a file", "pass a run directory"),
+    ],
+)
+def test_a_path_without_a_recording_is_refused_with_the_reason(tmp_path, name, why, hint):
+    Recorder(tmp_path / "run").write(1)
+    (tmp_path / "run" / "log").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordError, match="contains no gpu_samples") as caught:
+        ReplayFeed(tmp_path / name)
+    assert caught.value.why == why
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("data", [None, struct.pack("<d", math.nan) * 11, struct.pack("<d", 1e300) * 11])
+@pytest.mark.parametrize("first", [0, 5, 15])
+def test_damaged_samples_are_not_shown_and_are_counted(tmp_path, data, first):
+    Recorder(tmp_path / "run").write(20)
+    damage(tmp_path / "run" / "gpu_samples.bin", first, 5, data)
+    last = 14 if first == 15 else 19
+    feed = ReplayFeed(tmp_path / "run", from_end=True)
+    assert utilization(feed.poll(History())) == last
+    assert feed.length == (last - (5 if first == 0 else 0)) / 2
+    assert feed.notices() == ("gpu_samples.bin is damaged: 5 samples left out",)
+    attached = AttachedFeed(tmp_path / "run")
+    for _ in range(2):
+        assert utilization(attached.poll(History())) == last
+        assert attached.notices()[-1] == "gpu_samples.bin is damaged: 5 samples left out"
+
+
+def test_a_recording_of_damaged_samples_only_is_refused_by_replay(tmp_path):
+    Recorder(tmp_path / "run").write(20)
+    damage(tmp_path / "run" / "gpu_samples.bin", 0, 20)
+    with pytest.raises(RecordError, match="contains no sample") as caught:
+        ReplayFeed(tmp_path / "run")
+    assert caught.value.why == "gpu_samples.bin is damaged: 20 samples left out"
+
+
+def test_values_that_cannot_be_true_raise_no_alert(tmp_path):
+    recorder = Recorder(tmp_path / "run")
+    recorder.write(20, utilization=99.0)
+    for column in ("memory_used", "temperature"):
+        overwrite(recorder.run.gpu_samples, 19, column, math.inf)
+    feed = ReplayFeed(tmp_path / "run", from_end=True)
+    history = History()
+    sample = feed.poll(history)
+    assert feed.alerts(rows_of(sample, history, feed.now())) == ()
 
 
 # ---- live --------------------------------------------------------------------------------------------------------
@@ -354,7 +415,7 @@ def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
     )
     for second in range(120):
         wall = T0 + second - (86_400 if second >= 60 else 0)
-        file.append(wall, 5.0 + second, [float(second)] * 7)
+        file.append(wall, 5.0 + second, [second / 2] * 7)
     file.close()
     for second, index, kind in ((0, None, "started"), (30, 0, "throttle"), (90, 0, "lost")):
         wall = T0 + second - (86_400 if second >= 60 else 0)
@@ -363,10 +424,10 @@ def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
     for second, busy, throttle in ((10, 10, {0: ()}), (70, 70, {0: ("power cap",)}), (100, 100, {})):
         feed = ReplayFeed(tmp_path, at=second)
         found = feed.poll(History(feed.bucket_s))
-        assert (found.snapshot.samples[0].utilization, dict(found.throttle)) == (busy, throttle)
+        assert (found.snapshot.samples[0].utilization, dict(found.throttle)) == (busy / 2, throttle)
     assert ReplayFeed(tmp_path, from_end=True).length == 119
     attached = AttachedFeed(tmp_path)
-    assert attached.poll(History(1.0)).snapshot.samples[0].utilization == 119
+    assert attached.poll(History(1.0)).snapshot.samples[0].utilization == 59.5
 
 
 def test_the_screen_of_a_run_over_several_nodes_names_the_node_and_how_to_see_others(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kmatrix.simulate.library as simulate
-from gpu_factory import write_timings
+from gpu_factory import damage, overwrite, write_timings
 from gputop_values import T0, Recorder, append_event
 from kmatrix.cli.progress import ProgressDisplay
 from kmatrix.records.decode import convert
@@ -211,6 +212,18 @@ def test_a_growing_recording_is_followed(alarm):
         (AlertKind.UTILIZATION, "GPU 1"),
     ]
     assert len(made.alerts) == 2
+
+
+def test_damaged_samples_of_a_growing_recording_give_no_alert(alarm):
+    made, recorder = alarm
+    recorder.write(40, utilization=95.0)
+    damage(recorder.run.gpu_samples, 20, 5)
+    overwrite(recorder.run.gpu_samples, 39, "temperature", math.inf)
+    overwrite(recorder.run.gpu_samples, 39, "memory_used", 3e38)
+    overwrite(recorder.run.gpu_samples, 30, "utilization", -1e30)
+    assert made.poll(recorder.now).alerts.active == ()
+    recorder.write(40, utilization=50.0)
+    assert len(made.poll(recorder.now).alerts.active) == 2
 
 
 def test_low_utilization_needs_ten_seconds_of_samples(alarm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,26 @@ def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> 
             snapshot.time, snapshot.monotonic or 0.0, [math.nan if value is None else value for value in values]
         )
     file.close()
+
+
+def damage(path: Path, first: int, count: int, data: bytes | None = None) -> None:
+    """Overwrite records of a gpu_samples.bin as a power loss does: with zeros. data: repeated, instead."""
+    content = bytearray(path.read_bytes())
+    header = struct.unpack("<I", content[8:12])[0]
+    size = 24 + 32 * len(json.loads(content[12 : 12 + header])["gpus"])
+    begin = 12 + header + first * size
+    content[begin : begin + count * size] = ((data or bytes(8)) * (count * size))[: count * size]
+    path.write_bytes(content)
+
+
+def overwrite(path: Path, sample: int, column: str, value: float, gpu: int = 0) -> None:
+    """Replace a value in a gpu_samples.bin."""
+    content = bytearray(path.read_bytes())
+    header = struct.unpack("<I", content[8:12])[0]
+    size = 24 + 32 * len(json.loads(content[12 : 12 + header])["gpus"])
+    form = "<d" if column == "energy_j" else "<f"
+    struct.pack_into(form, content, 12 + header + sample * size + 24 + 32 * gpu + 4 * COLUMNS.index(column), value)
+    path.write_bytes(content)
 
 
 def summary_of(gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> dict[str, Any]:

@@ -69,9 +69,9 @@ class Recorder:
         return self.started + (self.count - 1) / self.hz
 
     def write(self, count: int, *, utilization: float | None = None) -> None:
-        """Append samples. utilization: by default the number of the sample; other columns are 50 + GPU index."""
+        """Append samples. utilization: by default the number of the sample modulo 101; others: 50 + GPU index."""
         for _ in range(count):
-            busy = float(self.count) if utilization is None else utilization
+            busy = float(self.count % 101) if utilization is None else utilization
             values = [busy if name == "utilization" else 50.0 + i for i in range(self.gpus) for name in COLUMNS]
             self._file.append(self.started + self.count / self.hz, self.count / self.hz, values)
             self.count += 1

@@ -12,6 +12,7 @@ from operator import le
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.limits import HIGHEST
 from kmatrix.records.paths import RunDir
 
 SLACK_S = 2.0  # time before the first or after the last sample that still counts as recorded
@@ -59,7 +60,8 @@ def joules_between(recordings: Sequence[RecordedEnergy], begin: float, end: floa
     for one in recordings:
         if one.covers(begin, end):
             joules = one.at(end) - one.at(begin)
-            return joules if joules >= 0 else math.nan  # a counter that decreased was reset by its driver
+            # A counter that decreased was reset by its driver.
+            return joules if 0 <= joules <= HIGHEST["energy_j"] else math.nan
     return math.nan
 
 

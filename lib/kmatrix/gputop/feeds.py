@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.events import GpuEvents, TimeOf
 from kmatrix.gpu.nvml.facts import DeviceFacts
@@ -88,7 +88,7 @@ class AttachedFeed:
         self._started = self._recording.header.get("started")
         self._events = events_of(self._run, self._recording)
         self._extras, self._processes = RecordedExtras(self._run.gpu_stats_multi), _processes_of(self._recording)
-        self._known = 0
+        self._known = self._damaged = 0  # records
         self._newest: ScreenSample | None = None
         self._progress = ProgressReader(_whole_run(self._run))
 
@@ -102,16 +102,16 @@ class AttachedFeed:
     def poll(self, history: History) -> ScreenSample | None:
         recording = read_samples(self._run.gpu_samples, first=self._known)
         if recording.header.get("started") != self._started:  # the recorder started a new file, for other GPUs
-            self._started, self._known = recording.header.get("started"), 0
+            self._started, self._known, self._damaged = recording.header.get("started"), 0, 0
             recording = read_samples(self._run.gpu_samples)
             self._events = events_of(self._run, recording)
             self._processes.close()
             self._processes = _processes_of(recording)
             history.clear()
+        self._known, self._damaged = self._known + recording.records, self._damaged + recording.damaged
         count = len(recording)
         if count:
             # After a pause, or at the start, only the last minute is on the screen.
-            self._known += count
             clock = RecordingClock(recording)
             add(recording, clock.index_from(clock.length - SPAN_S), count, history)
             newest = sample_of(recording, count - 1, self._events, math.inf)
@@ -148,14 +148,15 @@ class AttachedFeed:
         return _alerts(self._run, rows, self.limits, self.now())
 
     def notices(self) -> tuple[str, ...]:
+        damage = damage_note(self._run.gpu_samples, self._damaged)
         if self._newest is None:
-            return ("no sample yet",)
+            return ("no sample yet", *damage)
         quiet = self.now() - self._newest.snapshot.time
         if quiet < QUIET_S:
-            return other_nodes(self._run)
+            return (*other_nodes(self._run), *damage)
         if _has_ended(self._run):
-            return (f"recording ended: replay it with --replay {self._run.path}",)
-        return (f"no new sample for {quiet:.0f} s: the recorder is slow or has exited",)
+            return (f"recording ended: replay it with --replay {self._run.path}", *damage)
+        return (f"no new sample for {quiet:.0f} s: the recorder is slow or has exited", *damage)
 
     def close(self) -> None:
         self._processes.close()
@@ -175,7 +176,12 @@ class ReplayFeed:
         self.title = title_of(self._run)
         self._recording = read_samples(self._run.gpu_samples)
         if not len(self._recording):
-            raise RecordError(f"{self._run.gpu_samples} contains no sample", hint="attach with --run")
+            why = "".join(damage_note(self._run.gpu_samples, self._recording.damaged))
+            raise RecordError(
+                f"{self._run.gpu_samples} contains no sample",
+                why=why,
+                hint="record again" if why else "attach with --run",
+            )
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
         self._time = RecordingClock(self._recording)
         self._extras = RecordedExtras(self._run.gpu_stats_multi)
@@ -229,7 +235,7 @@ class ReplayFeed:
         return _alerts(self._run, rows, self.limits, self.now())
 
     def notices(self) -> tuple[str, ...]:
-        return ()
+        return damage_note(self._run.gpu_samples, self._recording.damaged)
 
     def close(self) -> None:
         return
@@ -256,11 +262,18 @@ def run_dir(path: Path) -> RunDir:
     if RunDir(path).gpu_samples.is_file():
         return RunDir(path)
     recorded = [run.path for run in MatrixDir(path).runs() if run.gpu_samples.is_file()] if path.is_dir() else []
-    raise RecordError(
-        f"{path} contains no {RunDir(path).gpu_samples.name}",
-        why="it is a matrix" if recorded else "it was not recorded",
-        hint=f"pass one of its runs: {', '.join(map(str, recorded[:5]))}" if recorded else "pass a run directory",
-    )
+    hint = "pass a run directory"
+    if recorded:
+        why, hint = "it is a matrix", f"pass one of its runs: {', '.join(map(str, recorded[:5]))}"
+    elif path.is_dir():
+        why = "it was not recorded"
+    elif path.exists():
+        why = "it is a file"
+        if path.name == RunDir(path).gpu_samples.name:
+            hint = f"pass its run directory: {path.parent}"
+    else:
+        why = "it does not exist"
+    raise RecordError(f"{path} contains no {RunDir(path).gpu_samples.name}", why=why, hint=hint)
 
 
 def title_of(run: RunDir) -> str:

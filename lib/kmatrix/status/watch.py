@@ -358,7 +358,7 @@ class GpuTail:
         self._file: int | None = None  # its inode: another recording has the same name if the GPUs have changed
         self._known = 0  # samples
         with suppress(RecordError, OSError):
-            self._known, self._file = len(read_samples(run.gpu_samples)), run.gpu_samples.stat().st_ino
+            self._known, self._file = read_samples(run.gpu_samples).records, run.gpu_samples.stat().st_ino
         self._newest: Recording | None = None
         self._seen = -math.inf  # monotonic seconds of the read that found the newest sample
         self._busy: list[list[tuple[float, float]]] = []  # per GPU: time, utilization
@@ -383,7 +383,7 @@ class GpuTail:
             self._events = GpuEvents(self._run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in gpus))
 
         # Keep the newest recording with a sample, and refuse it when it is too old.
-        self._known += len(recording)
+        self._known += recording.records
         if len(recording):
             self._newest, self._seen = recording, clock
         newest = self._newest
@@ -397,7 +397,7 @@ class GpuTail:
         states, memory = [], []
         for at, gpu in enumerate(gpus):
             busy = self._utilization(at, recording)
-            last = {name: _known(column[-1]) for name, column in newest.columns[at].items()}
+            last = newest.values(at, -1)
             if last["memory_used"] is not None:
                 memory.append(last["memory_used"])
             # Before the first event, all GPUs count as present.
@@ -409,8 +409,8 @@ class GpuTail:
 
     def _utilization(self, at: int, recording: Recording) -> float | None:
         """Add the new values of a GPU, and return its mean utilization over the window, None before it is full."""
-        column = recording.columns[at]["utilization"]
-        values = [(time, value) for time, value in zip(recording.times, column, strict=True) if not math.isnan(value)]
+        column, (low, high) = recording.columns[at]["utilization"], recording.limits[at]["utilization"]
+        values = [(time, value) for time, value in zip(recording.times, column, strict=True) if low <= value <= high]
         window = [*self._busy[at], *values]
         if not window:
             return None
@@ -474,10 +474,6 @@ def _waiting(run: RunDir) -> tuple[float | None, int | None]:
     if ranks is None or ranks.slowest_share < STRAGGLER_SHARE:
         return None, None
     return 100.0 * ranks.waiting, ranks.slowest
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 class AlertTracker:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import environment
+from gpu_factory import damage, overwrite
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile, read_samples
+from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.json_array import JsonArrayFile, PublishedArrayFile, open_published
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate, csv_header, csv_row, legacy, multi
 from stats_reader import read_stats
@@ -224,12 +227,13 @@ from pathlib import Path
 from kmatrix.gpu.formats.binary import SampleFile; from kmatrix.gpu.formats.json_array import JsonArrayFile
 folder = Path(sys.argv[1])
 header = {"gpus": [{"gpu_index": 0, "gpu_name": "A", "uuid": "a"}], "device_type": "nvidia", "simulated": False}
+header["started"] = {"wall": 1.0, "monotonic": 0.0}
 array, samples = JsonArrayFile(folder / "a.json"), SampleFile(folder / "s.bin", header)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 refused = 0
 for n in range(200):
     row = [float(n)] * 7
-    for write in (lambda: array.append({"n": n, "text": "x" * 50}), lambda: samples.append(float(n), 0.0, row)):
+    for write in (lambda: array.append({"n": n, "text": "x" * 50}), lambda: samples.append(float(n + 1), 0.0, row)):
         try:
             write()
         except OSError:
@@ -245,7 +249,7 @@ samples.append(1000.0, 0.0, [1.0] * 7)
     assert numbers == [*range(len(numbers) - 1), 1000]
     assert len(numbers) > 10
     times = list(read_samples(tmp_path / "s.bin").times)
-    assert times == [*map(float, range(len(times) - 1)), 1000.0]
+    assert times == [*map(float, range(1, len(times))), 1000.0]
     assert len(times) > 10
 
 
@@ -500,3 +504,78 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     assert count == 10_000
     assert path.stat().st_size > 30_000_000
     assert kib < 30_000
+
+
+NAN, HUGE = struct.pack("<d", math.nan), struct.pack("<d", 1e300)
+ONES, TEXT = b"\xff" * 88, b"the text of another file" * 4
+
+
+@pytest.mark.parametrize("data", [bytes(88), NAN * 11, HUGE * 11, ONES, TEXT[:88]])
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (4, 5), (95, 5), (0, 100)])
+def test_damaged_records_are_left_out_and_counted(tmp_path, data, first, count):
+    path = tmp_path / "s.bin"
+    write_samples(path, 100)
+    whole = read_samples(path)
+    times, memory = list(whole.times), list(whole.columns[1]["memory_used"])
+    damage(path, first, count, data)
+    recording = read_samples(path)
+    kept = [at for at in range(100) if not first <= at < first + count]
+    assert (len(recording), recording.damaged, recording.records) == (100 - count, count, 100)
+    assert list(recording.times) == [times[at] for at in kept]
+    column = recording.columns[1]["memory_used"]
+    assert [column[at] for at in range(-len(kept), len(kept))] == [memory[at] for at in kept] * 2
+    assert list(column[2:9]) == [memory[at] for at in kept][2:9]
+    assert list(column[2:9:3]) == [memory[at] for at in kept][2:9:3]
+    assert list(column[-3:]) == [memory[at] for at in kept][-3:]
+    assert not len(column[200:])
+    assert [snapshot.time for snapshot in recording.snapshots()] == [times[at] for at in kept]
+    assert RecordingClock(recording).length == (times[kept[-1]] - times[kept[0]] if kept else 0)
+
+
+def test_a_record_is_damaged_if_one_of_its_two_clocks_is(tmp_path):
+    path = tmp_path / "s.bin"
+    write_samples(path, 10)
+    for at, place in ((2, 0), (4, 8)):
+        content = bytearray(path.read_bytes())
+        begin = 12 + struct.unpack("<I", content[8:12])[0] + 88 * at + place
+        content[begin : begin + 8] = NAN
+        path.write_bytes(content)
+    assert list(read_samples(path).times) == [1000.0 + at / 8 for at in range(10) if at not in {2, 4}]
+
+
+def test_damaged_records_are_counted_when_a_growing_recording_is_read(tmp_path):
+    path = tmp_path / "s.bin"
+    write_samples(path, 10)
+    damage(path, 3, 2)
+    known = read_samples(path).records
+    write_samples(path, 4)
+    assert list(read_samples(path, known).times) == [1000.0, 1000.125, 1000.25, 1000.375]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 3e38, -5000.0])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_value_that_cannot_be_true_is_unknown(tmp_path, column, value):
+    path = tmp_path / "s.bin"
+    write_samples(path, 3)
+    overwrite(path, 1, column, value, gpu=1)
+    recording = read_samples(path)
+    assert [getattr(recording.snapshot(at).samples[1], column) is None for at in range(3)] == [False, True, False]
+
+
+def test_memory_above_that_of_the_gpu_is_unknown_but_not_its_rounding(tmp_path):
+    for total, used in ((81_559.126, 81_559.126), (100.0, 101.0)):
+        gpus = [{**HEADER["gpus"][0], "memory_total": total}]
+        file = SampleFile(tmp_path / f"{total}.bin", {**HEADER, "gpus": gpus})
+        file.append(1000.0, 50.0, [1.0, used, 1.0, 1.0, 1.0, 1.0, 1.0])
+        file.close()
+        (sample,) = read_samples(tmp_path / f"{total}.bin").snapshot(0).samples
+        assert (sample.memory_used is None) == (used > total)
+
+
+@pytest.mark.parametrize("size", [8, 11])
+@pytest.mark.parametrize("magic", [b"KMXGPU1\n", b"KMXGPU2\n"])
+def test_a_recording_that_ends_in_its_header_is_damaged_and_not_newer(tmp_path, magic, size):
+    (tmp_path / "s.bin").write_bytes((magic + b"123456")[:size])
+    with pytest.raises(RecordError, match="has a damaged header") as caught:
+        read_samples(tmp_path / "s.bin")
+    assert caught.value.why == f"it ends after {size} bytes"

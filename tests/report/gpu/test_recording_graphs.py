@@ -13,6 +13,7 @@ import matplotlib.style
 import pytest
 
 from figure_layout import layout_problems
+from gpu_factory import damage, overwrite
 from gputop_values import ROOT, SCRIPT, Recorder
 from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.gpu.graphs.recordings import (
@@ -180,3 +181,37 @@ def test_memory_is_in_gib_with_its_capacity(tmp_path):
     recording = read_recording(original(tmp_path / "a.json"))
     assert recording.capacity == 24.0
     assert recording.ranges["memory_used"][0].least == pytest.approx(9000 / 1024)
+
+
+@pytest.mark.parametrize("column", ["power", "temperatures", "memory_used", "utilization"])
+@pytest.mark.parametrize("value", [1e308, 1e30, -5000.0])
+def test_values_that_cannot_be_true_are_not_drawn(here, capsys, column, value):
+    path = original(here / "a.json", gpus=2)
+    entries = json.loads(path.read_text())
+    entries[5]["multi_gpu_data"][1][column] = {"junction": value} if column == "temperatures" else value
+    path.write_text(json.dumps(entries))
+    assert main(["--gen-graph", str(path)]) == 0
+    assert drawn(here / "a_plot.png")
+    out = capsys.readouterr().out
+    kind = "negative value" if value < 0 else "value"
+    assert f"note       1 {kind} of {column.removesuffix('s')}" in out
+    assert max(map(len, out.splitlines())) < 160
+
+
+def test_a_damaged_recording_is_drawn_without_its_damaged_samples(here, capsys):
+    Recorder(here / "run").write(60, utilization=60.0)
+    damage(here / "run" / "gpu_samples.bin", 20, 10)
+    overwrite(here / "run" / "gpu_samples.bin", 40, "memory_used", math.inf)
+    assert main(["--gen-graph", "run"]) == 0
+    assert drawn(here / "run" / "run_plot.png")
+    out = capsys.readouterr().out
+    assert "samples    50 in 29.5 s" in out
+    assert "gpu_samples.bin is damaged: 10 samples left out; 1 value of memory_used above" in out
+
+
+def test_a_folder_without_a_recording_is_refused_with_a_hint(here, capsys):
+    (here / "run").mkdir()
+    assert run(["--gen-graph", "run"]) == 2
+    error = capsys.readouterr().err
+    assert "run contains no gpu_samples.bin" in error
+    assert "hint: pass the directory of a recorded run" in error

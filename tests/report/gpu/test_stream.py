@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
 import tracemalloc
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_factory import FakeGpus, record, summary_of, write_foreign, write_samples
+from gpu_factory import FakeGpus, damage, overwrite, record, summary_of, write_foreign, write_samples
 from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.records.files import append_jsonl, write_json
@@ -334,3 +335,83 @@ def test_a_gpu_that_is_missing_for_some_time_has_no_energy_and_no_mean_power(tmp
     assert (gpu.devices[1].joules, gpu.joules, gpu.mean_power) == (None, None, None)
     assert gpu.devices[0].joules == pytest.approx(59 * 150)
     assert any(note.startswith("GPU 1 did not respond for 10.") for note in gpu.notes)
+
+
+# Binary recordings that are damaged, or have values that cannot be true
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(1, 59.0), (4, 54.0)])  # a longer hole is a gap, as after a kill
+def test_a_hole_of_zeros_changes_neither_energy_nor_the_timeline(tmp_path, count, seconds):
+    run = RunDir(tmp_path / "gpt2_adamw")
+    record(run, FakeGpus(counter=True))
+    run.gpu_summary.unlink()
+    whole = add_timeline(run, read_gpu(run, TrainingTotals()))
+    damage(run.gpu_samples, 28, count)
+    gpu = add_timeline(run, read_gpu(run, TrainingTotals()))
+    assert (gpu.joules, gpu.seconds, gpu.samples) == (whole.joules, seconds, 60 - count)
+    assert gpu.timeline[-1].seconds == whole.timeline[-1].seconds == 59
+    assert gpu.notes[-1].startswith("gpu_samples.bin is damaged: ")
+    assert gpu.balance("memory_used") is not None
+
+
+@pytest.mark.parametrize("column", ["memory_used", "utilization", "power", "temperature", "sm_clock", "energy_j"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 3e38, -5000.0])
+def test_impossible_values_of_a_binary_recording_are_unknown(tmp_path, column, value):
+    run = RunDir(tmp_path / "gpt2_adamw")
+    record(run, FakeGpus(counter=True))
+    run.gpu_summary.unlink()
+    overwrite(run.gpu_samples, 30, column, value)
+    gpu = add_timeline(run, read_gpu(run, TrainingTotals()))
+    assert gpu.joules == 4 * 59 * 150.0
+    kind = "1 negative value" if value < 0 else "1 value"
+    assert any(note.startswith(f"gpu_samples.bin: {kind} of {column}") for note in gpu.notes)
+    assert gpu.balance("memory_used") is None
+    device = gpu.devices[0]
+    if column != "energy_j":
+        assert getattr(device, column).count == 59
+        assert getattr(device, column).maximum < 15_000
+    assert all(0 < value < 15_000 for point in gpu.timeline for value in point.memory if value is not None)
+    drawn, _ = draw("m", [RunGpus(name="a", optimizer="adamw", status="", gpu=gpu)], tmp_path)
+    assert drawn
+
+
+def test_a_recording_that_ends_in_random_bytes_keeps_its_first_samples(tmp_path):
+    run = RunDir(tmp_path / "gpt2_adamw")
+    record(run, FakeGpus(counter=True))
+    run.gpu_summary.unlink()
+    damage(run.gpu_samples, 30, 30, random.Random(3).randbytes(30 * 152))
+    gpu = read_gpu(run, TrainingTotals())
+    assert (gpu.samples, gpu.seconds, gpu.joules) == (30, 29.0, 4 * 29 * 150.0)
+    assert "gpu_samples.bin is damaged: 30 samples left out" in gpu.notes
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"KMXGPU2\n\xff"])
+def test_an_unreadable_recording_is_reported_with_and_without_a_summary(tmp_path, data):
+    run = RunDir(tmp_path / "gpt2_adamw")
+    record(run, FakeGpus())
+    run.gpu_samples.write_bytes(data)
+    gpu = read_gpu(run, TrainingTotals())
+    assert len(gpu.devices) == 4
+    (note,) = [note for note in gpu.notes if "gpu_samples.bin" in note]
+    assert note.endswith("phases and training alone are unknown")
+    for path in (run.gpu_summary, run.gpu_stats, run.gpu_stats_multi):
+        path.unlink()
+    gpu = read_gpu(run, TrainingTotals())
+    assert not gpu.devices
+    (note,) = gpu.notes
+    assert note.startswith("gpu_samples.bin ")
+    assert str(tmp_path) not in note
+
+
+def test_errors_in_a_recording_next_to_a_periodic_summary_are_reported_once(tmp_path):
+    run = RunDir(tmp_path / "gpt2_adamw")
+    record(run, FakeGpus(), final=False, summary={"samples": 30})
+    overwrite(run.gpu_samples, 40, "power", math.inf)
+    damage(run.gpu_samples, 50, 2)
+    gpu = read_gpu(run, TrainingTotals())
+    notes = [note for note in gpu.notes if note.startswith("gpu_samples.bin")]
+    assert notes == [
+        "gpu_samples.bin is damaged: 2 samples left out",
+        "gpu_samples.bin: 1 value of power above what a GPU has: unknown instead",
+    ]
+    assert gpu.balance("memory_used") is None

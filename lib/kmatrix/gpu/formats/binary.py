@@ -18,16 +18,20 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.json_array import write_at
+from kmatrix.gpu.formats.limits import Limits, limits_of, time_limits
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.gpu.formats.sound import SoundRecords, sound_ranges
 from kmatrix.gpu.formats.summary import HeaderRecord
 from kmatrix.own_file import open_own, read_descriptor
 from kmatrix.records.decode import convert, decode_line
+from kmatrix.records.files import finite
+from kmatrix.text import plural
 
 MAGIC, MAGIC_1 = b"KMXGPU2\n", b"KMXGPU1\n"
 SCHEMA = 2
@@ -72,21 +76,42 @@ class RecordingHeader(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The content of gpu_samples.bin. Times and values are views of the mapped file, nothing is copied."""
+    """The content of gpu_samples.bin. Times and values are views of the mapped file, nothing is copied.
+
+    Records whose times cannot be true are left out: those that a power loss replaced by zeros, for example.
+    """
 
     header: RecordingHeader
     times: Sequence[float]  # Unix s; go back when the clock of the machine is set back
-    columns: tuple[Mapping[str, Sequence[float]], ...]  # per GPU of header["gpus"]: name -> values, NaN: unknown
+    # Per GPU of header["gpus"]: name -> values. NaN, and what is outside of the limits: unknown.
+    columns: tuple[Mapping[str, Sequence[float]], ...]
     first: int = 0  # number of records skipped
     lost_bytes: int = 0  # size of an incomplete last record
     monotonic: Sequence[float] | None = None  # s, restarts when the machine boots; None in files of version 0.1
     host_joules: Sequence[float] | None = None  # J of the host since the recording began; None in files of version 0.1
+    damaged: int = 0  # number of records left out
+    limits: tuple[Mapping[str, Limits], ...] = ()  # per GPU: name -> lowest and highest possible value
 
     def __len__(self) -> int:
         return len(self.times)
 
+    @property
+    def records(self) -> int:
+        """The number of complete records after the skipped ones, with the damaged ones."""
+        return len(self) + self.damaged
+
+    def values(self, gpu: int, index: int) -> dict[str, float | None]:
+        """Return the values of one sample of a GPU, by its place in the header. None: unknown."""
+        limits = self.limits[gpu]
+        found: dict[str, float | None] = {}
+        for name, column in self.columns[gpu].items():
+            (low, high), value = limits[name], column[index]
+            found[name] = value if low <= value <= high else None
+        return found
+
     def snapshot(self, index: int) -> Snapshot:
         """Return one sample of all GPUs. `energy_j` counts from the start of the recording."""
+        rows = [self.values(gpu, index) for gpu in range(len(self.columns))]
         samples = tuple(
             GpuSample(
                 gpu_index=int(gpu["gpu_index"]),
@@ -94,9 +119,9 @@ class Recording:
                 uuid=str(gpu.get("uuid") or ""),
                 memory_total=gpu.get("memory_total"),
                 power_limit=gpu.get("power_limit"),
-                **_known(columns, index),
+                **cast(dict[str, Any], {name: values[name] for name in COLUMNS if name in values}),
             )
-            for gpu, columns in zip(self.header["gpus"], self.columns, strict=True)
+            for gpu, values in zip(self.header["gpus"], rows, strict=True)
         )
         monotonic = None if self.monotonic is None else self.monotonic[index]
         return Snapshot(time=self.times[index], monotonic=monotonic, samples=samples)
@@ -168,7 +193,8 @@ class SampleFile:
 def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recording:
     """Read gpu_samples.bin, also while it is being written. Raises RecordError.
 
-    `first`: number of records to skip. An incomplete last record is omitted; its size is in `lost_bytes`.
+    `first`: number of records to skip, damaged ones included. An incomplete last record is omitted; its size is in
+    `lost_bytes`.
     `mapped`: without a copy in memory; the process is killed if a disk then fails to read a part of it.
     """
     try:
@@ -201,15 +227,54 @@ def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recordin
         values, width = (doubles, 8) if form == "d" else (floats, 4)
         return values[offset // width :: layout.record // width]
 
+    times, monotonic, joules = column("d", 0), None, None
+    if layout.before == BEFORE:
+        monotonic, joules = column("d", 8), column("d", 16)
     columns = tuple(
         {name: column(form, offset + gpu * layout.device) for name, form, offset in layout.columns}
         for gpu in range(len(header["gpus"]))
     )
-    lost = max(0, size - begin) - layout.record * whole
-    monotonic, joules = (column("d", 8), column("d", 16)) if layout.before == BEFORE else (None, None)
-    return Recording(
-        header, column("d", 0), columns, first=first, lost_bytes=lost, monotonic=monotonic, host_joules=joules
+    recording = Recording(
+        header,
+        times,
+        columns,
+        first=first,
+        lost_bytes=max(0, size - begin) - layout.record * whole,
+        monotonic=monotonic,
+        host_joules=joules,
+        limits=_limits(header),
     )
+    started = header.get("started")
+    began = finite(started.get("wall")) if isinstance(started, dict) else None
+    ranges = sound_ranges(times, time_limits(began), monotonic)
+    return recording if ranges == [(0, whole)] or not whole else _without_damaged(recording, SoundRecords(ranges))
+
+
+def _without_damaged(recording: Recording, sound: SoundRecords) -> Recording:
+    """Return the sound records of a recording."""
+    monotonic, joules = recording.monotonic, recording.host_joules
+    return replace(
+        recording,
+        times=sound.of(recording.times),
+        columns=tuple({name: sound.of(values) for name, values in gpu.items()} for gpu in recording.columns),
+        monotonic=None if monotonic is None else sound.of(monotonic),
+        host_joules=None if joules is None else sound.of(joules),
+        damaged=len(recording) - len(sound),
+    )
+
+
+def _limits(header: RecordingHeader) -> tuple[Mapping[str, Limits], ...]:
+    """Return the limits of each column of each GPU."""
+    is_rank = header.get("device_type") == "cpu"
+    return tuple(
+        {name: limits_of(name, gpu.get("memory_total"), is_rank=is_rank) for name in header["columns"]}
+        for gpu in header["gpus"]
+    )
+
+
+def damage_note(path: Path, damaged: int) -> tuple[str, ...]:
+    """Return the note about the damaged records of a recording, none without any."""
+    return (f"{path.name} is damaged: {plural(damaged, 'sample')} left out",) if damaged else ()
 
 
 def _read_all(path: Path, file: int, size: int) -> bytes:
@@ -271,6 +336,8 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
     """Return the header and the offset of the first record."""
     begin = os.pread(file, len(MAGIC) + _LENGTH.size, 0)
     if begin[: len(MAGIC)] not in (MAGIC, MAGIC_1) or len(begin) < len(MAGIC) + _LENGTH.size:
+        if begin.startswith((MAGIC, MAGIC_1)):
+            raise RecordError(f"{path} has a damaged header", why=f"it ends after {plural(len(begin), 'byte')}")
         # The digit counts incompatible layouts: say so instead of "not a recording".
         if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
             raise SchemaError(
@@ -324,11 +391,3 @@ def _free_name(path: Path) -> Path:
 
 def _without(header: RecordingHeader, key: str) -> dict[str, object]:
     return {name: value for name, value in header.items() if name != key}
-
-
-def _known(columns: Mapping[str, Sequence[float]], index: int) -> dict[str, Any]:
-    return {name: _none(values[index]) for name, values in columns.items() if name in COLUMNS}
-
-
-def _none(value: float) -> float | None:
-    return None if math.isnan(value) else value

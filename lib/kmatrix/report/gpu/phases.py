@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, sub
@@ -10,6 +9,7 @@ from operator import itemgetter, sub
 from kmatrix.curves.make import read_curves
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
+from kmatrix.gpu.formats.limits import HIGHEST
 from kmatrix.records.decode import decode_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, read_result
@@ -149,8 +149,8 @@ def joules_of_spans(
 
 def _increases(energy: Sequence[float]) -> list[float | None]:
     """Return the increase from each even to the next odd value of an energy counter, None if one is unknown."""
-    differences = map(sub, energy[1::2], energy[::2])
-    return [None if math.isnan(each) else max(0.0, each) for each in differences]
+    differences, highest = map(sub, energy[1::2], energy[::2]), HIGHEST["energy_j"]
+    return [max(0.0, each) if abs(each) <= highest else None for each in differences]
 
 
 def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.devices import EXTRA_METRICS
-from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
+from kmatrix.gpu.formats.limits import Limits
 from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEntry, SummaryFile
 from kmatrix.gpu.recorder.summary import SILENT_S
 from kmatrix.records.decode import decode_lines, decode_optional
@@ -131,6 +132,8 @@ def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
     numbers = _from_summary(run_dir) or _from_samples(run_dir) or _from_text(run_dir, device)
     if numbers and numbers.devices:
         return _with_xids(with_earlier(run_dir, numbers), decode_lines(run_dir.gpu_events, EventLine))
+    if numbers is None and (damage := _damage(run_dir)):
+        numbers = replace(_no_devices(device), notes=(damage,))
     events = decode_lines(run_dir.gpu_events, EventLine)
     reasons = [event.text or "" for event in events if event.event == NOTHING_RECORDED]
     if not reasons:
@@ -189,6 +192,22 @@ def _of_node(node: NodeDir, totals: TrainingTotals, leader: Mapping[int, Leader]
     if numbers is None or not numbers.devices:
         return numbers
     return _add_training(node.recording, numbers, running=totals.running, leader=leader)
+
+
+def _damage(run_dir: RunDir) -> str:
+    """Return why gpu_samples.bin cannot be used, empty if it can, or does not exist."""
+    if not run_dir.gpu_samples.exists():
+        return ""
+    try:
+        recording = read_samples(run_dir.gpu_samples)
+    except RecordError as error:
+        return _without_folder(run_dir, error)
+    return "" if len(recording) else "".join(damage_note(run_dir.gpu_samples, recording.damaged))
+
+
+def _without_folder(run_dir: RunDir, error: RecordError) -> str:
+    """Return an error of a file in the directory of a run, with its name only."""
+    return f"{error.what}{error.why and f': {error.why}'}".replace(f"{run_dir.path}/", "")
 
 
 def _no_devices(device: str) -> GpuNumbers:
@@ -354,9 +373,14 @@ def _add_training(
     """
     try:
         recording = read_samples(run_dir.gpu_samples) if run_dir.gpu_samples.exists() else None
-    except RecordError:
+    except RecordError as error:
+        note = f"{_without_folder(run_dir, error)}: phases and training alone are unknown"
+        return replace(numbers, notes=(*numbers.notes, note)) if numbers.devices else numbers
+    if recording is None:
         return numbers
-    if recording is None or not len(recording):
+    damage = [note for note in damage_note(run_dir.gpu_samples, recording.damaged) if note not in numbers.notes]
+    numbers = replace(numbers, notes=(*numbers.notes, *damage))
+    if not len(recording):
         return numbers
     clock = RecordingClock(recording)
     numbers = replace(numbers, notes=(*numbers.notes, *restart_notes(run_dir, recording, clock)))
@@ -380,21 +404,21 @@ def _training(
     spans = merged_spans(phases)
     inside = [at for begin, end in spans for at in range(clock.index_from(begin), clock.index_from(end))]
     columns = {
-        (int(gpu["gpu_index"]), str(gpu.get("uuid") or "")): values
-        for gpu, values in zip(recording.header["gpus"], recording.columns, strict=True)
+        (int(gpu["gpu_index"]), str(gpu.get("uuid") or "")): (values, limits)
+        for gpu, values, limits in zip(recording.header["gpus"], recording.columns, recording.limits, strict=True)
     }
     devices = []
     for device in numbers.devices:
-        values = columns.get((device.gpu_index, device.uuid))
-        if values is None:
+        known = columns.get((device.gpu_index, device.uuid))
+        if known is None:
             return None  # the recording is of other devices than the numbers
-        devices.append(_without(device, values, inside))
+        devices.append(_without(device, *known, inside))
     if not any(device.memory_used or device.utilization for device in devices):
         return None
-    known = {(phase.begin, phase.end): phase.joules for phase in phases}  # most spans are a single phase
-    overlapping = [span for span in spans if span not in known]
-    known.update(zip(overlapping, joules_of_spans(recording, clock, overlapping), strict=True))
-    energy = complete_sum([known[span] for span in spans])
+    joules = {(phase.begin, phase.end): phase.joules for phase in phases}  # most spans are a single phase
+    overlapping = [span for span in spans if span not in joules]
+    joules.update(zip(overlapping, joules_of_spans(recording, clock, overlapping), strict=True))
+    energy = complete_sum([joules[span] for span in spans])
     seconds = None if numbers.seconds is None else numbers.seconds - math.fsum(end - begin for begin, end in spans)
     return PeriodNumbers(
         devices=tuple(devices),
@@ -405,14 +429,20 @@ def _training(
     )
 
 
-def _without(device: DeviceNumbers, columns: Mapping[str, Sequence[float]], samples: Sequence[int]) -> DeviceNumbers:
-    """Return the numbers of a device without these samples."""
+def _without(
+    device: DeviceNumbers,
+    columns: Mapping[str, Sequence[float]],
+    limits: Mapping[str, Limits],
+    samples: Sequence[int],
+) -> DeviceNumbers:
+    """Return the numbers of a device without these samples. limits: of the columns."""
     values_of = itemgetter(*samples, 0) if samples else None  # in C, and with the first sample always a tuple
     rest: dict[str, Statistics | None] = {}
     for name in QUANTITIES:
         whole, part = getattr(device, name), RunningStats()
         if name in columns and values_of is not None:
-            part.add(values_of(columns[name])[:-1])
+            low, high = limits[name]
+            part.add([value for value in values_of(columns[name])[:-1] if low <= value <= high])
         rest[name] = None if whole is None or whole.count <= part.count else _rest(whole, part)
     return replace(device, **rest, joules=None)  # type: ignore[arg-type]
 

@@ -11,9 +11,11 @@ from operator import add, le, lt, mul, sub
 from pathlib import Path
 
 from kmatrix.errors import RecordError, SchemaError
-from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.columns import MEASURED, DeviceColumns, SampleBlock, read_columns
+from kmatrix.gpu.formats.limits import Limits, limits_of
+from kmatrix.gpu.formats.sound import as_list
 from kmatrix.gpu.formats.text import ReadErrors
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, GAP_S, NO_POWER, NO_RESPONSE, SILENT_S
 from kmatrix.records.paths import RunDir
@@ -30,10 +32,6 @@ EXCLUDED = (EXCLUDED_ATTEMPT, "an earlier attempt is not in these numbers")
 MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16  # rows in memory at once
 MAX_TIMELINE_POINTS = 1024  # about one per pixel of a graph
-NOT_NEGATIVE = ("memory_used", "utilization", "power")  # quantities of which a negative value is an error
-# What no GPU has: percent, W, MiB, degrees C, MHz. Values above it are errors, and sums of squares of the largest
-# floats overflow.
-HIGHEST = {"utilization": 100.0, "power": 1e5, "memory_used": 1e8, "temperature": 1e3, "sm_clock": 1e5}
 
 
 def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
@@ -56,14 +54,20 @@ def read_binary(path: Path) -> GpuNumbers:
     # The recorder writes no energy after a part of it became unknown; that of version 0.1 did.
     ends_unknown = recording.monotonic is not None
     ranks = header.get("device_type") == CPU
-    numbers = numbers_of(sample_blocks(recording), path.name, cpu=ranks, complete_energy=ends_unknown)
+    checks = Checks(cpu=ranks)
+    blocks = map(checks.possible, sample_blocks(recording))
+    numbers = numbers_of(blocks, path.name, cpu=ranks, complete_energy=ends_unknown)
+    errors = [f"{path.name}: {error}" for error in checks.errors()]
     by_index = {int(gpu["gpu_index"]): gpu.get("rank") for gpu in header["gpus"]}
     joules = numbers.joules
     if all(device.joules is None for device in numbers.devices) and recording.host_joules is not None:
-        known = [value for value in recording.host_joules[-1:] if not math.isnan(value)]
+        low, high = limits_of("energy_j")
+        known = [value for value in recording.host_joules[-1:] if low <= value <= high]
         joules = known[0] if known else None
     return replace(
         numbers,
+        notes=(*damage_note(path, recording.damaged), *numbers.notes, *errors),
+        consistent=not errors,
         devices=tuple(replace(device, rank=by_index.get(device.gpu_index)) for device in numbers.devices),
         device_type=str(header.get("device_type") or ""),
         simulated=bool(header.get("simulated")),
@@ -156,7 +160,7 @@ def _gaps(numbers: Sequence[DeviceNumbers], devices: Mapping[int, _Device]) -> I
 
 @dataclass(slots=True, kw_only=True)
 class Checks:
-    """Removes values from a foreign recording that cannot be true, and counts them. cpu: its devices are ranks."""
+    """Removes values from a recording that cannot be true, and counts them. cpu: its devices are ranks."""
 
     cpu: bool = False
     _last: float = -math.inf  # Unix s, time of the last sample
@@ -176,6 +180,10 @@ class Checks:
             keep = [row for row, (before, after) in enumerate(pairwise(times)) if after != before]
             self._same += len(block) - len(keep)
             block = _rows_of(block, keep)
+        return self.possible(block)
+
+    def possible(self, block: SampleBlock) -> SampleBlock:
+        """Return a block with NaN in place of impossible values."""
         return replace(block, parts=tuple(map(self._possible, block.parts)))
 
     def errors(self) -> Iterator[str]:
@@ -194,25 +202,26 @@ class Checks:
     def _possible(self, part: DeviceColumns) -> DeviceColumns:
         """Return the columns of a device with NaN in place of impossible values."""
         found = {}
-        for name in NOT_NEGATIVE:
-            values, most = part.columns[name], self._most(name, part)
-            if values and min(values) >= 0 and max(values) <= most:  # also false if the first value is NaN
+        is_rank = self.cpu or part.gpu_name.startswith(RANK_NAME)
+        for name, values in part.columns.items():
+            low, high = limits_of(name, part.memory_total, is_rank=is_rank)
+            if _all_possible(values, (low, high)):
                 continue
             for counts, number in (
-                (self._negative, sum(value < 0 for value in values)),
-                (self._above, sum(value > most for value in values)),
+                (self._negative, sum(value < low for value in values)),
+                (self._above, sum(value > high for value in values)),
             ):
                 if number:
                     counts[name] = counts.get(name, 0) + number
-                    found[name] = [value if 0 <= value <= most else math.nan for value in values]
+            found[name] = [value if low <= value <= high else math.nan for value in values]
         return replace(part, columns={**part.columns, **found}) if found else part
 
-    def _most(self, name: str, part: DeviceColumns) -> float:
-        """Return the highest possible value of a quantity."""
-        if name == "memory_used" and part.memory_total:
-            return min(part.memory_total, HIGHEST[name])
-        # The utilization of a rank is 100 per busy core.
-        return math.inf if name == "utilization" and self.cpu else HIGHEST[name]
+
+def _all_possible(values: Floats, limits: Limits) -> bool:
+    """Return whether each value is unknown or within its limits."""
+    # In C. A column whose first value is NaN has no minimum, and many columns have no other value.
+    known = values if values and not math.isnan(values[0]) else [value for value in values if not math.isnan(value)]
+    return not known or (limits[0] <= min(known) and max(known) <= limits[1])
 
 
 def _rows_of(block: SampleBlock, keep: Sequence[int]) -> SampleBlock:
@@ -252,6 +261,8 @@ def with_newer_samples(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
         total_mean=newer.total_mean,
         total_max=newer.total_max,
         joules=numbers.joules if newer.joules is None else newer.joules,
+        consistent=newer.consistent,
+        notes=(*numbers.notes, *_errors_of(run_dir.gpu_samples, newer)),
     )
 
 
@@ -268,8 +279,15 @@ def with_earlier(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
         except RecordError as error:
             numbers = replace(numbers, notes=(*numbers.notes, error.what.replace(f"{run_dir.path}/", "")))
             continue
+        errors = _errors_of(path, earlier)
         numbers = _with_attempt(numbers, earlier)
+        numbers = replace(numbers, notes=(*numbers.notes, *errors))
     return numbers
+
+
+def _errors_of(path: Path, numbers: GpuNumbers) -> list[str]:
+    """Return the notes about the errors in a recording: they begin with its name."""
+    return [note for note in numbers.notes if note.startswith(path.name)]
 
 
 def add_binary_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
@@ -289,7 +307,8 @@ def add_binary_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     for before, recording in zip([None, *found], found, strict=False):
         if before is not None:
             offset += seconds_between(before, recording)
-        for block in sample_blocks(recording):
+        checks = Checks(cpu=recording.header.get("device_type") == CPU)
+        for block in map(checks.possible, sample_blocks(recording, ("memory_used",))):
             seconds = [time + offset for time in block.times]
             timeline.add(seconds, dict(enumerate(memory_by_device_index(block).values())))
     # Phases count from the start of the last recording.
@@ -302,8 +321,8 @@ def seconds_between(before: Recording, after: Recording) -> float:
     return max(RecordingClock(before).length, after.times[0] - before.times[0])
 
 
-def sample_blocks(recording: Recording) -> Iterator[SampleBlock]:
-    """Yield a binary recording as blocks of columns. Times are seconds since its first sample."""
+def sample_blocks(recording: Recording, names: Sequence[str] = MEASURED) -> Iterator[SampleBlock]:
+    """Yield a binary recording as blocks of these columns. Times are seconds since its first sample."""
     clock = RecordingClock(recording)
     for begin in range(0, len(recording), BLOCK_ROWS):
         times = clock.between(begin, begin + BLOCK_ROWS)
@@ -315,10 +334,10 @@ def sample_blocks(recording: Recording) -> Iterator[SampleBlock]:
                 memory_total=gpu.get("memory_total"),
                 rows=range(len(times)),
                 columns={
-                    name: list(columns[name][begin : begin + BLOCK_ROWS])
+                    name: as_list(columns[name][begin : begin + BLOCK_ROWS])
                     if name in columns
                     else [math.nan] * len(times)
-                    for name in MEASURED
+                    for name in names
                 },
             )
             for gpu, columns in zip(recording.header["gpus"], recording.columns, strict=True)

@@ -11,12 +11,13 @@ from typing import Any
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
+from kmatrix.gpu.formats.limits import Limits
 from kmatrix.gpu.recorder.summary import GAP_S
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.nodes import SET_UP
 from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
-from kmatrix.report.gpu.stream import BLOCK_ROWS, HIGHEST, NOT_NEGATIVE, seconds_between
+from kmatrix.report.gpu.stream import BLOCK_ROWS, seconds_between
 
 QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
 COLUMNS = 180  # about one per 4 pixels of a figure
@@ -59,7 +60,7 @@ def read_timeline(
     """Return the recordings of a run, thinned; None without a readable gpu_samples.bin.
 
     gpu: the numbers of the run as `read_gpu` returns them, with phases on the time of the last recording.
-    quantities: columns of a recording that HIGHEST has.
+    quantities: columns of a recording.
     Recordings of earlier attempts on other devices come first, and all times count from the first of them.
     The nodes of a run have clocks of their own. The end of their set-up, which all share, places them on the time of
     the first node; a node that did not get that far is left out.
@@ -154,13 +155,14 @@ def _devices(
         cells, last = _cells(part.clock, shifted)
         longest = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0), columns.width)
         repeated = _repeated(last, shifted, longest)
-        for header, values in zip(recording.header["gpus"], recording.columns, strict=True):
+        for header, values, limits in zip(recording.header["gpus"], recording.columns, recording.limits, strict=True):
             key = int(header["gpu_index"]), str(header.get("uuid") or "")
-            lanes = {
-                quantity: lane
+            found_lanes = {
+                quantity: _lane(values[quantity], limits[quantity], cells, repeated)
                 for quantity in quantities
-                if quantity in values and (lane := _lane(values[quantity], quantity, cells, repeated, node)) is not None
+                if quantity in values
             }
+            lanes = {quantity: lane for quantity, lane in found_lanes.items() if lane is not None}
             if key in found:
                 found[key] = replace(found[key], lanes=_joined(found[key].lanes, lanes))
                 continue
@@ -217,23 +219,20 @@ def _repeated(last: Any, columns: _Columns, longest: float) -> list[int]:
     return found
 
 
-def _lane(values: Sequence[float], quantity: str, cells: Any, repeated: Sequence[int], part: GpuNumbers) -> Lane | None:
+def _lane(values: Sequence[float], limits: Limits, cells: Any, repeated: Sequence[int]) -> Lane | None:
     """Return one quantity of one device; None if it was never known. Impossible values are unknown."""
     import numpy as np
 
     count = len(repeated)
     total, number = np.zeros(count), np.zeros(count)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    # The utilization of a rank is 100 per busy core.
-    most = math.inf if quantity == "utilization" and part.unit == "rank" else HIGHEST[quantity]
+    lowest, highest = limits
     for begin in range(0, len(cells), BLOCK_ROWS):
         # A copy of one block: the file may be larger than the memory.
         block = np.array(values[begin : begin + BLOCK_ROWS], dtype=float)
         cell = cells[begin : begin + BLOCK_ROWS]
         with np.errstate(invalid="ignore"):
-            good = (cell >= 0) & np.isfinite(block) & (block <= most)
-            if quantity in NOT_NEGATIVE:
-                good &= block >= 0
+            good = (cell >= 0) & (block >= lowest) & (block <= highest)
         block, cell = block[good], cell[good]
         total += np.bincount(cell, weights=block, minlength=count)
         number += np.bincount(cell, minlength=count)

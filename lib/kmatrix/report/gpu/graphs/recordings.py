@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.errors import RecordError, reason_of
-from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.formats.binary import damage_note, read_samples
 from kmatrix.gpu.formats.columns import SampleBlock, read_columns
 from kmatrix.output import run_reporting
 from kmatrix.records.files import write_text
@@ -23,7 +23,8 @@ from kmatrix.report.figure import COLOURS, draw_jobs, figure_grid, plain_ticks, 
 from kmatrix.report.gpu.graphs.heat_maps import colour_limits, draw_map
 from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
 from kmatrix.report.gpu.graphs.shared import MIB_PER_GIB, draw_capacity, draw_line, some_places
-from kmatrix.report.gpu.stream import sample_blocks
+from kmatrix.report.gpu.numbers import CPU
+from kmatrix.report.gpu.stream import Checks, sample_blocks
 from kmatrix.text import shortened_names
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class SingleRecording:
     seconds: float = 0.0
     lines: dict[str, dict[int, ThinnedLine]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
     ranges: dict[str, dict[int, Extent]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
-    lost: str = ""  # what of the file could not be read
+    lost: str = ""  # what of the file could not be read, or cannot be true
 
     def known(self, quantity: str) -> dict[int, ThinnedLine]:
         """Return the lines of the GPUs that have a value of a quantity."""
@@ -139,15 +140,26 @@ def read_recording(path: Path) -> SingleRecording:
 
 
 def _blocks(path: Path, found: SingleRecording) -> Iterator[SampleBlock]:
-    run = RunDir(path)
+    """Yield the samples of a file or of the recording in a folder. Values that cannot be true are unknown."""
+    run, checks = RunDir(path), Checks()
+    lost: list[str] = []
     if run.gpu_samples.is_file() or path.name == run.gpu_samples.name:
-        recording = read_samples(run.gpu_samples if run.gpu_samples.is_file() else path)
-        yield from (block for block in sample_blocks(recording) if len(block))
-        return
-    reader = read_columns(path)
-    yield from (block for block in reader if len(block))
-    if reader.errors is not None:
-        found.lost = str(reader.errors)
+        source = run.gpu_samples if run.gpu_samples.is_file() else path
+        recording = read_samples(source)
+        lost += damage_note(source, recording.damaged)
+        checks.cpu = recording.header.get("device_type") == CPU
+        yield from (checks.possible(block) for block in sample_blocks(recording) if len(block))
+    elif path.is_dir():
+        raise RecordError(
+            f"{path} contains no {run.gpu_samples.name}",
+            why="it was not recorded",
+            hint="pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file",
+        )
+    else:
+        reader = read_columns(path)
+        yield from (checks.possible(block) for block in reader if len(block))
+        lost += [] if reader.errors is None else [str(reader.errors)]
+    found.lost = "; ".join([*lost, *checks.errors()])
 
 
 def draw_recording(recording: SingleRecording) -> Figure:
