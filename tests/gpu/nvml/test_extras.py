@@ -118,7 +118,7 @@ while extra(1)["xids"] < 2 and time.monotonic() < deadline:
     time.sleep(0.02)
 answer([before, extra(0), extra(1)])
 """
-    before, first, second = ask("speed 20\n0 1 xid 13\n8 1 xid 79\n9 1 xid 0\n12 1 xid 48\n", program, gpus=2)
+    before, first, second = ask("speed 20\n0 1 xid 13\n60 1 xid 79\n61 1 xid 0\n62 1 xid 48\n", program, gpus=2)
     assert before == [0, 0], "an error from before is in the log of the kernel only"
     assert (first["xid"], first["xids"]) == (0, 0)
     assert (second["xid"], second["xids"]) == (48, 2)
