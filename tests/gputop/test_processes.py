@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
+from rich.cells import cell_len
 from rich.text import Text
 
 from gputop_values import T0, gpu_sample, rendered, view
@@ -16,8 +18,10 @@ from kmatrix.gputop.host import ProcessTable, host_state
 from kmatrix.gputop.loop import visible_gpus
 from kmatrix.gputop.processes import SORTS, ProcessActions
 from kmatrix.gputop.snapshot import snapshot_entry
+from kmatrix.gputop.terminal.glyphs import ASCII
 from kmatrix.gputop.terminal.process_table import host_line, process_table, run_line
-from kmatrix.gputop.view import HostState, ProcessList, ProcessRow, RunLine, ScreenSample
+from kmatrix.gputop.terminal.screen import plain, render
+from kmatrix.gputop.view import Confirmation, HostState, ProcessList, ProcessRow, RunLine, ScreenSample
 from waiting import wait_until
 
 ROWS = (
@@ -106,10 +110,10 @@ def chosen(pid, *keys, user="me"):
 @pytest.mark.parametrize(("key", "number"), [("T", signal.SIGTERM), ("K", signal.SIGKILL), ("I", signal.SIGINT)])
 def test_a_signal_is_sent_after_the_answer_y(worker, key, number):
     found = chosen(worker.pid, key)
-    assert found.prompt == f"send {number.name} to process {worker.pid} of me (sleep 600)? y/n"
+    assert str(found.question) == f"send {number.name} to process {worker.pid} of me (sleep 600)? y/n"
     found.press("y")
     assert found.message == f"sent {number.name} to process {worker.pid}"
-    assert found.prompt == ""
+    assert found.question is None
     expected = {signal.SIGINT: (-signal.SIGINT, 1)}.get(number, (-number,))  # Python ends at SIGINT with a traceback
     assert worker.wait(60) in expected
 
@@ -132,7 +136,7 @@ def test_a_process_that_ended_before_the_answer_gets_no_signal(worker):
 
 def test_another_container_or_no_selection_is_reported_instead_of_a_question():
     found = actions("tab", "T")
-    assert found.prompt == ""
+    assert found.question is None
     assert found.message.startswith("process 10 is not visible from here")
     assert actions("T").message == "no process is selected: Tab moves to the processes"
 
@@ -243,7 +247,6 @@ def test_the_lines_about_host_and_run_leave_out_what_is_unknown():
 
 def test_colours_follow_the_limits_of_the_alerts():
     """A full GPU below the limit is used well: it is not red."""
-    from kmatrix.gputop.terminal.screen import render
 
     def styles(**values):
         line = next(line for line in render(view(gpu_sample(0, **values)), width=120) if line.plain.startswith("0 "))
@@ -309,5 +312,28 @@ def test_the_help_and_all_alerts_cover_the_screen():
 
 
 def test_a_question_replaces_the_line_of_keys_even_on_a_small_screen():
-    for height in (6, 24):
-        assert rendered(view(gpu_sample(0), prompt="send SIGTERM? y/n"), 80, height).splitlines()[-1].startswith("send")
+    question = Confirmation(action="send SIGTERM to process 1", about="sleep 600")
+    for height in (1, 6, 24):
+        assert rendered(view(gpu_sample(0), question=question), 80, height).splitlines()[-1].startswith("send")
+
+
+@pytest.mark.parametrize(
+    "about", ["sleep 600", "/home/ann/" * 20 + "train.py --width 768", "\u4e2d\u6587" * 60, "gpt2" * 90]
+)
+def test_a_question_has_its_process_and_its_answers_at_every_width(about):
+    """A long command is shortened, not what it asks for."""
+    question = Confirmation(action="send SIGKILL to process 22279 of root", about=about)
+    for width in range(5, 200):
+        line = rendered(view(gpu_sample(0), question=question), width, 24).splitlines()[-1]
+        assert line.endswith("? y/n")
+        assert cell_len(line) <= width
+        if width >= 42:
+            assert line.startswith("send SIGKILL to process 22279 of root")
+    assert line.startswith("send SIGKILL to process 22279 of root (")
+
+
+def test_a_shortened_command_keeps_both_ends_and_is_marked():
+    question = Confirmation(action="send SIGKILL to process 22279 of root", about="/usr/bin/python " * 9 + "fake.py")
+    screen = view(gpu_sample(0), question=question)
+    assert re.search(r"root \(/usr/bin.*….*fake.py\)\? y/n$", plain(render(screen, width=80, height=24)).rstrip())
+    assert re.search(r"root \(/usr/bin.*~.*fake.py\)", plain(render(screen, width=80, height=24, glyphs=ASCII)))

@@ -20,6 +20,7 @@ from kmatrix.gputop.terminal.keyboard import NAMES, Keyboard, decode
 from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import (
     UNITS,
+    Confirmation,
     DeviceRow,
     History,
     HostState,
@@ -84,7 +85,7 @@ views = st.builds(
     large=st.booleans(),
     charts=st.booleans(),
     page=st.sampled_from(["", "help", "alerts"]),
-    prompt=st.sampled_from(["", "send SIGTERM to process 4711 of user? y/n"]),
+    question=st.none() | st.builds(Confirmation, action=st.just("send SIGTERM to process 4711"), about=names),
     progress=st.lists(st.builds(RunLine, name=names, step=st.none() | st.integers(0, 9), loss=floats), max_size=5).map(
         tuple
     ),

@@ -127,12 +127,12 @@ class Session:
             processes=None if sample is None or sample.processes is None else self.processes.list(),
             no_processes=self.feed.no_processes,
             page=self.page,
-            prompt=self.processes.prompt,
+            question=self.processes.question,
         )
 
     def press(self, key: str) -> bool:
         """Handle a key. Return False to exit."""
-        if self.processes.prompt:
+        if self.processes.question:
             self.processes.press(key)  # before all others: the answer to a question
         elif self.page:
             self.page = ""  # any key closes it

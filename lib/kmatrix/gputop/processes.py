@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmatrix.gpu.processes import ProcessHandle
-from kmatrix.gputop.view import ProcessList, ProcessRow
+from kmatrix.gputop.view import Confirmation, ProcessList, ProcessRow
 
 # Title of a column -> its value, and whether the largest comes first.
 SORTS: dict[str, tuple[Callable[[ProcessRow], Any], bool]] = {
@@ -69,13 +69,14 @@ class ProcessActions:
         )
 
     @property
-    def prompt(self) -> str:
-        """The question to the user, empty if there is none."""
+    def question(self) -> Confirmation | None:
+        """The question to the user, None if there is none."""
         if self._asked is None:
-            return ""
+            return None
         number, row, _ = self._asked
         who = f"run {row.run}" + ("" if row.rank is None else f", rank {row.rank}") if row.run else row.command
-        return f"send {number.name} to process {row.pid} of {row.user or 'an unknown user'} ({who})? y/n"
+        action = f"send {number.name} to process {row.pid} of {row.user or 'an unknown user'}"
+        return Confirmation(action=action, about=who)
 
     def press(self, key: str) -> bool:
         """Handle a key. Return whether it is one of the processes."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
+from typing import ClassVar
 
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.nvml.facts import MigInstance
@@ -167,6 +168,19 @@ class ProcessList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """A question before something that cannot be undone: the next key answers it."""
+
+    action: str  # what will be done: never left out
+    about: str  # details, shortened on a narrow terminal
+
+    ANSWERS: ClassVar[str] = "? y/n"
+
+    def __str__(self) -> str:
+        return f"{self.action} ({self.about}){self.ANSWERS}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The content of one screen."""
 
@@ -188,7 +202,7 @@ class View:
     processes: ProcessList | None = None  # None: not known in this mode
     no_processes: str = ""  # why they are not known
     page: str = ""  # what covers the table: "help" or "alerts"
-    prompt: str = ""  # a question to the user
+    question: Confirmation | None = None  # to the user
 
     @property
     def position(self) -> int:

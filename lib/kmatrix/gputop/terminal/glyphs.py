@@ -54,6 +54,20 @@ def cell(text: str, width: int, style: str = "", *, right: bool = False) -> Text
     return Text(set_cell_size(text, width), style=style)
 
 
+def shortened(text: str, width: int, glyphs: Glyphs) -> str:
+    """Return a printable text of at most `width` columns, without its middle if it is too long."""
+    text = printable(text)
+    if cell_len(text) <= width:
+        return text
+    room = width - len(glyphs.more)
+    if room <= 0:
+        return set_cell_size(text, max(0, width))
+    # Padding, in place of half a wide character, is not part of the text.
+    head = set_cell_size(text, room // 2).rstrip()
+    tail = set_cell_size(text[::-1], room - room // 2)[::-1].lstrip()
+    return head + glyphs.more + tail
+
+
 def number(value: float | None, unit: str = "", digits: int = 0) -> str:
     """Return a value with its unit, `-` if unknown."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.{digits}f}{unit}"

@@ -20,11 +20,12 @@ from kmatrix.gputop.terminal.glyphs import (
     number,
     printable,
     share,
+    shortened,
     sparkline,
 )
 from kmatrix.gputop.terminal.help import help_lines
 from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line, process_table, run_line, slice_line
-from kmatrix.gputop.view import SPARKS, UNITS, DeviceRow, Metric, View, balance, value_of
+from kmatrix.gputop.view import SPARKS, UNITS, Confirmation, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
 from kmatrix.text import UNKNOWN, memory_size, plural, short_duration, wrap
@@ -42,6 +43,7 @@ MAX_RUNS = 3  # lines about the progress of runs
 MAX_DETAILS = 3  # lines about the selected GPU
 MOST_KEPT = 4  # processes that have room before the last rows of a long table of GPUs
 MIN_CHART = 4  # lines: a title and three lines of chart
+LEAST_ABOUT = 8  # columns of the details of a question; fewer say nothing
 CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
 
 
@@ -95,8 +97,8 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     """
     if width <= 0 or (height is not None and height <= 0):
         return []
-    if height == 1 and view.prompt:
-        return _keys(view, width)  # the question is what the next key answers
+    if height == 1 and view.question:
+        return _keys(view, width, glyphs)  # the question is what the next key answers
     # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
     if view.page and height is not None:
@@ -104,7 +106,8 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
-    keys = _keys(view, width) if height is not None and (view.prompt or room - len(lines) - len(foot) >= 4) else []
+    has_keys = height is not None and (view.question is not None or room - len(lines) - len(foot) >= 4)
+    keys = _keys(view, width, glyphs) if has_keys else []
     left = room - len(lines) - len(foot) - len(keys)
     # What is left: charts alone if they were requested, otherwise the table with charts below it.
     if view.large and height is not None and left >= MIN_CHART:
@@ -371,10 +374,21 @@ def ceiling_of(row: DeviceRow, metric: Metric, rows: Sequence[DeviceRow]) -> flo
     return max(seen, default=None)
 
 
-def _keys(view: View, width: int) -> list[Text]:
-    if view.prompt:
-        return [cell(view.prompt, width, "bold black on yellow")]
+def _keys(view: View, width: int, glyphs: Glyphs) -> list[Text]:
+    if view.question:
+        return [cell(_question(view.question, width, glyphs), width, "bold black on yellow")]
     return [cell(f"{KEYS}  {REPLAY_KEYS}" if view.mode in ("replay", "paused") else KEYS, width, "dim")]
+
+
+def _question(question: Confirmation, width: int, glyphs: Glyphs) -> str:
+    """Return a question with what may be answered, also if only a part of the details fits, or none."""
+    if cell_len(printable(str(question))) <= width:
+        return str(question)
+    room = width - len(question.ANSWERS)
+    left = room - cell_len(printable(question.action)) - len(" ()")
+    if left < LEAST_ABOUT:
+        return shortened(question.action, room, glyphs) + question.ANSWERS
+    return f"{question.action} ({shortened(question.about, left, glyphs)}){question.ANSWERS}"
 
 
 def _index(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
