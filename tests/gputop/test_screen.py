@@ -149,6 +149,33 @@ def test_the_selected_gpu_is_always_visible(count, data, width, height, large):
     assert re.search(rf"^{chosen}\s|GPU {chosen}\b", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (120, 30), (80, 24), (40, 10), (40, 8)])
+@pytest.mark.parametrize("count", [1, 4, 64])
+def test_the_columns_have_titles_at_every_size(count, width, height):
+    """Also if not all GPUs fit."""
+    text = rendered(view(*(gpu_sample(i) for i in range(count)), selected=0), width, height)
+    assert re.search(r"^GPU .*util", text, re.MULTILINE)
+    assert ("up/down scrolls" in text) == (not all(re.search(rf"^{i}\s", text, re.MULTILINE) for i in range(count)))
+
+
+@pytest.mark.parametrize("processes", [0, 3, 60])
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (120, 30), (80, 24)])
+@pytest.mark.parametrize("count", [4, 64])
+def test_charts_below_the_table_are_shown_however_many_gpus_and_processes_there_are(count, width, height, processes):
+    rows = tuple(ProcessRow(gpu_index=0, pid=pid, command=f"p{pid}") for pid in range(processes))
+    listed = ProcessList(rows=rows, total=processes, sort="GPU")
+    text = rendered(view(*map(gpu_sample, range(count)), selected=1, charts=True, processes=listed), width, height)
+    assert "GPU 1 utilization 95 %" in text
+    assert line_of(text, 1)
+
+
+@pytest.mark.parametrize(("height", "reason"), [(10, "l shows them alone"), (7, "enlarge the terminal")])
+def test_charts_without_room_are_reported(height, reason):
+    crowded = view(*map(gpu_sample, range(64)), charts=True)
+    assert rendered(crowded, 40, height).splitlines()[-1] == f"no room for charts: {reason}"
+    assert ("no room" in rendered(replace(crowded, large=True), 40, height)) == (height == 7)
+
+
 def test_the_line_of_a_gpu_has_all_its_values():
     text = line_of(rendered(view(gpu_sample(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
     assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP", text)

@@ -42,6 +42,8 @@ MAX_ALERTS = 3  # lines
 MAX_RUNS = 3  # lines about the progress of runs
 MAX_DETAILS = 3  # lines about the selected GPU
 MOST_KEPT = 4  # processes that have room before the last rows of a long table of GPUs
+# Why no charts are below the table: whether they have room instead of it.
+NO_CHARTS = {True: "no room for charts: l shows them alone", False: "no room for charts: enlarge the terminal"}
 MIN_CHART = 4  # lines: a title and three lines of chart
 LEAST_ABOUT = 8  # columns of the details of a question; fewer say nothing
 CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
@@ -107,25 +109,31 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
     has_keys = height is not None and (view.question is not None or room - len(lines) - len(foot) >= 4)
-    keys = _keys(view, width, glyphs) if has_keys else []
-    left = room - len(lines) - len(foot) - len(keys)
+    left = room - len(lines) - len(foot) - has_keys
+    wanted = (view.large or view.charts) and height is not None and bool(view.rows)
+    has_charts = wanted and (left if view.large else left // 2 - 1) >= MIN_CHART
+    no_charts = NO_CHARTS[left >= MIN_CHART] if wanted and not has_charts else ""
+    keys = _keys(view, width, glyphs, no_charts) if has_keys else []
     # What is left: charts alone if they were requested, otherwise the table with charts below it.
-    if view.large and height is not None and left >= MIN_CHART:
+    if view.large and has_charts:
         return lines + _charts(view, width, left, glyphs) + foot + keys
     processes = view.processes.rows if view.processes else ()
-    kept = min(left // 2, LEAST + min(len(processes), MOST_KEPT)) if processes and height is not None else 0
+    listing = LEAST + min(len(processes), MOST_KEPT) if processes and height is not None else 0
+    least_charts = MIN_CHART if has_charts else 0
+    # A long table scrolls, so that what is below it has room: processes, and a blank line and charts.
+    kept = min(left // 2, listing + has_charts + least_charts)
     table = _table(view, width, left - kept, glyphs)
     spare = left - len(table) - 1
     details = _details(view, width)[: max(0, spare - kept)] if height is not None else []
     spare -= len(details)
     listed: list[Text] = []
-    if view.processes is not None and (height is None or spare > LEAST):
-        listed = process_table(view.processes, width, len(processes) + LEAST if height is None else spare - 1)
+    if view.processes is not None and (height is None or spare - least_charts > LEAST):
+        most = len(processes) + LEAST if height is None else spare - least_charts - 1
+        listed = process_table(view.processes, width, most)
         listed = [Text(), *listed] if listed else []
-    elif view.no_processes and view.processes is None and (height is None or spare > 1):
+    elif view.no_processes and view.processes is None and (height is None or spare - least_charts > 1):
         listed = [Text(), _cut(view.no_processes, width, "dim")]
     spare -= len(listed)
-    has_charts = view.charts and height is not None and spare >= MIN_CHART
     charts = _charts(view, width, spare, glyphs) if has_charts else []
     # Blank lines push the keys to the last line of the terminal.
     gap = [Text()] * (left - len(table) - len(details) - len(listed) - len(charts)) if keys else []
@@ -267,7 +275,9 @@ def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     if room <= 0:
         return []
     columns = columns_for(view.rows, width, view.limits)
-    lines = [_join([cell(column.title, has, "dim") for column, has in columns])] if room > len(view.rows) > 0 else []
+    # Titles also if not all rows fit: numbers need their names. In two lines, two rows have priority.
+    has_titles = bool(view.rows) and room > min(len(view.rows), 2)
+    lines = [_join([cell(column.title, has, "dim") for column, has in columns])] if has_titles else []
     room -= len(lines)
     first, last = _window(len(view.rows), view.position, room if len(view.rows) <= room else room - 1)
     # MIG instances follow their GPU if there is room for all of them.
@@ -278,7 +288,7 @@ def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
             line.stylize("reverse", 0, len(str(row.sample.gpu_index)) + 1)
         lines.append(line)
         lines += [_cut(slice_line(part), width) for part in row.slices if has_slices]
-    if last - first < len(view.rows) and len(lines) < room:
+    if last - first < len(view.rows) and last - first < room:
         lines.append(_join([cell(f"rows {first + 1}-{last} of {len(view.rows)}: up/down scrolls", width, "dim")]))
     return lines
 
@@ -374,9 +384,12 @@ def ceiling_of(row: DeviceRow, metric: Metric, rows: Sequence[DeviceRow]) -> flo
     return max(seen, default=None)
 
 
-def _keys(view: View, width: int, glyphs: Glyphs) -> list[Text]:
+def _keys(view: View, width: int, glyphs: Glyphs, notice: str = "") -> list[Text]:
+    """Return the last line: a question, else a notice about the screen, else the keys."""
     if view.question:
         return [cell(_question(view.question, width, glyphs), width, "bold black on yellow")]
+    if notice:
+        return [cell(notice, width, "yellow")]
     return [cell(f"{KEYS}  {REPLAY_KEYS}" if view.mode in ("replay", "paused") else KEYS, width, "dim")]
 
 
