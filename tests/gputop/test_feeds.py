@@ -339,6 +339,26 @@ def test_the_key_m_cycles_through_the_metrics_and_l_enlarges_them(session):
     assert not session.press("q")
 
 
+def test_a_page_scrolls_if_it_is_longer_than_the_terminal_and_any_other_key_closes_it(session):
+    session.press("h")
+    session.page_end = 12  # as the loop sets it for each picture
+    for key, at in (("up", 0), ("down", 1), ("page down", 11), ("page down", 12), ("up", 11), ("page up", 1)):
+        assert session.press(key)
+        assert (session.view().page, session.view().page_at) == ("help", at)
+    session.press("down")
+    session.page_end = 1  # the terminal was enlarged
+    session.press("up")
+    assert session.view().page_at == 0
+    session.press("q")
+    assert session.view().page == ""
+    assert session.selected == 0
+    session.press("h")
+    assert session.view().page_at == 0
+    session.page_end = 0  # all of it is visible
+    session.press("down")
+    assert session.view().page == ""
+
+
 def test_a_subset_of_the_gpus_is_shown_and_written(tmp_path):
     recorder = Recorder(tmp_path / "run", gpus=12)
     session = Session(feed=AttachedFeed(tmp_path / "run"), asked="2, GPU-11", stats=StatsFiles(tmp_path / "x.json"))

@@ -19,9 +19,11 @@ from kmatrix.gputop.loop import visible_gpus
 from kmatrix.gputop.processes import SORTS, ProcessActions
 from kmatrix.gputop.snapshot import snapshot_entry
 from kmatrix.gputop.terminal.glyphs import ASCII
+from kmatrix.gputop.terminal.pages import COLUMNS, KEYS, REPLAY, page_end
 from kmatrix.gputop.terminal.process_table import host_line, process_table, run_line
 from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import Confirmation, HostState, ProcessList, ProcessRow, RunLine, ScreenSample
+from kmatrix.status.alerts import Alert, AlertKind, Severity
 from waiting import wait_until
 
 ROWS = (
@@ -306,9 +308,47 @@ def test_json_has_processes_throttling_ranks_and_runs():
     assert entry["driver"] == "580.1"
 
 
+ALERT = Alert(
+    kind=AlertKind.TEMPERATURE, severity=Severity.CRITICAL, since=T0, about="GPU 3", value=88.0, threshold=87.0
+)
+
+
 def test_the_help_and_all_alerts_cover_the_screen():
     assert "sort the processes" in rendered(view(gpu_sample(0), page="help"), 100, 40)
-    assert "0 alerts; any key closes this page" in rendered(view(gpu_sample(0), page="alerts"), 100, 40)
+    assert rendered(view(gpu_sample(0), page="alerts"), 100, 40) == "0 alerts\n\nAny key closes this page.\n"
+
+
+PAGES = [
+    {"page": "help"},
+    {"page": "help", "mode": "replay"},
+    {"page": "alerts", "alerts": (ALERT,) * 30},
+]
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (120, 30), (80, 24), (40, 10), (30, 5)])
+@pytest.mark.parametrize("fields", PAGES, ids=["live", "replay", "alerts"])
+def test_a_page_can_be_read_to_its_end_at_every_size(fields, width, height):
+    """It scrolls, and its last line always has the keys that scroll and close it."""
+    whole = rendered(view(gpu_sample(0), **fields), width, 1000).splitlines()[:-2]
+    end = page_end(view(gpu_sample(0), **fields), width, height)
+    seen = []
+    for at in (*range(0, end, height - 1), end):
+        *lines, last = rendered(view(gpu_sample(0), page_at=at, **fields), width, height).splitlines()
+        assert "scrolls" in last if end else last == "Any key closes this page."
+        assert "close" in last or width < 34
+        seen += lines[(len(seen) - at) :] if at < len(seen) else lines
+    assert [line for line in seen if line] == whole
+    text = re.sub(r"\s+", " ", " ".join(whole))
+    if fields["page"] == "help":
+        keys = (*KEYS, *REPLAY) if "mode" in fields else KEYS
+        assert all(f"{name} {what}" in text for name, what in (*keys, *COLUMNS))
+
+
+def test_a_page_beyond_its_end_shows_its_last_lines():
+    """Such as after the terminal was enlarged."""
+    beyond = view(gpu_sample(0), page="help", page_at=500)
+    assert rendered(beyond, 80, 24).splitlines()[-2].split()[0] == "new"
+    assert rendered(beyond, 80, 1) == "enlarge the terminal; any key closes this page\n"
 
 
 def test_a_question_replaces_the_line_of_keys_even_on_a_small_screen():

@@ -22,7 +22,8 @@ from kmatrix.gputop.feeds import SampleFeed
 from kmatrix.gputop.processes import ProcessActions
 from kmatrix.gputop.stats_files import StatsFiles
 from kmatrix.gputop.terminal.glyphs import Glyphs
-from kmatrix.gputop.terminal.keyboard import Keyboard
+from kmatrix.gputop.terminal.keyboard import STEPS, Keyboard
+from kmatrix.gputop.terminal.pages import page_end
 from kmatrix.gputop.terminal.paint import Painter
 from kmatrix.gputop.terminal.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
@@ -53,6 +54,8 @@ class Session:
     large: bool = False  # show charts only
     charts: bool = False  # show charts below the table
     page: str = ""  # what covers the table: "help" or "alerts"
+    page_at: int = 0  # its first line on the screen
+    page_end: int = 0  # the last one that it can be scrolled to, on the terminal as it is now
     visible: str | None = None  # CUDA_VISIBLE_DEVICES, None if it is not set
     only_visible: bool = False
     processes: ProcessActions = field(default_factory=ProcessActions)
@@ -127,6 +130,7 @@ class Session:
             processes=None if sample is None or sample.processes is None else self.processes.list(),
             no_processes=self.feed.no_processes,
             page=self.page,
+            page_at=self.page_at,
             question=self.processes.question,
         )
 
@@ -135,11 +139,11 @@ class Session:
         if self.processes.question:
             self.processes.press(key)  # before all others: the answer to a question
         elif self.page:
-            self.page = ""  # any key closes it
+            self._press_on_page(key)
         elif key == "q":
             return False
         elif key in PAGES:
-            self.page = PAGES[key]
+            self.page, self.page_at = PAGES[key], 0
         elif key == "v":
             self._switch_visible()
         elif self.sample is not None and self.sample.processes is not None and self.processes.press(key):
@@ -151,13 +155,20 @@ class Session:
             self.charts = not self.charts
         elif key in ("l", "\n", "\r"):
             self.large = not self.large
-        elif key in ("up", "down", "page up", "page down"):
-            self._select({"up": -1, "down": 1, "page up": -10, "page down": 10}[key])
+        elif key in STEPS:
+            self._select(STEPS[key])
         elif self.feed.press(key):  # before the digits: 0 is the start of a replay
             self.poll()
         elif key.isdecimal() and int(key) in self._indices():
             self.selected = int(key)
         return True
+
+    def _press_on_page(self, key: str) -> None:
+        """Scroll the page, or close it: by any key if all of it is visible."""
+        if self.page_end and key in STEPS:
+            self.page_at = max(0, min(self.page_end, min(self.page_at, self.page_end) + STEPS[key]))
+        else:
+            self.page = ""
 
     def _switch_visible(self) -> None:
         if self.visible is None:
@@ -250,7 +261,9 @@ def _draw(
             session.poll()
             due = time.monotonic() + interval
         size = terminal_size()
-        lines = render(session.view(), width=size.width, height=size.height, glyphs=glyphs)
+        view = session.view()
+        session.page_end = page_end(view, size.width, size.height)
+        lines = render(view, width=size.width, height=size.height, glyphs=glyphs)
         painter.paint(lines, size.width, size.height)
         keys: list[str] = []
         end = min(due, deadline)

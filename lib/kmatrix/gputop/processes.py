@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmatrix.gpu.processes import ProcessHandle
+from kmatrix.gputop.terminal.keyboard import STEPS
 from kmatrix.gputop.view import Confirmation, ProcessList, ProcessRow
 
 # Title of a column -> its value, and whether the largest comes first.
@@ -95,8 +96,8 @@ class ProcessActions:
             self._next_user()
         elif key in SIGNALS:
             self._ask(SIGNALS[key])
-        elif self.focused and key in ("up", "down", "page up", "page down"):
-            self._move({"up": -1, "down": 1, "page up": -10, "page down": 10}[key])
+        elif self.focused and key in STEPS:
+            self._move(STEPS[key])
         elif self.focused and key == "escape":
             self.focused = False
         else:

@@ -202,6 +202,7 @@ class View:
     processes: ProcessList | None = None  # None: not known in this mode
     no_processes: str = ""  # why they are not known
     page: str = ""  # what covers the table: "help" or "alerts"
+    page_at: int = 0  # its first line on the screen
     question: Confirmation | None = None  # to the user
 
     @property

@@ -54,6 +54,18 @@ def cell(text: str, width: int, style: str = "", *, right: bool = False) -> Text
     return Text(set_cell_size(text, width), style=style)
 
 
+def styled(text: str, style: str = "") -> Text:
+    """Return a printable text in its own width."""
+    return cell(text, cell_len(printable(text)), style)
+
+
+def cut(text: str, width: int, style: str = "") -> Text:
+    """Return at most `width` columns of a printable text."""
+    line = styled(text, style)
+    line.truncate(max(0, width))
+    return line
+
+
 def shortened(text: str, width: int, glyphs: Glyphs) -> str:
     """Return a printable text of at most `width` columns, without its middle if it is too long."""
     text = printable(text)

@@ -29,6 +29,7 @@ NAMES = {
     "\x03": "q",  # Ctrl+C and Ctrl+D, on terminals that send them as characters
     "\x04": "q",
 }
+STEPS = {"up": -1, "down": 1, "page up": -10, "page down": 10}  # keys that select or scroll
 ESCAPE_S = 0.05  # time for the rest of an escape sequence, which a slow connection may split
 
 

@@ -16,19 +16,21 @@ from kmatrix.gputop.terminal.glyphs import (
     bar,
     cell,
     chart,
+    cut,
     flow,
     number,
     printable,
     share,
     shortened,
     sparkline,
+    styled,
 )
-from kmatrix.gputop.terminal.help import help_lines
+from kmatrix.gputop.terminal.pages import page
 from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line, process_table, run_line, slice_line
 from kmatrix.gputop.view import SPARKS, UNITS, Confirmation, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
-from kmatrix.text import UNKNOWN, memory_size, plural, short_duration, wrap
+from kmatrix.text import UNKNOWN, memory_size, plural, short_duration
 
 GIB = 1024.0  # MiB
 MIB = 2**20  # bytes
@@ -104,7 +106,7 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
     if view.page and height is not None:
-        return _page(view, width, height)
+        return page(view, width, height)
     lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
@@ -132,7 +134,7 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
         listed = process_table(view.processes, width, most)
         listed = [Text(), *listed] if listed else []
     elif view.no_processes and view.processes is None and (height is None or spare - least_charts > 1):
-        listed = [Text(), _cut(view.no_processes, width, "dim")]
+        listed = [Text(), cut(view.no_processes, width, "dim")]
     spare -= len(listed)
     charts = _charts(view, width, spare, glyphs) if has_charts else []
     # Blank lines push the keys to the last line of the terminal.
@@ -199,19 +201,19 @@ def _header(view: View, width: int) -> list[Text]:
     parts = [Text("gputop", style="bold")]
     if any(sample.simulated for sample in samples):
         parts.append(Text("SIMULATED", style="bold black on yellow"))
-    parts.append(_whole(f"{view.mode} {view.clock}", "bold yellow" if view.mode == "paused" else "cyan"))
+    parts.append(styled(f"{view.mode} {view.clock}", "bold yellow" if view.mode == "paused" else "cyan"))
     if titles := [view.title] if view.title else _runs(view.rows):
-        parts.append(_whole(", ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"))
+        parts.append(styled(", ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"))
     names = {sample.gpu_name.removesuffix(SIMULATED).strip() for sample in samples}
     count = plural(len(samples), view.noun)
-    parts.append(_whole(f"{count} {names.pop()}" if len(names) == 1 else count))
+    parts.append(styled(f"{count} {names.pop()}" if len(names) == 1 else count))
     if view.driver:
-        parts.append(_whole(view.driver, "dim"))
+        parts.append(styled(view.driver, "dim"))
     lines = flow(parts, width, 3)
-    lines += [_cut(host_line(view.host), width)] if view.host else []
-    lines += [_cut(run_line(run), width, "cyan") for run in view.progress[:MAX_RUNS]]
+    lines += [cut(host_line(view.host), width)] if view.host else []
+    lines += [cut(run_line(run), width, "cyan") for run in view.progress[:MAX_RUNS]]
     for notice in view.notices:
-        lines.append(_whole(notice, "yellow"))
+        lines.append(styled(notice, "yellow"))
         lines[-1].truncate(width)
     return lines
 
@@ -227,25 +229,11 @@ def _alerts(view: View, width: int) -> list[Text]:
     for alert in view.alerts[:MAX_ALERTS]:
         text = f"! {one_line(alert)}"
         text = text if cell_len(text) <= width else f"! {alert.text}"
-        lines.append(_whole(text, "bold red" if alert.severity is Severity.CRITICAL else "yellow"))
+        lines.append(styled(text, "bold red" if alert.severity is Severity.CRITICAL else "yellow"))
     if more := len(view.alerts) - MAX_ALERTS:
-        lines += [_whole(f"! and {more} more: key a", "yellow")] if more > 0 else []
+        lines += [styled(f"! and {more} more: key a", "yellow")] if more > 0 else []
     for line in lines:
         line.truncate(width)
-    return lines
-
-
-def _page(view: View, width: int, height: int) -> list[Text]:
-    """Return the page of help, or all alerts with their advice."""
-    if view.page == "help":
-        return [_cut(line, width) for line in help_lines(replay=view.mode in ("replay", "paused"))][:height]
-    lines = [_cut(f"{plural(len(view.alerts), 'alert')}; any key closes this page", width, "bold")]
-    for alert in view.alerts:
-        style = "bold red" if alert.severity is Severity.CRITICAL else "yellow"
-        lines += [_cut(text, width, style) for text in wrap(one_line(alert), "! ", width)]
-    if len(lines) > height:
-        more = f"and {len(lines) - height + 1} more lines: enlarge the terminal"
-        lines[height - 1 :] = [_cut(more, width, "yellow")]
     return lines
 
 
@@ -254,20 +242,9 @@ def _details(view: View, width: int) -> list[Text]:
     if not view.rows:
         return []
     row = view.rows[view.position]
-    parts = [_whole(part) for part in detail_lines(row)]
-    name = _whole(f"{view.noun} {row.sample.gpu_index}", "bold")
+    parts = [styled(part) for part in detail_lines(row)]
+    name = styled(f"{view.noun} {row.sample.gpu_index}", "bold")
     return flow([name, *parts], width, MAX_DETAILS) if parts else []
-
-
-def _cut(text: str, width: int, style: str = "") -> Text:
-    line = _whole(text, style)
-    line.truncate(width)
-    return line
-
-
-def _whole(text: str, style: str = "") -> Text:
-    """Return a printable text in its own width."""
-    return cell(text, cell_len(printable(text)), style)
 
 
 def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
@@ -287,7 +264,7 @@ def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
         if row.sample.gpu_index == view.selected:
             line.stylize("reverse", 0, len(str(row.sample.gpu_index)) + 1)
         lines.append(line)
-        lines += [_cut(slice_line(part), width) for part in row.slices if has_slices]
+        lines += [cut(slice_line(part), width) for part in row.slices if has_slices]
     if last - first < len(view.rows) and last - first < room:
         lines.append(_join([cell(f"rows {first + 1}-{last} of {len(view.rows)}: up/down scrolls", width, "dim")]))
     return lines
@@ -314,20 +291,20 @@ def _totals(view: View, width: int) -> list[Text]:
     )
     parts = [
         Text("total", style="bold"),
-        _whole(f"util {number(total['average_utilization'], '%')}"),
-        _whole(f"mem {memory_size(used, whole)}"),
-        _whole(f"power {number(total['total_power'], ' W')}"),
-        _whole(f"max {number(total['max_temperature'], ' C')}"),
+        styled(f"util {number(total['average_utilization'], '%')}"),
+        styled(f"mem {memory_size(used, whole)}"),
+        styled(f"power {number(total['total_power'], ' W')}"),
+        styled(f"max {number(total['max_temperature'], ' C')}"),
     ]
     for reason, style in MISSING.items():
         if count := sum(row.missing == reason for row in view.rows):
-            parts.append(_whole(f"{count} {reason}", style))
+            parts.append(styled(f"{count} {reason}", style))
     # The metrics of which the report states the balance.
     balances = [Text("balance", style="bold")]
     for metric in (Metric.MEMORY, Metric.UTILIZATION, Metric.POWER):
         even = balance(samples, metric)
         text = "n/a" if even is None else f"CV {cv_text(even.cv)} {even.quality}"
-        balances.append(_whole(f"{metric} {text}", "red" if even and even.quality == "Poor" else ""))
+        balances.append(styled(f"{metric} {text}", "red" if even and even.quality == "Poor" else ""))
     return flow(parts, width, 3) + flow(balances, width, 3)
 
 
