@@ -187,12 +187,16 @@ def test_a_port_in_use_is_one_error_with_a_hint():
         _server(taken.getsockname()[1], lambda *_: [])
 
 
-@pytest.mark.parametrize("words", [["--port", "x"], ["--port", "70000"], ["--interval", "0"], ["--unknown"]])
+@pytest.mark.parametrize(
+    "words", [["--port", "x"], ["--port", "70000"], ["--interval", "0"], ["--interval", "abc"], ["--unknown"]]
+)
 def test_a_wrong_argument_exits_with_status_2(words, capsys):
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2
-    assert "error" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "error" in error
+    assert "--interval" not in words or "expected a number of seconds from 0.05 to 3600, not" in error
 
 
 # -- the dashboard and the page

@@ -199,6 +199,37 @@ def test_a_missing_package_is_reported_with_an_installation_hint(tmp_path):
     assert "hint: run `make setup`" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--hz", "abc", "samples per second from 0.001 to 1000"),
+        ("--hz", "1e-12", "samples per second from 0.001 to 1000"),
+        ("--hz", "nan", "samples per second from 0.001 to 1000"),
+        ("--interval", "foo", "seconds from 0.05 to 3600"),
+        ("--interval", "1e300", "seconds from 0.05 to 3600"),
+        ("--interval", "0", "seconds from 0.05 to 3600"),
+        ("--seconds", "-1", "seconds, at least 0.001"),
+        ("--seconds", "inf", "seconds, at least 0.001"),
+        ("--at", "foo", "seconds"),
+        ("--at", "inf", "seconds"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_the_permitted_ones(option, value, expected, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--csv", "-", f"{option}={value}"])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"gputop: error: argument {option}: expected a number of {expected}, not '{value}'"
+
+
+@pytest.mark.parametrize("columns", ["99999999999", "9" * 5000, "100000", "0001200"])
+def test_a_table_has_a_greatest_width(tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    Recorder(tmp_path / "run").write(20)
+    assert main(["--replay", str(tmp_path / "run"), "--once"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 1000
+
+
 def test_a_run_that_was_not_recorded_is_refused(tmp_path):
     with pytest.raises(KmatrixError, match="contains no gpu_samples"):
         main(["--run", str(tmp_path), "--once"])

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +25,10 @@ from kmatrix.gputop.view import ScreenSample
 from kmatrix.output import run_reporting
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
-MIN_INTERVAL_S = 0.05  # 20 Hz, the recorder's default: the hardware updates its values at half of this rate
+MOST_WIDTH = 1000  # columns of --once: more than the widest table
+LEAST_INTERVAL_S = 0.05  # 20 Hz, the recorder's default: the hardware updates its values at half of this rate
+MOST_INTERVAL_S = 3600.0  # the system cannot wait for any number of seconds
+LEAST_HZ = 0.001
 
 
 def main(argv: Sequence[str]) -> int:
@@ -135,7 +138,7 @@ def _interval(options: argparse.Namespace) -> float:
     asked = options.interval
     if asked is None:
         return 1.0 if options.run is None and options.replay is None else 0.5
-    return max(MIN_INTERVAL_S, float(asked))
+    return float(asked)
 
 
 def _has_screen() -> bool:
@@ -143,10 +146,11 @@ def _has_screen() -> bool:
 
 
 def _width() -> int:
-    """Return COLUMNS, else the width of the terminal, else PLAIN_WIDTH."""
+    """Return COLUMNS, at most MOST_WIDTH, else the width of the terminal, else PLAIN_WIDTH."""
     # COLUMNS first: `watch` and scripts set it for a program whose output is a pipe.
-    if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]):
-        return int(os.environ["COLUMNS"])
+    digits = os.environ.get("COLUMNS", "").lstrip("0")
+    if digits.isdecimal():
+        return MOST_WIDTH if len(digits) > len(str(MOST_WIDTH)) else min(MOST_WIDTH, int(digits))
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or PLAIN_WIDTH
     except (OSError, ValueError):
@@ -165,37 +169,41 @@ def _parser() -> argparse.ArgumentParser:
         "--run", type=Path, metavar="RUN_DIR", help="attach to the recorder of a run instead of the driver"
     )
     source.add_argument("--replay", type=Path, metavar="RUN_DIR", help="replay the recording of a run")
-    parser.add_argument("--at", type=_number, metavar="S", help="start of the replay in s; negative: from the end")
+    parser.add_argument(
+        "--at", type=number_of("seconds"), metavar="S", help="start of the replay; negative: from its end"
+    )
     parser.add_argument("--gpus", metavar="LIST", help="show only these GPUs, by index or UUID: 0,2")
     parser.add_argument("--once", action="store_true", help="print the table once, as text, and exit")
     parser.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
     parser.add_argument(
         "--stats-file", "--stats", type=Path, metavar="X.json", help="also write X.json and X_multi_gpu.json"
     )
-    parser.add_argument("--seconds", type=_positive, metavar="N", help="exit after N seconds")
-    parser.add_argument("--interval", type=_positive, metavar="S", help="refresh interval in seconds (default 1)")
+    parser.add_argument("--seconds", type=number_of("seconds", 0.001), metavar="N", help="exit after N seconds")
+    parser.add_argument("--interval", type=INTERVAL, metavar="S", help="refresh interval in seconds (default 1)")
     parser.add_argument("--csv", metavar="FILE", help="write samples as a table, without a screen; -: standard output")
-    parser.add_argument("--hz", type=_rate, default=100.0, help=f"rate of --csv, at most {MOST_HZ:g} (default 100)")
+    rate = number_of("samples per second", LEAST_HZ, MOST_HZ)
+    parser.add_argument("--hz", type=rate, default=100.0, help=f"rate of --csv, up to {MOST_HZ:g} (default 100)")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
 
 
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
-    return value
+def number_of(unit: str, least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
+    """Return what reads a number in an argument, for argparse. least, most: the permitted range."""
+    if math.isfinite(most):
+        permitted = f" from {least:g} to {most:g}"
+    else:
+        permitted = f", at least {least:g}" if math.isfinite(least) else ""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected a number of {unit}{permitted}, not {text!r}")
+        return value
+
+    return read
 
 
-def _rate(text: str) -> float:
-    value = _positive(text)
-    if value > MOST_HZ:
-        raise argparse.ArgumentTypeError(f"{text} is above {MOST_HZ:g} Hz")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
+INTERVAL = number_of("seconds", LEAST_INTERVAL_S, MOST_INTERVAL_S)  # between two samples

@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from kmatrix.errors import LaunchError, reason_of
+from kmatrix.gputop.command import INTERVAL
 from kmatrix.gputop.exporter.metrics import GpuCollector
 from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
@@ -137,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-exporter", description="Serve the GPUs as metrics for Prometheus.")
     parser.add_argument("--port", type=_port, default=PORT, help=f"of {ADDRESS} (default {PORT})")
     parser.add_argument("--gpus", metavar="LIST", help="only these GPUs, by index or UUID: 0,2")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="between two samples (default 1)")
+    parser.add_argument("--interval", type=INTERVAL, default=1.0, metavar="S", help="between two samples (default 1)")
     return parser
 
 
@@ -145,10 +146,3 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) < 65536:
         raise argparse.ArgumentTypeError(f"{text} is not a port: a number from 0 to 65535")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.05 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0.05 to 3600 seconds")
-    return value
