@@ -119,4 +119,5 @@ def guarded_wsgi(app: WsgiApp, hosts: Sequence[str]) -> WsgiApp:
 
 def refusal(header: str) -> str:
     """Return the body of the response to a request that names another host."""
-    return f"this server is not {host_name(header)}: open it as localhost\n"
+    name = host_name(header)
+    return f"this server is not {name}: open it as localhost\n" if name else "no host: open this server as localhost\n"

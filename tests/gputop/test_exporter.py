@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import http.client
 import json
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -18,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gputop_values import ROOT, T0, gpu_sample
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.events import REASONS
-from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.exporter.command import PORT, _parser, _server, application, main
 from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
@@ -27,6 +29,7 @@ from scripts.environment import PYTHON
 
 UNIT = ROOT / "docs" / "systemd" / "kmatrix-gpu-exporter.service"
 DASHBOARD = ROOT / "docs" / "grafana" / "kmatrix-gpus.json"
+MONITORING = ROOT / "docs" / "gpu-monitoring.md"
 PAGE = ROOT / "docs" / "formats.md"
 # Units of names of our own, by their last word.
 UNITS = {"watts": "W", "seconds": "s", "joules": "J", "ratio": "0 to 1"}
@@ -127,6 +130,18 @@ def test_the_settings_of_a_gpu_are_read_when_it_answers_and_kept_when_it_is_lost
     assert labels["pci_bus_id"] == "00000000:01:00.0"
 
 
+def test_a_lost_gpu_keeps_its_labels_its_newest_error_and_its_counters():
+    """docs/gpu-monitoring.md lists them."""
+    lost = GpuSample(gpu_index=0, gpu_name="NVIDIA A10G", uuid="GPU-0000", extra=(("xid", 79), ("xids", 3)))
+    found = parsed(text_of(sample(T0), sample(T0 + 2, gpus=(lost,), throttle={}, progress=())))
+    assert {name for name in found if not name.startswith("kmatrix_exporter")} == {
+        *("kmatrix_gpu_lost", "kmatrix_gpu_info", "DCGM_FI_DEV_XID_ERRORS"),
+        *("kmatrix_gpu_throttled_seconds_total", "kmatrix_gpu_xid_errors_total"),
+    }
+    assert all(f"`{name}`" in MONITORING.read_text() for name in found if "exporter" not in name)
+    assert value(found, "kmatrix_gpu_lost") == 1
+
+
 def test_throttled_time_adds_up_while_a_reason_is_active():
     samples = [sample(T0), sample(T0 + 2), sample(T0 + 3, throttle={0: ()}), sample(T0 + 4)]
     found = parsed(text_of(*samples))
@@ -173,6 +188,33 @@ def test_get_and_head_of_metrics_are_answered_and_nothing_else():
     assert ask(method="HEAD")[:2] == ("200", "")
     assert ask("/")[0] == "404"
     assert ask(method="POST")[0] == "405"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/"])
+@pytest.mark.parametrize("host", ["localhost:9835", "evil.example"])
+def test_head_has_the_headers_of_get_and_no_body(path, host):
+    """As a client sees them: the HTTP server adds a length, too."""
+    app = application(GpuCollector({}))
+    server = _server(0, lambda environ, start: app({**environ, "HTTP_HOST": host}, start))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    found = []
+    try:
+        for method in ("GET", "HEAD"):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request(method, path)
+            answer = connection.getresponse()
+            found.append((answer.status, answer.read(), dict(answer.getheaders()) | {"Date": ""}))
+            connection.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    (status, body, headers), head = found
+    assert head[:2] == (status, b"")
+    if path == "/metrics" and host.startswith("localhost"):  # the numbers of the exporter itself differ
+        assert int(head[2].pop("Content-Length")) == pytest.approx(int(headers.pop("Content-Length")), abs=50)
+    else:
+        assert int(headers["Content-Length"]) == len(body)
+    assert head[2] == headers
 
 
 @pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example"])

@@ -17,7 +17,7 @@ from kmatrix.gputop.command import INTERVAL
 from kmatrix.gputop.exporter.metrics import GpuCollector
 from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
-from kmatrix.hosts import LOOPBACK, guarded_wsgi
+from kmatrix.hosts import LOOPBACK, WsgiApp, guarded_wsgi
 from kmatrix.output import run_reporting
 
 ADDRESS = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
     return run_reporting(lambda: main(argv))
 
 
-def application(collector: GpuCollector) -> Callable[..., Iterable[bytes]]:
+def application(collector: GpuCollector) -> WsgiApp:
     """Return the WSGI application: GET and HEAD of /metrics, for requests that name this machine."""
     registry = CollectorRegistry()
     registry.register(collector)
@@ -109,19 +109,36 @@ def application(collector: GpuCollector) -> Callable[..., Iterable[bytes]]:
 
     def routed(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         plain = [("Content-Type", "text/plain; charset=utf-8")]
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        if environ["REQUEST_METHOD"] != "GET":
             start("405 Method Not Allowed", plain)
             return [b"only GET\n"]
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", plain)
             return [b"see /metrics\n"]
-        body: Iterable[bytes] = metrics({**environ, "REQUEST_METHOD": "GET"}, start)
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else body
+        body: Iterable[bytes] = metrics(environ, start)
+        return body
 
-    return guarded_wsgi(routed, LOOPBACK)
+    return with_head(guarded_wsgi(routed, LOOPBACK))
 
 
-def _server(port: int, app: Callable[..., Iterable[bytes]]) -> MetricsHttpServer:
+def with_head(app: WsgiApp) -> WsgiApp:
+    """Return a WSGI application that answers HEAD with the headers of GET, the length of its body included."""
+
+    def answered(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return app(environ, start)
+        started: list[tuple[str, list[tuple[str, str]]]] = []
+        body = app({**environ, "REQUEST_METHOD": "GET"}, lambda status, headers: started.append((status, headers)))
+        length = sum(map(len, body))
+        status, headers = started[0]
+        # Without it, the server would state the length of what follows: 0.
+        start(status, [*headers, ("Content-Length", str(length))])
+        return []
+
+    return answered
+
+
+def _server(port: int, app: WsgiApp) -> MetricsHttpServer:
     try:
         server = MetricsHttpServer((ADDRESS, port), MetricsHandler)
     except OSError as error:
