@@ -22,7 +22,7 @@ from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.events import REASONS
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.nvml.facts import DeviceFacts
-from kmatrix.gputop.exporter.command import PORT, _parser, _server, application, main
+from kmatrix.gputop.exporter.command import PORT, _parser, _server, application, greeting, main
 from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
 from kmatrix.gputop.view import RunLine, ScreenSample
 from scripts.environment import PYTHON
@@ -222,6 +222,13 @@ def test_a_request_that_names_another_host_is_refused(host):
     status, body, _ = ask(host=host)
     assert status == "421"
     assert "DCGM" not in body
+
+
+def test_the_first_line_has_the_address_and_the_number_of_gpus():
+    assert greeting(9835, 1, ()) == "serving http://127.0.0.1:9835/metrics for 1 GPU; Ctrl+C ends it"
+    assert "for 4 GPUs;" in greeting(9835, 4, ())
+    assert "for its own metrics only (no GPU: mismatch); Ctrl" in greeting(9835, 0, ["no GPU: mismatch."])
+    assert "for its own metrics only (no GPU); Ctrl" in greeting(9835, 0, ())
 
 
 def test_a_port_in_use_is_one_error_with_a_hint():

@@ -23,7 +23,7 @@ SORTS: dict[str, tuple[Callable[[ProcessRow], Any], bool]] = {
     "%CPU": (lambda row: row.cpu, True),
     "host mem": (lambda row: row.host_mib, True),
     "time": (lambda row: row.seconds, True),
-    "command": (lambda row: row.command, False),
+    "command": (lambda row: row.command or None, False),  # of a process that is not visible, it is unknown
 }
 SIGNALS = {"I": signal.SIGINT, "T": signal.SIGTERM, "K": signal.SIGKILL}
 Key = tuple[int, int]  # GPU index and pid

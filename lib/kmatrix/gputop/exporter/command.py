@@ -19,6 +19,7 @@ from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
 from kmatrix.hosts import LOOPBACK, WsgiApp, guarded_wsgi
 from kmatrix.output import run_reporting
+from kmatrix.text import plural
 
 ADDRESS = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
 PORT = 9835  # not dcgm-exporter's 9400: both may run
@@ -81,8 +82,7 @@ def main(argv: Sequence[str]) -> int:
     sampler = Sampler(session, collector, options.interval)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     gpus = len(session.sample.snapshot.samples) if session.sample else 0
-    why = "" if gpus else f" ({'; '.join(feed.notices()) or 'no GPU'}: only its own metrics)"
-    print(f"serving http://{ADDRESS}:{server.server_port}/metrics for {gpus} GPUs{why}; Ctrl+C ends it", flush=True)
+    print(greeting(server.server_port, gpus, feed.notices()), flush=True)
     sampler.start()
     try:
         server.serve_forever()
@@ -98,6 +98,13 @@ def main(argv: Sequence[str]) -> int:
 def run(argv: Sequence[str]) -> int:
     """Run the exporter as a program: print errors, and return the exit status."""
     return run_reporting(lambda: main(argv))
+
+
+def greeting(port: int, gpus: int, notices: Sequence[str]) -> str:
+    """Return what the exporter prints at its start. notices: why there is no GPU."""
+    why = "; ".join(notice.rstrip(".") for notice in notices) or "no GPU"  # some are sentences of the driver
+    what = plural(gpus, "GPU") if gpus else f"its own metrics only ({why})"
+    return f"serving http://{ADDRESS}:{port}/metrics for {what}; Ctrl+C ends it"
 
 
 def application(collector: GpuCollector) -> WsgiApp:
