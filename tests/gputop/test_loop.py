@@ -19,14 +19,17 @@ import pytest
 from rich.console import Console
 
 import kmatrix.simulate.library as simulate
-from gputop_values import ROOT, SCRIPT, Recorder, line_of
+from gputop_values import ROOT, SCRIPT, T0, Recorder, line_of
 from kmatrix.errors import KmatrixError
+from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gputop.command import main
 from kmatrix.gputop.feeds import ReplayFeed
 from kmatrix.gputop.loop import Session, watch
+from kmatrix.gputop.snapshot import snapshot_entry
 from kmatrix.gputop.stats_files import multi_path
 from kmatrix.gputop.terminal.glyphs import UNICODE
 from kmatrix.gputop.terminal.paint import Painter
+from kmatrix.gputop.view import RunLine, ScreenSample
 from skips import require_program
 from tmux_screen import Tmux
 from waiting import wait_until
@@ -94,6 +97,34 @@ def test_json_is_one_snapshot_of_the_selected_gpus(gpus, tmp_path):
     assert [gpu["gpu_index"] for gpu in entry["multi_gpu_data"]] == [0, 2]
     assert entry["aggregate_stats"]["gpu_count"] == 2
     assert entry["simulated"]
+
+
+FULL = (
+    *(f"0 0 {name} 10" for name in ("smact", "smocc", "tensor", "dram", "memtemp", "reserved")),
+    *(f"0 0 {name} 10" for name in ("nvlink_tx", "nvlink_rx", "nvlink_err")),
+    *(f"0 0 process {os.getpid()} 100", "0 0 throttle thermal", "mig 0 1g.10gb:9728"),
+)
+
+
+def keys_of(value, path=""):
+    """Return the paths of all keys in a JSON value."""
+    if isinstance(value, dict):
+        below = (keys_of(one, f"{path}.{name}" if path else name) for name, one in value.items())
+        return {path}.union(*below) - {""}
+    if isinstance(value, list) and not path.endswith("throttle"):
+        return {f"{path}[]"}.union(*(keys_of(one, f"{path}[]") for one in value))
+    return {path}
+
+
+def test_json_has_the_documented_keys(gpus):
+    result = program("--json", added=gpus(1, *FULL))
+    entry = json.loads(result.stdout)
+    run = snapshot_entry(ScreenSample(snapshot=Snapshot(time=T0, samples=()), progress=(RunLine(name="a"),)), {})
+    page = (ROOT / "docs" / "formats.md").read_text()
+    section = page.partition("\n## Output of `gputop --json`\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\S+)` \|", section, re.MULTILINE)) == keys_of(entry) | keys_of(run)
+    (part,) = entry["multi_gpu_data"][0]["mig_instances"]
+    assert part["memory_used"] == round(part["memory_used"], 3)
 
 
 def test_a_missing_gpu_is_refused_with_the_available_ones(gpus):

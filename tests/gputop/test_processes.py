@@ -51,7 +51,13 @@ def test_processes_are_in_the_order_of_their_gpus_at_first():
 
 @pytest.mark.parametrize(
     ("sort", "expected"),
-    [("PID", [10, 20, 30]), ("GPU mem", [20, 30, 10]), ("%SM", [10, 30, 20]), ("user", [20, 30, 10]), ("command", [20, 30, 10])],
+    [
+        ("PID", [10, 20, 30]),
+        ("GPU mem", [20, 30, 10]),
+        ("%SM", [10, 30, 20]),
+        ("user", [20, 30, 10]),
+        ("command", [20, 30, 10]),
+    ],
 )
 def test_the_key_s_sorts_by_each_column_with_unknown_values_last(sort, expected):
     found = actions(*["s"] * list(SORTS).index(sort))

@@ -164,7 +164,7 @@ class Session:
         return True
 
     def _press_on_page(self, key: str) -> None:
-        """Scroll the page, or close it: by any key if all of it is visible."""
+        """Move within the page, or close it: by any key if all of it is visible."""
         if self.page_end and key in STEPS:
             self.page_at = max(0, min(self.page_end, min(self.page_at, self.page_end) + STEPS[key]))
         else:

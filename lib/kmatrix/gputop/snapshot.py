@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from kmatrix.gpu.formats.samples import multi, rounded
-from kmatrix.gpu.nvml.facts import DeviceFacts
+from kmatrix.gpu.nvml.facts import DeviceFacts, MigInstance
 from kmatrix.gputop.view import ProcessRow, RunLine, ScreenSample
 
 
@@ -64,7 +63,17 @@ def _settings(facts: DeviceFacts) -> dict[str, Any]:
         "display_active": facts.display,
         "compute_mode": facts.compute_mode,
         "mig_mode": facts.mig,
-        "mig_instances": [asdict(one) for one in facts.instances],
+        "mig_instances": [_slice(one) for one in facts.instances],
+    }
+
+
+def _slice(part: MigInstance) -> dict[str, Any]:
+    return {
+        "uuid": part.uuid,
+        "name": part.name,
+        "instance": part.instance,
+        "memory_used": rounded(part.memory_used),
+        "memory_total": rounded(part.memory_total),
     }
 
 
