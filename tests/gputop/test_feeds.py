@@ -2,13 +2,15 @@
 
 import json
 import math
+import shlex
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
 from gpu_factory import damage, overwrite
-from gputop_values import T0, Recorder, append_event, gpu_sample, utilization
+from gputop_values import ROOT, T0, Recorder, append_event, gpu_sample, rendered, utilization, view
 from kmatrix.errors import RecordError
 from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
@@ -18,9 +20,11 @@ from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed, other_nodes, title_of
 from kmatrix.gputop.loop import Session, StatsFiles, follow
 from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.view import History, Metric, rows_of
+from kmatrix.paste import make_command
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
+from programs import run as run_command
 from stats_reader import read_stats
 
 # ---- recordings --------------------------------------------------------------------------------------------------
@@ -56,7 +60,7 @@ def test_a_silent_recorder_and_a_finished_one_are_reported(tmp_path):
     feed.poll(History())
     assert "no new sample for" in feed.notices()[0]
     RunDir(tmp_path / "run").gpu_summary.write_text('{"schema": 1, "final": true}')
-    assert "--replay" in feed.notices()[0]
+    assert "gputop REPLAY=" in feed.notices()[0]
 
 
 def test_an_attached_screen_follows_to_the_new_file_of_other_gpus(tmp_path):
@@ -450,6 +454,30 @@ def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
     assert attached.poll(History(1.0)).snapshot.samples[0].utilization == 59.5
 
 
+def test_the_end_of_a_recording_is_reported_with_a_command_that_replays_it(tmp_path, monkeypatch):
+    """From any folder, and with any path."""
+    monkeypatch.chdir(tmp_path)
+    Recorder(Path("rec r 4"), started=T0).write(4)
+    RunDir(Path("rec r 4")).gpu_summary.write_text('{"final": true}')
+    feed = AttachedFeed(Path("rec r 4"))
+    feed.poll(History(feed.bucket_s))
+    (notice,) = feed.notices()
+    assert notice == f"recording ended: make -C {shlex.quote(str(ROOT))} gputop REPLAY='{tmp_path}/rec r 4' replays it"
+    text = rendered(view(gpu_sample(0), notices=(notice,)), 60, 24)
+    assert "".join(notice.split()) in "".join(text.split())
+
+
+def test_make_gputop_replays_a_recording(tmp_path):
+    recorder = Recorder(tmp_path / "run", hz=1.0)
+    recorder.write(30)
+    for at, busy in (("", 0), ("5", 5), ("-4", 25)):
+        result = run_command("gputop", f"REPLAY={recorder.run.path}", f"AT={at}")
+        assert result.status == 0, result.err
+        assert f"util {busy}%" in result.out, at
+    refused = run_command("gputop", f"REPLAY={recorder.run.path}", f"RUN={recorder.run.path}")
+    assert refused.status == 2
+
+
 def test_the_screen_of_a_run_over_several_nodes_names_the_node_and_how_to_see_others(tmp_path):
     run = RunDir(tmp_path / "run")
     for node in range(3):
@@ -458,5 +486,5 @@ def test_the_screen_of_a_run_over_several_nodes_names_the_node_and_how_to_see_ot
         write_json(folder.node_json, {"node": node, "host": f"n{node + 1}"})
     third = NodeDir(run, 2).recording
     assert (title_of(run), title_of(third)) == ("run node 0 (n1)", "run node 2 (n3)")
-    assert other_nodes(run) == (f"node 0 of 0 to 2: RUN={third.path} shows node 2",)
+    assert other_nodes(run) == (f"node 0 of 0 to 2: {make_command('gputop', RUN=str(third.path))} shows node 2",)
     assert (title_of(RunDir(tmp_path / "alone")), other_nodes(RunDir(tmp_path / "alone"))) == ("alone", ())

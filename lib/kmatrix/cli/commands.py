@@ -304,7 +304,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "RUN= TRACKER= GPUS= YES=1",
             assigns=True,
         ),
-        "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= GPUS= SIMULATE="),
+        "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= REPLAY= AT= GPUS= SIMULATE="),
         "gpu-exporter": Command(
             MACHINE + "gpu_exporter", "serve every GPU as metrics for Prometheus", "PORT= GPUS= SIMULATE="
         ),

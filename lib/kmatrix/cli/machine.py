@@ -109,9 +109,12 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
 
 
 def gputop(arguments: Arguments) -> int:
-    """Show all GPUs. RUN=<run directory> follows a run, SIMULATE=<number or scenario> shows simulated GPUs."""
-    words = ["--run", arguments.get("RUN")] if arguments.get("RUN") else []
-    words += ["--gpus", arguments.get("GPUS")] if arguments.get("GPUS") else []
+    """Show all GPUs. RUN=<run directory> follows a run, and REPLAY= replays its recording, from AT=<seconds> on.
+
+    SIMULATE=<number or scenario> shows simulated GPUs.
+    """
+    options = {"--run": "RUN", "--replay": "REPLAY", "--at": "AT", "--gpus": "GPUS"}
+    words = [f"{option}={arguments.get(name)}" for option, name in options.items() if arguments.get(name)]
     if arguments.get("SIMULATE"):  # LD_LIBRARY_PATH is read only when a program starts: replace this process
         environment = program_environment(**simulation(arguments.get("SIMULATE")))
         os.execve(sys.executable, [sys.executable, "-m", "kmatrix.gputop", *words], environment)

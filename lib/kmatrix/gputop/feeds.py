@@ -18,6 +18,7 @@ from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.progress import ProgressReader
 from kmatrix.gputop.recorded import FollowedProcesses, RecordedExtras
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
+from kmatrix.paste import make_command
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.jobs.files import host_of
 from kmatrix.records.jobs.paths import NodeDir, nodes_of
@@ -155,7 +156,7 @@ class AttachedFeed:
         if quiet < QUIET_S:
             return (*other_nodes(self._run), *damage)
         if _has_ended(self._run):
-            return (f"recording ended: replay it with --replay {self._run.path}", *damage)
+            return (f"recording ended: {_command(REPLAY=self._run)} replays it", *damage)
         return (f"no new sample for {quiet:.0f} s: the recorder is slow or has exited", *damage)
 
     def close(self) -> None:
@@ -288,7 +289,12 @@ def other_nodes(run: RunDir) -> tuple[str, ...]:
     if node is None:
         return ()
     last = nodes_of(node.run)[-1]
-    return (f"node {node.node} of 0 to {last.node}: RUN={last.recording.path} shows node {last.node}",)
+    return (f"node {node.node} of 0 to {last.node}: {_command(RUN=last.recording)} shows node {last.node}",)
+
+
+def _command(**runs: RunDir) -> str:
+    """Return a command to paste that shows a run: also for a user of scripts/gputop.py, and in any folder."""
+    return make_command("gputop", **{name: str(run.path.absolute()) for name, run in runs.items()})
 
 
 def _whole_run(run: RunDir) -> Path:

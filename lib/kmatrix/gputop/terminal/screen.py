@@ -30,7 +30,7 @@ from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line
 from kmatrix.gputop.view import SPARKS, UNITS, Confirmation, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
-from kmatrix.text import UNKNOWN, memory_size, plural, short_duration
+from kmatrix.text import UNKNOWN, memory_size, plural, short_duration, wrap
 
 GIB = 1024.0  # MiB
 MIB = 2**20  # bytes
@@ -213,8 +213,7 @@ def _header(view: View, width: int) -> list[Text]:
     lines += [cut(host_line(view.host), width)] if view.host else []
     lines += [cut(run_line(run), width, "cyan") for run in view.progress[:MAX_RUNS]]
     for notice in view.notices:
-        lines.append(styled(notice, "yellow"))
-        lines[-1].truncate(width)
+        lines += [cut(part, width, "yellow") for part in wrap(notice, width=width)]  # its hint must be readable
     return lines
 
 
