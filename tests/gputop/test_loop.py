@@ -127,6 +127,14 @@ def test_json_has_the_documented_keys(gpus):
     assert part["memory_used"] == round(part["memory_used"], 3)
 
 
+def test_a_simulated_gpu_that_was_lost_from_the_start_is_marked(gpus):
+    """It has no name, which would have the mark."""
+    driver = gpus(2, "0 1 all !lost")
+    once = program("--gpus", "1", "--once", added=driver)
+    assert (" SIMULATED " in once.stdout, "1 lost" in once.stdout) == (True, True)
+    assert json.loads(program("--gpus", "1", "--json", added=driver).stdout)["simulated"]
+
+
 def test_a_missing_gpu_is_refused_with_the_available_ones(gpus):
     result = program("--once", "--gpus", "0,7", added=gpus(2))
     assert result.returncode == 2

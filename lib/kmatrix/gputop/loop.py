@@ -126,6 +126,7 @@ class Session:
             limits=self.feed.limits,
             host=sample.host if sample else None,
             progress=sample.progress if sample else (),
+            simulated=sample is not None and sample.simulated,
             driver=sample.driver if sample else "",
             processes=None if sample is None or sample.processes is None else self.processes.list(),
             no_processes=self.feed.no_processes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 
 from kmatrix.gpu import amd
@@ -19,6 +20,7 @@ LIMITS_S = 1.0  # between two queries of power limits and throttling
 PROCESSES_S = 2.0  # between two queries of the processes: milliseconds per GPU on some drivers
 RANKS_S = 10.0  # the same if only the ranks of runs are wanted
 RECOVER_S = 5.0  # between two tries to reopen a lost GPU
+SIMULATE = "KMATRIX_SIMULATE"  # variable of kmatrix.simulate: without it, the simulated driver is absent
 AGAIN_S = 0.25  # means of the driver and of the system need two readings
 
 
@@ -92,6 +94,8 @@ class GPUMonitor:
             slices=self._slices,
             processes=tuple(self._processes) if self._details else None,
             host=self._host,
+            # A GPU that was lost from the start has no name, which would have the mark.
+            simulated=isinstance(source, NvmlSource) and SIMULATE in os.environ,
             driver_version=self._driver.version,
             cuda_version=self._driver.cuda,
         )

@@ -21,6 +21,8 @@ def snapshot_entry(sample: ScreenSample, facts: Mapping[int, DeviceFacts]) -> di
         gpu.update(_settings(facts[index]) if index in facts else {})
         if sample.processes is not None:
             gpu["processes"] = [process_entry(row) for row in sample.processes if row.gpu_index == index]
+    if sample.simulated:
+        entry["simulated"] = True
     entry["runs"] = [_progress(run) for run in sample.progress]
     if sample.host is not None:
         host = sample.host

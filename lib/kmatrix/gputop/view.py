@@ -122,6 +122,7 @@ class ScreenSample:
     slices: Mapping[int, tuple[MigInstance, ...]] = field(default_factory=dict)  # MIG instances of the GPU
     host: HostState | None = None
     progress: tuple[RunLine, ...] = ()  # of the runs on these GPUs
+    simulated: bool = False  # the driver is simulated; otherwise the names of simulated GPUs show it
     driver_version: str | None = None
     cuda_version: str | None = None  # the newest that the driver supports
 
@@ -198,6 +199,7 @@ class View:
     limits: Thresholds = field(default_factory=Thresholds)  # of the alerts, which the colours follow
     host: HostState | None = None
     progress: tuple[RunLine, ...] = ()
+    simulated: bool = False  # the driver is simulated, also if no GPU has a name that shows it
     driver: str = ""  # versions
     processes: ProcessList | None = None  # None: not known in this mode
     no_processes: str = ""  # why they are not known

@@ -199,7 +199,7 @@ def _columns(rows: Sequence[DeviceRow], limits: Thresholds) -> tuple[ScreenColum
 def _header(view: View, width: int) -> list[Text]:
     samples = [row.sample for row in view.rows]
     parts = [Text("gputop", style="bold")]
-    if any(sample.simulated for sample in samples):
+    if view.simulated or any(sample.simulated for sample in samples):
         parts.append(Text("SIMULATED", style="bold black on yellow"))
     parts.append(styled(f"{view.mode} {view.clock}", "bold yellow" if view.mode == "paused" else "cyan"))
     if titles := [view.title] if view.title else _runs(view.rows):
