@@ -127,6 +127,8 @@ def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):
     assert main(["--gen-graph", "cut.json"]) == 0
     assert "the file is truncated" in capsys.readouterr().out
     assert "the file is truncated" in (here / "cut_summary.txt").read_text()
+    assert main(["--compare", "cut.json", str(original(here / "whole.json"))]) == 0
+    assert "\nnote: cut.json: the file is truncated" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["[]", "", "not json", None, '{"a": 1}'])

@@ -291,9 +291,9 @@ def summary_lines(recording: SingleRecording) -> list[str]:
 
 def comparison_lines(recordings: Sequence[SingleRecording], names: Sequence[str]) -> list[str]:
     """Return the means of two recordings over all GPUs, and their difference."""
-    both = list(zip(recordings, names, strict=True))
+    both = zip(recordings, names, strict=True)
     lines = [f"{name}: {one.samples:,} samples in {one.seconds:,.1f} s" for one, name in both]
-    lines += [f"note: {name}: {one.lost}" for one, name in both if one.lost]
+    lines += [f"note: {one.lost}" for one in recordings if one.lost]  # it begins with the path
     lines += ["", f"{'quantity, mean':20}{'first':>12}{'second':>12}{'difference':>12}"]
     for quantity, title in QUANTITIES.items():
         first, second = (_mean_of(one.ranges[quantity].values()) for one in recordings)
