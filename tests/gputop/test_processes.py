@@ -236,6 +236,14 @@ def test_many_processes_scroll_around_the_selected_one():
     assert lines[-1] == "processes 47-55 of 100: Tab, then up/down scrolls"
 
 
+@pytest.mark.parametrize("room", range(3, 9))
+def test_a_table_of_any_height_has_the_selected_process(room):
+    rows = tuple(ProcessRow(gpu_index=0, pid=pid, command=f"p{pid}") for pid in range(6))
+    lines = texts(shown(*rows, selected=(0, 4)), 110, room)
+    assert len(lines) == room
+    assert any(line.endswith("p4") for line in lines)
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_table_fits_any_width(width):
     assert all(len(line) <= width for line in texts(shown(*ROWS), width, 10))

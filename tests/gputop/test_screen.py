@@ -150,10 +150,15 @@ def test_the_selected_gpu_is_always_visible(count, data, width, height, large):
 
 
 @pytest.mark.parametrize(("width", "height"), [(200, 60), (120, 30), (80, 24), (40, 10), (40, 8)])
+@pytest.mark.parametrize("processes", [0, 3])
+@pytest.mark.parametrize("charts", [False, True])
 @pytest.mark.parametrize("count", [1, 4, 64])
-def test_the_columns_have_titles_at_every_size(count, width, height):
+def test_the_columns_have_titles_at_every_size(count, width, height, charts, processes):
     """Also if not all GPUs fit."""
-    text = rendered(view(*(gpu_sample(i) for i in range(count)), selected=0), width, height)
+    rows = tuple(ProcessRow(gpu_index=0, pid=pid, command=f"p{pid}") for pid in range(processes))
+    listed = ProcessList(rows=rows, total=processes, sort="GPU")
+    screen = view(*(gpu_sample(i) for i in range(count)), selected=0, charts=charts, processes=listed)
+    text = rendered(screen, width, height)
     assert re.search(r"^GPU .*util", text, re.MULTILINE)
     assert ("up/down scrolls" in text) == (not all(re.search(rf"^{i}\s", text, re.MULTILINE) for i in range(count)))
 
@@ -167,6 +172,14 @@ def test_charts_below_the_table_are_shown_however_many_gpus_and_processes_there_
     text = rendered(view(*map(gpu_sample, range(count)), selected=1, charts=True, processes=listed), width, height)
     assert "GPU 1 utilization 95 %" in text
     assert line_of(text, 1)
+    assert " p0\n" in text or not processes
+
+
+@pytest.mark.parametrize("height", [11, 12, 14])
+def test_charts_below_a_short_table_need_few_lines(height):
+    text = rendered(view(gpu_sample(0), charts=True), 80, height)
+    assert "GPU 0 utilization 95 %" in text
+    assert line_of(text, 0)
 
 
 @pytest.mark.parametrize(("height", "reason"), [(10, "l shows them alone"), (7, "enlarge the terminal")])

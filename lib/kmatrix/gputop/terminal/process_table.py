@@ -58,7 +58,7 @@ def process_table(shown: ProcessList, width: int, room: int) -> list[Text]:
     room -= len(lines)
     keys = [(row.gpu_index, row.pid) for row in shown.rows]
     at = keys.index(shown.selected) if shown.selected in keys else 0
-    fits = room if len(keys) <= room else room - 1
+    fits = room if len(keys) <= room else max(1, room - 1)
     first = max(0, min(at - fits // 2, len(keys) - fits))
     for key, row in list(zip(keys, shown.rows, strict=True))[first : first + fits]:
         cells = [cell(column.text(row), column.width, right=column.right) for column in columns]
@@ -66,7 +66,7 @@ def process_table(shown: ProcessList, width: int, room: int) -> list[Text]:
         if key == shown.selected:
             line.stylize("reverse")
         lines.append(line)
-    if len(keys) > room:
+    if len(keys) > room > fits:
         last = min(len(keys), first + fits)
         lines.append(cell(f"processes {first + 1}-{last} of {len(keys)}: Tab, then up/down scrolls", width, "dim"))
     return lines

@@ -112,19 +112,20 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
     has_keys = height is not None and (view.question is not None or room - len(lines) - len(foot) >= 4)
     left = room - len(lines) - len(foot) - has_keys
+    # A long table scrolls, so that what is below it has room: processes, and a blank line and charts.
+    below = max(left // 2, left - len(view.rows) - 1)
     wanted = (view.large or view.charts) and height is not None and bool(view.rows)
-    has_charts = wanted and (left if view.large else left // 2 - 1) >= MIN_CHART
+    has_charts = wanted and (left if view.large else below - 1) >= MIN_CHART
     no_charts = NO_CHARTS[left >= MIN_CHART] if wanted and not has_charts else ""
     keys = _keys(view, width, glyphs, no_charts) if has_keys else []
     # What is left: charts alone if they were requested, otherwise the table with charts below it.
     if view.large and has_charts:
         return lines + _charts(view, width, left, glyphs) + foot + keys
     processes = view.processes.rows if view.processes else ()
-    listing = LEAST + min(len(processes), MOST_KEPT) if processes and height is not None else 0
     least_charts = MIN_CHART if has_charts else 0
-    # A long table scrolls, so that what is below it has room: processes, and a blank line and charts.
-    kept = min(left // 2, listing + has_charts + least_charts)
-    table = _table(view, width, left - kept, glyphs)
+    has_list = bool(processes) and height is not None and below - has_charts - least_charts > LEAST
+    kept = has_charts + least_charts + (LEAST + min(len(processes), MOST_KEPT) if has_list else 0)
+    table = _table(view, width, left - min(below, kept), glyphs)
     spare = left - len(table) - 1
     details = _details(view, width)[: max(0, spare - kept)] if height is not None else []
     spare -= len(details)
