@@ -34,6 +34,7 @@ class FakeGpus:
     utilization: Sequence[float] = (95.0, 95.0, 95.0, 95.0)
     spread: float = 45.0
     samples: int = 60
+    total: float = TOTAL  # MiB of each device
     name: str = "NVIDIA A10G"
     device_type: str = "nvidia"
     lost: Mapping[int, int] | None = None
@@ -59,7 +60,7 @@ class FakeGpus:
             **common,
             utilization=self.utilization[index],
             memory_used=self.memory[index] + wave,
-            memory_total=TOTAL,
+            memory_total=self.total,
             power=self.power[index],
             temperature=None if cpu else 60.0 + index,
             sm_clock=None if cpu else 1695.0,
@@ -90,7 +91,13 @@ def write_arrays(run_dir: RunDir, snapshots: Sequence[Snapshot]) -> None:
 def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> None:
     """Write gpu_samples.bin."""
     gpus_header = [
-        {"gpu_index": s.gpu_index, "gpu_name": s.gpu_name, "uuid": s.uuid, "rank": s.gpu_index, "memory_total": TOTAL}
+        {
+            "gpu_index": s.gpu_index,
+            "gpu_name": s.gpu_name,
+            "uuid": s.uuid,
+            "rank": s.gpu_index,
+            "memory_total": gpus.total,
+        }
         for s in snapshots[0].samples
     ]
     header = {

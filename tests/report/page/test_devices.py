@@ -128,8 +128,40 @@ def test_ranks_on_the_cpu_have_no_capacity(tmp_path):
     section = section_of(matrix)
 
     assert section.is_cpu
-    assert (section.capacity_at, section.unit, section.has_power) == (None, "MiB", False)
+    assert (section.has_capacity, section.unit, section.has_power) == (False, "MiB", False)
     assert [device["l"] for device in section.script["runs"][0]["d"]] == ["rank 0", "rank 1"]
+
+
+def test_each_gpu_is_compared_with_its_own_capacity(tmp_path):
+    runs = [FakeRun(optimizer=name, gpus=2, device="cuda") for name in ("adamw", "muon")]
+    matrix = make_matrix(tmp_path, runs)
+    large = FakeGpus(memory=(40_000.0, 40_000.0), total=81_559.0)
+    for folder, gpus in zip(matrix.runs(), (FakeGpus(memory=(24_300.0, 24_000.0)), large), strict=True):
+        record(folder, gpus)
+
+    section = section_of(matrix)
+    shares = {row.run.split("_")[1]: (row.share, row.capacities) for row in section.rows}
+
+    assert shares["adamw"][0] == pytest.approx(24_345 / 24_576)
+    assert shares["muon"][0] == pytest.approx(40_045 / 81_559)
+    assert shares["adamw"][1][0].at == pytest.approx(96 * 24_576 / 81_559, abs=0.01)
+    assert [(mark.at, mark.first, mark.end) for mark in shares["muon"][1]] == [(96.0, 0, 2)]
+    assert (section.capacity, section.has_capacity) == (None, True)
+    assert "red line: capacity of each GPU" in render_page(analyse(matrix))
+
+
+def test_a_run_on_gpus_of_two_models_has_a_mark_per_model(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(gpus=3, device="cuda")])
+    one = {"gpu_name": "NVIDIA A10G", "samples": 5}
+    memory = {"mean": 900.0, "deviation": 0.0, "min": 900.0, "max": 900.0, "count": 5}
+    totals = (1000.0, 1000.0, 2000.0)
+    gpus = [{**one, "gpu_index": at, "memory_total": total, "memory_used": memory} for at, total in enumerate(totals)]
+    record(matrix.runs()[0], FakeGpus(), summary={"gpus": gpus})
+
+    (row,) = section_of(matrix).rows
+
+    assert row.share == 0.9
+    assert [(mark.at, mark.first, mark.end) for mark in row.capacities] == [(48.0, 0, 2), (96.0, 2, 3)]
 
 
 def test_no_section_if_nothing_was_recorded(matrix):

@@ -253,6 +253,15 @@ class GpuNumbers:
             return None
         return complete_sum([phase.joules for part in parts for phase in part.phases if phase.name == name])
 
+    def capacity_of(self, device: DeviceNumbers) -> float | None:
+        """Return the memory of a GPU, MiB; None if unknown, and for a rank: all ranks share that of their machine."""
+        return None if self.device_type == CPU else device.memory_total or None
+
+    @property
+    def capacity(self) -> float | None:
+        """The memory of all GPUs, MiB; None if one is unknown, and on the CPU."""
+        return complete_sum([self.capacity_of(device) for device in self.devices])
+
     def label(self, device: DeviceNumbers) -> str:
         """Return "GPU 2", or "rank 0" on the CPU; over several nodes with the host: "GPU 2 on n1"."""
         on = f" on {device.host}" if device.host else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from kmatrix.records.paths import MatrixDir
@@ -49,6 +51,15 @@ class DeviceBar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityMark:
+    """The capacity of neighbouring devices of a run that have the same one."""
+
+    at: float  # percent of the strip
+    first: int  # number of the first device
+    end: int  # number after that of the last device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpan:
     """The recorded time that one phase took, in percent of the strip."""
 
@@ -68,10 +79,11 @@ class RunDevices:
     hosts: int  # nodes
     count: int  # devices
     bars: tuple[DeviceBar, ...]
+    capacities: tuple[CapacityMark, ...]  # empty on the CPU: ranks share the memory of their machine
     height: float  # of the strip, rem
     bar: float  # height of a bar with its gap, rem
     peak: float | None  # MiB, the highest of all devices
-    share: float | None  # of the capacity, 0 to 1
+    share: float | None  # the highest of all devices, of its own capacity, 0 to 1
     utilization: tuple[float, float] | None  # lowest and highest mean, percent
     power: float | None  # W, all devices
     joules: float | None  # J, all devices
@@ -120,8 +132,8 @@ class DevicesSection:
     names: str  # of the devices
     rows: tuple[RunDevices, ...]
     omitted: int  # recorded configurations that are not in the table
-    capacity: float | None  # MiB
-    capacity_at: float | None  # percent of the strips
+    capacity: float | None  # MiB, of all devices; None if they differ, or have none
+    has_capacity: bool
     ticks: tuple[Tick, ...] = field(repr=False)
     unit: str  # of the ticks
     simulated: bool  # at least one run had simulated GPUs
@@ -150,24 +162,21 @@ def devices(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> DevicesSecti
         return None
     is_cpu = all(gpu.device_type == CPU for _, _, gpu in recorded)
     peaks = [peak for _, _, gpu in recorded if (peak := _peak(gpu)) is not None]
-    totals = [one.memory_total or 0.0 for _, _, gpu in recorded for one in gpu.devices]
-    capacity = max(totals, default=0.0) or None
-    high = capacity if capacity and not is_cpu else 1.15 * max(peaks, default=1.0)
+    totals = {total for _, _, gpu in recorded for one in gpu.devices if (total := gpu.capacity_of(one))}
+    high = max(totals) if totals else 1.15 * max(peaks, default=1.0)
     scale = Scale(0.0, max(high, *peaks) if peaks else high, 0.0, 96.0)
     size, unit = (GIB, "GiB") if scale.high >= IN_GIB else (1.0, "MiB")
     values, step = nice_ticks(0.0, scale.high / size, 4)
     places = {run.name: at for at, run in enumerate(numbers.runs)}
-    rows = tuple(
-        _row(group, run, gpu, scale, place=places[run.name], capacity=capacity) for group, run, gpu in recorded
-    )
+    rows = tuple(_row(group, run, gpu, scale, place=places[run.name]) for group, run, gpu in recorded)
     timelines, unreadable = _timelines(numbers, [run for _, run, _ in recorded])
     return DevicesSection(
         is_cpu=is_cpu,
         names=_names([gpu for _, _, gpu in recorded]),
         rows=rows,
         omitted=max(0, len(chosen) - MOST_ROWS),
-        capacity=capacity,
-        capacity_at=scale.at(capacity) if capacity and not is_cpu else None,
+        capacity=next(iter(totals)) if len(totals) == 1 else None,
+        has_capacity=bool(totals),
         ticks=tuple((scale.at(value * size), tick_text(value, step)) for value in values),
         unit=unit,
         simulated=any(gpu.simulated for _, _, gpu in recorded),
@@ -222,9 +231,21 @@ def _peak(gpu: GpuNumbers) -> float | None:
     return max((device.memory_used.maximum for device in gpu.devices if device.memory_used), default=None)
 
 
-def _row(
-    group: PageGroup, run: RunNumbers, gpu: GpuNumbers, scale: Scale, *, place: int, capacity: float | None
-) -> RunDevices:
+def _share(gpu: GpuNumbers) -> float | None:
+    """Return the highest peak of any device as a share of its own capacity, 0 to 1: a run may have several models."""
+    pairs = [(one.memory_used, gpu.capacity_of(one)) for one in gpu.devices]
+    return max((used.maximum / total for used, total in pairs if used and total), default=None)
+
+
+def _marks(gpu: GpuNumbers, scale: Scale) -> Iterator[CapacityMark]:
+    numbered = ((gpu.capacity_of(device), at) for at, device in enumerate(gpu.devices))
+    for capacity, equal in groupby(numbered, key=itemgetter(0)):
+        places = [at for _, at in equal]
+        if capacity is not None:
+            yield CapacityMark(at=scale.at(capacity), first=places[0], end=places[-1] + 1)
+
+
+def _row(group: PageGroup, run: RunNumbers, gpu: GpuNumbers, scale: Scale, *, place: int) -> RunDevices:
     count = len(gpu.devices)
     bar = min(BAR, MOST_HEIGHT / max(1, count))
     peak, loads = _peak(gpu), [one.utilization.mean for one in gpu.main.devices if one.utilization]
@@ -235,10 +256,11 @@ def _row(
         hosts=len({device.host for device in gpu.devices if device.host}),
         count=count,
         bars=tuple(_bars(gpu, scale)),
+        capacities=tuple(_marks(gpu, scale)),
         height=round(bar * count + 0.5, 2),
         bar=round(bar, 3),
         peak=peak,
-        share=peak / capacity if peak is not None and capacity else None,
+        share=_share(gpu),
         utilization=(min(loads), max(loads)) if loads else None,
         power=gpu.mean_power,
         joules=gpu.joules,

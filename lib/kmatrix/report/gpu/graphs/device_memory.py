@@ -24,7 +24,6 @@ from kmatrix.report.gpu.graphs.shared import (
     CAPACITY_DASHES,
     MAX_PANELS,
     MemoryUnit,
-    capacity_of,
     device_number,
     frame_panels,
     memory_unit,
@@ -81,7 +80,7 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
         axes.set_title(label, fontsize=11)
         for y, (run, gpu) in enumerate(rows):
             device = next((each for each in gpu.main.devices if _panel(gpu, each, by_rank=by_rank) == label), None)
-            capacity = capacity_of(gpu, device) if device else None
+            capacity = gpu.capacity_of(device) if device else None
             font = 7.5 if len(rows) <= FEW_ROWS else 6.5
             style: dict[str, Any] = {"capacity": capacity, "unit": unit, "colour": colours[run.optimizer], "font": font}
             _draw_device(axes, y, run, device, **style)
@@ -102,7 +101,7 @@ def _unit(rows: Sequence[tuple[RunGpus, GpuNumbers]]) -> MemoryUnit:
 def _marks(rows: Sequence[tuple[RunGpus, GpuNumbers]]) -> str:
     """Return what the marks of a graph mean."""
     text = f"bar: mean over {period(rows)}   whisker: standard deviation   dot: peak"
-    has_capacity = any(capacity_of(gpu, device) for _, gpu in rows for device in gpu.devices)
+    has_capacity = any(gpu.capacity_of(device) for _, gpu in rows for device in gpu.devices)
     return f"{text}   dashed: capacity" if has_capacity else text
 
 
@@ -169,7 +168,7 @@ def _frame_devices(
 def _highest(rows: Sequence[tuple[RunGpus, GpuNumbers]]) -> float:
     """Return the highest peak or capacity, MiB."""
     known = [(gpu, device, device.memory_used) for _, gpu in rows for device in gpu.devices if device.memory_used]
-    return max(max(memory.maximum, capacity_of(gpu, device) or 0.0) for gpu, device, memory in known)
+    return max(max(memory.maximum, gpu.capacity_of(device) or 0.0) for gpu, device, memory in known)
 
 
 def _panel(gpu: GpuNumbers, device: DeviceNumbers, *, by_rank: bool) -> str:
@@ -214,7 +213,7 @@ def _panel_per_run(name: str, of_a_kind: Sequence[tuple[RunGpus, GpuNumbers]]) -
 def _draw_profile(axes: Axes, run: RunGpus, gpu: GpuNumbers, unit: MemoryUnit, colour: str) -> None:
     """Draw mean, deviation, peak and capacity of each device of a run, next to each other."""
     style: dict[str, Any] = {"alpha": 0.3 if run.status in LOST else 0.9}
-    capacities = [capacity_of(gpu, device) for device in gpu.main.devices]
+    capacities = [gpu.capacity_of(device) for device in gpu.main.devices]
     # A line per row of equal GPUs: dashes of each alone would look like a solid line.
     places = list(zip(range(len(capacities)), capacities, strict=True))
     for capacity, equal in groupby(places, key=lambda pair: pair[1]):

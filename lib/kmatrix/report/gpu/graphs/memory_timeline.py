@@ -36,7 +36,6 @@ from kmatrix.report.gpu.graphs.shared import (
     panels_of,
     phase_handles,
     shade_phases,
-    whole_capacity,
 )
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.text import shortened_names
@@ -70,7 +69,7 @@ def _in_one_panel(name: str, known: Known) -> Figure:
         x, y = _points(gpu, unit, seconds)
         draw_line(panels[0], x, y, colours[run.name], place=place, count=len(known))
         _mark_end(panels[0], run, x, y)
-    for capacity in sorted({total for _, gpu in known if (total := whole_capacity(gpu))}):
+    for capacity in sorted({total for _, gpu in known if (total := gpu.capacity)}):
         draw_capacity(panels[0], capacity / unit.mib)
     # From 0: a cut axis exaggerates differences of memory.
     panels[0].set_ylim(0, 1.05 * _highest(known, unit))
@@ -102,7 +101,7 @@ def _panel_per_run(name: str, every: Known) -> Figure:
         draw_line(axes, x, y, colours[run.optimizer])
         _mark_end(axes, run, x, y)
         shade_phases(axes, gpu.phases, seconds)
-        if capacity := whole_capacity(gpu):
+        if capacity := gpu.capacity:
             draw_capacity(axes, capacity / unit.mib)
         name_panel(axes, run, title, shape[1])
     panels[0].set_ylim(0, 1.08 * _highest(known, unit))
@@ -124,7 +123,7 @@ def _time_unit(known: Known) -> tuple[str, float]:
 def _highest(known: Known, unit: MemoryUnit) -> float:
     """Return the highest value or capacity in the unit of the graph."""
     values = [point.total for _, gpu in known for point in gpu.timeline]
-    values += [whole_capacity(gpu) for _, gpu in known]
+    values += [gpu.capacity for _, gpu in known]
     return max((value for value in values if value is not None), default=0.0) / unit.mib or 1.0
 
 
@@ -187,7 +186,7 @@ def _common_legend(known: Known, word: str = "") -> list[Any]:
     handles: list[Any] = []
     if any(run.status in LOST for run, _ in known):
         handles.append(Line2D([], [], color=ALARM, marker="X", linestyle="", markersize=8, label="did not finish"))
-    if any(whole_capacity(gpu) for _, gpu in known):
+    if any(gpu.capacity for _, gpu in known):
         label = f"capacity of the {devices_word(gpu for _, gpu in known)} of a run"
         handles.append(Line2D([], [], color=ALARM, linestyle=CAPACITY_DASHES, label=label))
     if word:

@@ -20,7 +20,7 @@ from kmatrix.report.figure import (
     tick,
     truncation_note,
 )
-from kmatrix.report.gpu.graphs.shared import MemoryUnit, devices_word, memory_unit, period, whole_capacity
+from kmatrix.report.gpu.graphs.shared import MemoryUnit, devices_word, memory_unit, period
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.text import plural
 
@@ -46,7 +46,7 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     axes.xaxis.set_major_formatter(tick)
     devices = devices_word(gpu for _, gpu in rows)
     marks = f"bar: mean over {period(rows)}   line: peak"
-    marks += "   dashed: capacity" if any(whole_capacity(gpu) for _, gpu in rows) else ""
+    marks += "   dashed: capacity" if any(gpu.capacity for _, gpu in rows) else ""
     axes.set_xlabel(f"memory used ({unit.name}), sum over the {devices} of a run\n{marks}")
     make_room(axes)
     return figure
@@ -56,7 +56,7 @@ def _draw_row(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, unit: Memory
     """Draw bar, peak and capacity of a run, and their numbers."""
     from matplotlib.patheffects import withStroke
 
-    mean, capacity = (gpu.main.total_mean or 0.0) / unit.mib, whole_capacity(gpu)
+    mean, capacity = (gpu.main.total_mean or 0.0) / unit.mib, gpu.capacity
     style: dict[str, Any] = {"alpha": 0.3, "hatch": "///"} if run.status in LOST else {"alpha": 0.9}
     axes.barh(y, mean, height=0.68, color=colour, edgecolor="white", linewidth=0, **style)
     end = mean
@@ -79,7 +79,7 @@ def _draw_row(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, unit: Memory
 
 def _label(run: RunGpus, gpu: GpuNumbers, unit: MemoryUnit) -> str:
     """Return mean, peak and capacity of a run as text."""
-    capacity = whole_capacity(gpu)
+    capacity = gpu.capacity
     peak = "" if gpu.total_max is None else f", peak {unit.text(gpu.total_max)}"
     of_all = "" if capacity is None else f" of {unit.text(capacity)}"
     mean = unit.text(gpu.main.total_mean or 0.0)

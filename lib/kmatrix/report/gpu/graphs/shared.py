@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmatrix.report.figure import ALARM, DARK, HEIGHT, LOST, status_note, tick
 from kmatrix.report.gpu.graphs.palette import PHASE_COLOURS
-from kmatrix.report.gpu.numbers import CPU, DeviceNumbers, GpuNumbers, RecordedPhase, RunGpus
-from kmatrix.stats import complete_sum
+from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RecordedPhase, RunGpus
 from kmatrix.text import shortened_names, without_common_parts
 
 if TYPE_CHECKING:
@@ -41,16 +40,6 @@ def memory_unit(amounts: Iterable[float | None]) -> MemoryUnit:
     """Return GiB if one of these amounts (MiB) is above 10 GiB, else MiB."""
     largest = max((amount for amount in amounts if amount is not None), default=0.0)
     return MemoryUnit("GiB", MIB_PER_GIB) if largest > LARGE_MIB else MemoryUnit("MiB", 1.0)
-
-
-def capacity_of(gpu: GpuNumbers, device: DeviceNumbers) -> float | None:
-    """Return the memory of a GPU, MiB; None for a rank on the CPU: all ranks share the memory of their machine."""
-    return None if gpu.device_type == CPU else device.memory_total
-
-
-def whole_capacity(gpu: GpuNumbers) -> float | None:
-    """Return the memory of all GPUs of a run, MiB; None if one is unknown, and on the CPU."""
-    return complete_sum([capacity_of(gpu, device) for device in gpu.devices]) if gpu.devices else None
 
 
 def devices_word(gpus: Iterable[GpuNumbers]) -> str:

@@ -113,10 +113,10 @@ if (D.devices && D.devices.runs) {
     if (!has) return;
     const head = make("div", null, { class: "head" }), box = make("div", null, { class: "plot low", tabindex: "0", role: "img" });
     const most = Math.max(...run.d.flatMap((device) => (device[key] ? part(device[key], 2).filter(known) : [])), 0);
-    const capacity = key === "m" && !run.cpu ? Math.max(0, ...run.d.map((device) => device.t || 0)) : 0;
-    const top = Math.max(key === "u" && !run.cpu ? 100 : 0, most, capacity) || 1;
+    const capacities = key === "m" && !run.cpu ? [...new Set(run.d.map((device) => device.t).filter((total) => total))] : [];
+    const top = Math.max(key === "u" && !run.cpu ? 100 : 0, most, ...capacities) || 1;
     const scaled = `0 to ${fixed(top / about.size, about.digits)} ${about.unit}`;
-    head.append(make("b", title), make("span", heat ? `${scaled}, the stronger the colour the more` : `${about.unit} per device${capacity ? "; red line: capacity" : ""}`, { class: "faint" }));
+    head.append(make("b", title), make("span", heat ? `${scaled}, the stronger the colour the more` : `${about.unit} per device${capacities.length ? `; red line${capacities.length > 1 ? "s" : ""}: capacity` : ""}`, { class: "faint" }));
     box.setAttribute("aria-label", `${title} of each device over time, ${scaled}. Left and right move the cursor${heat ? ", up and down choose the device" : ""}.`);
     if (heat) box.style.height = `${Math.min(26, 2.6 + run.d.length * (run.d.length > 32 ? 0.3 : 0.7))}rem`;
     holder.append(head, box);
@@ -154,7 +154,7 @@ if (D.devices && D.devices.runs) {
         draw: [(u) => {
           if (heat) return;
           drawDashes(u, run, key, about.size);
-          if (capacity) drawCapacity(u, capacity / about.size);
+          for (const capacity of capacities) drawCapacity(u, capacity / about.size);
           markLost(u, run, key, about.size);
         }],
         setCursor: [show],
