@@ -172,7 +172,7 @@ def test_several_runs_have_one_phase_strip_each_below_the_graph(tmp_path):
         f"gpt2_adamw_seed{number}" for number in range(3)
     ]
     spans = [path.get_extents() for strip in below.collections for path in strip.get_paths()]
-    assert len(spans) == 9
+    assert len(spans) == 12  # the recorded time, and three phases on it
     assert {round(span.x0) for span in spans} == {0, 10, 11, 12, 16}
     assert "training" in legend_of(figure)
 

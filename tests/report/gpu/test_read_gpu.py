@@ -23,13 +23,22 @@ from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
+from kmatrix.report.figure import ALARM
 from kmatrix.report.folders import find_recorded, read_folder, summarize
 from kmatrix.report.gpu.graphs.balance import load_balance
 from kmatrix.report.gpu.graphs.device_memory import grid, memory_by_device
 from kmatrix.report.gpu.graphs.matrix import draw
 from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.graphs.run_memory import memory_by_run
-from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RunGpus, Statistics, balance_of
+from kmatrix.report.gpu.numbers import (
+    DeviceNumbers,
+    GpuNumbers,
+    RecordedPhase,
+    RunGpus,
+    Statistics,
+    TimelinePoint,
+    balance_of,
+)
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu, recordings
 from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text, problems
 from kmatrix.report.numbers import gpu_runs
@@ -597,6 +606,48 @@ def test_the_timeline_shows_the_total_and_marks_the_end_of_a_failed_run(tmp_path
     (cross,) = [line for line in axes.lines if line.get_marker() == "X"]
     assert list(first.get_ydata())[:2] == pytest.approx([(51_155 - 180) / 1024, (51_155 + 180) / 1024])
     assert cross.get_xdata()[0] == pytest.approx(19.0)
+
+
+def test_attempts_on_other_gpus_have_their_own_peak_and_capacity_in_the_graphs():
+    a10g = {"gpu_name": "NVIDIA A10G", "memory_total": 24_576.0}
+    last, first = (
+        replace(numbers, devices=tuple(replace(one, **a10g) for one in numbers.devices))
+        for numbers in (numbers_of([10_000.0] * 2), numbers_of([10_000.0] * 8))
+    )
+    edges = (TimelinePoint(9.0, ()), TimelinePoint(20.0, ()))
+    early, late = (
+        [TimelinePoint(begin + at, (10_000.0,) * count, 24_576.0 * count) for at in range(10)]
+        for begin, count in ((0.0, 8), (20.0, 2))
+    )
+    gpu = replace(last, earlier=(first,), timeline=(*early, *edges, *late))
+    bars = memory_by_run("m", [gpu_run(gpu=gpu)]).axes[0]
+    label = "19.5 GiB on 2 GPUs, peak 19.5 of 48.0; earlier attempt on 8 GPUs: peak 78.1 of 192.0"
+    assert label in [text.get_text() for text in bars.texts]
+    assert max(max(line.get_xdata()) for line in bars.lines) == 48.0
+    panel = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0]
+    dashed = [line for line in panel.lines if line.get_color() == ALARM]
+    assert [(list(line.get_xdata()), line.get_ydata()[0]) for line in dashed] == [([0, 9], 192), ([20, 29], 48)]
+    assert [text.get_text() for text in panel.texts if "GPUs" in text.get_text()] == ["8 GPUs", "2 GPUs"]
+    assert panel.get_ylim()[1] > 192
+    assert panel.get_xlabel().endswith("gap: no sample")
+
+
+def test_the_time_between_attempts_is_not_training_in_the_strips():
+    edges = (TimelinePoint(9.0, ()), TimelinePoint(20.0, ()))
+    points = [TimelinePoint(float(at), (900.0, 900.0)) for at in (*range(10), *range(20, 30))]
+    gpu = replace(numbers_of([900.0, 900.0]), timeline=(*points[:10], *edges, *points[10:]))
+    gpu = replace(gpu, phases=(RecordedPhase(name="set-up", begin=0.0, end=5.0),))
+    strip = memory_over_time("m", [gpu_run(gpu=gpu), gpu_run(name="b", gpu=gpu)]).axes[1]
+    recorded = [path.get_extents() for path in strip.collections[0].get_paths()]
+    assert [(box.x0, box.x1) for box in recorded] == [(0, 9), (20, 29)]
+    line = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0].lines[0]
+    assert [math.isnan(y) for y in line.get_ydata()] == [*[False] * 10, True, True, *[False] * 10]
+
+
+def test_a_recording_of_one_point_is_a_dot():
+    gpu = replace(numbers_of([900.0]), timeline=(TimelinePoint(0.0, (900.0,)),))
+    lines = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0].lines
+    assert next((line.get_marker(), list(line.get_ydata())) for line in lines) == (".", [900.0])
 
 
 def test_a_period_without_answers_is_a_gap_and_not_zero(tmp_path):

@@ -20,10 +20,19 @@ from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.folders import summarize
+from kmatrix.report.formats.results_json import gpu_object
 from kmatrix.report.gpu.graphs.matrix import draw
 from kmatrix.report.gpu.numbers import RecordedPhase, RunGpus
+from kmatrix.report.gpu.parts import MAX_PIECES
 from kmatrix.report.gpu.read_gpu import NOTHING_RECORDED, TrainingTotals, add_timeline, read_gpu
-from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, TimelineBuilder, read_stream, statistics_of
+from kmatrix.report.gpu.stream import (
+    EXCLUDED,
+    INCLUDED,
+    MAX_TIMELINE_POINTS,
+    TimelineBuilder,
+    read_stream,
+    statistics_of,
+)
 from kmatrix.stats import RunningStats
 
 
@@ -134,12 +143,71 @@ def test_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
     assert both.samples == 120
     assert both.seconds == single.seconds + 59
     assert both.joules == pytest.approx(single.joules + 4 * 59 * 150)
-    assert both.total_max == pytest.approx(4 * 20_045)
-    assert "GPU 3 (NVIDIA L4), 59 s in gpu_samples.1.bin" in both.notes[-1]
+    assert both.total_max == single.total_max  # compared with the capacity of the current devices
+    assert both.run_max == pytest.approx(4 * 20_045)
+    assert [one.total_max for one in both.earlier] == pytest.approx([4 * 20_045])
+    assert "4 GPUs (NVIDIA L4), 59 s in gpu_samples.1.bin, peak 80180 of 98304 MiB" in both.notes[-1]
     points = add_timeline(run_dir, both).timeline
-    assert len(points) == 120
-    assert [points[0].total, points[60].total] == pytest.approx([4 * 19_955, single.total_mean - 4 * 45])
-    assert (points[0].seconds, points[60].seconds) == (0, 100)
+    assert [len(point.memory) for point in points] == [*[4] * 60, 0, 0, *[4] * 60]
+    assert [points[0].total, points[62].total] == pytest.approx([4 * 19_955, single.total_mean - 4 * 45])
+    assert [points[at].seconds for at in (0, 59, 60, 61, 62)] == [0, 59, 59, 100, 100]
+
+
+def test_an_attempt_on_fewer_gpus_is_in_the_timeline_with_its_own_capacity(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    write_earlier_recording(run_dir, FakeGpus(memory=(9000.0,) * 2, power=(100.0,) * 2, spread=0.0))
+    points = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
+    assert [len(point.memory) for point in points] == [*[2] * 60, 0, 0, *[4] * 60]
+    assert (points[0].total, points[0].capacity, points[-1].capacity) == (18_000.0, 2 * 24_576, 4 * 24_576)
+
+
+def test_the_mean_power_of_a_run_is_its_energy_in_its_time_if_attempts_had_other_gpus(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    single = read_gpu(run_dir, TrainingTotals())
+    write_earlier_recording(run_dir, FakeGpus(memory=(9000.0,), power=(100.0,), counter=True))
+    both = read_gpu(run_dir, TrainingTotals())
+    assert single.whole.mean_power == pytest.approx(600)
+    assert both.whole.mean_power == pytest.approx((single.joules + 59 * 100) / (single.seconds + 59))
+    assert gpu_object(both)["totals"]["mean_power"] == both.whole.mean_power
+    assert gpu_object(both)["totals"]["memory_used_mean"] == single.total_mean
+    assert both.notes[-1].endswith(INCLUDED)
+
+
+def test_the_time_between_two_attempts_on_the_same_gpus_is_a_gap_of_the_timeline(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    before, after = list(FakeGpus(samples=30).snapshots()), list(FakeGpus(samples=2000).snapshots())
+    later = [replace(one, time=one.time + 3600, monotonic=one.monotonic + 3600) for one in after]
+    run_dir.gpu_samples.unlink()
+    write_samples(run_dir.gpu_samples, FakeGpus(), [*before, *later])
+    points = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
+    (end, begin) = [at for at, point in enumerate(points) if not point.memory]
+    assert begin == end + 1
+    assert (points[end].seconds, points[begin].seconds) == (29, 3600)
+    assert points[end - 1].seconds <= 29
+    assert points[begin + 1].seconds >= 3600
+    assert len(points) <= MAX_TIMELINE_POINTS + 2
+
+
+def test_a_recording_with_a_gap_at_each_sample_has_a_short_timeline(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    slow = [
+        replace(one, time=one.time * 10, monotonic=one.monotonic * 10) for one in FakeGpus(samples=3000).snapshots()
+    ]
+    run_dir.gpu_samples.unlink()
+    write_samples(run_dir.gpu_samples, FakeGpus(), slow)
+    points = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
+    assert len(points) <= MAX_TIMELINE_POINTS + 2 * MAX_PIECES
+
+
+def test_the_memory_of_a_run_is_unknown_while_that_of_a_gpu_is(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus(lost={2: 30}))
+    points = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
+    assert [point.total is None for point in points] == [False] * 30 + [True] * 30
 
 
 @pytest.mark.parametrize("warning", EXCLUDED)
@@ -150,7 +218,7 @@ def test_the_note_replaces_the_warning_of_the_recorder(tmp_path, warning):
     notes = read_gpu(run_dir, TrainingTotals()).notes
     assert not any(note.startswith(EXCLUDED) for note in notes)
     assert notes[0] == "clock set back"
-    assert notes[1].startswith("an earlier attempt was recorded on GPU 0 (NVIDIA L4)")
+    assert notes[1].startswith("an earlier attempt was recorded on 4 GPUs (NVIDIA L4)")
 
 
 def test_phases_keep_their_position_when_the_timeline_starts_earlier(tmp_path):

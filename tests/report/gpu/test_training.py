@@ -21,8 +21,9 @@ from kmatrix.report.gpu.graphs.balance import load_balance
 from kmatrix.report.gpu.graphs.device_memory import memory_by_device
 from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.numbers import PeriodNumbers, RunGpus
+from kmatrix.report.gpu.phases import read_phases
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
-from kmatrix.report.gpu.text import consolidated, energy_line
+from kmatrix.report.gpu.text import consolidated, cost_lines, energy_line
 
 DAY = 86_400.0
 PHASES = (("set-up", 0.0, 20.0), ("evaluation", 50.0, 60.0))
@@ -252,6 +253,66 @@ def test_a_second_attempt_is_not_a_restart_of_the_recorder(tmp_path, known_by):
         *(("set-up", 0, 10), ("ending", 40, 45), ("set-up", 50, 58), ("ending", 90, 99)),
     ]
     assert gpu.notes == ()
+
+
+def record_on_other_gpus(path, *, uptime=0.0, logged=True):
+    """Record an attempt on 3 GPUs that is killed at 90 s, and one on 2 GPUs from 200 s on.
+
+    uptime: seconds by which the host of the second one has been up for longer.  logged: whether the first logs phases.
+    """
+    run = record_run(path, gpus=3, seconds=90)
+    run.gpu_samples.rename(run.path / "gpu_samples.1.bin")
+    record_run(path, clock=200.0)
+    for attempt, clock, shift in ((1, 0.0, 0.0), (2, 200.0, uptime)):
+        for name, begin, end in PHASES if logged or attempt == 2 else ():
+            line = {"phase": name, "attempt": attempt, "begin": STARTED + clock + begin, "end": STARTED + clock + end}
+            mono = 500 + clock + shift
+            append_jsonl(run.phases, {**line, "begin_monotonic": mono + begin, "end_monotonic": mono + end})
+        append_jsonl(run.metrics, {"step": 1, "time": STARTED + clock + 80, "attempt": attempt, "train/loss": 1.0})
+    write_json(run.result, {"ended": STARTED + 290.0, "attempt": 2})
+    return run
+
+
+def test_the_phases_of_an_attempt_on_other_gpus_are_not_training(tmp_path):
+    run = record_on_other_gpus(tmp_path / "run")
+    gpu = read_gpu(run, TrainingTotals(tokens=1000, seconds=100.0))
+    assert [(one.name, one.begin, one.end, one.is_earlier) for one in gpu.phases] == [
+        ("set-up", -200, -180, True),
+        ("evaluation", -150, -140, True),
+        ("ending", -120, -111, True),
+        ("set-up", 0, 20, False),
+        ("evaluation", 50, 60, False),
+        ("ending", 90, 99, False),
+    ]
+    assert (gpu.phase_seconds("set-up"), gpu.phase_seconds("ending")) == (40, 18)
+    assert gpu.seconds == 100 + 89
+    assert gpu.training.seconds == pytest.approx(189 - 40 - 20 - 18)
+    assert gpu.training.joules == pytest.approx(3 * 50 * 100 + 2 * 60 * 100)
+    assert gpu.training.mean_power == pytest.approx(gpu.training.joules / gpu.training.seconds)
+    assert gpu.training.devices[0].power.mean == pytest.approx(100, rel=0.01)  # of the last attempt
+    shown = add_timeline(run, gpu)
+    assert [(one.name, one.begin) for one in shown.phases][:4:3] == [("set-up", 0), ("set-up", 200)]
+    text = consolidated("m", [RunGpus(name=run.name, optimizer="adamw", status="finished", gpu=gpu)])
+    assert f"last attempt: {gpu.total_mean:.1f} MB" in text
+    assert "unknown" not in text.partition("Time:")[2].partition("recorded")[0]
+
+
+def test_without_the_phases_of_an_attempt_on_other_gpus_the_length_of_the_training_is_unknown(tmp_path, monkeypatch):
+    def unknown(*args, is_last=True, **kwargs):
+        return read_phases(*args, **kwargs) if is_last else ()
+
+    run = record_on_other_gpus(tmp_path / "run")
+    monkeypatch.setattr("kmatrix.report.gpu.read_gpu.read_phases", unknown)
+    gpu = read_gpu(run, TrainingTotals(tokens=1000, seconds=100.0))
+    assert (gpu.training.seconds, gpu.training.joules) == (None, None)
+    assert gpu.training.mean_power == pytest.approx(200)  # of the last attempt, as its other means
+    assert "recorded; phases of an earlier attempt are unknown" in "\n".join(cost_lines(gpu))
+
+
+def test_the_phases_of_a_later_attempt_on_another_host_are_not_those_of_the_earlier_one(tmp_path):
+    run = record_on_other_gpus(tmp_path / "run", uptime=-200.0, logged=False)
+    earlier = [one for one in read_gpu(run, TrainingTotals()).phases if one.is_earlier]
+    assert [(one.name, one.begin, one.end) for one in earlier] == [("ending", -120, -111)]
 
 
 @pytest.mark.parametrize("final", [True, False])

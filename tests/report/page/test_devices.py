@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_factory import FakeGpus, record, summary_of, write_phases, write_samples, write_timings
 from kmatrix.report.analysis import analyse
+from kmatrix.report.gpu.phases import read_phases
 from kmatrix.report.page.assemble import render_page
 from kmatrix.report.page.devices import MOST_TIMELINES, MOST_VALUES, device_colour, devices
 from kmatrix.report.page.parts.groups import page_groups
@@ -84,6 +87,43 @@ def test_a_rank_that_ended_before_the_recording_is_not_lost(tmp_path):
 
     assert run["d"][0]["u"][0][-1] is None
     assert not any("x" in device for device in run["d"])
+
+
+def record_earlier(folder, gpus, *, ago=200.0):
+    """Write the recording of an attempt on other GPUs that began `ago` seconds before the last one."""
+    snapshots = [replace(one, time=one.time - ago, monotonic=one.monotonic - ago) for one in gpus.snapshots()]
+    write_samples(folder.path / "gpu_samples.1.bin", gpus, snapshots)
+
+
+def test_the_set_up_of_an_attempt_on_other_gpus_is_not_training(matrix):
+    folder = matrix.runs()[0]
+    record(folder, FakeGpus())
+    record_earlier(folder, FakeGpus(memory=(900.0,), power=(100.0,)))
+    write_phases(folder, ("set-up", -200, -150), ("set-up", 0, 30))
+
+    section = section_of(matrix)
+    (row,) = section.rows
+
+    spans = {span.phase: span.seconds for span in row.phases}
+    assert spans["set-up"] == pytest.approx(80, abs=1)
+    assert spans["training"] == pytest.approx(119 - 80 - spans["ending"], abs=1)
+    assert next(phase[:3] for phase in section.script["runs"][0]["ph"]) == ["set-up", 0.0, 50.0]
+
+
+def test_no_time_is_called_training_if_the_phases_of_an_attempt_are_unknown(matrix, monkeypatch):
+    folder = matrix.runs()[0]
+    record(folder, FakeGpus())
+    record_earlier(folder, FakeGpus(memory=(900.0,), power=(100.0,)))
+    write_phases(folder, ("set-up", 0, 30))
+    known = read_phases
+    monkeypatch.setattr(
+        "kmatrix.report.gpu.read_gpu.read_phases",
+        lambda *args, is_last=True, **names: known(*args, **names) if is_last else (),
+    )
+
+    (row,) = section_of(matrix).rows
+
+    assert row.phases == ()
 
 
 def test_throttling_and_memory_errors_are_named(matrix):

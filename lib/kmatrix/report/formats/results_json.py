@@ -115,7 +115,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "joules_per_token_run": gpu.joules_per_token if gpu else None,
         "gpu_memory_mean": gpu.main.total_mean if gpu else None,
         "gpu_memory_mean_run": gpu.total_mean if gpu else None,
-        "gpu_memory_max": gpu.total_max if gpu else None,
+        "gpu_memory_max": gpu.run_max if gpu else None,
         "sparsity": run.sparsity,
         "gpu_simulated": gpu.simulated if gpu else None,
         "world_size": run.world_size,
@@ -389,7 +389,7 @@ def gpu_object(gpu: GpuNumbers) -> dict[str, Any]:
         "gpus": [_device(device) for device in gpu.devices],
         "totals": {
             "memory_used_mean": gpu.total_mean,
-            "memory_used_max": gpu.total_max,
+            "memory_used_max": gpu.run_max,
             "mean_power": whole.mean_power,
             "joules": gpu.joules,
             "joules_per_token": gpu.joules_per_token,

@@ -48,6 +48,7 @@ def over_nodes(nodes: Sequence[NodeDir], parts: Mapping[int, GpuNumbers | None])
         training=_together(periods, whole) if len(periods) == len(trained) else None,
         consistent=all(part.consistent for part in found.values()),
         nodes=found,
+        earlier=(),
         notes=tuple(notes),
         timeline=(),
     )
@@ -75,6 +76,7 @@ def _together(periods: Sequence[PeriodNumbers], whole: Sequence[None]) -> Period
         total_mean=complete_sum([*(period.total_mean for period in periods), *whole]),
         joules=complete_sum([*(period.joules for period in periods), *whole]),
         consistent=all(period.consistent for period in periods),
+        is_mixed=any(period.is_mixed for period in periods),
     )
 
 
@@ -87,7 +89,9 @@ def merged_timeline(nodes: Sequence[GpuNumbers]) -> tuple[TimelinePoint, ...]:
     first, *others = nodes
     columns = [_placed(first, other) for other in others]
     return tuple(
-        TimelinePoint(point.seconds, (*point.memory, *(value for column in columns for value in column[at])))
+        replace(point, memory=(*point.memory, *(value for column in columns for value in column[at])))
+        if point.memory
+        else point
         for at, point in enumerate(first.timeline)
     )
 
@@ -95,7 +99,7 @@ def merged_timeline(nodes: Sequence[GpuNumbers]) -> tuple[TimelinePoint, ...]:
 def _placed(first: GpuNumbers, other: GpuNumbers) -> list[tuple[float | None, ...]]:
     """Return the memory of the devices of another node at each point of the first node's timeline."""
     unknown: tuple[float | None, ...] = (None,) * len(other.devices)
-    began, there = (next((phase.end for phase in each.phases if phase.name == SET_UP), None) for each in (first, other))
+    began, there = training_began(first), training_began(other)
     if began is None or there is None or not other.timeline:
         return [unknown] * len(first.timeline)
     times = [point.seconds + began - there for point in other.timeline]
@@ -104,8 +108,14 @@ def _placed(first: GpuNumbers, other: GpuNumbers) -> list[tuple[float | None, ..
     for point in first.timeline:
         at = bisect_left(times, point.seconds)
         near = min((max(0, at - 1), min(at, len(times) - 1)), key=lambda place: abs(times[place] - point.seconds))
-        found.append(other.timeline[near].memory if abs(times[near] - point.seconds) <= reach else unknown)
+        is_near = abs(times[near] - point.seconds) <= reach
+        found.append(other.timeline[near].memory or unknown if is_near else unknown)
     return found
+
+
+def training_began(node: GpuNumbers) -> float | None:
+    """Return the recording time (s) at which the set-up of a node ended, in its last recording; None if unknown."""
+    return next((phase.end for phase in node.phases if phase.name == SET_UP and not phase.is_earlier), None)
 
 
 def _interval(timeline: Sequence[TimelinePoint]) -> float:

@@ -73,16 +73,16 @@ class DeviceNumbers:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePoint:
-    """One point of the memory timeline: the mean over an interval."""
+    """One point of the memory timeline: the mean over an interval, or the begin or the end of a gap."""
 
     seconds: float  # since the start of the recording
-    memory: tuple[float | None, ...]  # MiB per device; None: no sample
+    memory: tuple[float | None, ...]  # MiB per device of this attempt; None: no sample; empty in a gap
+    capacity: float | None = None  # MiB, of the devices of this attempt; None: unknown
 
     @property
     def total(self) -> float | None:
-        """Memory of all devices that have a sample, MiB; None if none has."""
-        known = [value for value in self.memory if value is not None]
-        return math.fsum(known) if known else None
+        """Memory of all devices, MiB; None if it is unknown for one: what is left is not less memory in use."""
+        return complete_sum(self.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,7 @@ class RecordedPhase:
     begin: float  # seconds since the start of the recording
     end: float  # seconds since the start of the recording
     joules: float | None = None  # J, all devices
+    is_earlier: bool = False  # in the recording of an earlier attempt on other devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +127,17 @@ class PeriodNumbers:
     joules: float | None = None  # J, all devices
     joules_per_token: float | None = None  # None if the recording does not cover the training
     consistent: bool = True  # False: the recording contains values that cannot be true
+    is_mixed: bool = False  # time and energy include attempts on other devices
 
     @property
     def mean_power(self) -> float | None:
         """Power of all devices, W; None if unknown for a device, also if it did not respond for some time."""
         if any(is_incomplete(device) for device in self.devices):
             return None
-        return complete_sum([device.power.mean if device.power else None for device in self.devices])
+        power = complete_sum([device.power.mean if device.power else None for device in self.devices])
+        if power is None or not self.is_mixed:
+            return power
+        return self.joules / self.seconds if self.joules is not None and self.seconds else None
 
     @property
     def utilization(self) -> float | None:
@@ -166,8 +171,8 @@ class GpuNumbers:
     final: bool = True  # False: the recorder was killed, or is still running
     simulated: bool = False
     energy_source: str | None = None  # counter, power or rapl
-    total_mean: float | None = None  # MiB, all devices
-    total_max: float | None = None  # MiB, maximum of the sum over devices
+    total_mean: float | None = None  # MiB, all devices of the last attempt
+    total_max: float | None = None  # MiB, maximum of the sum over the devices of the last attempt
     joules: float | None = None  # J, all devices
     joules_per_token: float | None = None  # None if the recording does not cover the training
     training: PeriodNumbers | None = None  # without set-up, evaluations, checkpoints and ending; None: unknown
@@ -180,6 +185,7 @@ class GpuNumbers:
     reused: bool = False  # recorded in another matrix
     factors: CostFactors = field(default_factory=CostFactors)
     phases: tuple[RecordedPhase, ...] = ()  # sorted by begin; of the first recorded node of several
+    earlier: tuple[GpuNumbers, ...] = field(default=(), repr=False)  # attempts on other devices: in samples, s and J
     nodes: Mapping[int, GpuNumbers] = field(default_factory=dict, repr=False)  # of a run over several, by their number
     notes: tuple[str, ...] = ()  # limits of these numbers, one sentence each
     timeline: tuple[TimelinePoint, ...] = field(default=(), repr=False)
@@ -188,6 +194,16 @@ class GpuNumbers:
     def unit(self) -> str:
         """Name of one device: "GPU", or "rank" on the CPU."""
         return "rank" if self.device_type == CPU else "GPU"
+
+    @property
+    def has_earlier(self) -> bool:
+        """True if time and energy include attempts on other devices."""
+        return bool(self.earlier) or any(part.earlier for part in self.nodes.values())
+
+    @property
+    def run_max(self) -> float | None:
+        """The maximum of the sum over devices in any attempt, MiB."""
+        return max((one.total_max for one in (self, *self.earlier) if one.total_max is not None), default=None)
 
     @property
     def whole(self) -> PeriodNumbers:
@@ -199,6 +215,7 @@ class GpuNumbers:
             joules=self.joules,
             joules_per_token=self.joules_per_token,
             consistent=self.consistent,
+            is_mixed=self.has_earlier,
         )
 
     @property

@@ -29,24 +29,30 @@ def read_phases(
     *,
     running: bool = False,
     leader: Mapping[int, Leader] | None = None,
+    is_last: bool = True,
 ) -> tuple[RecordedPhase, ...]:
     """Return the phases within a recording, sorted by begin; none if the trainer logged none.
 
     An attempt trains from the end of its set-up to its last step: what follows is its ending, also if it was killed.
     running: the last attempt has not ended.  leader: of each attempt, for the folder of a node after node 0.
+    is_last: not the recording of earlier attempts on other devices.
     """
     lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
     logged = [(line, *span) for line in lines if (span := _span(line, clock)) is not None]
     if not logged:
         return ()
+    if not is_last:
+        # A later attempt on another host has another monotonic clock, which may show the same time.
+        newest = max(recording.times)
+        logged = [entry for entry in logged if entry[0].begin <= newest]
     attempts = recorded_attempts(run_dir, clock)
     if leader is None:
-        ended = _last_end(run_dir, lines, clock)
+        ended = _last_end(run_dir, lines, clock) if is_last else None
         # The last attempt ends with the result, others with their last sign, which is read only if it is needed.
         trained = [] if len(attempts) == 1 and (running or ended is not None) else _last_steps(run_dir, clock)
     else:
         ends = {number: end for number in leader if (end := _end_here(leader[number], number, logged)) is not None}
-        ended, trained = ends.get(lines[-1].attempt), list(ends.values())
+        ended, trained = ends.get(lines[-1].attempt) if is_last else None, list(ends.values())
 
     found: list[tuple[str, float, float]] = []
     for number, attempt in enumerate(attempts, 1):

@@ -34,10 +34,12 @@ from kmatrix.report.gpu.numbers import (
     XidNumbers,
     cost_factors,
 )
+from kmatrix.report.gpu.parts import read_parts
 from kmatrix.report.gpu.phases import Leader, joules_of_spans, merged_spans, read_leader, read_phases
 from kmatrix.report.gpu.stream import (
     QUANTITIES,
     add_binary_timeline,
+    is_included,
     read_binary,
     read_stream,
     statistics_of,
@@ -387,11 +389,42 @@ def _add_training(
     phases = read_phases(run_dir, recording, clock, running=running, leader=leader)
     if not phases:
         return numbers
-    training = _training(numbers, recording, clock, phases)
-    if training is not None and run_dir.earlier_gpu_samples():
-        # The phases of attempts on other GPUs are not in this recording, but their energy is in the total.
+    numbers = replace(numbers, phases=phases, training=_training(numbers, recording, clock, phases))
+    return _with_earlier_phases(run_dir, numbers, leader) if numbers.earlier else numbers
+
+
+def _with_earlier_phases(
+    run_dir: RunDir, numbers: GpuNumbers, leader: Mapping[int, Leader] | None = None
+) -> GpuNumbers:
+    """Add the phases of attempts on other devices, whose time and energy are in the totals. leader: as read_phases.
+
+    The time and energy of the training are unknown if the phases of one of them are.
+    """
+    parts = read_parts(run_dir)
+    shift = parts[-1].begin if parts else 0.0  # phases count from the start of the last recording
+    earlier = [part for part in parts[:-1] if is_included(numbers, part.recording)]
+    phases: list[RecordedPhase] = []
+    seconds, joules = 0.0, []
+    is_known = len(earlier) == len(numbers.earlier)
+    for part in earlier:
+        found = read_phases(run_dir, part.recording, part.clock, leader=leader, is_last=False)
+        is_known = is_known and bool(found)
+        spans = merged_spans(found)
+        seconds += math.fsum(end - begin for begin, end in spans)
+        joules += joules_of_spans(part.recording, part.clock, spans)
+        begin = part.begin - shift
+        phases += [replace(one, begin=one.begin + begin, end=one.end + begin, is_earlier=True) for one in found]
+    training, energy = numbers.training, complete_sum(joules)
+    if training is not None and not is_known:
         training = replace(training, seconds=None, joules=None)
-    return replace(numbers, phases=phases, training=training)
+    elif training is not None:
+        training = replace(
+            training,
+            seconds=None if training.seconds is None else max(0.0, training.seconds - seconds),
+            joules=None if training.joules is None or energy is None else max(0.0, training.joules - energy),
+            is_mixed=True,
+        )
+    return replace(numbers, phases=(*phases, *numbers.phases), training=training)
 
 
 def _training(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from operator import add, le, lt, mul, sub
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from kmatrix.gpu.formats.text import ReadErrors
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, GAP_S, NO_POWER, NO_RESPONSE, SILENT_S
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.numbers import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Statistics, TimelinePoint
+from kmatrix.report.gpu.parts import RecordingPart, gap_s, read_parts
 from kmatrix.stats import RunningStats, complete_sum
 from kmatrix.text import plural
 
@@ -29,6 +29,7 @@ REPLACED = (*QUANTITIES, "joules", "samples", "lost_s")  # fields of a device th
 RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank on the CPU
 # The recorder's warnings that with_earlier replaces by a note of its own; the second one is of version 0.1.
 EXCLUDED = (EXCLUDED_ATTEMPT, "an earlier attempt is not in these numbers")
+INCLUDED = "in time, energy and mean power of the run; memory, utilization and balance are of the last attempt"
 MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16  # rows in memory at once
 MAX_TIMELINE_POINTS = 1024  # about one per pixel of a graph
@@ -74,6 +75,7 @@ def read_binary(path: Path) -> GpuNumbers:
         seconds=recorded_seconds(recording),
         joules=joules,
         energy_source=header.get("energy_source") if joules is not None else None,
+        timeline=(),  # of all recordings together: `add_binary_timeline`
     )
 
 
@@ -82,9 +84,9 @@ def recorded_seconds(recording: Recording) -> float | None:
     if len(recording) < 2:
         return None
     times = RecordingClock(recording).between(0, len(recording))
-    gap_s = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0))
+    limit = gap_s(recording)
     steps = list(map(sub, times[1:], times))
-    return math.fsum(steps) if max(steps) <= gap_s else math.fsum(step for step in steps if step <= gap_s)
+    return math.fsum(steps) if max(steps) <= limit else math.fsum(step for step in steps if step <= limit)
 
 
 def numbers_of(
@@ -267,9 +269,9 @@ def with_newer_samples(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
 
 
 def with_earlier(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
-    """Add the recordings of earlier attempts on other devices to the totals.
+    """Add the recordings of earlier attempts on other devices to time and energy.
 
-    A note names those devices; the rows of the current devices do not include them.
+    A note names those devices; memory, utilization and the rows of the current devices do not include them.
     """
     for path in run_dir.earlier_gpu_samples():
         try:
@@ -290,42 +292,59 @@ def _errors_of(path: Path, numbers: GpuNumbers) -> list[str]:
     return [note for note in numbers.notes if note.startswith(path.name)]
 
 
+def is_included(numbers: GpuNumbers, recording: Recording) -> bool:
+    """Return whether the numbers of a run include a recording: simulated and real devices are never combined."""
+    header = recording.header
+    kind = str(header.get("device_type") or ""), bool(header.get("simulated"))
+    return kind == (numbers.device_type, numbers.simulated) and bool(header["gpus"])
+
+
 def add_binary_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
-    """Add the memory timeline of all binary recordings of a run.
-
-    Devices of earlier attempts are matched with the current devices by position.
-    """
-    found: list[Recording] = []
-    for path in (*run_dir.earlier_gpu_samples(), run_dir.gpu_samples):
-        with contextlib.suppress(RecordError):
-            recording = read_samples(path)
-            if len(recording) and len(recording.header["gpus"]) == len(numbers.devices):
-                found.append(recording)
-    if not found:
+    """Add the memory timeline of all binary recordings of a run, with the gaps in and between them."""
+    parts = read_parts(run_dir)
+    # Not a condition on the last one, which the numbers describe.
+    shown = [part for part in parts if part is parts[-1] or is_included(numbers, part.recording)]
+    pieces = [(part, begin, end) for part in shown for begin, end in part.pieces()]
+    samples = sum(end - begin for _, begin, end in pieces)
+    timeline: list[TimelinePoint] = []
+    last = 0.0
+    for part, begin, end in pieces:
+        if timeline:
+            timeline += [TimelinePoint(last, ()), TimelinePoint(part.begin + part.clock.of(begin), ())]
+        timeline += _piece(part, begin, end, max(2, MAX_TIMELINE_POINTS * (end - begin) // samples))
+        last = part.begin + part.clock.of(end - 1)
+    if not timeline:
         return numbers
-    timeline, offset = TimelineBuilder(), 0.0
-    for before, recording in zip([None, *found], found, strict=False):
-        if before is not None:
-            offset += seconds_between(before, recording)
-        checks = Checks(cpu=recording.header.get("device_type") == CPU)
-        for block in map(checks.possible, sample_blocks(recording, ("memory_used",))):
-            seconds = [time + offset for time in block.times]
-            timeline.add(seconds, dict(enumerate(memory_by_device_index(block).values())))
     # Phases count from the start of the last recording.
-    phases = tuple(replace(phase, begin=phase.begin + offset, end=phase.end + offset) for phase in numbers.phases)
-    return replace(numbers, timeline=timeline.points(range(len(numbers.devices))), phases=phases)
+    shift = parts[-1].begin - shown[0].begin
+    phases = tuple(replace(phase, begin=phase.begin + shift, end=phase.end + shift) for phase in numbers.phases)
+    return replace(numbers, timeline=tuple(timeline), phases=phases)
 
 
-def seconds_between(before: Recording, after: Recording) -> float:
-    """Return the time between the starts of two recordings of a run, s: only the wall clock knows it."""
-    return max(RecordingClock(before).length, after.times[0] - before.times[0])
+def _piece(part: RecordingPart, begin: int, end: int, limit: int) -> tuple[TimelinePoint, ...]:
+    """Return the timeline of the samples `begin` to `end` - 1 of a recording. limit: points."""
+    header, builder = part.recording.header, TimelineBuilder(limit)
+    checks = Checks(cpu=header.get("device_type") == CPU)
+    for block in map(checks.possible, sample_blocks(part.recording, ("memory_used",), first=begin, end=end)):
+        seconds = [time + part.begin for time in block.times]
+        builder.add(seconds, dict(enumerate(memory_by_device_index(block).values())))
+    totals = [None if header.get("device_type") == CPU else gpu.get("memory_total") or None for gpu in header["gpus"]]
+    capacity = complete_sum(totals)
+    return tuple(replace(point, capacity=capacity) for point in builder.points(range(len(totals))))
 
 
-def sample_blocks(recording: Recording, names: Sequence[str] = MEASURED) -> Iterator[SampleBlock]:
-    """Yield a binary recording as blocks of these columns. Times are seconds since its first sample."""
+def sample_blocks(
+    recording: Recording, names: Sequence[str] = MEASURED, *, first: int = 0, end: int | None = None
+) -> Iterator[SampleBlock]:
+    """Yield the samples `first` to `end` - 1 of a binary recording as blocks of these columns, by default all.
+
+    Times are seconds since the first sample of the recording.
+    """
     clock = RecordingClock(recording)
-    for begin in range(0, len(recording), BLOCK_ROWS):
-        times = clock.between(begin, begin + BLOCK_ROWS)
+    last = len(recording) if end is None else end
+    for begin in range(first, last, BLOCK_ROWS):
+        stop = min(last, begin + BLOCK_ROWS)
+        times = clock.between(begin, stop)
         parts = tuple(
             DeviceColumns(
                 gpu_index=int(gpu["gpu_index"]),
@@ -334,9 +353,7 @@ def sample_blocks(recording: Recording, names: Sequence[str] = MEASURED) -> Iter
                 memory_total=gpu.get("memory_total"),
                 rows=range(len(times)),
                 columns={
-                    name: as_list(columns[name][begin : begin + BLOCK_ROWS])
-                    if name in columns
-                    else [math.nan] * len(times)
+                    name: as_list(columns[name][begin:stop]) if name in columns else [math.nan] * len(times)
                     for name in names
                 },
             )
@@ -371,13 +388,14 @@ def statistics_of(running: RunningStats) -> Statistics | None:
 
 
 class TimelineBuilder:
-    """A memory timeline of at most MAX_TIMELINE_POINTS points, in constant memory.
+    """A memory timeline of at most `limit` points, in constant memory.
 
     Each point is the mean of `width` samples. The width doubles when the points run out, so a long recording has at
-    least MAX_TIMELINE_POINTS / 2 points.
+    least `limit` / 2 points.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_TIMELINE_POINTS) -> None:
+        self._limit = limit
         self._samples = 0
         self._width = 1  # samples per point
         self._seconds: list[float] = []  # sum per point
@@ -385,7 +403,7 @@ class TimelineBuilder:
 
     def add(self, seconds: Floats, memory: Mapping[int, Floats]) -> None:
         """Add samples: their times, and the memory of each device (NaN: unknown)."""
-        while self._samples + len(seconds) > MAX_TIMELINE_POINTS * self._width:
+        while self._samples + len(seconds) > self._limit * self._width:
             self._double_width()
         if self._width == 1:  # a point per sample, the common case of short recordings
             self._add_points(seconds, memory)
@@ -580,22 +598,25 @@ class _Device:
 
 
 def _with_attempt(numbers: GpuNumbers, earlier: GpuNumbers) -> GpuNumbers:
-    """Add the totals of an earlier attempt, or a note why they cannot be added."""
-    devices = ", ".join(f"{earlier.label(device)} ({device.gpu_name})" for device in earlier.devices)
+    """Add the time and energy of an earlier attempt, or a note why they cannot be added."""
+    kinds = groupby(earlier.devices, key=lambda device: device.gpu_name)
+    counts = ((name, list(devices)) for name, devices in kinds)
+    devices = ", ".join(f"{plural(len(same), earlier.unit)} ({name})" for name, same in counts)
     seconds = earlier.seconds or 0.0
     recorded = f"an earlier attempt was recorded on {devices or 'no device'}, {seconds:.0f} s in {earlier.evidence}"
     if (earlier.device_type, earlier.simulated) != (numbers.device_type, numbers.simulated) or not earlier.devices:
         return replace(numbers, notes=(*numbers.notes, f"{recorded}: not included in these numbers"))
     known = numbers.joules is not None and earlier.joules is not None
-    peaks = [value for value in (numbers.total_max, earlier.total_max) if value is not None]
+    of_all = "" if earlier.capacity is None else f" of {earlier.capacity:.0f}"
+    peak = "" if earlier.total_max is None else f", peak {earlier.total_max:.0f}{of_all} MiB"
     notes = (note for note in numbers.notes if not note.startswith(EXCLUDED))
     return replace(
         numbers,
         samples=numbers.samples + earlier.samples,
         seconds=None if numbers.seconds is None else numbers.seconds + seconds,
-        total_max=max(peaks, default=None),
         joules=(numbers.joules or 0.0) + (earlier.joules or 0.0) if known else None,
-        notes=(*notes, f"{recorded}: included in time, energy and total peak, not in the rows of the devices"),
+        earlier=(*numbers.earlier, earlier),
+        notes=(*notes, f"{recorded}{peak}: {INCLUDED}"),
     )
 
 

@@ -114,7 +114,9 @@ def cost_lines(gpu: GpuNumbers) -> Iterator[str]:
         yield f"Cost: {', '.join(parts)}"
     phases = list(dict.fromkeys(phase.name for phase in gpu.phases))
     if phases and gpu.seconds:
-        yield f"Time: {', '.join(_phase(gpu, name) for name in phases)} of {duration(gpu.seconds)} recorded"
+        unknown = gpu.training is not None and gpu.training.seconds is None
+        rest = "; phases of an earlier attempt are unknown" if unknown and gpu.has_earlier else ""
+        yield f"Time: {', '.join(_phase(gpu, name) for name in phases)} of {duration(gpu.seconds)} recorded{rest}"
 
 
 def _phase(gpu: GpuNumbers, name: str) -> str:
@@ -243,7 +245,7 @@ def _facts(gpu: GpuNumbers) -> Iterator[str]:
         )
         if gpu.training:
             yield (
-                f"Whole run: {memory_name(gpu)} {_decimal(gpu.total_mean)} MiB; "
+                f"{_recorded_period(gpu).capitalize()}: {memory_name(gpu)} {_decimal(gpu.total_mean)} MiB; "
                 f"balance: {balance_text(gpu.whole.balance('memory_used'), _why_no_balance(gpu))}"
             )
         yield f"Energy: {energy_line(gpu)}"
@@ -252,6 +254,11 @@ def _facts(gpu: GpuNumbers) -> Iterator[str]:
     for device in gpu.devices:
         yield from (f"! {problem}" for problem in problems(gpu, device))
     yield from rank_lines(gpu)
+
+
+def _recorded_period(gpu: GpuNumbers) -> str:
+    """Return the period of the memory over the whole recording: attempts on other devices have their own."""
+    return "last attempt" if gpu.has_earlier else "whole run"
 
 
 def _breakdown(run: RunGpus, gpu: GpuNumbers) -> list[str]:
@@ -265,7 +272,7 @@ def _breakdown(run: RunGpus, gpu: GpuNumbers) -> list[str]:
     lines.append(f"{optimizer} Training - Per-{gpu.unit[0].upper()}{gpu.unit[1:]} Breakdown:")
     for device in gpu.main.devices:
         lines.append(f"    {gpu.label(device)}: {_mean_and_deviation(device.memory_used)}")
-    whole = "" if gpu.training is None else f"  (training; whole run: {_megabytes(gpu.total_mean)})"
+    whole = "" if gpu.training is None else f"  (training; {_recorded_period(gpu)}: {_megabytes(gpu.total_mean)})"
     lines.append(f"    Total:  {_megabytes(gpu.main.total_mean)}{whole}")
     lines.append(f"    Balance: {balance_text(gpu.balance('memory_used'), _why_no_balance(gpu))}")
     for name, quantity in QUANTITIES[1:]:

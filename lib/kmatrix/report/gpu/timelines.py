@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import Limits
-from kmatrix.gpu.recorder.summary import GAP_S
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.nodes import SET_UP
+from kmatrix.report.gpu.nodes import training_began
 from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
-from kmatrix.report.gpu.stream import BLOCK_ROWS, seconds_between
+from kmatrix.report.gpu.parts import RecordingPart, gap_s, read_parts
+from kmatrix.report.gpu.stream import BLOCK_ROWS
 
 QUANTITIES = ("utilization", "power", "memory_used")  # columns of a recording; percent, W, MiB
 COLUMNS = 180  # about one per 4 pixels of a figure
@@ -65,10 +62,10 @@ def read_timeline(
     The nodes of a run have clocks of their own. The end of their set-up, which all share, places them on the time of
     the first node; a node that did not get that far is left out.
     """
-    nodes: list[tuple[GpuNumbers, list[_Part]]] = []
+    nodes: list[tuple[GpuNumbers, list[RecordingPart]]] = []
     for number, part in (gpu.nodes or {0: gpu}).items():
         # The folder of node 0 is that of the run.
-        if found := _recordings(NodeDir(run_dir, number).recording if number else run_dir):
+        if found := read_parts(NodeDir(run_dir, number).recording if number else run_dir):
             nodes.append((part, found))
     if not nodes:
         return None
@@ -78,11 +75,11 @@ def read_timeline(
         return None
     samples = sum(len(part.clock) for part in parts)
     count = min(columns, samples)
-    began = _training_began(first)
+    began = training_began(first)
     devices: list[DeviceTimeline] = []
     left_out = 0
     for part, its_parts in nodes:
-        there = _training_began(part)
+        there = training_began(part)
         if part is first:
             shift = 0.0
         elif began is None or there is None:
@@ -99,15 +96,6 @@ def read_timeline(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One of the recordings of a node. begin: its start in s since the start of the first one."""
-
-    recording: Recording
-    clock: RecordingClock
-    begin: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Columns:
     """Columns of equal width over `length` s. shift: added to the times of a recording, s."""
 
@@ -120,31 +108,8 @@ class _Columns:
         return self.length / self.count
 
 
-def _recordings(folder: RunDir) -> list[_Part]:
-    """Return the recordings of a node, the last one at the end; none if that is missing, damaged or too new.
-
-    A figure less, not a page less. Earlier ones that are damaged are left out.
-    """
-    found: list[_Part] = []
-    for path in (*folder.earlier_gpu_samples(), folder.gpu_samples):
-        with contextlib.suppress(RecordError):
-            recording = read_samples(path)
-            if len(recording) > 1:
-                begin = found[-1].begin + seconds_between(found[-1].recording, recording) if found else 0.0
-                found.append(_Part(recording, RecordingClock(recording), begin))
-                continue
-        if path == folder.gpu_samples:
-            return []
-    return found
-
-
-def _training_began(part: GpuNumbers) -> float | None:
-    """Return the recording time (s) at which the set-up of a node ended."""
-    return next((phase.end for phase in part.phases if phase.name == SET_UP), None)
-
-
 def _devices(
-    node: GpuNumbers, parts: Sequence[_Part], columns: _Columns, quantities: Sequence[str]
+    node: GpuNumbers, parts: Sequence[RecordingPart], columns: _Columns, quantities: Sequence[str]
 ) -> list[DeviceTimeline]:
     """Return the lanes of all devices of one node: those of its last recording first."""
     current = {(device.gpu_index, device.uuid): device for device in node.devices}
@@ -153,7 +118,7 @@ def _devices(
         recording = part.recording
         shifted = replace(columns, shift=columns.shift + part.begin)
         cells, last = _cells(part.clock, shifted)
-        longest = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0), columns.width)
+        longest = max(gap_s(recording), columns.width)
         repeated = _repeated(last, shifted, longest)
         for header, values, limits in zip(recording.header["gpus"], recording.columns, recording.limits, strict=True):
             key = int(header["gpu_index"]), str(header.get("uuid") or "")

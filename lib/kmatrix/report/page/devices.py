@@ -285,8 +285,8 @@ def _bars(gpu: GpuNumbers, scale: Scale) -> Iterator[DeviceBar]:
 
 
 def _spans(gpu: GpuNumbers) -> Iterator[PhaseSpan]:
-    """Yield the recorded time by phase, the training first; nothing if the phases are unknown."""
-    if not gpu.phases or not gpu.seconds:
+    """Yield the recorded time by phase, the training first; nothing if the phases of an attempt are unknown."""
+    if not gpu.phases or not gpu.seconds or (gpu.training is not None and gpu.training.seconds is None):
         return
     parts = {phase: gpu.phase_seconds(phase) for phase in PHASES}
     total = max(gpu.seconds, math.fsum(parts.values()))

@@ -161,9 +161,6 @@ def _draw_run(axes: Axes, found: RecordingTimeline, metric: TimelineMetric, divi
             continue
         mean, low, high = _values(lane, divisor)
         colour = DEVICE_COLOURS[place]
-        alone = _alone(mean)  # a line needs two points
-        if alone.any():
-            axes.plot(times[alone], mean[alone], ".", color=colour, markersize=3, zorder=3)
         axes.fill_between(times, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1.5)
         draw_line(axes, times, mean, colour, place=place, count=len(found.devices))
     if metric.quantity == "memory_used":
@@ -177,14 +174,6 @@ def _values(lane: Lane, divisor: float) -> tuple[Any, Any, Any]:
 
     mean, low, high = (np.array(each, dtype=float) / divisor for each in (lane.mean, lane.low, lane.high))
     return mean, low, high
-
-
-def _alone(values: Any) -> Any:
-    """Return which values are known but neither the one before nor the one after them."""
-    import numpy as np
-
-    known = np.concatenate([[False], np.isfinite(values), [False]])
-    return known[1:-1] & ~known[:-2] & ~known[2:]
 
 
 def _legend(known: Sequence[Recorded], metric: TimelineMetric, word: str, *, maps: bool) -> list[Any]:

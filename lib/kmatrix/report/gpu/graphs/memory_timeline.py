@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.report.figure import (
@@ -38,7 +40,7 @@ from kmatrix.report.gpu.graphs.shared import (
     shade_phases,
 )
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
-from kmatrix.text import shortened_names
+from kmatrix.text import plural, shortened_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +49,16 @@ if TYPE_CHECKING:
 MAX_TOGETHER = 4  # runs in one panel: lines of more would hide each other
 MAX_LABEL = 58  # characters of a name in a legend
 Known = Sequence[tuple[RunGpus, GpuNumbers]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a timeline between two gaps."""
+
+    begin: float  # s
+    end: float  # s
+    devices: int
+    capacity: float | None  # MiB, all devices
 
 
 def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
@@ -69,18 +81,21 @@ def _in_one_panel(name: str, known: Known) -> Figure:
         x, y = _points(gpu, unit, seconds)
         draw_line(panels[0], x, y, colours[run.name], place=place, count=len(known))
         _mark_end(panels[0], run, x, y)
-    for capacity in sorted({total for _, gpu in known if (total := gpu.capacity)}):
+    for capacity in sorted({total for _, gpu in known if not gpu.earlier and (total := gpu.capacity)}):
         draw_capacity(panels[0], capacity / unit.mib)
+    for _, gpu in known:
+        _draw_capacities(panels[0], gpu, unit, seconds)
     # From 0: a cut axis exaggerates differences of memory.
     panels[0].set_ylim(0, 1.05 * _highest(known, unit))
-    panels[0].set_xlim(left=0)
+    # Up to the end of the recordings, also if the memory is unknown there.
+    panels[0].set_xlim(0, 1.03 * max(gpu.timeline[-1].seconds for _, gpu in known) / seconds or 1.0)
     panels[0].yaxis.set_major_formatter(tick)
     panels[0].set_ylabel(_value_label(known, unit))
     if strips:
         _draw_strips(panels[1], strips, seconds)
     elif with_phases:
         shade_phases(panels[0], with_phases[0][1].phases, seconds)
-    panels[-1].set_xlabel(f"{_time_label(known)} ({time_name}); points are means over intervals")
+    panels[-1].set_xlabel(f"{_time_label(known)} ({time_name}); points are means over intervals{_gap_text(known)}")
     handles = [*_run_legend(known, colours), *_common_legend(known, word="training" if strips else "")]
     wide = any(len(handle.get_label()) > 40 for handle in handles)
     figure.legend(handles=handles, loc="outside lower left", ncols=2 if wide else 3, handlelength=3.4)
@@ -93,7 +108,8 @@ def _panel_per_run(name: str, every: Known) -> Figure:
     unit, (time_name, seconds) = _unit(known), _time_unit(known)
     shape = panels_of(len(known))
     # Not in the labels of the axes, which have no room for it next to a legend.
-    note = f"{truncation_note(len(known), len(every), 'runs')}: {_time_label(known)}{simulated_mark(runs)}"
+    note = f"{truncation_note(len(known), len(every), 'runs')}: {_time_label(known)}"
+    note += f"{'; gap: unknown' if _gap_text(known) else ''}{simulated_mark(runs)}"
     figure, panels = figure_grid(name, "Memory over time", shape, panels_height(shape), note=note)
     colours = colours_of(run.optimizer for run in runs)
     for axes, title, (run, gpu) in zip(panels, panel_titles(runs, shape[1]), known, strict=False):
@@ -101,8 +117,9 @@ def _panel_per_run(name: str, every: Known) -> Figure:
         draw_line(axes, x, y, colours[run.optimizer])
         _mark_end(axes, run, x, y)
         shade_phases(axes, gpu.phases, seconds)
-        if capacity := gpu.capacity:
+        if not gpu.earlier and (capacity := gpu.capacity):
             draw_capacity(axes, capacity / unit.mib)
+        _draw_capacities(axes, gpu, unit, seconds)
         name_panel(axes, run, title, shape[1])
     panels[0].set_ylim(0, 1.08 * _highest(known, unit))
     panels[0].set_xlim(0, max(gpu.timeline[-1].seconds for _, gpu in known) / seconds)
@@ -123,7 +140,7 @@ def _time_unit(known: Known) -> tuple[str, float]:
 def _highest(known: Known, unit: MemoryUnit) -> float:
     """Return the highest value or capacity in the unit of the graph."""
     values = [point.total for _, gpu in known for point in gpu.timeline]
-    values += [gpu.capacity for _, gpu in known]
+    values += [gpu.capacity for _, gpu in known] + [one.capacity for _, gpu in known for one in gpu.earlier]
     return max((value for value in values if value is not None), default=0.0) / unit.mib or 1.0
 
 
@@ -134,6 +151,14 @@ def _value_label(known: Known, unit: MemoryUnit) -> str:
 def _time_label(known: Known) -> str:
     nodes = "; nodes begin to train together" if any(gpu.nodes for _, gpu in known) else ""
     return f"time since the start of the recording{nodes}"
+
+
+def _gap_text(known: Known) -> str:
+    """Return what the gaps of the lines mean, "" if there is none."""
+    unknown = [point for _, gpu in known for point in gpu.timeline if point.total is None]
+    reasons = ["no sample"] if any(not point.memory for point in unknown) else []
+    reasons += ["the memory of a device is unknown"] if any(point.memory for point in unknown) else []
+    return f"; gap: {', or '.join(reasons)}" if reasons else ""
 
 
 def _points(gpu: GpuNumbers, unit: MemoryUnit, seconds: float) -> tuple[list[float], list[float]]:
@@ -149,10 +174,41 @@ def _mark_end(axes: Axes, run: RunGpus, x: Sequence[float], y: Sequence[float]) 
         axes.plot(x[last], y[last], "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
 
 
+def _pieces(gpu: GpuNumbers) -> list[_Piece]:
+    """Return the parts of a timeline between its gaps."""
+    found: list[_Piece] = []
+    begin = 0.0
+    for is_gap, group in groupby(gpu.timeline, key=lambda point: not point.memory):
+        points = list(group)
+        if not is_gap:
+            found.append(_Piece(begin, points[-1].seconds, len(points[0].memory), points[0].capacity))
+            continue
+        if found:
+            found[-1] = replace(found[-1], end=points[0].seconds)
+        begin = points[-1].seconds
+    return found
+
+
+def _draw_capacities(axes: Axes, gpu: GpuNumbers, unit: MemoryUnit, seconds: float) -> None:
+    """Draw the capacity of each attempt and its number of devices over its time, if they had different ones."""
+    if not gpu.earlier:
+        return
+    for (devices, capacity), group in groupby(_pieces(gpu), key=lambda piece: (piece.devices, piece.capacity)):
+        if capacity is None:
+            continue
+        pieces = list(group)
+        x = [pieces[0].begin / seconds, pieces[-1].end / seconds]
+        axes.plot(x, [capacity / unit.mib] * 2, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES, zorder=5)
+        place: dict[str, Any] = {"xytext": (3, 3), "textcoords": "offset points"}
+        axes.annotate(plural(devices, gpu.unit), (x[0], capacity / unit.mib), fontsize=8, color=ALARM, **place)
+
+
 def _draw_strips(axes: Axes, known: Known, seconds: float) -> None:
     """Draw a strip per run with its training and its other phases."""
     for y, (_, gpu) in enumerate(known):
-        axes.barh(y, gpu.timeline[-1].seconds / seconds, height=0.7, color=TRAINING_COLOUR, linewidth=0)
+        # Not the time between attempts, which belongs to no phase.
+        recorded = [(one.begin / seconds, (one.end - one.begin) / seconds) for one in _pieces(gpu)]
+        axes.broken_barh(recorded, (y - 0.35, 0.7), color=TRAINING_COLOUR, linewidth=0)
         for name, colour in PHASE_COLOURS.items():
             spans = [(p.begin / seconds, (p.end - p.begin) / seconds) for p in gpu.phases if p.name == name]
             axes.broken_barh(spans, (y - 0.35, 0.7), color=colour, linewidth=0)
@@ -186,7 +242,7 @@ def _common_legend(known: Known, word: str = "") -> list[Any]:
     handles: list[Any] = []
     if any(run.status in LOST for run, _ in known):
         handles.append(Line2D([], [], color=ALARM, marker="X", linestyle="", markersize=8, label="did not finish"))
-    if any(gpu.capacity for _, gpu in known):
+    if any(one.capacity for _, gpu in known for one in (gpu, *gpu.earlier)):
         label = f"capacity of the {devices_word(gpu for _, gpu in known)} of a run"
         handles.append(Line2D([], [], color=ALARM, linestyle=CAPACITY_DASHES, label=label))
     if word:

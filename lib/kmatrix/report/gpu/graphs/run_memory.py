@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     name_rows(axes, [run.name for run, _ in rows], [run.status in LOST for run, _ in rows])
     axes.xaxis.set_major_formatter(tick)
     devices = devices_word(gpu for _, gpu in rows)
-    marks = f"bar: mean over {period(rows)}   line: peak"
+    last = ", of the last attempt" if any(gpu.has_earlier for _, gpu in rows) else ""
+    marks = f"bar: mean over {period(rows)}   line: peak{last}"
     marks += "   dashed: capacity" if any(gpu.capacity for _, gpu in rows) else ""
     axes.set_xlabel(f"memory used ({unit.name}), sum over the {devices} of a run\n{marks}")
     make_room(axes)
@@ -83,4 +85,15 @@ def _label(run: RunGpus, gpu: GpuNumbers, unit: MemoryUnit) -> str:
     peak = "" if gpu.total_max is None else f", peak {unit.text(gpu.total_max)}"
     of_all = "" if capacity is None else f" of {unit.text(capacity)}"
     mean = unit.text(gpu.main.total_mean or 0.0)
-    return f"{mean} {unit.name} on {plural(len(gpu.devices), gpu.unit)}{peak}{of_all}{status_note(run)}"
+    devices = plural(len(gpu.devices), gpu.unit)
+    return f"{mean} {unit.name} on {devices}{peak}{of_all}{_earlier(gpu, unit)}{status_note(run)}"
+
+
+def _earlier(gpu: GpuNumbers, unit: MemoryUnit) -> str:
+    """Return the peak of the attempt on other devices that used most of their memory, "" without such an attempt."""
+    known = [(one.total_max, one) for one in gpu.earlier if one.total_max is not None]
+    if not known:
+        return ""
+    peak, one = max(known, key=lambda pair: pair[0] / (pair[1].capacity or math.inf))
+    of_all = "" if one.capacity is None else f" of {unit.text(one.capacity)}"
+    return f"; earlier attempt on {plural(len(one.devices), one.unit)}: peak {unit.text(peak)}{of_all}"

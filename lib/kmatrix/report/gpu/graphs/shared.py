@@ -61,12 +61,24 @@ def device_number(gpu: GpuNumbers, device: DeviceNumbers) -> str:
 
 
 def draw_line(axes: Axes, x: Any, y: Any, colour: str, *, place: int = 0, count: int = 1) -> None:
-    """Draw one of `count` lines of a panel; all of them are visible where they have the same values."""
+    """Draw one of `count` lines of a panel; all of them are visible where they have the same values.
+
+    A value between two gaps (NaN) is a dot.
+    """
+    alone = [at for at in range(len(y)) if _is_alone(y, at)]
+    if alone:
+        axes.plot([x[at] for at in alone], [y[at] for at in alone], ".", color=colour, markersize=4, zorder=3)
     axes.plot(x, y, color=colour, linewidth=1.8 if count == 1 else 1.0, zorder=3)
     if count > 1:
         # Dashes where the other lines have none.
         dashes = (DASH * place, (DASH, DASH * (count - 1)))
         axes.plot(x, y, color=colour, linewidth=2.2, linestyle=dashes, dash_capstyle="butt", zorder=4)
+
+
+def _is_alone(values: Sequence[float], at: int) -> bool:
+    """Return whether a value is known but neither the one before nor the one after it."""
+    near = (values[place] for place in (at - 1, at + 1) if 0 <= place < len(values))
+    return not math.isnan(values[at]) and all(map(math.isnan, near))
 
 
 def draw_capacity(axes: Axes, capacity: float) -> None:
