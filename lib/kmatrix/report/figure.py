@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kmatrix.records.files import write_bytes
 from kmatrix.report.gpu.numbers import SIMULATED, RunGpus
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers
-from kmatrix.text import count, shortened, shortened_names
+from kmatrix.text import count, shortened, shortened_names, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, DPI = 12.0, 7.5, 100  # inches, inches, dots per inch: 1200 x 750 pixels
 MAX_ROWS = 40  # rows of a graph with one row per run
 MAX_NAME_LENGTH = 62  # characters of the name of a row, or of a matrix
+MAX_NOTE_LENGTH = 140  # characters of a line above all panels
 MAX_LEGEND = 12  # lines that a legend names; with more, it names optimizers
 LOST = ("failed", "stopped", "skipped")
 TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # name, s, used from
@@ -65,14 +66,24 @@ def new_figure(
 
 
 def figure_grid(
-    name: str, title: str, shape: tuple[int, int], height: float, *, note: str = "", shared: bool | Literal["x"] = True
+    name: str,
+    title: str,
+    shape: tuple[int, int],
+    height: float,
+    *,
+    note: str = "",
+    shared: Literal["both", "x", "y", ""] = "both",
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a grid of panels (rows, columns). height: inches.  shared: all have the same axes, or x."""
+    """Return a figure with a grid of panels (rows, columns). height: inches.  shared: axes that all have in common."""
+    # Long notes take a second line.
+    lines = wrap(f"{shortened(name, MAX_NAME_LENGTH)}{note}", width=MAX_NOTE_LENGTH)
+    height += 0.2 * (len(lines) - 1)
     figure = _blank(height)
-    axes = list(figure.subplots(*shape, squeeze=False, sharex=bool(shared), sharey=shared is True).flat)
-    figure.suptitle(f"{title}\n", x=0.012, ha="left", fontsize=13, fontweight="bold")
-    text = f"{shortened(name, MAX_NAME_LENGTH)}{note}"
-    figure.text(0.012, 1 - 0.42 / height, text, color=QUIET, fontsize=10.5, va="top")
+    same: dict[str, Any] = {"sharex": shared in ("both", "x"), "sharey": shared in ("both", "y")}
+    axes = list(figure.subplots(*shape, squeeze=False, **same).flat)
+    below = "\n" * len(lines)
+    figure.suptitle(f"{title}{below}", x=0.012, ha="left", fontsize=13, fontweight="bold")
+    figure.text(0.012, 1 - 0.42 / height, "\n".join(lines), color=QUIET, fontsize=10.5, va="top")
     return figure, axes
 
 
@@ -241,8 +252,12 @@ def status_note(run: RunGpus) -> str:
 
 def simulated_mark(runs: Sequence[RunGpus]) -> str:
     """Return a mark for graphs of simulated GPUs. It is in the graph itself, which may be shown without its report."""
-    some = [run.gpu.simulated for run in runs if run.gpu]
-    return "" if not any(some) else f"   {SIMULATED}" if all(some) else "   (some runs simulated)"
+    return mark_of([run.gpu.simulated for run in runs if run.gpu], "runs")
+
+
+def mark_of(simulated: Sequence[bool], what: str) -> str:
+    """Return the mark of a graph by whether each of its recordings is of simulated GPUs. what: the word for them."""
+    return "" if not any(simulated) else f"   {SIMULATED}" if all(simulated) else f"   (some {what} simulated)"
 
 
 def _blank(height: float) -> Figure:

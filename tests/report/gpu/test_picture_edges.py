@@ -8,7 +8,7 @@ import matplotlib.style
 import pytest
 
 from figure_layout import layout_problems
-from gpu_factory import FakeGpus, record, write_phases
+from gpu_factory import FakeGpus, record, write_phases, write_samples
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
@@ -127,6 +127,45 @@ def test_an_impossible_value_does_not_stretch_the_axis(tmp_path, word, quantity)
 
     figure = figure_of(tmp_path, [run_of(tmp_path, "gpt2_adamw_4gpu", Damaged(samples=20))], word)
     assert figure.axes[0].get_ylim()[1] < 2000
+
+
+@pytest.mark.parametrize("devices", [2, 9])
+def test_each_run_has_its_own_time_if_one_is_much_longer(tmp_path, devices):
+    loads = {"memory": (900.0,) * devices, "power": (90.0,) * devices, "utilization": (9.0,) * devices}
+    runs = [run_of(tmp_path, f"r{count}", FakeGpus(samples=count, **loads)) for count in (20, 4000)]
+    figure = figure_of(tmp_path, runs, "power")
+    ends = [axes.get_xlim()[1] for axes in figure.axes[:2]]
+    assert ends == pytest.approx([19.0, 3999 / 60])
+    assert [axes.get_xlabel() for axes in figure.axes[:2]] == ["time (seconds)", "time (minutes)"]
+    assert "on an axis of its own" in all_texts(figure)
+    assert layout_problems(figure) == []
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        memory = memory_over_time("matrix", with_timelines(tmp_path, runs))
+    assert [axes.get_xlim()[1] for axes in memory.axes] == pytest.approx([19.0, 3999 / 60], rel=0.01)
+    assert "each on an axis of its own" in all_texts(memory)
+    assert layout_problems(memory) == []
+    alike = figure_of(tmp_path, [run_of(tmp_path, f"s{count}", FakeGpus(samples=count)) for count in (20, 40)], "power")
+    assert "axis of its own" not in all_texts(alike)
+
+
+def test_a_long_line_above_the_panels_is_wrapped(tmp_path):
+    runs = [run_of(tmp_path, f"gpt2_adamw_{count}", FakeGpus(samples=count)) for count in (1, 20, 4000)]
+    runs.append(run_of(tmp_path, "gpt2_adamw_none", FakeGpus(samples=20, power=(None,) * 4)))
+    figure = figure_of(tmp_path, runs, "power", name=LONG)
+    assert "without 2 runs (one sample, power unknown)" in all_texts(figure).replace("\n  ", " ")
+    assert layout_problems(figure) == []
+
+
+def test_a_run_of_unknown_memory_is_counted(tmp_path):
+    runs = [run_of(tmp_path, f"gpt2_adamw_{at}", FakeGpus(samples=20)) for at in range(2)]
+    lost, gpus = RunDir(tmp_path / "gpt2_adamw_lost"), FakeGpus(samples=20, lost={1: 0})
+    lost.path.mkdir()
+    write_samples(lost.gpu_samples, gpus, list(gpus.snapshots()))
+    runs.append(RunGpus(name=lost.name, optimizer="adamw", status="finished", gpu=read_gpu(lost, TrainingTotals())))
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        figure = memory_over_time("matrix", with_timelines(tmp_path, runs))
+    assert "without 1 run of unknown memory" in " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert layout_problems(figure) == []
 
 
 def test_runs_that_are_not_drawn_are_counted(tmp_path):

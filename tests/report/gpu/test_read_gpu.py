@@ -588,6 +588,13 @@ def test_numbers_fit_next_to_long_names_of_runs():
     assert max(box.x1 for box in numbers) <= left.bbox.x1  # the mean of the run is on the right of the panel
 
 
+def test_devices_without_any_memory_in_use_do_not_deviate():
+    left, *_ = load_balance("m", [gpu_run(gpu=numbers_of([0.0, 0.0]))]).axes
+    dots = next(line for line in left.lines if line.get_marker() == "o")
+    assert list(dots.get_xdata()) == [0.0, 0.0]
+    assert "0 MiB" in [text.get_text() for text in left.texts]
+
+
 def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
     left, right = load_balance("m", [gpu_run(gpu=numbers_of([180.0, 220.0]))]).axes
     dots = next(line for line in left.lines if line.get_marker() == "o")

@@ -122,6 +122,90 @@ def test_a_recording_of_ours_and_a_run_directory_are_drawn(here, capsys):
     assert main(["--compare", "gpt2_adamw_2gpu", str(original(here / "a.json"))]) == 0
 
 
+def marked(figure):
+    return "(simulated)" in " ".join(text.get_text() for text in figure.texts)
+
+
+def test_graphs_and_texts_of_simulated_gpus_are_marked(here, capsys):
+    name = "NVIDIA A10G (simulated)"
+    original(here / "real.json", gpus=2)
+    path = original(here / "sim.json", gpus=2)
+    path.write_text(path.read_text().replace("AMD Radeon PRO W7900", name))
+    Recorder(here / "gpt2_adamw_2gpu", name=name).write(50, utilization=60.0)
+    sim, run_dir, real = map(read_recording, (path, here / "gpt2_adamw_2gpu", here / "real.json"))
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        for draw in (draw_comparison, draw_histograms):
+            both, one = draw([sim, sim], ["a", "b"]), draw([sim, real], ["a", "b"])
+            assert marked(both)
+            assert "(some recordings simulated)" in " ".join(text.get_text() for text in one.texts)
+            assert [text.get_text() for text in one.legends[0].get_texts()] == ["a (simulated)", "b"]
+            assert not marked(draw([real, real], ["a", "b"]))
+        assert [marked(draw_recording(one)) for one in (sim, run_dir, real)] == [True, True, False]
+    main(["--gen-graph", "sim.json"])
+    assert "simulated, not measured" in capsys.readouterr().out
+    main(["--compare", "sim.json", "real.json"])
+    out = capsys.readouterr().out
+    assert "sim.json (simulated): 200 samples" in out
+    assert "real.json: 200 samples" in out
+
+
+def test_the_time_between_two_attempts_is_a_gap(here):
+    recorder = Recorder(here / "gpt2_adamw_2gpu")
+    recorder.write(50, utilization=60.0)
+    recorder.count = 7200  # half a second each
+    recorder.write(50, utilization=60.0)
+    recording = read_recording(here / "gpt2_adamw_2gpu")
+    line = recording.lines["utilization"][0]
+    unknown = [time for time, value in zip(line.times, line.values, strict=True) if math.isnan(value)]
+    assert unknown == [24.5, 3600.0]
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        assert layout_problems(draw_recording(recording)) == []
+
+
+def test_a_gap_stays_one_in_a_long_line_and_in_a_heat_map(here):
+    line = ThinnedLine()
+    for at in [*range(10_000), *range(90_000, 100_000)]:
+        line.add(float(at), 1.0, longest=60.0)
+    line.finish()
+    unknown = [at for at, value in enumerate(line.values) if math.isnan(value)]
+    assert 0 < unknown[-1] - unknown[0] + 1 <= 4
+    assert line.times[unknown[0] - 1] < 10_000
+    assert line.times[unknown[-1] + 1] >= 90_000
+    many = original(here / "many.json", gpus=9)
+    text = many.read_text().replace("2025-01-02T03:06:", "2025-01-02T05:06:").replace("T03:07:", "T05:07:")
+    many.write_text(text)
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        grid = draw_recording(read_recording(many)).axes[0].images[0].get_array()
+    assert 0.9 < grid.mask.mean() < 1  # 3 of 122 minutes were recorded
+
+
+def test_attempts_on_other_gpus_that_are_not_drawn_are_named(here, capsys):
+    recorder = Recorder(here / "gpt2_adamw_2gpu")
+    recorder.write(50, utilization=60.0)
+    folder = here / "gpt2_adamw_2gpu"
+    (folder / "gpu_samples.1.bin").write_bytes((folder / "gpu_samples.bin").read_bytes())
+    assert main(["--gen-graph", "gpt2_adamw_2gpu"]) == 0
+    out = capsys.readouterr().out
+    assert "note       without earlier attempts on other GPUs, gpu_samples.1.bin: draw each alone" in out
+    assert "--gen-graph gpt2_adamw_2gpu/gpu_samples.1.bin" in out
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        figure = draw_recording(read_recording(folder))
+    assert "gpt2_adamw_2gpu: without gpu_samples.1.bin" in [text.get_text() for text in figure.texts]
+    assert main(["--gen-graph", "gpt2_adamw_2gpu/gpu_samples.1.bin"]) == 0
+    assert "50 in 24.5 s" in capsys.readouterr().out
+
+
+def test_a_single_sample_is_a_dot_on_an_axis_of_a_second(here):
+    recording = read_recording(original(here / "one.json", count=1, gpus=2))
+    many = read_recording(original(here / "many.json", count=1, gpus=9))
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        panel = draw_recording(recording).axes[0]
+        assert layout_problems(draw_recording(recording)) == []
+        assert layout_problems(draw_recording(many)) == []
+    assert panel.get_xlim() == (0, 1)
+    assert "." in [line.get_marker() for line in panel.lines]
+
+
 def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):
     original(here / "cut.json", whole=False)
     assert main(["--gen-graph", "cut.json"]) == 0

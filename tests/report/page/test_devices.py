@@ -216,7 +216,8 @@ def test_a_recording_that_cannot_be_read_leaves_the_table(matrix):
     section = section_of(matrix)
 
     assert section.rows[0].peak is not None
-    assert section.unreadable == (first.name,)
+    assert section.unreadable == first.name
+    assert section.single == ""
     assert section.script == {}
     assert section.static == ()
 
@@ -227,7 +228,54 @@ def test_as_many_recordings_as_the_page_has_room_for(tmp_path):
     for folder in matrix.runs():
         record(folder, FakeGpus(samples=4, memory=(1000.0,), power=(100.0,), utilization=(90.0,)))
 
-    assert len(section_of(matrix).script["runs"]) == MOST_TIMELINES
+    section = section_of(matrix)
+
+    assert len(section.script["runs"]) == MOST_TIMELINES
+    assert section.no_room == ", ".join(row.run for row in section.rows[MOST_TIMELINES:])
+    assert f"no room for the recordings of {section.no_room}" in render_page(analyse(matrix))
+
+
+def test_a_recording_without_room_does_not_exclude_smaller_ones(tmp_path):
+    runs = [FakeRun(axes={"lr": str(at)}, gpus=count, device="cuda") for at, count in enumerate((9, 64, 2))]
+    matrix = make_matrix(tmp_path, runs)
+    for folder, run in zip(matrix.runs(), runs, strict=True):
+        gpus = FakeGpus(
+            samples=200, memory=(1000.0,) * run.gpus, power=(100.0,) * run.gpus, utilization=(9.0,) * run.gpus
+        )
+        record(folder, gpus)
+
+    section = section_of(matrix)
+
+    assert [len(run["d"]) for run in section.script["runs"]] == [9, 2]
+    assert section.no_room.endswith("_64gpu")
+
+
+def test_a_single_sample_is_not_an_unreadable_recording(matrix):
+    first, *_ = matrix.runs()
+    record(first, FakeGpus(samples=1))
+
+    section = section_of(matrix)
+
+    assert (section.unreadable, section.single) == ("", first.name)
+    page = render_page(analyse(matrix))
+    assert f"a single sample was recorded in {first.name}" in page
+    assert "cannot be read" not in page
+
+
+def test_long_names_are_shortened_in_the_middle_and_stay_distinct(tmp_path):
+    axes = {"a_rather_long_axis_name": "value_number_one"}
+    runs = [FakeRun(axes={**axes, "weight_decay": f"0.{at}"}, device="cuda") for at in range(3)]
+    matrix = make_matrix(tmp_path, runs)
+    for folder in matrix.runs():
+        record(folder, FakeGpus(samples=4))
+        write_phases(folder, ("set-up", 0, 1))
+
+    rows = section_of(matrix).rows
+
+    assert len({row.short for row in rows}) == 3
+    assert max(len(row.short) for row in rows) <= 40
+    page = render_page(analyse(matrix))
+    assert page.count(f'<span class="clip" title="{rows[0].run}">{rows[0].short}</span>') == 2
 
 
 def test_recordings_of_many_gpus_are_fewer(matrix):

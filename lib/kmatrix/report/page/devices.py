@@ -21,7 +21,7 @@ from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed, name, shown, whole
 from kmatrix.stats import Balance, cv_text
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
-from kmatrix.text import first_names
+from kmatrix.text import first_names, shortened_names
 
 MOST_ROWS = 16  # configurations in the table
 MOST_IMPAIRED = 8  # further runs with a lost device, or ranks that wait
@@ -37,7 +37,8 @@ WHOLE = 0.9  # share of the recorded time from which a recording counts as whole
 IN_GIB = 4096.0  # MiB from which memory is shown in GiB
 LANES = {"utilization": "u", "power": "p", "memory_used": "m"}  # quantity -> key in the script's value
 BAR, MOST_HEIGHT = 0.42, 4.0  # of a memory bar with its gap, and of all bars of a run, rem
-MOST_LETTERS = 200  # of a note
+MOST_LETTERS = 300  # of a note
+MOST_NAME = 40  # characters of a name in the first column
 STATIC_WIDTH, STATIC_HEIGHT = 800, 90  # of a static lane, units of its viewBox
 
 
@@ -74,6 +75,7 @@ class RunDevices:
     """The devices of one run."""
 
     run: str
+    short: str  # its name with a gap in the middle, if it is long: other runs have another one
     place: int  # in MatrixNumbers.runs
     group: PageGroup
     hosts: int  # nodes
@@ -141,7 +143,9 @@ class DevicesSection:
     has_joules: bool
     has_temperature: bool
     has_ranks: bool
-    unreadable: tuple[str, ...] = ()  # runs in the table without a timeline, although one was recorded
+    unreadable: str = ""  # runs in the table without a timeline, although one was recorded
+    single: str = ""  # runs of a single sample, which has no course over time
+    no_room: str = ""  # runs whose recordings would make the page too large
     static: tuple[StaticLane, ...] = field(default=(), repr=False)
     static_run: str = ""
     static_seconds: float | None = None  # length of its recording
@@ -168,8 +172,12 @@ def devices(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> DevicesSecti
     size, unit = (GIB, "GiB") if scale.high >= IN_GIB else (1.0, "MiB")
     values, step = nice_ticks(0.0, scale.high / size, 4)
     places = {run.name: at for at, run in enumerate(numbers.runs)}
-    rows = tuple(_row(group, run, gpu, scale, place=places[run.name]) for group, run, gpu in recorded)
-    timelines, unreadable = _timelines(numbers, [run for _, run, _ in recorded])
+    short = shortened_names([run.name for _, run, _ in recorded], MOST_NAME)
+    rows = tuple(
+        _row(group, run, gpu, scale, place=places[run.name], short=one)
+        for (group, run, gpu), one in zip(recorded, short, strict=True)
+    )
+    timelines, without = _timelines(numbers, [run for _, run, _ in recorded])
     return DevicesSection(
         is_cpu=is_cpu,
         names=_names([gpu for _, _, gpu in recorded]),
@@ -184,12 +192,19 @@ def devices(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> DevicesSecti
         has_joules=any(row.joules is not None for row in rows),
         has_temperature=any(row.hottest is not None for row in rows),
         has_ranks=any(row.ranks is not None for row in rows),
-        unreadable=tuple(unreadable),
+        unreadable=_named(without.unreadable),
+        single=_named(without.single),
+        no_room=_named(without.no_room),
         static=_static(timelines[0][1]) if timelines else (),
         static_run=name(timelines[0][0].name) if timelines else "",
         static_seconds=timelines[0][1].seconds if timelines else None,
         script=_script(timelines) if timelines else {},
     )
+
+
+def _named(runs: Sequence[str]) -> str:
+    """Return the first names of these runs."""
+    return shown(first_names(runs), 12 * MOST_NAME)
 
 
 def _chosen(groups: Sequence[PageGroup]) -> Iterator[Recorded]:
@@ -245,12 +260,13 @@ def _marks(gpu: GpuNumbers, scale: Scale) -> Iterator[CapacityMark]:
             yield CapacityMark(at=scale.at(capacity), first=places[0], end=places[-1] + 1)
 
 
-def _row(group: PageGroup, run: RunNumbers, gpu: GpuNumbers, scale: Scale, *, place: int) -> RunDevices:
+def _row(group: PageGroup, run: RunNumbers, gpu: GpuNumbers, scale: Scale, *, place: int, short: str) -> RunDevices:
     count = len(gpu.devices)
     bar = min(BAR, MOST_HEIGHT / max(1, count))
     peak, loads = _peak(gpu), [one.utilization.mean for one in gpu.main.devices if one.utilization]
     return RunDevices(
         run=name(run.name),
+        short=name(short),
         place=place,
         group=group,
         hosts=len({device.host for device in gpu.devices if device.host}),
@@ -299,23 +315,38 @@ def _spans(gpu: GpuNumbers) -> Iterator[PhaseSpan]:
             begin += share
 
 
+@dataclass(slots=True)
+class _Without:
+    """Names of the runs without a recording over time, by the reason."""
+
+    unreadable: list[str] = field(default_factory=list)
+    single: list[str] = field(default_factory=list)
+    no_room: list[str] = field(default_factory=list)
+
+
 def _timelines(
     numbers: MatrixNumbers, runs: Sequence[RunNumbers]
-) -> tuple[list[tuple[RunNumbers, RecordingTimeline]], list[str]]:
-    """Return the recordings of the first runs, thinned, as many as the page has room for; and unreadable runs."""
+) -> tuple[list[tuple[RunNumbers, RecordingTimeline]], _Without]:
+    """Return the recordings of the runs, thinned, as many as the page has room for; and the runs without one."""
     matrix, values = MatrixDir(numbers.path), 0
     found: list[tuple[RunNumbers, RecordingTimeline]] = []
-    unreadable: list[str] = []
+    without = _Without()
     for run in runs:
+        if len(found) == MOST_TIMELINES:
+            without.no_room.append(run.name)
+            continue
         timeline = read_timeline(matrix.run(run.name), run.gpu) if run.gpu else None
         if timeline is None:
-            unreadable.append(name(run.name))
+            kind = without.single if run.gpu and run.gpu.samples == 1 else without.unreadable
+            kind.append(run.name)
             continue
-        values += 3 * timeline.columns * sum(len(device.lanes) for device in timeline.devices)
-        if found and (values > MOST_VALUES or len(found) == MOST_TIMELINES):
-            break
+        size = 3 * timeline.columns * sum(len(device.lanes) for device in timeline.devices)
+        if found and values + size > MOST_VALUES:
+            without.no_room.append(run.name)
+            continue
+        values += size
         found.append((run, timeline))
-    return found, unreadable
+    return found, without
 
 
 def _script(timelines: Sequence[tuple[RunNumbers, RecordingTimeline]]) -> dict[str, Any]:

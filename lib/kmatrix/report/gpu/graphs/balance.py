@@ -78,8 +78,8 @@ def _draw_shares(axes: Axes, y: int, gpu: GpuNumbers, unit: MemoryUnit, colour: 
     """Draw the mean memory of each device of a run on one row, relative to their mean."""
     devices = gpu.main.devices
     named = [(device.memory_used.mean, device_number(gpu, device)) for device in devices if device.memory_used]
-    centre = mean([value for value, _ in named]) or 1.0
-    ends = sorted((100 * (value / centre - 1), name) for value, name in named)
+    centre = mean([value for value, _ in named])
+    ends = sorted((100 * (value / centre - 1) if centre else 0.0, name) for value, name in named)
     axes.plot([ends[0][0], ends[-1][0]], [y, y], color=colour, linewidth=1.6, alpha=0.6)
     few = len(ends) <= MAX_DOTS
     style: dict[str, Any] = {"marker": "o" if few else "|", "markersize": 8, "markeredgewidth": 0 if few else 1.0}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import ALARM, draw_jobs, figure_grid, simulated_mark, time_unit
+from kmatrix.report.figure import ALARM, draw_jobs, figure_grid, simulated_mark
 from kmatrix.report.gpu.graphs.heat_maps import draw_heat_maps
 from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
 from kmatrix.report.gpu.graphs.shared import (
@@ -25,6 +25,7 @@ from kmatrix.report.gpu.graphs.shared import (
     panels_of,
     phase_handles,
     shade_phases,
+    time_axes,
 )
 from kmatrix.report.gpu.numbers import CPU, RunGpus
 from kmatrix.report.gpu.timelines import DeviceTimeline, Lane, RecordingTimeline, read_timeline
@@ -77,7 +78,9 @@ def draw(name: str, runs: Sequence[RunGpus], root: Path, folder: Path) -> tuple[
 def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMetric) -> Figure | str:
     """Draw a panel per run with a line per device; all panels have the same axes. With many devices, heat maps."""
     known: list[Recorded] = []
+    missing: list[str] = []
     total = 0
+    title = TITLES.get(metric.word, metric.word)
     columns = max(60, PLOT_POINTS // panels_of(min(len(runs), MAX_PANELS))[1])
     for run in runs:
         # One quantity at a time, thinned: the memory does not grow with the recordings.
@@ -86,7 +89,8 @@ def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMe
             total += 1
             if len(known) < MAX_PANELS:
                 known.append((run, found))
-    title = TITLES.get(metric.word, metric.word)
+        elif run.gpu:
+            missing.append(f"{title} unknown" if found else "one sample" if run.gpu.samples == 1 else "unreadable")
     if not known:
         return f"no run recorded its {title}"
     gpu = known[0][0].gpu
@@ -95,26 +99,31 @@ def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMe
         known = [(run, _without_capacity(found)) for run, found in known]
     unit, divisor = _scale(metric, [found for _, found in known])
     shape = panels_of(len(known))
-    note = f": time since the start of each recording{_omissions(known, total)}"
+    lengths = [found.seconds for _, found in known]
+    units, own = time_axes(lengths)
+    note = f": time since the start of each recording{', on an axis of its own' if own else ''}"
+    note += _omissions(known, total, missing)
     note += simulated_mark([run for run, _ in known])
     head = f"{title[0].upper()}{title[1:]} of each {word} over time"
     # The rows of heat maps are the devices of a run: each has its own.
     maps = any(len(found.devices) > len(DEVICE_COLOURS) for _, found in known)
-    figure, panels = figure_grid(name, head, shape, panels_height(shape), note=note, shared="x" if maps else True)
-    time_name, seconds = time_unit(max(found.seconds for _, found in known))
+    shared: Literal["both", "x", "y", ""] = ("" if own else "x") if maps else "y" if own else "both"
+    figure, panels = figure_grid(name, head, shape, panels_height(shape, own=own), note=note, shared=shared)
     used = panels[: len(known)]
     for axes, text, (run, _) in zip(used, panel_titles([run for run, _ in known], shape[1]), known, strict=True):
         name_panel(axes, run, text, shape[1])
-    panels[0].set_xlim(0, max(found.seconds for _, found in known) / seconds)
-    frame_panels(panels, shape, len(known), f"time ({time_name})")
+    for axes, length, (_, seconds) in zip(used, lengths, units, strict=True):
+        axes.set_xlim(0, (length if own else max(lengths)) / seconds)
+    labels = [f"time ({unit_name})" for unit_name, _ in units]
+    frame_panels(panels, shape, len(known), labels if own else labels[0])
     label = f"{title} ({unit})"
     extra: list[Any] = []
     if maps:
-        scale: dict[str, Any] = {"divisor": divisor, "seconds": seconds, "label": label}
+        scale: dict[str, Any] = {"divisor": divisor, "seconds": [seconds for _, seconds in units], "label": label}
         extra = draw_heat_maps(figure, used, [found for _, found in known], metric.quantity, **scale)
         figure.supylabel(word, fontsize=10.5)
     else:
-        for axes, (_, found) in zip(used, known, strict=True):
+        for axes, (_, found), (_, seconds) in zip(used, known, units, strict=True):
             _draw_run(axes, found, metric, divisor, seconds)
         highest = max(axes.dataLim.ymax for axes in used)
         panels[0].set_ylim(0, 1.08 * max(highest, 1e-9))
@@ -126,9 +135,14 @@ def over_time(name: str, runs: Sequence[RunGpus], root: Path, metric: TimelineMe
     return figure
 
 
-def _omissions(known: Sequence[tuple[RunGpus, RecordingTimeline]], total: int) -> str:
-    """Return what the panels leave out, "" if that is nothing. total: runs with this quantity."""
+def _omissions(known: Sequence[tuple[RunGpus, RecordingTimeline]], total: int, missing: Sequence[str]) -> str:
+    """Return what the panels leave out, "" if that is nothing.
+
+    total: runs with this quantity.  missing: the reason of each run without it.
+    """
     runs = f"; the first {len(known)} of {total} runs" if len(known) < total else ""
+    reasons = ", ".join(dict.fromkeys(missing))
+    runs += f"; without {plural(len(missing), 'run')} ({reasons})" if missing else ""
     nodes = sum(found.left_out for _, found in known)
     return f"{runs}; without {plural(nodes, 'node')} of unknown time" if nodes else runs
 

@@ -26,21 +26,21 @@ def draw_heat_maps(
     quantity: str,
     *,
     divisor: float,
-    seconds: float,
+    seconds: Sequence[float],
     label: str,
 ) -> list[Any]:
     """Draw a heat map per run into its panel, and a bar of colours for all; return what its legend needs to add.
 
-    divisor, seconds: recorded units per unit of the scale and of the time axis. label: of the scale.
+    divisor, seconds: recorded units per unit of the scale, and of each time axis. label: of the scale.
     """
     import numpy as np
     from matplotlib.patches import Patch
 
     grids = [_grid(each, quantity, divisor) for each in found]
     low, high = colour_limits(grids, quantity)
-    for axes, each, grid in zip(panels, found, grids, strict=True):
-        image = draw_map(axes, grid, each.seconds / seconds, low, high)
-        _draw_phases(axes, each, seconds)
+    for axes, each, grid, unit in zip(panels, found, grids, seconds, strict=True):
+        image = draw_map(axes, grid, each.seconds / unit, low, high)
+        _draw_phases(axes, each, unit)
         _number_rows(axes, each, MOST_NUMBERS if len(panels) <= 4 else MOST_NUMBERS // 2)
     capacities = sorted({device.memory_total for each in found for device in each.devices if device.memory_total})
     if quantity == "memory_used" and capacities:

@@ -38,6 +38,7 @@ from kmatrix.report.gpu.graphs.shared import (
     panels_of,
     phase_handles,
     shade_phases,
+    time_axes,
 )
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.text import plural, shortened_names
@@ -66,15 +67,28 @@ def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     known = [(run, run.gpu) for run in runs if run.gpu and any(p.total is not None for p in run.gpu.timeline)]
     if not known:
         return "no recording has memory samples"
-    return _in_one_panel(name, known) if len(known) <= MAX_TOGETHER else _panel_per_run(name, known)
+    _, own = time_axes(_lengths(known))
+    omitted = _omitted([run for run in runs if run.gpu and run.gpu.devices], known)
+    together = len(known) <= MAX_TOGETHER and not own
+    return _in_one_panel(name, known, omitted) if together else _panel_per_run(name, known, omitted)
 
 
-def _in_one_panel(name: str, known: Known) -> Figure:
-    unit, (time_name, seconds) = _unit(known), _time_unit(known)
+def _omitted(recorded: Sequence[RunGpus], known: Known) -> str:
+    """Return how many recorded runs are not drawn, "" if all are."""
+    missing = len(recorded) - len(known)
+    return f"; without {plural(missing, 'run')} of unknown memory" if missing else ""
+
+
+def _lengths(known: Known) -> list[float]:
+    return [gpu.timeline[-1].seconds for _, gpu in known]
+
+
+def _in_one_panel(name: str, known: Known, omitted: str) -> Figure:
+    unit, (time_name, seconds) = _unit(known), time_unit(max(_lengths(known)))
     # A single run has its phases in the panel of its curve; several runs have a strip each.
     with_phases = [(run, gpu) for run, gpu in known if gpu.phases]
     strips = with_phases if len(known) > 1 else []
-    note = simulated_mark([run for run, _ in known])
+    note = f"{omitted}{simulated_mark([run for run, _ in known])}"
     figure, panels = figure_with_strips(name, "Memory over time", strips=len(strips), note=note)
     colours = _run_colours([run for run, _ in known])
     for place, (run, gpu) in enumerate(known):
@@ -88,7 +102,7 @@ def _in_one_panel(name: str, known: Known) -> Figure:
     # From 0: a cut axis exaggerates differences of memory.
     panels[0].set_ylim(0, 1.05 * _highest(known, unit))
     # Up to the end of the recordings, also if the memory is unknown there.
-    panels[0].set_xlim(0, 1.03 * max(gpu.timeline[-1].seconds for _, gpu in known) / seconds or 1.0)
+    panels[0].set_xlim(0, 1.03 * max(_lengths(known)) / seconds or 1.0)
     panels[0].yaxis.set_major_formatter(tick)
     panels[0].set_ylabel(_value_label(known, unit))
     if strips:
@@ -102,17 +116,21 @@ def _in_one_panel(name: str, known: Known) -> Figure:
     return figure
 
 
-def _panel_per_run(name: str, every: Known) -> Figure:
+def _panel_per_run(name: str, every: Known, omitted: str) -> Figure:
     known = every[:MAX_PANELS]
     runs = [run for run, _ in known]
-    unit, (time_name, seconds) = _unit(known), _time_unit(known)
+    unit, lengths = _unit(known), _lengths(known)
+    units, own = time_axes(lengths)
     shape = panels_of(len(known))
     # Not in the labels of the axes, which have no room for it next to a legend.
     note = f"{truncation_note(len(known), len(every), 'runs')}: {_time_label(known)}"
-    note += f"{'; gap: unknown' if _gap_text(known) else ''}{simulated_mark(runs)}"
-    figure, panels = figure_grid(name, "Memory over time", shape, panels_height(shape), note=note)
+    note += ", each on an axis of its own" if own else ""
+    note += f"{'; gap: unknown' if _gap_text(known) else ''}{omitted}{simulated_mark(runs)}"
+    height = panels_height(shape, own=own)
+    figure, panels = figure_grid(name, "Memory over time", shape, height, note=note, shared="y" if own else "both")
     colours = colours_of(run.optimizer for run in runs)
-    for axes, title, (run, gpu) in zip(panels, panel_titles(runs, shape[1]), known, strict=False):
+    titles = panel_titles(runs, shape[1])
+    for axes, title, (run, gpu), (_, seconds) in zip(panels, titles, known, units, strict=False):
         x, y = _points(gpu, unit, seconds)
         draw_line(axes, x, y, colours[run.optimizer])
         _mark_end(axes, run, x, y)
@@ -122,8 +140,10 @@ def _panel_per_run(name: str, every: Known) -> Figure:
         _draw_capacities(axes, gpu, unit, seconds)
         name_panel(axes, run, title, shape[1])
     panels[0].set_ylim(0, 1.08 * _highest(known, unit))
-    panels[0].set_xlim(0, max(gpu.timeline[-1].seconds for _, gpu in known) / seconds)
-    frame_panels(panels, shape, len(known), f"time ({time_name})")
+    for axes, length, (_, seconds) in zip(panels, lengths, units, strict=False):
+        axes.set_xlim(0, (length if own else max(lengths)) / seconds or 1.0)
+    labels = [f"time ({unit_name})" for unit_name, _ in units]
+    frame_panels(panels, shape, len(known), labels if own else labels[0])
     figure.supylabel(_value_label(known, unit), fontsize=10.5)
     figure.legend(handles=_common_legend(known), loc="outside lower left", ncols=6, handlelength=2.2)
     return figure
@@ -131,10 +151,6 @@ def _panel_per_run(name: str, every: Known) -> Figure:
 
 def _unit(known: Known) -> MemoryUnit:
     return memory_unit(point.total for _, gpu in known for point in gpu.timeline)
-
-
-def _time_unit(known: Known) -> tuple[str, float]:
-    return time_unit(max(gpu.timeline[-1].seconds for _, gpu in known))
 
 
 def _highest(known: Known, unit: MemoryUnit) -> float:

@@ -19,13 +19,14 @@ from kmatrix.gpu.formats.columns import SampleBlock, read_columns
 from kmatrix.output import run_reporting
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import COLOURS, draw_jobs, figure_grid, plain_ticks, subtitle, time_unit
+from kmatrix.report.figure import COLOURS, draw_jobs, figure_grid, mark_of, plain_ticks, subtitle, time_unit
 from kmatrix.report.gpu.graphs.heat_maps import colour_limits, draw_map
 from kmatrix.report.gpu.graphs.palette import DEVICE_COLOURS
 from kmatrix.report.gpu.graphs.shared import MIB_PER_GIB, draw_capacity, draw_line, some_places
-from kmatrix.report.gpu.numbers import CPU
-from kmatrix.report.gpu.stream import Checks, sample_blocks
-from kmatrix.text import shortened_names
+from kmatrix.report.gpu.numbers import CPU, SIMULATED
+from kmatrix.report.gpu.parts import gap_s
+from kmatrix.report.gpu.stream import MAX_GAP_S, Checks, sample_blocks
+from kmatrix.text import first_names, shortened_names, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +53,19 @@ class ThinnedLine:
     _each: int = 1  # samples per point
     _sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of the newest point: time, value, known
     _pending: int = 0
+    _last: float = math.nan  # s, of the newest sample
 
-    def add(self, time: float, value: float) -> None:
-        """Add a sample. NaN: unknown."""
+    def add(self, time: float, value: float, longest: float = math.inf) -> None:
+        """Add a sample. NaN: unknown. longest: s between two samples of a line; more is a gap, with a NaN at its ends.
+
+        Points are merged with NaN to NaN, so that a gap never becomes a line.
+        """
+        if time - self._last > longest:
+            self.finish()
+            for end in (self._last, time):
+                self._sums, self._pending = [end, 0.0, 0.0], 1
+                self._close()
+        self._last = time
         self._sums[0] += time
         if not math.isnan(value):
             self._sums[1] += value
@@ -103,7 +114,10 @@ class SingleRecording:
     seconds: float = 0.0
     lines: dict[str, dict[int, ThinnedLine]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
     ranges: dict[str, dict[int, Extent]] = field(default_factory=lambda: {name: {} for name in QUANTITIES})
-    lost: str = ""  # what of the file could not be read, or cannot be true
+    longest: float = MAX_GAP_S  # s between two samples without a gap
+    is_simulated: bool = False
+    notes: list[str] = field(default_factory=list)  # what could not be read, cannot be true, or is not drawn
+    omitted: str = ""  # in the graph: names of files that are not drawn
 
     def known(self, quantity: str) -> dict[int, ThinnedLine]:
         """Return the lines of the GPUs that have a value of a quantity."""
@@ -122,13 +136,14 @@ def read_recording(path: Path) -> SingleRecording:
             if part.gpu_index in block.repeated:
                 continue
             found.names[part.gpu_index] = part.gpu_name
+            found.is_simulated = found.is_simulated or part.gpu_name.endswith(SIMULATED)
             if part.memory_total:
                 found.capacity = max(found.capacity or 0.0, part.memory_total / MIB_PER_GIB)
             for quantity in QUANTITIES:
                 scale = MIB_PER_GIB if quantity == "memory_used" else 1.0
                 line = found.lines[quantity].setdefault(part.gpu_index, ThinnedLine())
                 for row, value in zip(part.rows, part.columns[quantity], strict=True):
-                    line.add(block.times[row] - begin, value / scale)
+                    line.add(block.times[row] - begin, value / scale, found.longest)
                     if not math.isnan(value):
                         found.ranges[quantity].setdefault(part.gpu_index, Extent()).add(value / scale)
     for lines in found.lines.values():
@@ -142,11 +157,15 @@ def read_recording(path: Path) -> SingleRecording:
 def _blocks(path: Path, found: SingleRecording) -> Iterator[SampleBlock]:
     """Yield the samples of a file or of the recording in a folder. Values that cannot be true are unknown."""
     run, checks = RunDir(path), Checks()
-    lost: list[str] = []
-    if run.gpu_samples.is_file() or path.name == run.gpu_samples.name:
+    if run.gpu_samples.is_file() or path.suffix == run.gpu_samples.suffix:
         source = run.gpu_samples if run.gpu_samples.is_file() else path
+        if earlier := run.earlier_gpu_samples() if path.is_dir() else []:
+            found.omitted = first_names(one.name for one in earlier)
+            how = f"draw each alone, as --gen-graph {shown(earlier[0])}"
+            found.notes.append(f"without earlier attempts on other GPUs, {found.omitted}: {how}")
         recording = read_samples(source)
-        lost += damage_note(source, recording.damaged)
+        found.longest = gap_s(recording)
+        found.notes += damage_note(source, recording.damaged)
         checks.cpu = recording.header.get("device_type") == CPU
         yield from (checks.possible(block) for block in sample_blocks(recording) if len(block))
     elif path.is_dir():
@@ -158,14 +177,16 @@ def _blocks(path: Path, found: SingleRecording) -> Iterator[SampleBlock]:
     else:
         reader = read_columns(path)
         yield from (checks.possible(block) for block in reader if len(block))
-        lost += [] if reader.errors is None else [str(reader.errors)]
-    found.lost = "; ".join([*lost, *checks.errors()])
+        found.notes += [] if reader.errors is None else [str(reader.errors)]
+    found.notes += checks.errors()
 
 
 def draw_recording(recording: SingleRecording) -> Figure:
     """Return the figure of a recording: a panel per quantity, a line per GPU, or a heat map of many GPUs."""
     quantities = [name for name in QUANTITIES if recording.known(name)]
-    figure, panels = _grid(recording.path.name, "GPU recording", len(quantities))
+    note = f": without {recording.omitted}" if recording.omitted else ""
+    note += mark_of([recording.is_simulated], "recordings")
+    figure, panels = _grid(recording.path.name, "GPU recording", len(quantities), note)
     gpus = list(recording.names)
     for axes, name in zip(panels, quantities, strict=False):
         _frame(axes, name, recording.seconds)
@@ -202,12 +223,18 @@ def _draw_map(figure: Figure, axes: Axes, recording: SingleRecording, quantity: 
     import numpy as np
 
     lines = recording.known(quantity)
-    grid = np.full((len(lines), max(len(line.values) for line in lines.values())), np.nan)
+    count = max(len(line.values) for line in lines.values())
+    centres = (np.arange(count) + 0.5) * recording.seconds / count
+    grid = np.full((len(lines), count), np.nan)
     for row, line in zip(grid, lines.values(), strict=True):
-        row[: len(line.values)] = line.values
+        # The nearest point, if it is near: with a gap, they are not at equal distances.
+        times, values = np.array(line.times), np.array(line.values)
+        nearest = np.searchsorted((times[1:] + times[:-1]) / 2, centres)
+        reach = max(recording.longest, 2 * float(np.median(np.diff(times)))) if len(times) > 1 else math.inf
+        row[:] = np.where(np.abs(times[nearest] - centres) <= reach, values[nearest], np.nan)
     _, unit = time_unit(recording.seconds)
     low, high = colour_limits([grid], quantity)
-    image = draw_map(axes, grid, recording.seconds / unit, low, high)
+    image = draw_map(axes, grid, recording.seconds / unit or 1.0, low, high)
     axes.set_ylim(len(lines) - 0.5, -0.5)
     places = some_places(len(lines), 8)
     axes.set_yticks(places, [f"GPU {list(lines)[place]}" for place in places])
@@ -226,7 +253,7 @@ def _legend(figure: Figure, names: Sequence[str], colours: Sequence[str]) -> Non
 def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str]) -> Figure:
     """Return the figure of two recordings: a panel per quantity, the GPUs of each over time: mean, lowest, highest."""
     quantities = [name for name in QUANTITIES if any(one.known(name) for one in recordings)]
-    figure, panels = _grid(" and ".join(names), "GPU comparison", len(quantities))
+    figure, panels = _grid(" and ".join(names), "GPU comparison", len(quantities), _mark(recordings))
     longest = max(one.seconds for one in recordings)
     _, unit = time_unit(longest)
     for axes, quantity in zip(panels, quantities, strict=False):
@@ -241,14 +268,14 @@ def draw_comparison(recordings: Sequence[SingleRecording], names: Sequence[str])
             draw_line(axes, at, means, colour, place=COMPARED.index(colour), count=len(COMPARED))
         if quantity != "utilization":
             plain_ticks(axes, "y")
-    _legend(figure, names, COMPARED)
+    _legend(figure, _labels(recordings, names), COMPARED)
     return figure
 
 
 def draw_histograms(recordings: Sequence[SingleRecording], names: Sequence[str]) -> Figure:
     """Return the figure of the distributions of two recordings: a panel per quantity, both with the same bins."""
     quantities = [name for name in QUANTITIES if any(one.known(name) for one in recordings)]
-    figure, panels = _grid(" and ".join(names), "GPU comparison: distributions", len(quantities))
+    figure, panels = _grid(" and ".join(names), "GPU comparison: distributions", len(quantities), _mark(recordings))
     for axes, quantity in zip(panels, quantities, strict=False):
         subtitle(axes, QUANTITIES[quantity])
         both = [
@@ -268,7 +295,7 @@ def draw_histograms(recordings: Sequence[SingleRecording], names: Sequence[str])
             axes.hist(values, bins=edges, weights=share, color=colour, histtype="step", linestyle=dashes, linewidth=1.5)
         axes.set_ylabel("% of the samples")
         plain_ticks(axes, "x")
-    _legend(figure, names, COMPARED)
+    _legend(figure, _labels(recordings, names), COMPARED)
     return figure
 
 
@@ -278,7 +305,8 @@ def summary_lines(recording: SingleRecording) -> list[str]:
         f"recording  {recording.path}",
         f"samples    {recording.samples:,} in {recording.seconds:,.1f} s",
         *(f"GPU {gpu}      {name}" for gpu, name in sorted(recording.names.items())),
-        *([f"note       {recording.lost}"] if recording.lost else []),
+        *(["note       simulated, not measured"] if recording.is_simulated else []),
+        *(f"note       {note}" for note in recording.notes),
         "",
         f"{'quantity':20}{'GPU':>5}{'mean':>12}{'minimum':>12}{'maximum':>12}",
     ]
@@ -291,9 +319,11 @@ def summary_lines(recording: SingleRecording) -> list[str]:
 
 def comparison_lines(recordings: Sequence[SingleRecording], names: Sequence[str]) -> list[str]:
     """Return the means of two recordings over all GPUs, and their difference."""
-    both = zip(recordings, names, strict=True)
+    both = list(zip(recordings, _labels(recordings, names), strict=True))
     lines = [f"{name}: {one.samples:,} samples in {one.seconds:,.1f} s" for one, name in both]
-    lines += [f"note: {one.lost}" for one in recordings if one.lost]  # it begins with the path
+    notes = ((one, name, note) for one, name in both for note in one.notes)
+    # Some begin with the path.
+    lines += [f"note: {note if note.startswith(str(one.path)) else f'{name}: {note}'}" for one, name, note in notes]
     lines += ["", f"{'quantity, mean':20}{'first':>12}{'second':>12}{'difference':>12}"]
     for quantity, title in QUANTITIES.items():
         first, second = (_mean_of(one.ranges[quantity].values()) for one in recordings)
@@ -361,11 +391,21 @@ def _drawn(jobs: Mapping[Path, Callable[[], Figure]]) -> list[Path]:
     return list(jobs)
 
 
-def _grid(name: str, title: str, panels: int) -> tuple[Figure, list[Axes]]:
+def _mark(recordings: Sequence[SingleRecording]) -> str:
+    return mark_of([one.is_simulated for one in recordings], "recordings")
+
+
+def _labels(recordings: Sequence[SingleRecording], names: Sequence[str]) -> list[str]:
+    """Return the names of recordings, each with its mark if its GPUs were simulated."""
+    pairs = zip(recordings, names, strict=True)
+    return [f"{name} {SIMULATED}" if one.is_simulated else name for one, name in pairs]
+
+
+def _grid(name: str, title: str, panels: int, note: str) -> tuple[Figure, list[Axes]]:
     if not panels:
         raise RecordError(f"{name} has no known value", hint="record again")
     shape = (panels, 1) if panels == 1 else (math.ceil(panels / 2), 2)
-    figure, axes = figure_grid(name, title, shape, 1.2 + 2.9 * shape[0], shared=False)
+    figure, axes = figure_grid(name, title, shape, 1.2 + 2.9 * shape[0], note=note, shared="")
     for spare in axes[panels:]:
         spare.set_axis_off()
     return figure, axes
@@ -375,7 +415,7 @@ def _frame(axes: Axes, quantity: str, seconds: float) -> None:
     """Set title, axes and limits of a panel over time."""
     name, unit = time_unit(seconds)
     subtitle(axes, QUANTITIES[quantity])
-    axes.set_xlim(0, max(seconds / unit, 1e-9))
+    axes.set_xlim(0, seconds / unit or 1.0)  # a single sample has no length
     axes.set_xlabel(name)
     if quantity == "utilization":
         axes.set_ylim(0, 105)

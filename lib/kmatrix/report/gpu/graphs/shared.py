@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kmatrix.report.figure import ALARM, DARK, HEIGHT, LOST, status_note, tick
+from kmatrix.report.figure import ALARM, DARK, HEIGHT, LOST, status_note, tick, time_unit
 from kmatrix.report.gpu.graphs.palette import PHASE_COLOURS
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RecordedPhase, RunGpus
 from kmatrix.text import shortened_names, without_common_parts
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_PANELS = 30  # runs with a panel of their own
+OWN_AXES = 20.0  # length of the longest run / that of the shortest, from which each panel has its own time axis
 MIB_PER_GIB = 1024.0
 LARGE_MIB = 10 * MIB_PER_GIB  # memory above it is in GiB
 DASH = 3.0  # of a line that others may cover, in widths of the line
@@ -67,7 +68,9 @@ def draw_line(axes: Axes, x: Any, y: Any, colour: str, *, place: int = 0, count:
     """
     alone = [at for at in range(len(y)) if _is_alone(y, at)]
     if alone:
-        axes.plot([x[at] for at in alone], [y[at] for at in alone], ".", color=colour, markersize=4, zorder=3)
+        axes.plot(
+            [x[at] for at in alone], [y[at] for at in alone], ".", color=colour, markersize=5, zorder=3, clip_on=False
+        )
     axes.plot(x, y, color=colour, linewidth=1.8 if count == 1 else 1.0, zorder=3)
     if count > 1:
         # Dashes where the other lines have none.
@@ -101,9 +104,9 @@ def phase_handles(phases: Iterable[RecordedPhase]) -> list[Any]:
     return [Patch(color=colour, label=name) for name, colour in PHASE_COLOURS.items() if name in present]
 
 
-def panels_height(shape: tuple[int, int]) -> float:
-    """Return the height of a figure with a panel per run, inches. shape: rows and columns."""
-    return max(HEIGHT, 1.7 + 1.5 * shape[0])
+def panels_height(shape: tuple[int, int], *, own: bool = False) -> float:
+    """Return the height of a figure with a panel per run, inches. shape: rows and columns. own: each has x labels."""
+    return max(HEIGHT, 1.7 + (1.9 if own else 1.5) * shape[0])
 
 
 def some_places(count: int, most: int) -> list[int]:
@@ -135,8 +138,22 @@ def name_panel(axes: Axes, run: RunGpus, title: str, columns: int) -> None:
     axes.set_title(title, fontsize=font, color=ALARM if run.status in LOST else DARK, fontweight="normal", pad=4)
 
 
-def frame_panels(panels: Sequence[Axes], shape: tuple[int, int], used: int, label: str) -> None:
-    """Format the axes of all panels, and label the lowest panel of each column. label: of the x axis."""
+def time_axes(lengths: Sequence[float]) -> tuple[list[tuple[str, float]], bool]:
+    """Return unit and seconds per unit of the time axis of each panel, and whether each has an axis of its own.
+
+    On the axis of the longest run, runs of less than a twentieth of it would be invisible. lengths: of the runs, s.
+    """
+    known = [length for length in lengths if length > 0]
+    if known and max(known) > OWN_AXES * min(known):
+        return [time_unit(length) for length in lengths], True
+    return [time_unit(max(lengths))] * len(lengths), False
+
+
+def frame_panels(panels: Sequence[Axes], shape: tuple[int, int], used: int, labels: str | Sequence[str]) -> None:
+    """Format the axes of all panels, and label the lowest panel of each column.
+
+    labels: of the x axis; or one per panel, if each has an axis of its own.
+    """
     for at, axes in enumerate(panels):
         # A grid may have more panels than there are runs.
         axes.set_visible(at < used)
@@ -145,6 +162,8 @@ def frame_panels(panels: Sequence[Axes], shape: tuple[int, int], used: int, labe
         axes.locator_params(axis="y", nbins=4 if shape[0] > 2 else 6)
         axes.tick_params(labelsize=9 if shape[1] <= 3 else 8)
         # Shared axes are labelled in the last row only, which may have fewer panels.
-        if at + shape[1] >= used:
+        if isinstance(labels, str) and at + shape[1] >= used:
             axes.tick_params(axis="x", labelbottom=True)
-            axes.set_xlabel(label, fontsize=9.5)
+            axes.set_xlabel(labels, fontsize=9.5)
+        elif not isinstance(labels, str) and at < used:
+            axes.set_xlabel(labels[at], fontsize=8, labelpad=1)
