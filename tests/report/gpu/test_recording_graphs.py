@@ -292,7 +292,8 @@ def test_a_damaged_recording_is_drawn_without_its_damaged_samples(here, capsys):
     assert drawn(here / "run" / "run_plot.png")
     out = capsys.readouterr().out
     assert "samples    50 in 29.5 s" in out
-    assert "gpu_samples.bin is damaged: 10 samples left out; 1 value of memory_used above" in out
+    assert "note       gpu_samples.bin is damaged: 10 samples left out\n" in out
+    assert "note       1 value of memory_used above" in out
 
 
 def test_a_folder_without_a_recording_is_refused_with_a_hint(here, capsys):
