@@ -256,7 +256,7 @@ class Recorder:
             self._device_event("found", device, "responds again")
 
     def _identify(self, device: int) -> None:
-        """Note the name, UUID and memory of a device that answers for the first time."""
+        """Write down the name, UUID and memory of a device that answers for the first time."""
         known, now = self._totals.totals[device].device, self._source.devices[device]
         if known == now:
             return
