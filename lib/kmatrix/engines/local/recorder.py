@@ -87,9 +87,7 @@ class RecorderLauncher:
             _log(run, "no simulated GPU is left: nothing is recorded")
             return None
         environment = program_environment(self.root, **self.environment)
-        if (
-            self.simulated
-        ):  # a scenario starts at second 0 of each attempt, not of the matrix or of a restarted recorder
+        if self.simulated:  # a scenario starts at second 0 of each attempt, also for a recorder that is restarted in it
             environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time() if since is None else since)
         try:
             return tree.start_companion(
