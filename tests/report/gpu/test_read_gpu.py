@@ -628,7 +628,7 @@ def test_attempts_on_other_gpus_have_their_own_peak_and_capacity_in_the_graphs()
     )
     gpu = replace(last, earlier=(first,), timeline=(*early, *edges, *late))
     bars = memory_by_run("m", [gpu_run(gpu=gpu)]).axes[0]
-    label = "19.5 GiB on 2 GPUs, peak 19.5 of 48.0; earlier attempt on 8 GPUs: peak 78.1 of 192.0"
+    label = "19.5 GiB on 2 GPUs, peak 19.5 of 48.0\nearlier attempt on 8 GPUs: peak 78.1 of 192.0"
     assert label in [text.get_text() for text in bars.texts]
     assert max(max(line.get_xdata()) for line in bars.lines) == 48.0
     panel = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0]

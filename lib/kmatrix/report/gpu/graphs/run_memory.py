@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+TWO_LINES = 12  # rows, at most, that are high enough for two lines
+
 
 def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     """Draw a bar per run: mean memory of all its devices, with a line up to the peak and a mark at their capacity."""
@@ -41,7 +43,8 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     colours = colours_of(run.optimizer for run in runs)
     unit = memory_unit(amount for _, gpu in rows for amount in (gpu.main.total_mean, gpu.total_max))
     for y, (run, gpu) in enumerate(rows):
-        _draw_row(axes, y, run, gpu, unit=unit, colour=colours[run.optimizer], font=row_font(len(rows)))
+        text = _label(run, gpu, unit, "\n" if len(rows) <= TWO_LINES else "; ")
+        _draw_row(axes, y, run, gpu, unit=unit, colour=colours[run.optimizer], text=text, font=row_font(len(rows)))
     axes.set_xlim(0, 1.02 * max(axes.dataLim.xmax, 1e-9))
     name_rows(axes, [run.name for run, _ in rows], [run.status in LOST for run, _ in rows])
     axes.xaxis.set_major_formatter(tick)
@@ -54,10 +57,10 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     return figure
 
 
-def _draw_row(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, unit: MemoryUnit, colour: str, font: float) -> None:
-    """Draw bar, peak and capacity of a run, and their numbers."""
-    from matplotlib.patheffects import withStroke
-
+def _draw_row(
+    axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, unit: MemoryUnit, colour: str, text: str, font: float
+) -> None:
+    """Draw bar, peak and capacity of a run, and their numbers as text."""
     mean, capacity = (gpu.main.total_mean or 0.0) / unit.mib, gpu.capacity
     style: dict[str, Any] = {"alpha": 0.3, "hatch": "///"} if run.status in LOST else {"alpha": 0.9}
     axes.barh(y, mean, height=0.68, color=colour, edgecolor="white", linewidth=0, **style)
@@ -67,26 +70,26 @@ def _draw_row(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, unit: Memory
         end = peak
     if capacity is not None:
         axes.plot([capacity / unit.mib] * 2, [y - 0.42, y + 0.42], color=ALARM, linewidth=1.3, linestyle="--")
+        end = max(end, capacity / unit.mib)  # the mark does not cross the text
     axes.annotate(
-        _label(run, gpu, unit),
+        text,
         (end, y),
         xytext=(8, 0),
         textcoords="offset points",
         va="center",
         fontsize=font,
         color=ALARM if run.status in LOST else DARK,
-        path_effects=[withStroke(linewidth=3, foreground="white")],  # the mark of the capacity may cross it
     )
 
 
-def _label(run: RunGpus, gpu: GpuNumbers, unit: MemoryUnit) -> str:
-    """Return mean, peak and capacity of a run as text."""
+def _label(run: RunGpus, gpu: GpuNumbers, unit: MemoryUnit, separator: str) -> str:
+    """Return mean, peak and capacity of a run as text, and after the separator those of an earlier attempt."""
     capacity = gpu.capacity
     peak = "" if gpu.total_max is None else f", peak {unit.text(gpu.total_max)}"
     of_all = "" if capacity is None else f" of {unit.text(capacity)}"
     mean = unit.text(gpu.main.total_mean or 0.0)
-    devices = plural(len(gpu.devices), gpu.unit)
-    return f"{mean} {unit.name} on {devices}{peak}{of_all}{_earlier(gpu, unit)}{status_note(run)}"
+    devices, earlier = plural(len(gpu.devices), gpu.unit), _earlier(gpu, unit)
+    return f"{mean} {unit.name} on {devices}{peak}{of_all}{earlier and separator}{earlier}{status_note(run)}"
 
 
 def _earlier(gpu: GpuNumbers, unit: MemoryUnit) -> str:
@@ -96,4 +99,4 @@ def _earlier(gpu: GpuNumbers, unit: MemoryUnit) -> str:
         return ""
     peak, one = max(known, key=lambda pair: pair[0] / (pair[1].capacity or math.inf))
     of_all = "" if one.capacity is None else f" of {unit.text(one.capacity)}"
-    return f"; earlier attempt on {plural(len(one.devices), one.unit)}: peak {unit.text(peak)}{of_all}"
+    return f"earlier attempt on {plural(len(one.devices), one.unit)}: peak {unit.text(peak)}{of_all}"
