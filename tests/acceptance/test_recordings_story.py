@@ -64,9 +64,10 @@ def test_a_recording_is_converted_to_the_csv_of_the_first_monitor(clone, run, tm
     assert re.fullmatch(r"gpu_metrics_\d{8}_\d{6}\.csv", path.name)
     with path.open(newline="") as file:
         titles, *rows = csv.reader(file)
-    assert titles == ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
+    first_monitor = ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
+    assert titles == [*first_monitor, "simulated"]
     assert len(rows) == load_json(run / "gpu_summary.json")["samples"]
-    assert rows[-1][2:] == ["100", "50", "180", "70"]
+    assert rows[-1][2:] == ["100", "50", "180", "70", "1"]
     assert all(re.search(r"\.\d{3}\b", row[0]) for row in rows), "times are to the millisecond"
     begin, end = (datetime.fromisoformat(row[0]) for row in (rows[0], rows[-1]))
     assert (end - begin).total_seconds() == pytest.approx(float(rows[-1][1]), abs=0.009), "less than one sample"
