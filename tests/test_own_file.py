@@ -98,7 +98,7 @@ ALLOWED = {
     "lib/kmatrix/redaction/log.py": {"writer"},  # a pipe
     "lib/kmatrix/output.py": {"*"},  # /dev/null
     "lib/kmatrix/cli/commands.py": {"main"},  # /dev/null
-    "lib/kmatrix/gpu/recorder/files.py": {"_write_csv", "_write_npz"},  # temporary files of `replacing`
+    "lib/kmatrix/gpu/recorder/files.py": {"_write_csv"},  # a temporary file of `replacing`
     "lib/kmatrix/runner/signature.py": {"_key"},  # in the home of the user
     "lib/kmatrix/simulate/library.py": {"*"},  # a folder of its own below the cache
     "lib/kmatrix/records/plan.py": {"make_run"},  # a new folder

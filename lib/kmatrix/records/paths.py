@@ -158,9 +158,9 @@ class RunDir:
     def gpu_summary(self) -> Path:
         return self.path / "gpu_summary.json"
 
-    def gpu_metrics(self, started: datetime, form: str) -> Path:
-        """Return the file of an export of all samples. form: csv, npz or parquet."""
-        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.{form}"
+    def gpu_metrics(self, started: datetime) -> Path:
+        """Return the file of an export of all samples."""
+        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.csv"
 
     def rank(self, rank: int) -> Path:
         """Return the folder of one rank."""

@@ -135,13 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, metavar="PID", help="exit when this process exits")
     parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")
     parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve /metrics on this port of 127.0.0.1")
-    parser.add_argument(
-        "--format", choices=("csv", "npz", "parquet"), help="export an existing recording to this format instead"
-    )
+    parser.add_argument("--format", choices=("csv",), help="export an existing recording to this format instead")
     arguments = parser.parse_args(argv)
     try:
         if arguments.format:
-            print(export(RunDir(arguments.run_dir), arguments.format))
+            print(export(RunDir(arguments.run_dir)))
             return 0
         if not 0 < arguments.hz <= MAX_HZ:
             raise LaunchError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.binary import COLUMNS, Calibrated, Recording, RecordingHeader, SampleFile, read_samples
+from kmatrix.gpu.formats.binary import Calibrated, Recording, RecordingHeader, SampleFile, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.json_array import JsonArrayFile
 from kmatrix.gpu.formats.samples import Snapshot, csv_header, csv_row, legacy, multi
@@ -22,7 +20,6 @@ from kmatrix.records.paths import RunDir
 
 MONOTONIC = 1  # index in a sample
 MAX_PENDING = 1000  # events kept in memory while the disk is full
-ROWS = 65_536  # samples of all GPUs per Parquet row group
 
 
 class RecordingFiles:
@@ -164,18 +161,18 @@ class RecordingFiles:
         self._on_gap(text)
 
 
-def export(run_dir: RunDir, form: str) -> Path:
-    """Export all samples to gpu_metrics_<date>_<time>.<form> next to the recording, and return the path.
+def export(run_dir: RunDir) -> Path:
+    """Export power and temperature of all samples to gpu_metrics_<date>_<time>.csv next to the recording.
 
-    `form`: csv, npz or parquet. The file is written atomically. Raises RecordError.
+    Return its path. The file is written atomically. Raises RecordError.
     """
     # Named after the start of the recording: a second export replaces the first.
     recording = read_samples(run_dir.gpu_samples)
     started = recording.times[0] if len(recording) else float(recording.header["started"]["wall"])
-    path = run_dir.gpu_metrics(datetime.fromtimestamp(started), form)
+    path = run_dir.gpu_metrics(datetime.fromtimestamp(started))
     try:
         with replacing(path) as partial:
-            FORMS[form](recording, partial)
+            _write_csv(recording, partial)
     except OSError as error:
         raise RecordError(
             f"cannot write {path}",
@@ -194,65 +191,3 @@ def _write_csv(recording: Recording, path: Path) -> None:
         clock = RecordingClock(recording)
         for index, snapshot in enumerate(recording.snapshots()):
             writer.writerow(csv_row(snapshot, clock.of(index), simulated=simulated))
-
-
-def _write_npz(recording: Recording, path: Path) -> None:
-    """Write `time` in Unix s and `elapsed` in s (samples,), and one array (samples, GPUs) per column. NaN: unknown."""
-    import numpy as np
-
-    gpus = recording.header["gpus"]
-    arrays: dict[str, Any] = {
-        "time": np.asarray(recording.times, dtype=np.float64),
-        "elapsed": np.asarray(RecordingClock(recording).between(0, len(recording)), dtype=np.float64),
-        "gpu_index": np.array([int(gpu["gpu_index"]) for gpu in gpus], dtype=np.int32),
-        "uuid": np.array([str(gpu.get("uuid") or "") for gpu in gpus]),
-        "header": np.array(json.dumps(recording.header)),
-    }
-    for name in COLUMNS:
-        columns = [np.asarray(columns[name]) for columns in recording.columns if name in columns]
-        if len(columns) == len(gpus):
-            arrays[name] = np.stack(columns, axis=1)  # (samples, GPUs)
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-
-
-def _write_parquet(recording: Recording, path: Path) -> None:
-    """Write one row per GPU and sample: time, elapsed (s), gpu_index, uuid and the columns. null: unknown."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError:
-        raise RecordError(
-            "Parquet needs the package pyarrow, which is not installed",
-            hint="run `make setup`, or pass --format npz",
-        ) from None
-    names = [name for name in COLUMNS if all(name in columns for columns in recording.columns)]
-    schema = pa.schema(
-        [("time", pa.timestamp("us", tz="UTC")), ("elapsed", pa.float64())]
-        + [("gpu_index", pa.int32()), ("uuid", pa.string())]
-        + [(name, pa.float64() if name == "energy_j" else pa.float32()) for name in names],
-        metadata={"kmatrix": json.dumps(recording.header)},
-    )
-    # One row group at a time, so that the memory does not depend on the length of the recording.
-    gpus, clock = recording.header["gpus"], RecordingClock(recording)
-    stride = max(1, ROWS // len(gpus))
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for begin in range(0, len(recording), stride):
-            chosen = range(begin, min(begin + stride, len(recording)))
-            table: dict[str, list[Any]] = {
-                "time": [round(recording.times[at] * 1e6) for at in chosen for _ in gpus],
-                "elapsed": [clock.of(at) for at in chosen for _ in gpus],
-                "gpu_index": [int(gpu["gpu_index"]) for _ in chosen for gpu in gpus],
-                "uuid": [str(gpu.get("uuid") or "") for _ in chosen for gpu in gpus],
-            }
-            for name in names:
-                values = (columns[name][at] for at in chosen for columns in recording.columns)
-                table[name] = [None if math.isnan(value) else value for value in values]
-            writer.write_table(pa.table(table, schema=schema))
-
-
-FORMS: dict[str, Callable[[Recording, Path], None]] = {
-    "csv": _write_csv,
-    "npz": _write_npz,
-    "parquet": _write_parquet,
-}
