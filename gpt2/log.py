@@ -161,17 +161,15 @@ class RunLog:
         return {
             "train": columns(self.train),
             "val": columns(self.val),
-            "attempt": self.attempt,
             "elapsed_s": self.elapsed_s,
             "steady": list(self._steady()),
             "spikes": self.spikes,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the history of a checkpoint. Time is not restored after a rollback: this attempt did take it."""
+        """Restore the history of a checkpoint."""
         self.train, self.val = rows(state["train"]), rows(state["val"])  # without those after the checkpoint
-        if state["attempt"] != self.attempt:
-            self.before_s = state["elapsed_s"]
+        self.before_s = state["elapsed_s"]
         self.steady_before = array("d", state["steady"])
         self.seconds, self.since_line = array("d"), 0
         self.spikes = state.get("spikes", self.spikes)  # checkpoints of earlier versions have none

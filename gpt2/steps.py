@@ -77,12 +77,6 @@ class Steps:
         """Restart the step timer, after work that does not belong to a step."""
         self._mark = self._now()
 
-    def average(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
-        """Return loss and gradient norm of a step before its update, averaged over the ranks. Waits for the GPU."""
-        sums = self.world.sum(torch.stack([loss.double(), norm.double()]))
-        mean_loss, mean_norm = (sums / self.world.size).tolist()
-        return mean_loss, mean_norm
-
     def post(
         self,
         step: int,

@@ -1,4 +1,4 @@
-"""When a run ends: time and cost budgets, early stopping, and bad steps."""
+"""When a run ends: time and cost budgets, early stopping, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -82,11 +82,9 @@ class Budget:
     A checkpoint stores the elapsed seconds.
     """
 
-    def __init__(
-        self, limit: Limit | None, attempt: int, *, ahead: int = 0, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, limit: Limit | None, *, ahead: int = 0, clock: Callable[[], float] | None = None) -> None:
         """Start the clock. ahead: steps queued on the GPU when the loop finishes one; 0 on the CPU."""
-        self.limit, self._attempt, self._ahead, self._clock = limit, attempt, ahead, clock or process_age
+        self.limit, self._ahead, self._clock = limit, ahead, clock or process_age
         self._before = 0.0  # seconds of earlier attempts
         # A function, because the estimate changes: with each measured checkpoint, and while one is being written.
         self._final_s: Callable[[], float] = lambda: 0.0
@@ -144,12 +142,11 @@ class Budget:
         return self.spent_s + steps + before + MARGIN * end + END_S > self.limit.seconds
 
     def state_dict(self) -> dict[str, Any]:
-        return {"attempt": self._attempt, "spent_s": self.spent_s}
+        return {"spent_s": self.spent_s}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from an earlier attempt. A rollback within an attempt does not give time back."""
-        if state["attempt"] != self._attempt:
-            self._before = max(self._before, float(state["spent_s"]))
+        """Continue from an earlier attempt."""
+        self._before = max(self._before, float(state["spent_s"]))
 
     def _longest(self, kind: str) -> float:
         return max(self._known[kind], default=0.0)
@@ -232,103 +229,8 @@ def spent_before() -> float:
 _IMPORTED = time.monotonic()
 
 
-class Policy(StrEnum):
-    """What happens after a bad step."""
-
-    STOP = "stop"
-    SKIP = "skip"
-    ROLLBACK = "rollback"
-    RECORD = "record"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """A bad step."""
-
-    step: int
-    kind: str  # "nan" or "spike"
-    text: str
-    policy: Policy
-
-
 class NotFiniteError(Exception):
     """The training failed: a loss or a gradient is NaN or infinite. The message names it and the step."""
-
-
-class FaultPolicy:
-    """Checks each step once. All ranks have the same numbers and so reach the same decision without communication."""
-
-    def __init__(self, config: TrainConfig, attempt: int = 1) -> None:
-        self._attempt = attempt
-        self._nan, self._limit = Policy(config.nan_policy), config.bad_steps_limit or 0
-        self._spike = Policy(config.spike_policy) if config.spike_policy else None
-        self._threshold = config.spike_zscore
-        self._losses: deque[float] = deque(maxlen=config.spike_window)
-        self._skipped_in_row = self._rollbacks = 0
-        self.data_ahead = 0  # steps by which the data are ahead of the updates, because rollbacks skipped some
-
-    @property
-    def checks_before_update(self) -> bool:
-        """Return whether a step must be checked before its update. This waits for the GPU."""
-        return Policy.SKIP in (self._nan, self._spike)
-
-    def check(self, step: int, loss: float, norm: float) -> Fault | None:
-        """Return what is wrong with a step, or None.
-
-        Raises NotFiniteError if more consecutive steps were skipped than the limit allows.
-        """
-        fault = self._fault(step, loss, norm)
-        if fault is None or fault.policy is Policy.RECORD:
-            self._skipped_in_row = 0
-            # A skipped spike is left out: it would raise mean and deviation, and hide the next one.
-            if self._spike and math.isfinite(loss):
-                self._losses.append(loss)
-        elif fault.policy is Policy.SKIP:
-            self._skipped_in_row += 1
-            if self._skipped_in_row > self._limit:
-                raise NotFiniteError(f"{fault.text}: more than {self._limit} bad steps in a row")
-        return fault
-
-    def rolled_back(self, fault: Fault, step: int) -> None:
-        """Record a rollback to `step`, after which the run continues with the data after the bad step.
-
-        Raises NotFiniteError if there were more rollbacks than the limit allows.
-        """
-        # In total, not in a row: a run that returns to the same checkpoint forever makes no progress.
-        self._rollbacks += 1
-        if self._rollbacks > self._limit:
-            raise NotFiniteError(f"{fault.text}, after {self._limit} rollbacks")
-        self.data_ahead += fault.step + 1 - step
-        self._losses.clear()  # they belong to the steps that were undone
-        self._skipped_in_row = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "attempt": self._attempt,
-            "losses": list(self._losses),
-            "skipped_in_row": self._skipped_in_row,
-            "rollbacks": self._rollbacks,
-            "data_ahead": self.data_ahead,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from an earlier attempt. Data skipped by a rollback within this attempt stays skipped."""
-        # A rollback restores the checkpoint too: taking its counters would forget the rollback, and loop forever.
-        if state["attempt"] == self._attempt:
-            return
-        self._losses = deque(state["losses"], self._losses.maxlen)
-        self._skipped_in_row, self._rollbacks = int(state["skipped_in_row"]), int(state["rollbacks"])
-        self.data_ahead = int(state["data_ahead"])
-
-    def _fault(self, step: int, loss: float, norm: float) -> Fault | None:
-        if text := not_finite(step, loss, norm):
-            return Fault(step=step, kind="nan", text=text, policy=self._nan)
-        # Only a full window: the first losses fall fast, and few values have no meaningful deviation.
-        score = zscore(self._losses, loss) if self._spike and len(self._losses) == self._losses.maxlen else 0.0
-        if self._spike is None or score <= self._threshold:
-            return None
-        text = f"loss {loss:.4f} at step {step} is {score:.1f} standard deviations above the preceding steps"
-        return Fault(step=step, kind="spike", text=text, policy=self._spike)
 
 
 def not_finite(step: int, loss: float, norm: float) -> str:
@@ -336,9 +238,3 @@ def not_finite(step: int, loss: float, norm: float) -> str:
     if not math.isfinite(loss):
         return f"loss is {loss} at step {step}"
     return "" if math.isfinite(norm) else f"gradient norm is {norm} at step {step}"
-
-
-def zscore(losses: deque[float], loss: float) -> float:
-    """Return (loss - mean) / sample standard deviation of earlier losses; 0 if they do not vary."""
-    deviation = statistics.stdev(losses)
-    return (loss - statistics.fmean(losses)) / deviation if deviation else 0.0

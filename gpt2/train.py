@@ -50,10 +50,8 @@ from gpt2.stopping import (
     Budget,
     EarlyStopping,
     EndReason,
-    FaultPolicy,
     NotFiniteError,
     Outlook,
-    Policy,
     check_until,
     limit_of,
     spent_before,
@@ -225,10 +223,13 @@ def set_up(
     log.begin(config, world, raw.params, pruner, adjusted, attention=kernels_of(raw, config, world.device))
 
     # State that a checkpoint holds besides the model, the optimizers and the random generators
-    faults, early_stopping = FaultPolicy(config, log.attempt), EarlyStopping(config)
+    early_stopping = EarlyStopping(config)
     # A GPU has two more steps in its queue when the loop sees the end of one, and they run to their end.
-    budget = Budget(limit_of(config), log.attempt, ahead=2 if world.device.type == "cuda" else 0)
-    stateful: dict[str, Stateful] = {"log": log, "judge": benchmarks, "guard": faults}  # version 0.1's names
+    budget = Budget(limit_of(config), ahead=2 if world.device.type == "cuda" else 0)
+    stateful: dict[str, Stateful] = {
+        "log": log,
+        "judge": benchmarks,
+    }  # version 0.1's names
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
     stateful |= {"spikes": spikes} if spikes else {}
     stateful |= {"data": batches.client.record} if batches.client else {}
@@ -244,7 +245,7 @@ def set_up(
     spent_s = max(watchdog.spent_before, spent_before())
     budget.begin(spent_s=0.0 if resume == "none" else spent_s, final_s=checkpoints.final_s)
     watchdog.spent = log.spent = lambda: budget.spent_s
-    batches.seek(log.step + faults.data_ahead)
+    batches.seek(log.step)
     # After the weights were restored: DDP sends those of rank 0 to the other ranks, so all certainly start equal.
     ddp = distributed(compiled, config, world) if world.size > 1 else None
 
@@ -258,7 +259,6 @@ def set_up(
         benchmarks=benchmarks,
         model=raw,
         compiled=compiled,
-        faults=faults,
         early_stopping=early_stopping,
         budget=budget,
         outlook=Outlook(config),
@@ -317,7 +317,7 @@ class TrainingLoop:
                 ended_by = between.finish_step(steps.drain())
                 if log.step == max_iters:
                     ended_by = EndReason.MAX_ITERS
-                if ended_by or log.step != step:  # the run ends, or a rollback changed the step
+                if ended_by:
                     continue
                 ended_by = between.evaluate_and_save(step)
                 if ended_by is None and waits:  # a run that ends here by early stopping is finished
@@ -334,27 +334,19 @@ class TrainingLoop:
         return ended_by
 
     def _step(self, step: int) -> StepNumbers | None:
-        """Train one step and send its numbers. Return those of the step before, None after a rollback."""
+        """Train one step and send its numbers. Return those of the step before."""
         between, optimizers = self.between, self.between.training.optimizers
         config, world = between.training.config, between.training.world
         between.watchdog.work(failure.STEP, step)
         self.profile.at(step)
-        if config.dropout:  # masks depend on seed, step and rank only: evaluations and rollbacks do not change them
+        if config.dropout:  # masks depend on seed, step and rank only: evaluations do not change them
             torch.manual_seed(dropout_seed(config.seed, step, world.rank))
         optimizers.set_scale(scale(config, step), step)
         lr = optimizers.lr
         loss = self._gradients()
 
-        # Update, unless the step is bad and the policy is to skip it
         between.watchdog.at(failure.UPDATE)
-        policy = None
-        if between.faults.checks_before_update:
-            norm = clip(self.parameters, 0.0)  # only measured: a step that is skipped or undone is not clipped
-            policy = between.handle_fault(between.faults.check(step, *between.steps.average(loss, norm)))
-            if policy is Policy.ROLLBACK:
-                return None
-        if policy is not Policy.SKIP:
-            norm = self._update(step)
+        norm = self._update(step)
         if self.pruner:
             self.pruner.weights(step + 1)
         if self.norms:

@@ -18,7 +18,6 @@ import torch
 from gpt2.checkpoint.contents import size_of
 from gpt2.checkpoint.copies import CopyBuffers
 from gpt2.checkpoint.files import (
-    AUTO,
     ChosenCheckpoint,
     WrittenCheckpoint,
     choose,
@@ -116,9 +115,6 @@ class CheckpointManager:
         """Make a checkpoint due that rank 0 has announced. Every rank calls it before the same step."""
         self._requested = True
 
-    def _restart_clock(self) -> None:
-        self._saved_at, self._announced, self._requested = self._clock(), False, False
-
     def reasons(self, *, finished: bool = False) -> list[CheckpointKind]:
         """Return why the current state is to be saved. Call it after a due evaluation."""
         step = self.log.step
@@ -138,7 +134,7 @@ class CheckpointManager:
             return
         gathered = self._gather()  # a collective: all ranks have the same reasons
         if CheckpointKind.ROLLING in kinds:
-            self._restart_clock()
+            self._saved_at, self._announced, self._requested = self._clock(), False, False
         if self.training.world.main:
             self._save(frozenset(kinds), gathered, wait=wait)
 
@@ -209,22 +205,10 @@ class CheckpointManager:
             self.log.resumed(0)
         return chosen is not None
 
-    def roll_back(self) -> bool:
-        """Restore the newest checkpoint. Return False if there is none. The caller repositions the data."""
-        if self.training.world.main:
-            self.wait()  # the newest one may still be written
-        chosen = self._choose(AUTO)
-        if chosen:
-            self._restore(*chosen)
-        return chosen is not None
-
     def _restore(self, path: Path, value: dict[str, Any]) -> None:
         for note in restore(value, self.training):
             self.log.say(f"Note: {note}")
         step = self._resumed = self.log.step = int(value["step"])
-        self._restart_clock()  # after a rollback, too: what rank 0 had announced is lost with the undone steps
-        # After a rollback, files of later steps have weights that this run no longer has.
-        self._names = {known: name for known, name in self._names.items() if known < step}
         if path.parent == self.folder:  # else it is of another run, and this run's own file is still to be written
             self._names[step] = path.name
         self.log.resumed(step)

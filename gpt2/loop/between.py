@@ -25,11 +25,9 @@ from gpt2.stopping import (
     Budget,
     EarlyStopping,
     EndReason,
-    Fault,
-    FaultPolicy,
     NotFiniteError,
     Outlook,
-    Policy,
+    not_finite,
 )
 from kmatrix.records.checkpoints import CheckpointKind
 from kmatrix.records.disk import held_s
@@ -37,7 +35,7 @@ from kmatrix.records.disk import held_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetweenSteps:
-    """What one rank does between two steps and at the end: log, handle faults, evaluate, benchmark and save."""
+    """What one rank does between two steps and at the end: log, evaluate, benchmark and save."""
 
     training: TrainingState
     log: RunLog
@@ -48,7 +46,6 @@ class BetweenSteps:
     benchmarks: Benchmarks
     model: LanguageModel  # for benchmarks, whose inputs vary in length: compiled code would be compiled again for each
     compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
-    faults: FaultPolicy
     early_stopping: EarlyStopping
     budget: Budget
     outlook: Outlook
@@ -68,19 +65,16 @@ class BetweenSteps:
     def finish_step(self, numbers: StepNumbers | None) -> EndReason | None:
         """Check and log a step whose numbers have arrived. Return why the loop must end, if it must.
 
-        A bad step may roll the run back, which changes `log.step`.
+        Raises NotFiniteError if its loss or gradient norm is NaN or infinite, on all ranks alike.
         """
         if numbers is None:
             return None
-        if not self.faults.checks_before_update:  # else it was checked already, and must not count twice
-            fault = self.faults.check(numbers.step, numbers.loss, numbers.norm)
-            if self.handle_fault(fault) is Policy.ROLLBACK:
-                return None
+        if text := not_finite(numbers.step, numbers.loss, numbers.norm):
+            raise NotFiniteError(text)
         held = held_s()
-        data_step = numbers.step + self.faults.data_ahead
-        for line in self.batches.epochs_begun(data_step) if self.training.world.main else ():
+        for line in self.batches.epochs_begun(numbers.step) if self.training.world.main else ():
             self.log.say(f"Iter {numbers.step} | {line}")
-        self.log.training(numbers, self.batches.epoch(data_step))
+        self.log.training(numbers, self.batches.epoch(numbers.step))
         self.timings.add(numbers)
         if held_s() > held:
             self.steps.restart()  # the disk was full: the next step must not count that time
@@ -99,30 +93,6 @@ class BetweenSteps:
         if seconds:
             self.steps.restart()  # the time of a step must not include the wait
         return seconds is not None
-
-    def handle_fault(self, fault: Fault | None) -> Policy | None:
-        """Fail, roll back or log it, as the policy for a bad step says, and return the policy."""
-        if fault is None:
-            return None
-        if fault.policy is Policy.STOP:
-            raise NotFiniteError(fault.text)
-        self.log.event(fault.step, fault.kind, f"{fault.text}: {fault.policy}")
-        if fault.policy is Policy.ROLLBACK:
-            self._roll_back(fault)
-        return fault.policy
-
-    def _roll_back(self, fault: Fault) -> None:
-        """Restore the newest checkpoint and continue with the data after the bad step."""
-        self.steps.drain()  # the numbers of the step that is undone: nobody may read them as those of a later step
-        self.training.optimizers.zero_grad()
-        if not self.checkpoints.roll_back():
-            raise NotFiniteError(f"{fault.text}, and there is no checkpoint to roll back to")
-        self.faults.rolled_back(fault, self.log.step)
-        # The same weights on the same data would lead to the same fault, as in PaLM (arXiv:2204.02311, section 5.1).
-        self.batches.seek(self.log.step + self.faults.data_ahead)
-        text = f"to step {self.log.step}, continuing with the data after step {fault.step}"
-        self.log.event(self.log.step, "rollback", text)
-        self.steps.restart()
 
     def evaluate_and_save(self, step: int) -> EndReason | None:
         """Evaluate, benchmark and save, as far as it is due. Return why the loop must end, if it must."""
@@ -147,7 +117,7 @@ class BetweenSteps:
             loss = self.validation.loss(self.compiled, lambda: self.stop.requested)
         if loss is None:
             return False
-        if not np.isfinite(loss):  # no policy applies: the weights themselves are broken
+        if not np.isfinite(loss):
             raise NotFiniteError(f"validation loss is {loss} at step {step}")
         self.log.validation(step, loss, self.validation.by_source)
         return True

@@ -480,15 +480,6 @@ def _amount(value: Values, name: str) -> float:
     return float(value(name if name == "BUDGET_DOLLARS" else f"GPT2_{name}") or 0)
 
 
-def rollback_needs_checkpoints(value: Values) -> str | None:
-    """Check that a rollback has periodic checkpoints to return to."""
-    rollback = "rollback" in (value("GPT2_NAN_POLICY"), value("GPT2_SPIKE_POLICY"))
-    by_time = float(value("GPT2_CHECKPOINT_MINUTES") or 0)
-    if rollback and value("GPT2_CHECKPOINT_INTERVAL") == "0" and not by_time:
-        return "a rollback needs periodic checkpoints: CHECKPOINT_INTERVAL or CHECKPOINT_MINUTES above 0"
-    return None
-
-
 def profile_is_a_span(value: Values) -> str | None:
     """Check that the profiled steps are i:j with i < j."""
     text = value("GPT2_PROFILE")
@@ -515,7 +506,6 @@ RULES = (
     batch_of_the_size_divides,
     length_is_bounded,
     money_needs_a_price,
-    rollback_needs_checkpoints,
     profile_is_a_span,
     core_can_be_asked,
     heads_divide_width,

@@ -7,22 +7,18 @@ import torch
 from torch import nn
 
 import forked
-from factories import ROOT, environment, make_run, ranks_of, train_config, trainer
-from gpt2.checkpoint.files import load_checkpoint
+from factories import ROOT, environment, train_config
 from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.sharded import ALIGN, SHARES, SMALL, Division, ShardedOptimizers, place, shard, share_of
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
-from kmatrix.records.files import read_json, read_jsonl
-from kmatrix.records.runs import merged_metrics
+from kmatrix.records.files import read_json
 from kmatrix.records.train_config import NOT_SHARDED
 from kmatrix.shapes import ModelShape
 from optim_factory import SHAPE, Settings
-from sharded_ranks import equal
 
-FAULTS = ("tests/support/trainer_faults.py",)
 PROGRAM = "tests/support/sharded_ranks.py"
 SHARDED = tuple(sorted(set(BUILDERS) - set(NOT_SHARDED)))
 QUICK = ("adamw", "muon", "muon_nanochat")  # the last makes its states in another order
@@ -162,28 +158,6 @@ def test_a_saved_state_of_another_shape_is_refused():
     saved["optimizers"][0]["param_groups"][0]["params"].pop()
     with pytest.raises(ValueError, match="other parameters"):
         mine.load_state_dict(saved)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_a_bad_step_is_handled_like_with_unsharded_states(tmp_path, policy):
-    """After a rollback every rank has its share of the checkpoint's states; a skipped step exchanges nothing."""
-    common = {"nan_policy": policy, "bad_steps_limit": 3, "checkpoint_interval": 3, "num_gpus": 2, "log_norms": True}
-    runs = []
-    for stage in (0, 1):
-        run_dir = make_run(tmp_path, f"stage-{stage}", zero_stage=stage, data_path=tmp_path / "data", **common)
-        known = {**environment(), "FAULT": "nan:1:7"}
-        process = forked.start(trainer(run_dir, program=FAULTS), known, ranks=ranks_of(run_dir))
-        output = "".join(process.communicate())
-        assert process.returncode == 0, output
-        assert "nan" in {event["event"] for event in read_jsonl(run_dir.events)}
-        runs.append(run_dir)
-    ends = [load_checkpoint(run_dir.checkpoints / "final.pt") for run_dir in runs]
-    for component in ("model", "optimizer"):
-        assert equal(*(end[component] for end in ends)), component
-    keys = ("train/loss", "grad/norm", "update_rms/h.0", "weight_norm/wte")
-    lines = [[[line.values.get(key) for key in keys] for line in merged_metrics(run_dir.metrics)] for run_dir in runs]
-    assert lines[0] == lines[1]
 
 
 TREE = Tree.parse(srctree=ROOT)

@@ -54,18 +54,3 @@ def test_a_step_that_prunes_reads_no_tensor(tmp_path, rule):
     more = {**PRUNED, "pruning_schedule": "cubic", "pruning_global": True}
     code, output = train_under_double(make_run(tmp_path, **RUN | pruning | more))
     assert code == 0, output
-
-
-def test_the_policy_to_skip_bad_steps_reads_once_before_the_update(tmp_path):
-    strict, allowed = (make_run(tmp_path, name, **RUN, nan_policy="skip", bad_steps_limit=3) for name in ("a", "b"))
-    code, output = train_under_double(strict)
-    assert code != 0
-    assert "WaitError: tolist at" in output
-    code, output = train_under_double(allowed, WAITS_ALLOWED="gpt2/steps.py:average")
-    assert code == 0, output
-
-
-def test_the_policy_to_go_back_reads_no_tensor(tmp_path):
-    run_dir = make_run(tmp_path, **RUN, nan_policy="rollback", checkpoint_interval=2, bad_steps_limit=3)
-    code, output = train_under_double(run_dir)
-    assert code == 0, output

@@ -77,29 +77,10 @@ def test_sigterm_saves_a_checkpoint_within_two_steps(device, *, sizes, data, tmp
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_with_its_step(device, *, sizes, data, tmp_path):
-    run_dir = make_run(tmp_path, **device.fields(**data, **sizes, **FOREVER, nan_policy="stop"))
+    run_dir = make_run(tmp_path, **device.fields(**data, **sizes, **FOREVER))
     output = faulty(device, run_dir, "nan:0:5", ok=False)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["reason"]) == ("failed", "nan", "loss is nan at step 5"), output
-
-
-def test_a_step_that_is_not_a_number_is_skipped(device, *, sizes, data, tmp_path):
-    policy = {"nan_policy": "skip", "bad_steps_limit": 3}
-    run_dir = make_run(tmp_path, **device.fields(**data, **sizes, **policy))
-    faulty(device, run_dir, "nan:0:5")
-    assert ended(run_dir) == ("finished", None, "max_iters")
-    assert events(run_dir, "nan") == [5]
-    found = losses(run_dir)
-    assert [step for step, loss in enumerate(found) if loss is None] == [5]
-
-
-def test_a_loss_that_is_not_a_number_returns_to_the_last_checkpoint(device, *, sizes, data, tmp_path):
-    policy = {"nan_policy": "rollback", "bad_steps_limit": 3, "checkpoint_interval": 3, "async_checkpoint": False}
-    run_dir = make_run(tmp_path, **device.fields(**data, **sizes, **policy))
-    faulty(device, run_dir, "nan:0:5")
-    assert ended(run_dir) == ("finished", None, "max_iters")
-    assert events(run_dir, "nan") == [5]
-    assert events(run_dir, "rollback")
 
 
 def test_a_loss_that_stops_falling_ends_the_run(device, *, sizes, data, tmp_path):

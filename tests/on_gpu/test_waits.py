@@ -17,7 +17,6 @@ OPTIONS = {
     "bf16": {"dtype": "bf16"},
     "accumulation": {"batch_size": 2, "gradient_accumulation": 4},
     "dropout": {"dropout": 0.1},
-    "rollback": {"nan_policy": "rollback", "bad_steps_limit": 3},
     "chunked loss": {"loss_chunk": 64},
 }
 COMPILED = {

@@ -84,7 +84,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
         },
         **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},
-        **{"early_stopping_patience": 0, "nan_policy": "stop", "spike_zscore": 0.0, "oom_policy": "halve"},
+        **{"early_stopping_patience": 0, "oom_policy": "halve"},
         **{"stall_factor": 10.0, "stall_floor": 300, "profile": ""},
         **overrides,
     }

@@ -1,7 +1,7 @@
 """The trainer with one injected fault: the program that tests start with torchrun.
 
 The variable FAULT="<kind>:<rank>:<step>" selects the fault, the rank and the step. Kinds:
-nan (that rank's loss), nans (from that step on), high (its loss 50 higher), raise (an error),
+nan (that rank's loss), raise (an error),
 signal (SIGTERM to that rank alone), kill (SIGKILL to itself), hang (the rank never comes back),
 freeze (SIGSTOP to itself),
 slow (each step of that rank takes <step> ms more), oom (micro-batches of more than FAULT_FITS sequences run
@@ -44,10 +44,6 @@ class FaultyGPT(GPT):
             time.sleep(int(STEP) / 1000)
         if KIND == "oom" and os.environ.get("RANK", "0") == RANK and len(idx) > int(os.environ["FAULT_FITS"]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        if KIND == "nans" and os.environ.get("RANK", "0") == RANK and self.calls > int(STEP):
-            return logits, loss * float("nan")
-        if is_faulty_step and KIND == "high":
-            return logits, loss * 1.0 + 50.0
         if is_faulty_step and KIND == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
         if is_faulty_step and KIND == "nan":

@@ -228,7 +228,7 @@ def test_alerts_of_rules_events_and_failures_are_returned_once(run):
     }
     tail = AlertTail(run)
     write_status(run, "running", alerts=[rule])
-    append_jsonl(run.events, {"time": START_TIME + 5, "step": 7, "event": "rollback", "text": "to step 5"})
+    append_jsonl(run.events, {"time": START_TIME + 5, "step": 7, "event": "checkpoint refused", "text": "to step 5"})
     append_jsonl(run.events, {"time": START_TIME + 6, "step": 8, "event": "checkpoint", "text": "step 8"})
     first, second = tail.read()
     assert (first.alert.title, first.alert.level) == ("throttle of GPU 1", AlertLevel.WARN)

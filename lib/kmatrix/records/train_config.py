@@ -34,8 +34,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("cuda", "cpu"),
     "dtype": ("fp32", "bf16"),
     "ddp_backend": ("nccl", "gloo"),
-    "nan_policy": ("stop", "skip", "rollback"),
-    "spike_policy": ("record", "skip", "rollback"),
     "oom_policy": ("fail", "halve"),
     "muon_adjust_lr_fn": ("original", "match_rms_adamw"),
     "norm": ("rms", "layer"),
@@ -47,7 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 OPTIONAL_CHOICES = (
-    *("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn", "norm", "activation"),
+    *("ddp_backend", "adamwprune_base", "muon_adjust_lr_fn", "norm", "activation"),
     *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of", "data_cache", "compile_mode"),
     "recompute_scope",
 )
@@ -416,14 +414,9 @@ class TrainConfig(TrainFields):
     tokens_per_param: float | None
     tokens_per_param_of: str | None  # the parameters that count: all, or scaling (kmatrix.shapes)
 
-    # Early stopping and faults
+    # Early stopping and memory
     early_stopping_patience: int  # evaluations; 0: off
     early_stopping_min_delta: float | None  # nats/token
-    nan_policy: str
-    spike_zscore: float  # standard deviations; 0: off
-    spike_window: int | None  # steps
-    spike_policy: str | None
-    bad_steps_limit: int | None  # steps
     oom_policy: str
     stall_factor: float  # multiple of the usual step time
     stall_floor: int  # seconds

@@ -303,7 +303,6 @@ def _of_gpu(gpu: GpuState, limits: Thresholds) -> Iterator[Finding]:
 
 
 def _of_losses(state: RunSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    # Only the newest: after a rollback the run is healthy again.
     if state.losses and state.losses[-1] is None:
         yield Finding(kind=AlertKind.NOT_FINITE, reason="the training loss is not finite")
     known = [loss for loss in state.losses if loss is not None]

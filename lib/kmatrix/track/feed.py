@@ -158,7 +158,6 @@ def _point(line: MetricLine) -> list[MetricPoint]:
 
 
 EVENTS = {  # events of the trainer that are alerts, in addition to the rules of status.json
-    "rollback": AlertLevel.WARN,
     "checkpoint failed": AlertLevel.ERROR,
     "checkpoint left out": AlertLevel.WARN,
     "checkpoint refused": AlertLevel.WARN,

@@ -133,19 +133,6 @@ def test_without_minutes_no_checkpoint_is_due_by_time(tmp_path):
     assert not run.checkpoints.time_is_up()
 
 
-def test_a_rollback_forgets_a_checkpoint_that_was_announced_in_the_undone_steps(tmp_path):
-    clock = Clock()
-    run = Run(tmp_path, clock=clock, checkpoint_interval=5, checkpoint_minutes=60.0).save(5)
-    clock.now += 3600
-    run.set_updates(6)
-    assert run.checkpoints.time_is_up()
-    run.checkpoints.request()
-    assert run.checkpoints.roll_back()
-    assert not run.checkpoints.due(6)
-    clock.now += 3600
-    assert run.checkpoints.time_is_up()
-
-
 def weights_files(run):
     return {entry.step: entry.name for entry in read_index(run.folder) if entry.weights_only}
 
@@ -379,7 +366,7 @@ def test_best_and_an_explicit_path_select_that_checkpoint(tmp_path):
         run.next_attempt(str(run.folder / "none.pt"))
 
 
-def test_after_a_rollback_the_newest_is_the_last_written(tmp_path):
+def test_after_a_resume_from_an_earlier_one_the_newest_is_the_last_written(tmp_path):
     run = Run(tmp_path).save(1).save(2).save(3)
     next_attempt = run.next_attempt(str(run.folder / "step_00000001.pt")).save(2)
     assert next_attempt.steps == [1, 3, 2]
