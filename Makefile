@@ -7,7 +7,7 @@
 # use, and those of the environment that are read below. All other names that are used here have `override`: no value of
 # a user takes their place. tests/project/test_no_shell.py tries every name.
 override GIVEN := $(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))
-override READ := KCONFIG_CONFIG O V TORCH_INDEX GPULESS_VENV PART ON PEER CURDIR VPATH GPATH
+override READ := KCONFIG_CONFIG O V TORCH_INDEX PART ON PEER CURDIR VPATH GPATH
 override READ := $(GIVEN) $(foreach .each,$(READ),$(if $(filter environment,$(origin $(.each))),$(.each)))
 $(foreach .each,$(READ),$(eval override $(.each) := $$(value $(.each))))
 # Those that make would expand once more for the environment, if a variable there has their name.
@@ -47,8 +47,6 @@ override TRACKERS :=
 override KUBERNETES :=
 override DEV :=
 endif
-# The environment of check-gpuless.
-override CUDA_VENV := $(or $(GPULESS_VENV),.venv-cuda)
 # The device of check-gpu, from the command line alone. ON=cpu: the CPU in the place of a GPU.
 override CHECKED := $(if $(filter ON,$(GIVEN)),$(ON))
 # Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
@@ -77,7 +75,7 @@ override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
 
 # Set-up and checks
-.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpuless check-gpu accept bench bench-gpu
+.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpu accept bench bench-gpu
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
 	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
@@ -92,15 +90,10 @@ check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
-	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu and not gpuless"
+	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu"
 # loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpu and not gpuless"
-# In an environment of its own, or with PYTHON: torch's CUDA build is 4 GB larger than the CPU build. loadfile: as above.
-check-gpuless:
-	$(if $(CONTROL),@GPULESS_VENV=$(call quote,$(CUDA_VENV)) sh scripts/setup.sh gpuless)
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(if $(CONTROL),$(OURS) $(call quote,$(CUDA_VENV)/bin/python),$(PY)) \
-		-m pytest -n 2 --dist loadfile -m gpuless tests/gpuless
+	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpu"
 # Without a GPU it says so before it installs the tools of the tests.
 check-gpu: .look-for-gpu $(DEV)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call quote,$(CHECKED))
@@ -108,7 +101,7 @@ check-gpu: .look-for-gpu $(DEV)
 .look-for-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call quote,$(CHECKED))
 accept: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -m "accept and not gpu and not gpuless"
+	$(QUIET_MAKE) -m pytest -m "accept and not gpu"
 bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py
@@ -120,7 +113,6 @@ bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/model_step.py
 	$(QUIET_MAKE) bench/published.py
 	$(QUIET_MAKE) bench/cpu_memory.py
-	$(QUIET_MAKE) bench/roofline.py
 	$(QUIET_MAKE) bench/status.py
 	$(QUIET_MAKE) bench/shape.py
 	$(QUIET_MAKE) bench/scale.py
@@ -241,7 +233,7 @@ import-model: $(CONTROL) $(TRAIN)
 clean:
 	$(Q)rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 # Not below .venv: its byte code belongs to installed packages.
-	$(Q)find . -name __pycache__ -not -path './.venv/*' -not -path './.venv-cuda/*' -prune -exec rm -rf {} +
+	$(Q)find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 mrproper: clean
 	$(Q)rm -f .config .config.old .config.refused .config.quickstart .config.quickstart.old
 

@@ -1,4 +1,4 @@
-"""Measure on a GPU, next to the predictions, in parts of at most 8 minutes: the first hour on a new machine.
+"""Measure on a GPU, in parts of at most 8 minutes: the first hour on a new machine.
 
     make bench-gpu PART=first            # products, memory and attention: a minute
     make bench-gpu PART=speed            # the models; also ladder, profile, ranks, and peer PEER=../nanoGPT
@@ -73,8 +73,6 @@ def measure(part: str, results: Results, checkout: str) -> int:
     """Make the measurements of a part, and return the exit status."""
     print("\n".join(headline(results.about)), flush=True)
     left = results.run(part, items_of(part, results, checkout), show_of(part))
-    if part == "first":
-        print(f"predicted MFU of 124M with these rates: {' '.join(recomputed(results))} (low, mid, high)")
     print(f"{results.path}" + (f": {left} left; the same command continues" if left else ": complete"))
     return 0
 
@@ -125,11 +123,6 @@ def items_of(part: str, results: Results, checkout: str) -> Iterable[Item]:
 def show_of(part: str) -> Callable[[str, Values], str]:
     """Return the function that shows a measurement of a part on the terminal."""
     return gpu_kernels.show if part == "first" else gpu_parts.show
-
-
-def recomputed(results: Results) -> list[str]:
-    """Return the predicted MFU of the 124M model in percent with the measured rates, low, mid and high."""
-    return [f"{100 * found.mfu:.1f}" for found in gpu_kernels.recomputed(results.lines("first"), results.scale)]
 
 
 if __name__ == "__main__":

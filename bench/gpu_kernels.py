@@ -8,17 +8,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from gpu_results import FP8_RATIO, FailedError, Item, Scale, Values
-from roofline import BANDS, DEVICES, Prediction, Rates, Work, named, predict, product_seconds, work_at
 from torch.nn import functional
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 from gpt2.model import fp8
 from gpt2.model.attention_kernel import FLASH_PACKAGES, KERNELS
-from kmatrix.shapes import ModelShape, padded
+from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape, padded
 
 MULTIPLE = 64  # of the padded vocabulary
 BATCH = 32  # micro-batch of the 124M model, in sequences
@@ -27,7 +25,13 @@ WAYS = ("forward", "by input", "by weight")
 COPY_BYTES = 2**30
 LEAST_S = 0.2  # s of work that a measurement lasts at least
 GROUPS = 5  # the median is that of so many groups of calls
+CONTEXT = 1024  # tokens per sequence
 TINY = ModelShape(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
+
+
+def named(name: str) -> ModelShape:
+    layers, heads, width = NAMED[name]
+    return ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=CONTEXT, vocab_size=GPT2_VOCAB)
 
 
 def shape_of(scale: Scale) -> tuple[ModelShape, int]:
@@ -109,7 +113,7 @@ def product(way: str, sizes: tuple[int, int, int], scale: Scale) -> Values:
         "by input": lambda: torch.mm(grad, weight),  # (R, O) (O, I)
         "by weight": lambda: torch.mm(grad.t(), x),  # (O, R) (R, I)
     }
-    return _rates(seconds_of(calls[way], scale), way, sizes, scale, 1.0)
+    return _rates(seconds_of(calls[way], scale), sizes, scale, 1.0)
 
 
 def product_fp8(way: str, sizes: tuple[int, int, int], scale: Scale) -> Values:
@@ -126,19 +130,14 @@ def product_fp8(way: str, sizes: tuple[int, int, int], scale: Scale) -> Values:
         fp8.quantized(torch.randn(size, device=scale.device, dtype=torch.bfloat16), dtype)
         for size, dtype in ((a, fp8.FORWARD if way == "forward" else fp8.BACKWARD), (b, fp8.FORWARD))
     )
-    return _rates(seconds_of(lambda: fp8.product(small, large), scale), way, sizes, scale, FP8_RATIO)
+    return _rates(seconds_of(lambda: fp8.product(small, large), scale), sizes, scale, FP8_RATIO)
 
 
-def _rates(seconds: float, way: str, sizes: tuple[int, int, int], scale: Scale, ratio: float) -> Values:
+def _rates(seconds: float, sizes: tuple[int, int, int], scale: Scale, ratio: float) -> Values:
     rows, outputs, inputs = sizes
     flops = 2.0 * rows * outputs * inputs / seconds
     values: Values = {"seconds": seconds, "tflops": flops / 1e12, "sizes": list(sizes)}
     values["share"] = flops / scale.peak / ratio if scale.peak else None
-    if ratio == 1.0:
-        gpu = scale.predicted_as
-        values["predicted_s"] = [
-            product_seconds(*mnk(way, sizes), DEVICES[gpu], rates) for rates in BANDS[gpu]
-        ]  # low, mid, high
     return values
 
 
@@ -218,52 +217,3 @@ def show(_: str, values: Values) -> str:
         return f"{values['forward_tflops']:8.1f} TFLOP/s forward, {values['backward_tflops']:.1f} backward"
     share = f"{100 * values['share']:5.1f} % of the peak" if values.get("share") else "peak unknown"
     return f"{values['tflops']:8.1f} TFLOP/s, {share}"
-
-
-def measured_rates(lines: dict[str, Values], gpu: str) -> list[Rates]:
-    """Return the rates low, mid and high with the measured bandwidth and attention in place of the assumed ones.
-
-    A bare copy is what no kernel exceeds: it takes the place of the high rate, and the others keep their proportion.
-    """
-    band = list(BANDS[gpu])
-    copied = lines.get("copy", {}).get("gbps")
-    if copied:
-        most = band[-1].bandwidth
-        band = [
-            replace(rates, bandwidth=copied * 1e9 / DEVICES[gpu].bandwidth * rates.bandwidth / most) for rates in band
-        ]
-    kernels = lines.get("attention auto", {})
-    if "forward_tflops" in kernels:
-        ahead, back = kernels["forward_tflops"] * 1e12, kernels["backward_tflops"] * 1e12
-        band = [replace(rates, forward=ahead, backward=back) for rates in band]
-    return band
-
-
-def measured_products(lines: dict[str, Values], shape: ModelShape) -> tuple[float, float] | None:
-    """Return the seconds of a micro-batch in the products of all blocks and of the head; None if one is missing."""
-    blocks = head = 0.0
-    for layer in LAYERS:
-        for way in WAYS:
-            seconds = lines.get(f"{layer}, {way}", {}).get("seconds")
-            if seconds is None:
-                return None
-            blocks, head = (blocks, head + seconds) if layer == "head" else (blocks + shape.n_layer * seconds, head)
-    return blocks, head
-
-
-def recomputed(lines: dict[str, Values], scale: Scale) -> list[Prediction]:
-    """Return the prediction of the 124M model at micro-batch 32 with what `first` measured in place of assumptions."""
-    shape, batch = shape_of(scale)
-    gpu = scale.predicted_as
-    work: Work = work_at(shape, batch)
-    products = measured_products(lines, shape)
-    found = []
-    for rates in measured_rates(lines, gpu):
-        prediction = predict(work, shape, batch, DEVICES[gpu], rates)
-        if products:
-            parts = dict(prediction.parts) | dict(zip(("blocks' products", "head's products"), products, strict=True))
-            seconds, tokens = sum(parts.values()), batch * shape.block_size
-            mfu = shape.flops_per_token * tokens / seconds / DEVICES[gpu].peak
-            prediction = Prediction(parts=parts, mfu=mfu, tokens_per_second=tokens / seconds)
-        found.append(prediction)
-    return found

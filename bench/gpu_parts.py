@@ -1,4 +1,4 @@
-"""The parts of `make bench-gpu` that train: their runs, and the predictions of bench/roofline.py next to them."""
+"""The parts of `make bench-gpu` that train, and their runs."""
 
 from __future__ import annotations
 
@@ -13,38 +13,22 @@ from pathlib import Path
 
 import gpu_kernels
 import gpu_runs
-from gpu_results import LEAST_S, Item, Results, Scale, Values
+from gpu_results import LEAST_S, Item, Results, Values
 from gpu_runs import Setting
-from roofline import AS_IT_IS, GRAPHED, Means, Prediction, band, named, work_at
 
 from gpt2.data import shards
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, mfu, peak_tflops
 
-BEST = {"124m": 64, "350m": 32, "774m": 16, "1558m": 8}  # micro-batches of the best predicted speed, in sequences
+BEST = {"124m": 64, "350m": 32, "774m": 16, "1558m": 8}  # micro-batches, in sequences
 USUAL = {"124m": 32, "774m": 16}
 NANOCHAT = {"d12": ("12", "32"), "d20": ("20", "16")}  # depth and micro-batch; 16 is that of the defconfig of d20
 PEER_BATCH = {"124m": 32, "774m": 8}
 ROUNDS = 2
 EVAL_INTERVAL = 250  # steps, the default
-FA2, FA3 = (229e12, 190e12), (330e12, 330e12)  # FLOP/s forward and backward, as in roofline.LADDER
+ATTENTION = ("cudnn", "flash", "flash3")  # kernels that the ladder compares
 SHORT = 26  # steps of a run with several micro-batches per step
 SLOW_S = 240.0  # of autotuning: it starts only with so much time left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """What bench/roofline.py predicts for a run of GPT-2."""
-
-    model: str
-    batch: int  # sequences per micro-batch
-    bf16_stream: bool = False
-    means: Means = AS_IT_IS
-
-    def on(self, gpu: str) -> list[Prediction]:
-        """Return the predictions low, mid and high."""
-        shape = named(self.model)
-        return band(work_at(shape, self.batch, bf16_stream=self.bf16_stream), shape, self.batch, gpu, self.means)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +37,6 @@ class Case:
 
     name: str
     setting: Setting
-    predicted: Predicted | None = None  # None: the method has no number for it
     least_s: float = LEAST_S
     fits: bool = field(default=False)  # halve the micro-batch until it fits
 
@@ -75,13 +58,7 @@ def nanochat(name: str) -> dict[str, str]:
 def speed_cases() -> list[Case]:
     """Return the runs of the part `speed`."""
     found = [
-        Case(
-            name=model,
-            setting=Setting(symbols=symbols_of(model, batch)),
-            predicted=Predicted(model=model, batch=batch),
-            fits=True,
-        )
-        for model, batch in BEST.items()
+        Case(name=model, setting=Setting(symbols=symbols_of(model, batch)), fits=True) for model, batch in BEST.items()
     ]
     found[1:1] = [  # the goals in bf16 and FP8 are of these
         case for model in USUAL for case in (_stream(model, fp8=False), _stream(model, fp8=True))
@@ -95,11 +72,9 @@ def _stream(model: str, *, fp8: bool) -> Case:
     """Return the fastest numbers that the project has: bfloat16 stream, CUDA graphs, 4 micro-batches, and FP8."""
     batch = BEST[model]
     more = {"BF16_STREAM": "y", "COMPILE_MODE": "reduce_overhead", "GRADIENT_ACCUMULATION": "4"}
-    means = Means(gap=GRAPHED, accumulation=4, fp8=fp8)
     return Case(
         name=f"{model} bf16 stream, graphs, x4" + (", FP8" if fp8 else ""),
         setting=Setting(symbols=symbols_of(model, batch, **more, **({"FP8": "y"} if fp8 else {})), steps=SHORT),
-        predicted=Predicted(model=model, batch=batch, bf16_stream=True, means=means),
         fits=True,
     )
 
@@ -120,27 +95,25 @@ def speed(results: Results) -> Iterator[Item]:
     )
     yield from of_cases(cases[1:], results)
     for name, batch in BEST.items():
-        products = work_at(*tiny_or(named(name), batch, scale)).products
+        shape, size = gpu_kernels.shape_of(scale) if scale.tiny else (gpu_kernels.named(name), batch)
+        products = products_of(shape, size * shape.block_size)
         yield Item(name=f"products of {name}", measure=lambda p=products: gpu_kernels.chain(p, scale))
     for name, (depth, batch) in NANOCHAT.items():
-        rows = 64 if scale.tiny else int(batch) * 2048
-        products = linear_products(2 if scale.tiny else int(depth), rows, scale)
+        rows, layers = (64, 2) if scale.tiny else (int(batch) * 2048, int(depth))
+        # as many heads of keys as of queries
+        products = products_of(
+            ModelShape(n_layer=layers, n_head=1, n_embd=64 * layers, block_size=rows, vocab_size=50257), rows
+        )
         yield Item(name=f"products of nanochat {name}", measure=lambda p=products: gpu_kernels.chain(p, scale))
 
 
-def tiny_or(shape: ModelShape, batch: int, scale: Scale) -> tuple[ModelShape, int]:
-    return gpu_kernels.shape_of(scale) if scale.tiny else (shape, batch)
-
-
-def linear_products(depth: int, rows: int, scale: Scale) -> tuple[tuple[int, int, int, int], ...]:
-    """Return the products of a step of nanochat2025: as many heads of keys as of queries."""
-    d = 64 * depth
-    layers = gpu_kernels.layers_of(ModelShape(n_layer=depth, n_head=1, n_embd=d, block_size=rows, vocab_size=50257))
-    found = []
-    for layer, (outputs, inputs) in layers.items():
-        count = 1 if layer == "head" else depth
-        found += [(*gpu_kernels.mnk(way, (rows, outputs, inputs)), count) for way in gpu_kernels.WAYS]
-    return tuple(found[-3:] if scale.tiny else found)
+def products_of(shape: ModelShape, rows: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Return the products of a micro-batch of `rows` tokens: rows, columns, inner dimension and how often."""
+    return tuple(
+        (*gpu_kernels.mnk(way, (rows, outputs, inputs)), 1 if layer == "head" else shape.n_layer)
+        for layer, (outputs, inputs) in gpu_kernels.layers_of(shape).items()
+        for way in gpu_kernels.WAYS
+    )
 
 
 def of_cases(cases: list[Case], results: Results) -> Iterator[Item]:
@@ -160,36 +133,26 @@ def ladder_cases() -> list[Case]:
         others = (batch // 2, batch * 2)
         graphs = {"COMPILE_MODE": "reduce_overhead"}
         together = {"BF16_STREAM": "y", **graphs, "GRADIENT_ACCUMULATION": "4"}
-        rows: list[tuple[str, dict[str, str], int, bool, Means | None, int]] = [
-            ("as it is", {}, batch, False, AS_IT_IS, 50),
-            ("BF16_STREAM", {"BF16_STREAM": "y"}, batch, True, AS_IT_IS, 50),
-            ("FP8", {"FP8": "y"}, batch, False, Means(fp8=True), 50),
-            ("LOSS_CHUNK=8192", {"LOSS_CHUNK": "8192"}, batch, False, None, 50),
-            *((f"micro-batch {other}", {}, other, False, AS_IT_IS, 50) for other in others),
-            ("4 micro-batches per step", {"GRADIENT_ACCUMULATION": "4"}, batch, False, Means(accumulation=4), SHORT),
-            ("CUDA graphs", graphs, batch, False, Means(gap=GRAPHED), 50),
-            ("ATTENTION_KERNEL=cudnn", {"ATTENTION_KERNEL": "cudnn"}, batch, False, AS_IT_IS, 50),
-            ("ATTENTION_KERNEL=flash", {"ATTENTION_KERNEL": "flash"}, batch, False, Means(attention=FA2), 50),
-            ("ATTENTION_KERNEL=flash3", {"ATTENTION_KERNEL": "flash3"}, batch, False, Means(attention=FA3), 50),
-            ("DETERMINISTIC", {"DETERMINISTIC": "y"}, batch, False, None, 50),
-            ("RECOMPUTE=elementwise", {"RECOMPUTE": "y", "RECOMPUTE_SCOPE": "elementwise"}, batch, False, None, 50),
-            ("RECOMPUTE=blocks", {"RECOMPUTE": "y", "RECOMPUTE_SCOPE": "blocks"}, batch, False, None, 50),
-            ("stream, graphs, x4", together, batch, True, Means(gap=GRAPHED, accumulation=4), SHORT),
-            (
-                "stream, graphs, x4, FP8",
-                {**together, "FP8": "y"},
-                batch,
-                True,
-                Means(gap=GRAPHED, accumulation=4, fp8=True),
-                SHORT,
-            ),
-            ("max_autotune", {"COMPILE_MODE": "max_autotune"}, batch, False, None, 50),
+        rows: list[tuple[str, dict[str, str], int, int]] = [
+            ("as it is", {}, batch, 50),
+            ("BF16_STREAM", {"BF16_STREAM": "y"}, batch, 50),
+            ("FP8", {"FP8": "y"}, batch, 50),
+            ("LOSS_CHUNK=8192", {"LOSS_CHUNK": "8192"}, batch, 50),
+            *((f"micro-batch {other}", {}, other, 50) for other in others),
+            ("4 micro-batches per step", {"GRADIENT_ACCUMULATION": "4"}, batch, SHORT),
+            ("CUDA graphs", graphs, batch, 50),
+            *((f"ATTENTION_KERNEL={kernel}", {"ATTENTION_KERNEL": kernel}, batch, 50) for kernel in ATTENTION),
+            ("DETERMINISTIC", {"DETERMINISTIC": "y"}, batch, 50),
+            ("RECOMPUTE=elementwise", {"RECOMPUTE": "y", "RECOMPUTE_SCOPE": "elementwise"}, batch, 50),
+            ("RECOMPUTE=blocks", {"RECOMPUTE": "y", "RECOMPUTE_SCOPE": "blocks"}, batch, 50),
+            ("stream, graphs, x4", together, batch, SHORT),
+            ("stream, graphs, x4, FP8", {**together, "FP8": "y"}, batch, SHORT),
+            ("max_autotune", {"COMPILE_MODE": "max_autotune"}, batch, 50),
         ]
-        for label, symbols, size, stream, means, steps in rows:
-            predicted = means and Predicted(model=model, batch=size, bf16_stream=stream, means=means)
+        for label, symbols, size, steps in rows:
             setting = Setting(symbols=symbols_of(model, size, **symbols), steps=steps)
             least_s = SLOW_S if label == "max_autotune" else LEAST_S
-            found.append(Case(name=f"{model} {label}", setting=setting, predicted=predicted, least_s=least_s))
+            found.append(Case(name=f"{model} {label}", setting=setting, least_s=least_s))
     return found
 
 
@@ -267,22 +230,18 @@ def peer_options(config: TrainConfig, steps: int, every: int) -> dict[str, objec
 # -- profile and ranks
 
 
-def profile_settings() -> Mapping[str, tuple[Setting, Predicted]]:
+def profile_settings() -> Mapping[str, Setting]:
     """Return the runs of the part `profile`."""
-    fast = {"BF16_STREAM": "y", "FP8": "y"}
     return {
-        "124m as it is": (Setting(symbols=symbols_of("124m", 32)), Predicted(model="124m", batch=32)),
-        "124m bf16 stream, FP8": (
-            Setting(symbols=symbols_of("124m", 32, **fast)),
-            Predicted(model="124m", batch=32, bf16_stream=True, means=Means(fp8=True)),
-        ),
-        "774m as it is": (Setting(symbols=symbols_of("774m", 16)), Predicted(model="774m", batch=16)),
+        "124m as it is": Setting(symbols=symbols_of("124m", 32)),
+        "124m bf16 stream, FP8": Setting(symbols=symbols_of("124m", 32, BF16_STREAM="y", FP8="y")),
+        "774m as it is": Setting(symbols=symbols_of("774m", 16)),
     }
 
 
 def profile(results: Results) -> Iterator[Item]:
     """Yield the profiles. The traces stay next to the results."""
-    for name, (setting, _) in profile_settings().items():
+    for name, setting in profile_settings().items():
         trace = results.path.parent / f"{name.replace(' ', '-').replace(',', '')}.trace.json"
         short = replace(setting, steps=30)
         yield Item(name=name, measure=lambda s=short, t=trace: gpu_runs.profiled(s, results, t), least_s=LEAST_S)

@@ -51,11 +51,6 @@ class Scale:
         tera = peak_tflops(self.name, "bf16")
         return None if tera is None else tera * 1e12
 
-    @property
-    def predicted_as(self) -> str:
-        """The GPU of bench/roofline.py whose predictions are shown next to the measurements."""
-        return next((gpu for gpu in ("H200", "A100") if gpu in self.name), "H100")
-
 
 def scale_of(device: str) -> Scale:
     """Return the sizes for a device."""

@@ -1,10 +1,8 @@
 # Make one stage of .venv: core, train, trackers, kubernetes or dev. Called by the Makefile if pyproject.toml or constraints.txt is
 # newer than the stage; their checksum decides, because a copy of a checkout has new times.
-# The stage gpuless is an environment of its own, in the folder GPULESS_VENV: what tests need, with torch's CUDA build.
 set -eu
 stage=$1
 venv=.venv
-[ "$stage" != gpuless ] || venv=${GPULESS_VENV:-.venv-cuda}
 python=${KMATRIX_BASE_PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "error: kmatrix needs Python 3.11 or newer as $python" >&2
@@ -24,7 +22,6 @@ case $stage in
     trackers) about="W&B, Trackio, TensorBoard (about 350 MB)" ;;
     kubernetes) about="the client of Kubernetes (about 140 MB)" ;;
     dev) about="tools of make check: ruff, mypy, pytest, transformers (about 120 MB)" ;;
-    gpuless) about="the tests with the CUDA build of torch: 5.7 GB on disk, 2 to 10 minutes" ;;
 esac
 echo "setup: installing into $venv: $about"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
@@ -54,15 +51,6 @@ finish() {
 
 torch=
 pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
-if [ "$stage" = gpuless ]; then
-    # kmatrix itself is not installed: the Makefile puts the checkout on the path, so checkouts may share the folder.
-    install core
-    install train "=$pin" # ===: exactly this version, not the CPU build that pip may be configured to find
-    install cuda
-    install dev
-    finish
-    exit 0
-fi
 if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     # From the index that the user names, whose files have other hashes: it is trusted instead of them.
     torch=none

@@ -21,7 +21,7 @@ NAMES = {
     *re.findall(r"\$\(([.\w]+)\)", MAKEFILE),
     *re.findall(r"(?m)^(?:override )?(?:define )?([.\w]+) [:?]?=", MAKEFILE),
     *("KCONFIG_CONFIG", "O", "V", "TRACKER", "PYTHON", "TORCH_INDEX", "KMATRIX_BASE_PYTHON"),
-    *("GPULESS_VENV", "CUDA_VENV", "PART", "ON", "PEER"),
+    *("PART", "ON", "PEER"),
     *("TARGET", "RESULTS_DIR", "MAKE", "MAKECMDGOALS", "MAKEOVERRIDES", "MFLAGS", "VPATH", "GPATH", "CURDIR", "SHELL"),
 }
 CODE = [path for folder in ("lib", "gpt2", "scripts", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -78,7 +78,7 @@ def test_the_set_up_script_evaluates_no_text():
     assert not re.search(r"\b(eval|sh -c|bash -c)\b", script)
     # Outside quotes, the shell splits a value and expands its patterns; these hold words of the script itself.
     code = re.sub(r"(?m)(^|\s)#.*$", "", script.partition("<<'SCRIPT'")[0])
-    assigned = {"KMATRIX_BASE_PYTHON", "GPULESS_VENV"}  # in an assignment, nothing is split
+    assigned = {"KMATRIX_BASE_PYTHON"}  # in an assignment, nothing is split
     unquoted = re.sub(r"'[^']*'|\"(?:\\.|[^\"])*\"", "", code)
     assert set(re.findall(r"\$\{?(\w+)", unquoted)) <= {"stage", "quiet", "1", "path", *assigned}
 

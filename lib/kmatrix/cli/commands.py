@@ -28,7 +28,7 @@ REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
-MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "GPULESS_VENV", "V", "MAKEFLAGS", "SHELL"})
+MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
 CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.status:"
 START, RESUME = "kmatrix.cli.running.start:", "kmatrix.cli.running.resume:"
@@ -228,7 +228,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1 PROBE=1"),
         "check": Command("", "run formatter, linter, type checker and tests"),
         "check-slow": Command("", "run the slow tests and the acceptance tests"),
-        "check-gpuless": Command("", "check the CUDA path without a GPU (installs 5.7 GB once; GPULESS_VENV=<folder>)"),
         "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
         "accept": Command("", "run the acceptance tests: what a user does in a fresh clone"),
         "bench": Command("", "measure speed and memory of kmatrix on this machine"),
