@@ -8,7 +8,6 @@ import pytest
 
 from factories import make_data
 from instant import tree
-from kmatrix.experiment.foreign import is_own
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 
@@ -82,41 +81,6 @@ def test_a_matrix_is_not_changed_by_a_refused_addition(program, path, words, mes
     before = tree(path)
     assert message in program.refused("add", *words, f"TARGET={path}")
     assert tree(path) == before
-
-
-def test_a_matrix_is_the_users_until_its_axes_are_changed(path):
-    assert is_own(MatrixDir(path))
-    record = read_json(path / "matrix.json")
-    record["axes"].append({"label": "on_finish", "symbol": "ON_FINISH", "values": ["touch ran"]})
-    write_json(path / "matrix.json", record)
-    assert not is_own(MatrixDir(path))
-
-
-def test_a_matrix_of_somebody_else_names_no_place_of_this_machine(program, path, tmp_path, monkeypatch):
-    """Their places come from its .config, its NAME=value, and a rule, which is not signed by this user."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another home"))
-    theirs, mine, ran = tmp_path / "theirs", tmp_path / "mine", tmp_path / "ran"
-    config, record = path / "config.txt", read_json(path / "matrix.json")
-    config.write_text(config.read_text().replace('DATA_DIR="data"', f'DATA_DIR="{theirs}"'))
-    record["overrides"] += [f"CHECKPOINT_DIR={theirs}", f"ON_FINISH=touch {ran}", "TRACKER=tensorboard"]
-    write_json(path / "matrix.json", record)
-    before = tree(path)
-
-    assert "pass DATA_PATH=<yours>" in program.refused("add", "OPTIMIZER=muon", f"TARGET={path}")
-    assert tree(path) == before
-    program.write(f'CONFIG_DATA_DIR="{mine}"')
-    added = program.check("add", "OPTIMIZER=muon", f"DATA_PATH={tmp_path / 'data'}", f"TARGET={path}")
-    for name in ("DATA_DIR", "CHECKPOINT_DIR", "ON_FINISH", "TRACKER"):
-        assert f"note: not taken from the run: {name}=" in added.out
-    assert not theirs.exists()
-    assert not ran.exists()
-    assert not read_json(path / "gpt2_muon_seed1_1cpu" / "run.json")["tracking"].get("trackers")
-    # A rule is refused, whatever it sets.
-    lines = [line for line in config.read_text().splitlines() if not line.startswith("CONFIG_MATRIX_COUPLED")]
-    rule = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => DATA_DIR=/etc"'
-    config.write_text("\n".join([*lines, rule, ""]).replace("# CONFIG_MATRIX is not set", "CONFIG_MATRIX=y"))
-    words = ["OPTIMIZER=sgd", f"DATA_PATH={tmp_path / 'data'}", f"TARGET={path}"]
-    assert "the run reads DATA_DIR='/etc'" in program.refused("add", *words)
 
 
 def test_only_results_and_checkpoints_are_reused_from_a_matrix_of_somebody_else(program, path, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -26,12 +27,10 @@ from kmatrix.records.jobs.files import (
     job_lines,
     read_engine,
     submitted_jobs,
-    write_engine,
 )
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.states import read_requests
-from kmatrix.runner.cluster import signed
 from kmatrix.runner.submit import resolve_doubts, submitting
 from kmatrix.status.activity import Activity
 from kmatrix.status.view.overview import Overview
@@ -47,7 +46,6 @@ def matrix(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     made = make_matrix(tmp_path, [FIRST, SECOND], took=None)
     make_engine(made)
-    write_engine(made, signed(read_engine(made)))
     make_submission(made, [[FIRST.name], [SECOND.name]])
     make_submission(made, [[]], number=2, job="13", kind=REPORT)
     return made
@@ -79,7 +77,6 @@ def test_stop_of_a_matrix_without_an_attempt_cancels_the_report_too(tmp_path, mo
     monkeypatch.setenv("HOME", str(tmp_path))
     waiting = make_matrix(tmp_path / "waiting", [SECOND], took=None)
     make_engine(waiting)
-    write_engine(waiting, signed(read_engine(waiting)))
     make_submission(waiting, [[SECOND.name]])
     make_submission(waiting, [[]], number=2, job="13", kind=REPORT)
     scheduler.phases["12"] = "pending"
@@ -144,9 +141,9 @@ def test_stop_of_a_matrix_whose_jobs_do_not_end_is_left_to_the_user(matrix, sche
     assert "1 job running, 1 job waiting" in capsys.readouterr().out
 
 
-def test_jobs_of_somebody_else_are_not_cancelled(matrix, scheduler):
-    make_engine(matrix)  # without the signature of this user
-    with pytest.raises(LaunchError, match="was submitted by somebody else"):
+def test_jobs_of_somebody_else_are_not_cancelled(matrix, scheduler, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: matrix.path.stat().st_uid + 1)
+    with pytest.raises(LaunchError, match="belongs to another user"):
         stop(arguments("stop", matrix))
     assert scheduler.cancelled == []
 

@@ -22,9 +22,8 @@ from fake_scheduler import FakeScheduler
 from kmatrix.cli.control import stop as stopping
 from kmatrix.errors import KmatrixError
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs.files import REPORT, SchedulerPhase, read_engine, write_engine
+from kmatrix.records.jobs.files import REPORT, SchedulerPhase
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
-from kmatrix.runner.cluster import signed
 from kmatrix.runner.share.__main__ import run_job
 from programs import run
 from records_factory import FakeRun, make_matrix
@@ -120,13 +119,11 @@ def _no_allocation(*_: object) -> None:
 @pytest.fixture
 def made(tmp_path, monkeypatch, slurm):
     """Return a function that makes the matrix again."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
 
     def make():
         matrix = make_matrix(tmp_path / "results", [RUNNING, REQUEUED, WAITING], took=None)
         make_engine(matrix)
-        write_engine(matrix, signed(read_engine(matrix)))
         first, second, _ = make_submission(matrix, [[RUNNING.name], [REQUEUED.name], [WAITING.name]], nodes=2)
         make_submission(matrix, [[]], number=2, job="13", kind=REPORT)
         claim(first, "12_0", host="n1", nodes=("n1", "n2"), pid=7)

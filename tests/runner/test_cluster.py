@@ -8,12 +8,11 @@ import pytest
 
 from fake_scheduler import FakeScheduler
 from kmatrix.errors import LaunchError
-from kmatrix.records.decode import replaced
 from kmatrix.records.jobs.files import SchedulerPhase, ShareEntry, SubmissionFile, read_engine, write_engine
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.runner import cluster
-from kmatrix.runner.cluster import is_own_engine, new_engine, own_engine, signed
+from kmatrix.runner.cluster import new_engine, own_engine
 from kmatrix.runner.submit import hand_over, submitting
 
 RUN = SubmissionFile(shares=(ShareEntry(task=0, runs=("a",)),))
@@ -26,7 +25,6 @@ def slurm(tmp_path):
 
 @pytest.fixture
 def matrix(tmp_path, slurm, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     made = MatrixDir(tmp_path / "m")
     made.path.mkdir()
     engine = new_engine("slurm", made.path, {"SLURM_SETUP": "env.sh"})
@@ -34,20 +32,6 @@ def matrix(tmp_path, slurm, monkeypatch):
     with submitting(made) as submitter:
         hand_over(submitter, engine, slurm, [RUN])
     return made
-
-
-def test_an_engine_file_is_of_this_user_until_a_setting_changes(matrix):
-    engine = read_engine(matrix)
-    assert is_own_engine(engine)
-    changed = replaced(engine, settings={"SLURM_SETUP": "/tmp/theirs.sh"})
-    assert not is_own_engine(changed)
-    assert is_own_engine(signed(changed))
-    assert is_own_engine(replaced(engine, submitted=True))
-
-
-def test_an_engine_file_of_somebody_else_is_recognized(matrix, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another home"))
-    assert not is_own_engine(read_engine(matrix))
 
 
 def test_a_matrix_at_its_path_keeps_its_jobs(matrix, slurm, tmp_path):
@@ -65,7 +49,6 @@ def test_a_copy_forgets_the_jobs_of_its_original_which_go_on(matrix, slurm, tmp_
     assert engine == read_engine(copy)
     assert engine.id != read_engine(matrix).id
     assert engine.settings == read_engine(matrix).settings
-    assert is_own_engine(engine)
     assert not JobsDir(copy).path.exists()
     assert (copy.path / "jobs.former" / "jobs.jsonl").is_file()
     assert slurm.state["100"]["phase"] == SchedulerPhase.PENDING
@@ -92,11 +75,3 @@ def test_a_moved_matrix_whose_jobs_do_not_end_is_refused(matrix, slurm, tmp_path
     with pytest.raises(LaunchError, match="did not end: 100"):
         own_engine(moved, before, slurm)
     assert read_engine(moved) == before
-
-
-def test_no_job_is_cancelled_and_no_setting_used_for_a_folder_of_somebody_else(matrix, slurm, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another home"))
-    moved = MatrixDir(matrix.path.rename(tmp_path / "theirs"))
-    engine, _ = own_engine(moved, read_engine(moved), slurm)
-    assert slurm.state["100"]["phase"] == SchedulerPhase.PENDING
-    assert engine.settings == {}

@@ -22,7 +22,6 @@ from kmatrix.report.formats.results_json import clean
 from kmatrix.report.gallery.assemble import write_gallery
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.write import draw_graphs, write_page, write_summary
-from kmatrix.runner.cluster import is_own_engine
 from kmatrix.text import first_names, printable, shown
 
 MOST_MATRICES = 100  # of a gallery; MATRICES= may name more
@@ -86,7 +85,7 @@ def _current(arguments: Arguments) -> MatrixDir:
     """Return the matrix of TARGET=, with what its engine knows by now about its runs."""
     matrix = find_target(arguments)
     ask(matrix)  # which runs are running
-    if why := refresh_usage(matrix, trusts=is_own_engine):
+    if why := refresh_usage(matrix):
         print(f"note: no answer about allocated hours: {why}", file=sys.stderr)
     warn_missing(matrix)
     return matrix

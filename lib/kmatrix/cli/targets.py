@@ -19,7 +19,6 @@ from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, made_path, matrix_dirs
 from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
-from kmatrix.runner.cluster import is_own_engine
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.text import first_names, plural, shown
 
@@ -68,11 +67,8 @@ def look(matrix: MatrixDir) -> MatrixActivity:
 
 
 def ask(matrix: MatrixDir, *, now: bool = False) -> PollFile | None:
-    """Return the newest answer of the scheduler of a matrix, None on one machine. now: ask again.
-
-    The settings of a matrix that somebody else has submitted are not used.
-    """
-    return refresh(matrix, trusts=is_own_engine, now=now)
+    """Return the newest answer of the scheduler of a matrix, None on one machine. now: ask again."""
+    return refresh(matrix, now=now)
 
 
 def is_active(matrix: MatrixDir) -> bool:

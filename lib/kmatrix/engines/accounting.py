@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from kmatrix.engines.base import Scheduler
 from kmatrix.engines.polling import known_jobs
 from kmatrix.engines.schedulers import find_scheduler
 from kmatrix.errors import KmatrixError
-from kmatrix.records.jobs.files import EngineFile, is_at_home, job_lines, read_engine
+from kmatrix.records.jobs.files import is_at_home, job_lines, read_engine
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.jobs.usage import keep_usage
 from kmatrix.records.paths import MatrixDir
@@ -20,11 +19,10 @@ def refresh_usage(
     matrix: MatrixDir,
     *,
     scheduler: Scheduler | None = None,
-    trusts: Callable[[EngineFile], bool] = lambda _: False,
 ) -> str:
     """Ask accounting for the hours of a matrix, and keep them; return why it does not answer, "" if it does.
 
-    scheduler, trusts: as for `polling.refresh`. A matrix of this machine, and a copy, have nothing to ask for.
+    scheduler: as for `polling.refresh`. A matrix of this machine, and a copy, have nothing to ask for.
     Raises RecordError if engine.json is damaged.
     """
     engine, jobs = read_engine(matrix), JobsDir(matrix)
@@ -32,7 +30,7 @@ def refresh_usage(
         return ""
     first = min((line.time for line in job_lines(jobs)), default=None)
     try:
-        asked = scheduler or find_scheduler(engine.engine, engine.settings if trusts(engine) else {})
+        asked = scheduler or find_scheduler(engine.engine, engine.settings)
         wanted = known_jobs(matrix, engine, asked)
         since_s = 0.0 if first is None else max(0.0, time.time() - first)
         found = asked.usage(wanted, since_s=since_s) if wanted else {}

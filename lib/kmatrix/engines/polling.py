@@ -47,13 +47,11 @@ def refresh(
     matrix: MatrixDir,
     *,
     scheduler: Scheduler | None = None,
-    trusts: Callable[[EngineFile], bool] = lambda _: False,
     now: bool = False,
 ) -> PollFile | None:
     """Return the newest answer of the scheduler about a matrix; None for a matrix of this machine, or a copy.
 
-    scheduler: of the matrix; by default as engine.json says, without its settings unless `trusts` returns True:
-    they may be somebody else's.  now: ask, however new the last answer is.
+    scheduler: of the matrix; by default as engine.json says.  now: ask, however new the last answer is.
     Without `now`, jobs that had all ended by the last answer are not asked for again.
     Without an answer, `why_not` of the result is set, and the older jobs stay.
     Raises RecordError if engine.json is damaged.
@@ -63,7 +61,7 @@ def refresh(
         return None
     if not now and (known := _recent(jobs)) is not None:
         return known
-    if engine.engine in OWN_JOBS_ONLY and not trusts(engine) and (user := other_submitter(matrix)):
+    if engine.engine in OWN_JOBS_ONLY and (user := other_submitter(matrix)):
         # Not written: it says nothing about the jobs, and the user whose jobs they are can ask.
         known = read_poll(jobs) or PollFile()
         return PollFile(jobs=known.jobs, why_not=f"it shows you only your own jobs, and these are those of {user}")
@@ -72,8 +70,7 @@ def refresh(
         # Another process may have asked while this one waited.
         if not now and (known := _recent(jobs)) is not None:
             return known
-        settings = engine.settings if trusts(engine) else {}
-        found = _ask(matrix, engine, lambda: scheduler or find_scheduler(engine.engine, settings))
+        found = _ask(matrix, engine, lambda: scheduler or find_scheduler(engine.engine, engine.settings))
         with suppress(OSError):  # a matrix that this user may only read: the answer serves this command alone
             write_poll(jobs, found)
         return found

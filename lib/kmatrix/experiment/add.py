@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import add_to
-from kmatrix.experiment.foreign import is_own, own_words
 from kmatrix.experiment.length.resolve import Measuring
 from kmatrix.experiment.make import checked, prepared, reuse_into
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
-from kmatrix.kconfig.tree import Assignment, Tree, member_text, open_tree
-from kmatrix.matrix.axes import overrides, parse_override, resolve_name
+from kmatrix.kconfig.tree import Tree, member_text, open_tree
+from kmatrix.matrix.axes import parse_override, resolve_name
 from kmatrix.matrix.expand import Run
 from kmatrix.records.decode import replaced
-from kmatrix.records.paths import ROOT, MatrixDir
-from kmatrix.records.runs import MatrixFile, RunFile, VerdictRules, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import RunFile, VerdictRules, read_matrix_file_or_empty, read_run_file
 from kmatrix.text import first_names
 
 SYMBOLS = {  # field of VerdictRules -> symbol that sets it
@@ -43,33 +41,21 @@ def plan_more(
     kconfig: str = "",
     gpus: str = "",
     options: Collection[str] = (),
-    user: Path = ROOT / ".config",
 ) -> Plan:
     """Return the plan of the cells that a matrix does not have yet. Its `matrix.axes` are those of the whole matrix.
 
     assignments: NAME=value[,value...]: each value is combined with all values of the other axes, as if it had been
     given when the matrix was made.  gpus, options: as for `make_plan`.
-    user: the .config of this user. Of a matrix that they did not make, no symbol that names a command, a host or a path
-    is taken: it comes from the assignments, else from `user`, else it has its default.
     Raises ConfigError if there is no new cell, or the present configuration gives other runs than those of the matrix.
     """
     if not assignments:
         raise ConfigError("add needs a value", hint="pass NAME=value, such as OPTIMIZER=muon")
     record = read_matrix_file_or_empty(matrix)
     tree = open_tree(kconfig)
-    words, own = dict(word.partition("=")[::2] for word in record.overrides), is_own(matrix)
-    left_out: tuple[Assignment, ...] = ()
-    if not own:
-        words, left_out = own_words(tree, words, overrides(tree, assignments, options))
-    words = _merged(tree, matrix, words, assignments, axes=_axes(tree, record, own=own))
-    plan = make_plan(
-        matrix.config,
-        words,
-        kconfig=kconfig,
-        gpus=gpus,
-        options=options,
-        user=None if own else user,
-    )
+    words = dict(word.partition("=")[::2] for word in record.overrides)
+    axes = {axis.symbol: axis.values for axis in record.axis_entries}
+    words = _merged(tree, matrix, words, assignments, axes=axes)
+    plan = make_plan(matrix.config, words, kconfig=kconfig, gpus=gpus, options=options)
     known = {run.run_id: run.name or "" for run in record.runs if run.run_id}
     rules = _rules_with(matrix, record.verdict, plan.verdict, [run for run in plan.matrix.runs if run.run_id in known])
     if gone := known.keys() - {run.run_id for run in plan.matrix.runs}:
@@ -87,8 +73,7 @@ def plan_more(
     added = tuple(planned.run for planned in new)
     given = tuple(word for word in plan.overrides if not word.startswith(f"{RESULTS_DIR}="))
     cells = dataclasses.replace(plan.matrix, runs=added)
-    left_out = (*left_out, *plan.left_out)
-    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=given, left_out=left_out, verdict=rules)
+    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=given, verdict=rules)
 
 
 def _rules_with(matrix: MatrixDir, former: VerdictRules, now: VerdictRules, runs: Sequence[Run]) -> VerdictRules:
@@ -183,12 +168,6 @@ def _merged(
             merged[name] = ",".join(dict.fromkeys([*_common(axis, name, matrix, runs), *texts]))
     # Nothing is written to the place that the matrix was made for: it may have been moved or copied.
     return {**merged, RESULTS_DIR: str(matrix.path.absolute().parent)}
-
-
-def _axes(tree: Tree, record: MatrixFile, *, own: bool) -> dict[str, Sequence[str]]:
-    """Return the values of each axis. own: this user made the matrix; without, local symbols have no values."""
-    axes: dict[str, Sequence[str]] = {axis.symbol: axis.values for axis in record.axis_entries}
-    return axes if own else {**axes, **dict.fromkeys(tree.local, ())}
 
 
 def _common(axis: str, name: str, matrix: MatrixDir, runs: Sequence[RunFile]) -> list[str]:

@@ -15,6 +15,7 @@ from kmatrix.kconfig.assignments import (
     cause,
     header,
     lines_that_set,
+    load_config,
     merge,
     read_assignments,
     refuse,
@@ -168,6 +169,23 @@ def text_of_config(
     if is_computed(tree.value(PROJECT) or ""):
         names = names - {PROJECT}
     return tree.config_text(header(settings(tree, lines, names)))
+
+
+def on_this_machine(tree: Tree, run: Sequence[Assignment], config: Path) -> list[Assignment]:
+    """Return the lines of a run with the settings of this machine: those of .config, else the defaults.
+
+    run: its explicit lines.  config: the .config of this user, which may be missing.
+    """
+    tree.reset()
+    own = load_config(tree, config) if config.is_file() else []
+    own = [item for item in own if item.name in tree.machine]
+    of_trainer = [item for item in run if item.name not in tree.machine and not item.name.startswith("MATRIX")]
+    merged, _ = merge(tree, of_trainer, own)
+    tree.reset()
+    for item in merged:
+        tree.kconf.syms[item.name].set_value(item.value)
+    # Settings of this user that only other runs have, such as a limit for GPUs.
+    return [item for item in merged if item not in own or not cause(tree, item)]
 
 
 def _with_project(tree: Tree, lines: list[Assignment], former: Path | None, on_message: OnMessage) -> list[Assignment]:

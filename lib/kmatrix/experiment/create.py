@@ -16,7 +16,6 @@ from kmatrix.config import RunConfig, cpu_threads, environment
 from kmatrix.errors import LaunchError, is_full, reason_of
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.configure import OnMessage, ignore
-from kmatrix.experiment.foreign import is_own, signed_text
 from kmatrix.experiment.inputs.benchmarks import benchmark_files
 from kmatrix.experiment.inputs.data import Dataset, Key, key
 from kmatrix.experiment.inputs.initial import InitialWeights, initial_fields
@@ -36,7 +35,6 @@ from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking, VerdictRules
 from kmatrix.redaction.redactor import redact
 from kmatrix.runner.cluster import new_engine
-from kmatrix.runner.signature import matrix_identity, sign
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.text import shortened
 
@@ -76,7 +74,6 @@ class Creation:
     equal: str = ""  # the budget that all runs share, as text
     verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
     tracking: Tracking = field(default_factory=Tracking)
-    on_finish: str = ""  # the user's command at the end
     engine: str = LOCAL
     nodes: Nodes | None = None  # of the cluster that executes the runs; None: this machine does
     settings: Mapping[str, str] = field(default_factory=dict)  # symbol -> value, those of the scheduler of a cluster
@@ -167,9 +164,7 @@ def add_to(
         runs, short = made_from.plan.runs, _of_runs(origin)
         write_plan(matrix, (_planned(record["name"], run, folder, made_from, short) for run in runs), append=True)
         more = _matrix_json(record["name"], folder, made_from, origin)
-        changed = {
-            name: more[name] for name in ("axes", "overrides", "verdict", *(("signature",) if is_own(matrix) else ()))
-        }
+        changed = {name: more[name] for name in ("axes", "overrides", "verdict")}
         write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *more["runs"]]})
         make_runs(matrix, {run.name for run in runs})
         if then:
@@ -258,7 +253,6 @@ def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
 
 def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Provenance) -> dict[str, Any]:
     axes = [(axis.label, axis.name, [point.text for point in axis.points]) for axis in made_from.plan.axes]
-    signed = signed_text(made_from.config_text, made_from.overrides, [(symbol, values) for _, symbol, values in axes])
     return {
         "name": name,
         "created": origin["created"],
@@ -271,10 +265,6 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
-        "signature": sign(signed),
-        "on_finish": sign(made_from.on_finish, *matrix_identity(name, origin["created"]))
-        if made_from.on_finish
-        else "",
         "provenance": origin,
     }
 

@@ -150,7 +150,6 @@ def prepared(
         command=command,
         overrides=plan.overrides,
         tracking=tracking(plan.config),
-        on_finish=plan.config.on_finish,
         engine=plan.config.engine,
         nodes=plan.nodes,
         settings=settings_of(plan.config.engine, plan.runs[0].values.texts),

@@ -20,8 +20,7 @@ from kmatrix.config import (
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.cluster.resolve import resolve
-from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
-from kmatrix.experiment.foreign import Foreign, check_axes, check_values, load_foreign
+from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, text_of_config
 from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
 from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
@@ -156,7 +155,6 @@ class Plan:
     cpu_runs: CpuRuns  # earlier runs on the CPU of this machine
     verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
     rungs: tuple[PlannedRungs, ...] = ()  # of successive halving, by family
-    left_out: tuple[Assignment, ...] = ()  # lines of a foreign .config that are never taken from it
 
     @property
     def data_dir(self) -> Path:
@@ -181,7 +179,7 @@ def make_plan(
     gpus: str = "",
     one: bool = False,
     options: Collection[str] = (),
-    user: Path | None = None,
+    machine: Path | None = None,
     by_hand: bool = False,
 ) -> Plan:
     """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
@@ -189,20 +187,19 @@ def make_plan(
     kconfig: another top-level Kconfig file.  gpus: indices or UUIDs of the GPUs that may be used, all by default.
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
-    user: the .config of this user, if `config` may be somebody else's: that of a run, or of a matrix.
+    machine: the .config whose settings of the machine replace those of `config`, which is that of a run.
     by_hand: the user starts the runs, over several nodes also without a scheduler.
     """
     tree = open_tree(kconfig)
     asked = overrides(tree, assignments, options)
-    foreign = None if user is None else load_foreign(tree, config, user, asked, one=one)
-    if foreign is None:
-        base, text = load_config(tree, config), redacted_comments(config.read_text(encoding="utf-8"))
-    else:
-        base, text = foreign.lines, text_of_config(tree, foreign.lines)
+    base, text = load_config(tree, config), redacted_comments(config.read_text(encoding="utf-8"))
+    if machine is not None:
+        base = on_this_machine(tree, base, machine)
+        text = text_of_config(tree, base)
     if one:
         base = _without_matrix(base, asked)
     words = tuple(f"{name}={text}" for name, text in assignments.items())
-    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, foreign=foreign, by_hand=by_hand)
+    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, by_hand=by_hand)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
@@ -237,17 +234,14 @@ def _plan(
     one: bool,
     words: tuple[str, ...],
     text: str,
-    foreign: Foreign | None = None,
     by_hand: bool = False,
 ) -> Plan:
     """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan.
 
-    foreign: what the configuration was read from, if that may be somebody else's.  by_hand: as for `make_plan`.
+    by_hand: as for `make_plan`.
     """
     base, _ = merge(tree, base, single(asked))
     axes = plan_axes(tree, base, asked)
-    if foreign:
-        check_axes(tree, axes, foreign.own)
     settings = read_settings(tree, base)
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
@@ -282,9 +276,6 @@ def _plan(
         tree, matrix, settings, trained, lambda run: configs.of(run).train, engine=control.engine, by_hand=by_hand
     )
     warned += verdict.warnings
-    if foreign:
-        for planned in runs:
-            check_values(tree, planned.values.texts, foreign.own)
     if not by_hand:
         _refuse_nodes(control.engine, kinds)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
@@ -310,7 +301,6 @@ def _plan(
         overrides=words,
         config_text=text,
         initial=initial,
-        left_out=foreign.left_out if foreign else (),
         cpu_runs=cpu_runs,
         verdict=verdict.rules,
         rungs=verdict.rungs,

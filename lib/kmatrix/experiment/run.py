@@ -13,7 +13,6 @@ from kmatrix.runner.archive import finish_rerun
 from kmatrix.runner.execute import (
     execute,
     finish,
-    foreign_command,
     matrix_trackers,
     need_torch,
     recorder_launcher,
@@ -59,6 +58,6 @@ def run_matrix(
         on_note=on_note,
     )
     command = str(values.get("ON_FINISH") or "")
-    if why := foreign_command(matrix, command) or finish(matrix, command):
+    if why := finish(matrix, command):
         on_note(why)
     return outcome

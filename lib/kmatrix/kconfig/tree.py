@@ -22,6 +22,7 @@ from kmatrix.redaction.redactor import SHORTEST, is_key, looks_random, named_key
 
 BOOLS = (kc.BOOL, kc.TRISTATE)  # without modules, a tristate is a bool
 MATRIX = "MATRIX_"  # prefix: MATRIX_X sweeps X
+OF_MACHINE = "lib/kmatrix/"  # the Kconfig files of settings that the trainer does not read
 FORBID = "FORBID_"  # prefix: an invalid combination; its help text is the reason
 NOT_AN_AXIS = (  # although they begin with MATRIX_
     *("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL", "MATRIX_BASELINE", "MATRIX_CONFIDENCE"),
@@ -74,7 +75,6 @@ class Tree:
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
     neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
     added: dict[str, str] = field(default_factory=dict)  # symbol of a later version -> value that earlier runs had
-    local: dict[str, str] = field(default_factory=dict)  # symbol of this machine -> what such a value contains, "": any
     # Symbol with a path -> path -> hash of its content.
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
@@ -104,6 +104,12 @@ class Tree:
     def symbols(self) -> list[Symbol]:
         """All defined symbols, in the order of the files."""
         return list(self.kconf.unique_defined_syms)
+
+    @property
+    def machine(self) -> frozenset[str]:
+        """Settings of a machine: directories, where runs execute, trackers, ports, commands."""
+        found = (symbol.name for symbol in self.symbols if symbol.nodes[0].filename.startswith(OF_MACHINE))
+        return frozenset(name for name in found if not name.startswith(MATRIX.rstrip("_")))
 
     def symbol(self, name: str, where: str) -> Symbol:
         """Return a defined symbol. Raises ConfigError with similar names for an unknown one."""
@@ -226,8 +232,6 @@ class Tree:
     def _mark(self, symbol: Symbol, marker: Marker, where: str) -> None:
         if marker.name in OF_STRINGS:
             self._mark_string(symbol, marker, where)
-        elif marker.name == "local":
-            self.local[symbol.name] = marker.args[0] if marker.args else ""
         elif marker.name == "neutral" and marker.args:
             self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
         elif marker.name == "neutral":
@@ -465,7 +469,6 @@ functions = {
     "form": (_mark, 1, 1),
     "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
-    "local": (_mark, 0, 1),
     "added": (_mark, 1, 1),
 }
 
@@ -536,7 +539,7 @@ def _refuse_key(tree: Tree, name: str, text: str, where: str) -> None:
     if known:
         raise key_error(f"{where}: CONFIG_{name} would contain the {known[0]}", known[0])
     # A command of this machine, such as `notify --password=...`. In another text, `secret: ...` may be prose.
-    named = [key for key in named_keys(text) if name in tree.local or looks_random(key)]
+    named = [key for key in named_keys(text) if name in tree.machine or looks_random(key)]
     if is_key(text) or named:
         raise ConfigError(
             f"{where}: CONFIG_{name} would contain a key",

@@ -207,6 +207,10 @@ class MatrixDir:
     def name(self) -> str:
         return self.path.name
 
+    def is_mine(self) -> bool:
+        """Return whether the directory belongs to this user: only then commands and scripts that it names are run."""
+        return self.path.stat().st_uid == os.getuid()
+
     @property
     def matrix_json(self) -> Path:
         return self.path / "matrix.json"

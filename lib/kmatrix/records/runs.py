@@ -252,7 +252,6 @@ class MatrixFile(Record, frozen=True, kw_only=True):
     excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
     runs: tuple[RunFile, ...] = ()  # name, id and axes of each, in order
     verdict: VerdictRules = field(default_factory=VerdictRules)
-    signature: str = ""  # of config.txt, overrides and axes, with the key of the user who made the matrix
     provenance: Provenance = field(default_factory=Provenance)
 
     @property

@@ -1,8 +1,7 @@
-"""engine.json: the cluster of a matrix, its signature, and the jobs of a copy or of a matrix that was moved."""
+"""engine.json: the cluster of a matrix, and the jobs of a copy or of a matrix that was moved."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from kmatrix.records.jobs.files import (
 )
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
-from kmatrix.runner.signature import is_signed, sign
 from kmatrix.text import first_names, plural
 
 ID_BYTES = 6
@@ -36,14 +34,13 @@ POLL_S = 1.0  # between two questions whether they have
 
 def new_engine(engine: str, path: Path, settings: Mapping[str, str], *, rendered: bool = False) -> EngineFile:
     """Return a new engine.json. path: of the matrix.  settings: symbol -> value."""
-    made = EngineFile(
+    return EngineFile(
         engine=engine,
         id=_new_id(),
         path=str(path.resolve()),
         settings=dict(settings),
         rendered=rendered,
     )
-    return signed(made)
 
 
 def _new_id() -> str:
@@ -51,18 +48,14 @@ def _new_id() -> str:
     return os.urandom(ID_BYTES).hex()
 
 
-def signed(engine: EngineFile) -> EngineFile:
-    """Return engine.json with the signature of this user."""
-    return replaced(engine, signature=sign(_signed_text(engine), "engine"))
-
-
-def is_own_engine(engine: EngineFile) -> bool:
-    """Return whether this user wrote engine.json: only then are its settings used, and its jobs cancelled."""
-    return is_signed(_signed_text(engine), engine.signature, "engine")
-
-
-def _signed_text(engine: EngineFile) -> str:
-    return json.dumps([engine.engine, engine.id, engine.path, sorted(engine.settings.items())])
+def refuse_others(matrix: MatrixDir) -> None:
+    """Raise LaunchError if a matrix belongs to another user: its settings name scripts that jobs execute."""
+    if not matrix.is_mine():
+        raise LaunchError(
+            f"{matrix.name} belongs to another user",
+            why="its settings can name scripts that jobs execute",
+            hint="ask them, or copy the matrix and use the copy",
+        )
 
 
 def own_engine(matrix: MatrixDir, engine: EngineFile, scheduler: Scheduler) -> tuple[EngineFile, str]:
@@ -75,16 +68,15 @@ def own_engine(matrix: MatrixDir, engine: EngineFile, scheduler: Scheduler) -> t
     if is_at_home(matrix, engine):
         return engine, ""
     here, former = matrix.path.resolve(), engine.path
-    own = is_own_engine(engine)
-    if own and not is_copy(engine):
+    if not is_copy(engine):
         ended = _end_jobs(matrix, engine, scheduler)
         _forget_jobs(matrix)  # they were killed, and their claims look as if they lived
         # A new id: a copy that was made before the move is taken for a move, too, and would have the same jobs.
-        moved = signed(replaced(engine, path=str(here), id=_new_id(), rendered=False))
+        moved = replaced(engine, path=str(here), id=_new_id(), rendered=False)
         write_engine(matrix, moved)
         return moved, f"the matrix was moved from {former}" + (f": cancelled {ended}" if ended else "")
     _forget_jobs(matrix)
-    copied = new_engine(engine.engine, matrix.path, engine.settings if own else {})
+    copied = new_engine(engine.engine, matrix.path, engine.settings)
     write_engine(matrix, copied)
     return copied, f"the matrix is a copy of {former}: its jobs stay those of the original"
 

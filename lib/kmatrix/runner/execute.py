@@ -17,11 +17,11 @@ from kmatrix.engines.base import Engine
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.engines.local.recorder import RecorderLauncher
-from kmatrix.errors import ConfigError, KmatrixError, LaunchError
+from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
 from kmatrix.own_file import open_to_read
 from kmatrix.packing import Limits, usable_cores
-from kmatrix.records.files import finite, last_lines, read_json
+from kmatrix.records.files import last_lines
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
@@ -29,7 +29,6 @@ from kmatrix.records.states import read_matrix_status
 from kmatrix.redaction.log import RedactedLog
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
-from kmatrix.runner.signature import is_signed, matrix_identity
 from kmatrix.simulate.library import simulation
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.cost import MatrixBudget
@@ -247,20 +246,13 @@ def command_of(text: str) -> list[str]:
     return words
 
 
-def foreign_command(matrix: MatrixDir, text: str) -> str:
-    """Return why ON_FINISH is not run after `continue`, "" if this user gave the command to this matrix."""
-    if not text or _is_own(matrix, text):
-        return ""
-    return f"ON_FINISH={text} was not run: somebody else made this matrix, or an earlier version"
-
-
 def finish(matrix: MatrixDir, text: str) -> str:
-    """Run the ON_FINISH command after the end of a matrix; return the error message, "" on success."""
+    """Run the ON_FINISH command after the end of a matrix; return why it did not run or failed, "" on success."""
     # Errors are returned, not raised: the matrix has ended, and its exit code is that of its runs.
     try:
-        words = command_of(text)
+        words = command_of(text) if matrix.is_mine() else []
         if not words:
-            return ""
+            return f"ON_FINISH={text} was not run: {matrix.name} belongs to another user" if text else ""
         subprocess.run(
             words, env={**os.environ, **_about(matrix)}, stdin=subprocess.DEVNULL, timeout=FINISH_LIMIT_S, check=True
         )
@@ -273,16 +265,6 @@ def finish(matrix: MatrixDir, text: str) -> str:
     except OSError as error:
         return f"ON_FINISH={text} could not be run: {error.strerror}"
     return ""
-
-
-def _is_own(matrix: MatrixDir, text: str) -> bool:
-    """Return whether this user signed the command for this matrix."""
-    try:
-        record = read_json(matrix.matrix_json)
-    except (OSError, KmatrixError):
-        return False
-    name, created = record.get("name"), finite(record.get("created"))
-    return is_signed(text, str(record.get("on_finish") or ""), *matrix_identity(str(name), created))
 
 
 def _about(matrix: MatrixDir) -> Mapping[str, str]:

@@ -9,7 +9,6 @@ import pytest
 
 from fake_scheduler import FakeScheduler
 from kmatrix.packing import Limits
-from kmatrix.records.decode import replaced
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs.claim import FRESH_S
 from kmatrix.records.jobs.files import (
@@ -97,7 +96,6 @@ def slurm(tmp_path, monkeypatch):
 @pytest.fixture
 def made(tmp_path, slurm, monkeypatch):
     """Return a function that makes a cluster with submitted first seeds."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
 
     def make(**rules):
         matrix = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
@@ -250,16 +248,6 @@ def test_a_start_whose_node_failed_while_it_submitted_is_waited_out(made, monkey
     assert waited == [next_seeds.AGAIN_S] * 3
     assert cluster.submissions() == {1: seeds(1, 2, 3), 2: None, 3: seeds(4), 4: None}
     assert not submitter.exists()
-
-
-def test_settings_of_somebody_else_are_not_used(made, capsys):
-    cluster = made(**EQUAL)
-    cluster.train(TIE)
-    engine = read_engine(cluster.matrix)
-    write_engine(cluster.matrix, replaced(engine, settings={"SLURM_SETUP": "/evil"}))
-    assert cluster.next()
-    assert len(cluster.submissions()) == 2
-    assert "engine.json is not signed" in capsys.readouterr().out
 
 
 def test_arguments_and_settings_of_the_shell_go_to_all_rounds(made, slurm):

@@ -28,24 +28,20 @@ from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.runner.share import report
 from kmatrix.runner.share.__main__ import main
-from kmatrix.runner.signature import matrix_identity, sign
 from share_job import start
 
 
 @pytest.fixture
 def matrix_of_jobs(share, matrix, tmp_path, monkeypatch):
     """Return a function that runs the report job of a matrix whose only run has finished."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     mark = tmp_path / "finished"
 
-    def run(*, own=True, newer=False) -> int:
+    def run(*, newer=False) -> int:
         mine = share("a")
         command = f"sh -c 'echo $KMATRIX_STATUS > {mark}'"
         record = read_json(mine.run("a").run_json)
         write_json(mine.run("a").run_json, record | {"symbols": {"ON_FINISH": command}})
-        signature = sign(command, *matrix_identity(matrix.name, 1.0)) if own else "of somebody else"
-        about = {"name": matrix.name, "created": 1.0, "on_finish": signature, "runs": [{"name": "a"}]}
-        write_json(matrix.matrix_json, about)
+        write_json(matrix.matrix_json, {"name": matrix.name, "created": 1.0, "runs": [{"name": "a"}]})
         assert start(mine)[0].run() == 0
         write_engine(matrix, EngineFile(engine="slurm", id="x", path=str(matrix.path)))
         last = JobsDir(matrix).submission(2)
@@ -67,12 +63,6 @@ def test_the_last_job_writes_the_status_and_the_report_and_runs_the_command(matr
     assert status["started"] == attempt["started"] < status["ended"]
     assert matrix.summary.exists()
     assert matrix_of_jobs.mark.read_text() == "finished\n"
-
-
-def test_a_command_of_somebody_else_is_not_run(matrix_of_jobs, capsys):
-    assert matrix_of_jobs(own=False) == 0
-    assert not matrix_of_jobs.mark.exists()
-    assert "was not run: somebody else made this matrix" in capsys.readouterr().out
 
 
 def test_a_newer_submission_has_a_report_of_its_own(matrix_of_jobs, matrix, capsys):

@@ -20,7 +20,7 @@ from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.lock import Process, held, holder
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_matrix_file_or_empty
-from kmatrix.runner.cluster import is_own_engine, own_engine
+from kmatrix.runner.cluster import own_engine, refuse_others
 from kmatrix.runner.submit import cancel_jobs, need_submissions, submitting
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.status_file import recover_status
@@ -105,10 +105,7 @@ def _stop_jobs(matrix: MatrixDir, activity: MatrixActivity, engine: EngineFile) 
 
     Raises UnreachableError if the scheduler does not answer.
     """
-    if not is_own_engine(engine):
-        raise LaunchError(
-            f"{matrix.name} was submitted by somebody else", why="its jobs are theirs", hint="ask them to stop it"
-        )
+    refuse_others(matrix)
     scheduler = find_scheduler(engine.engine, engine.settings)
     ran = [run for run in matrix.runs() if activity.has_runner(run.name)]
     with submitting(matrix) as submitter:  # no other command submits meanwhile, so that these are all of its jobs
@@ -142,12 +139,13 @@ def _stop_former_jobs(matrix: MatrixDir, activity: MatrixActivity, engine: Engin
 
     Raises LaunchError for a copy, whose jobs are those of the original.
     """
-    if activity.is_copy or not is_own_engine(engine):
+    if activity.is_copy:
         raise LaunchError(
             f"no job of {matrix.name} runs or waits",
             why=f"it is a copy of {engine.path}, and the jobs are those of the original",
-            hint=f"to stop them: {make_command('stop', Path(engine.path))}" if is_own_engine(engine) else "",
+            hint=f"to stop them: {make_command('stop', Path(engine.path))}",
         )
+    refuse_others(matrix)
     with held(matrix):
         _, message = own_engine(matrix, engine, find_scheduler(engine.engine, engine.settings))
     print(f"{shown(matrix.path)}: {message}" + ("" if "cancelled" in message else ", and no job is left"))

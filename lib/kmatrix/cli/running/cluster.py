@@ -31,12 +31,11 @@ from kmatrix.engines.base import Scheduler
 from kmatrix.engines.kubernetes.scheduler import KubernetesScheduler
 from kmatrix.engines.kubernetes.shell import run_shell
 from kmatrix.engines.polling import known_jobs, refresh
-from kmatrix.engines.schedulers import OWN_JOBS_ONLY, find_scheduler, is_setting, settings_of, site_settings
+from kmatrix.engines.schedulers import find_scheduler, is_setting, settings_of, site_settings
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.experiment.provenance import code_of
-from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.own_file import open_to_read
@@ -53,7 +52,6 @@ from kmatrix.records.jobs.files import (
     SubmissionFile,
     is_at_home,
     newest_shares,
-    other_submitter,
     read_engine,
     read_share_end,
     write_engine,
@@ -62,7 +60,7 @@ from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.lock import held
 from kmatrix.records.paths import ROOT, MatrixDir, below_root, matrix_dirs
 from kmatrix.records.runs import MatrixFile, Status, read_matrix_file_or_empty
-from kmatrix.runner.cluster import is_own_engine, own_engine, signed
+from kmatrix.runner.cluster import own_engine, refuse_others
 from kmatrix.runner.execute import check_simulation, nodes_of_runs
 from kmatrix.runner.loop import EXIT_FAILED
 from kmatrix.runner.resume import ResumePlan, describe_plan, reopen
@@ -108,7 +106,7 @@ def submit_matrix(
         open_matrix(matrix, arguments, on_cluster=True)
     engine = engine_of(matrix)
     if engine.settings != settings:
-        engine = signed(replaced(engine, settings=settings))
+        engine = replaced(engine, settings=settings)
     _submit(matrix, engine, scheduler, arguments=_for_runner(arguments))
     return matrix
 
@@ -128,7 +126,7 @@ def _same_matrix(plan: Plan, *, reuse: bool) -> tuple[MatrixDir | None, str]:
             continue
         if engine is None or engine.rendered or engine.engine != plan.config.engine:
             continue
-        is_here = is_at_home(matrix, engine) and is_own_engine(engine)
+        is_here = is_at_home(matrix, engine) and matrix.is_mine()
         record = read_matrix_file_or_empty(matrix)
         if not is_here or {run.run_id for run in record.runs} != wanted:
             continue
@@ -145,7 +143,7 @@ def _why_enough(matrix: MatrixDir, record: MatrixFile, *, reuse: bool) -> str:
     is_new = age is not None and age < AGAIN_S
     if not is_new and not reuse:
         return ""
-    if MatrixActivity(matrix, refresh(matrix, trusts=is_own_engine)).activity is Activity.NONE:
+    if MatrixActivity(matrix, refresh(matrix)).activity is Activity.NONE:
         return ""
     if record.provenance.get("code") != code_of(ROOT).sha256:
         return ""
@@ -322,9 +320,7 @@ def _current(matrix: MatrixDir, engine: EngineFile, settings: Mapping[str, str],
         engine, message = own_engine(matrix, engine, scheduler)
     if message:
         print(f"note: {message}")
-    # Also with equal settings: the jobs of a matrix of somebody else are this user's from now on.
-    is_current = engine.settings == settings and is_own_engine(engine)
-    return engine if is_current else signed(replaced(engine, settings=dict(settings)))
+    return replaced(engine, settings=dict(settings))
 
 
 def refuse_if_busy(matrix: MatrixDir, arguments: Arguments, names: Collection[str]) -> None:
@@ -369,24 +365,12 @@ def _refuse_local_arguments(arguments: Arguments, title: str) -> None:
 def _settings(matrix: MatrixDir, engine: EngineFile, arguments: Arguments) -> dict[str, str]:
     """Return the settings of the scheduler: those of engine.json with the assignments of the command line.
 
-    Settings name files that jobs execute. Of an engine.json that this user did not write, none is used: they come from
-    .config of this user. Raises LaunchError if its jobs are those of another user, and not shown to this one.
+    Settings name files that jobs execute. Raises LaunchError if the matrix belongs to another user.
     """
+    refuse_others(matrix)
     tree = open_tree(arguments.kconfig)
     title = TITLES.get(engine.engine, engine.engine)
     settings = dict(engine.settings)
-    if not is_own_engine(engine):
-        if engine.engine in OWN_JOBS_ONLY and is_at_home(matrix, engine) and (user := other_submitter(matrix)):
-            raise LaunchError(
-                f"{matrix.name} was submitted by somebody else",
-                why=f"its jobs are those of {user}, and {title} shows you only your own",
-                hint="ask them to continue it, or continue a copy of it",
-            )
-        print(f"note: the settings of {title} are those of your .config: somebody else made this matrix")
-        own = load_config(tree, arguments.config) if arguments.config.is_file() else []
-        of_engine = [values[0] for values in overrides(tree, {"ENGINE": engine.engine}, ()).values()]
-        tree.reset()
-        settings = settings_of(engine.engine, tree.apply([*own, *of_engine]).texts)
     if arguments.assignments:
         asked = overrides(tree, {"ENGINE": engine.engine, **arguments.assignments}, arguments.takes)
         for symbol, values in asked.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 
 from kmatrix.cli.commands import Arguments, yes
@@ -66,9 +65,3 @@ def make_dirs(
             run_jobs=run_jobs,
         )
     return matrix, recorders
-
-
-def print_left_out(plan: Plan) -> None:
-    """Print the symbols that are not taken from a foreign run or matrix."""
-    for name, value in sorted({(item.name, item.value) for item in plan.left_out}):
-        print(f"note: not taken from the run: {name}={json.dumps(value)}")

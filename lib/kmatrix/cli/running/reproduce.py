@@ -11,9 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.running.make import make_dirs, print_left_out
+from kmatrix.cli.running.make import make_dirs
 from kmatrix.cli.running.start import run_and_report
-from kmatrix.engines.schedulers import SCHEDULERS, is_setting
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
@@ -23,7 +22,7 @@ from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
-from kmatrix.records.runs import read_run_file_or_empty, read_train_values_or_empty
+from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.report.reproduction import Changes, changes, describe_distance, describe_repetition, repetition
 from kmatrix.runner.execute import (
     need_torch,
@@ -33,6 +32,8 @@ from kmatrix.runner.resume import (
 )
 from kmatrix.text import first_names, shown
 
+# Files of the run, which may have another path now.
+FILES = ("GPT2_INIT_FROM", "GPT2_DATA_PATH", "GPT2_DATA_MIX", "GPT2_HELLASWAG", "GPT2_CORE")
 EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
 WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
@@ -48,11 +49,10 @@ def reproduce(arguments: Arguments) -> int:
         raise ConfigError(f"RUN={folder} is not a run directory", hint=EXAMPLE)
     need_torch()
     asked = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
-    asked |= _local_assignments(arguments) | former_settings(was)
+    asked |= _local_assignments(arguments)
     plan = make_plan(
-        was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, user=arguments.config
+        was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, machine=arguments.config
     )
-    print_left_out(plan)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     known = read_run_file_or_empty(was).train
     # The number of steps was computed from a budget then: a new measurement would make it another run.
@@ -73,30 +73,21 @@ def reproduce(arguments: Arguments) -> int:
 
         status = follow(matrix, report=False)
     else:
-        status = run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders, own=True)
+        status = run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders)
     return status or _compare(was, now, plan.neutral)
 
 
 def _local_assignments(arguments: Arguments) -> dict[str, str]:
     """Return the assignments of `reproduce`: where the run trains. Any other one would make it another run."""
     tree = open_tree(arguments.kconfig)
-    engines = {name for name in tree.neutral if name == "ENGINE" or name.startswith("ENGINE_")}
-    settings = {name for name in tree.neutral for engine in SCHEDULERS if is_setting(engine, name)}
     for name, text in arguments.assignments.items():
-        if not set(overrides(tree, {name: text}, arguments.takes)) <= {*tree.local, *engines, *settings}:
+        if not set(overrides(tree, {name: text}, arguments.takes)) <= {*tree.machine, "ENGINE", *FILES}:
             raise ConfigError(
                 f"reproduce does not take {name}=",
                 why="it would be another run",
                 hint="pass ENGINE=, settings of its jobs, and paths and commands of this machine, such as DATA_DIR=",
             )
     return dict(arguments.assignments)
-
-
-def former_settings(was: RunDir) -> dict[str, str]:
-    """Return the settings of a run of version 0.1 that had no symbol then, and whose defaults have changed since."""
-    fused = read_train_values_or_empty(was).get("muon_split_qkv") is False
-    known = "GPT2_MUON_SPLIT_QKV" in was.config.read_text(encoding="utf-8")
-    return {"GPT2_MUON_SPLIT_QKV": "n"} if fused and not known else {}
 
 
 def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:

@@ -12,7 +12,7 @@ from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report_in_short
 from kmatrix.cli.running.limits import asked_budget, refuse_if_spent
-from kmatrix.cli.running.make import make_dirs, plan_of, print_left_out
+from kmatrix.cli.running.make import make_dirs, plan_of
 from kmatrix.cli.targets import find_target, refuse_if_running
 from kmatrix.cli.trackers import wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
@@ -37,7 +37,6 @@ from kmatrix.runner.execute import (
     execute,
     finish,
     first_record,
-    foreign_command,
     matrix_trackers,
     recorder_launcher,
     recording,
@@ -97,9 +96,7 @@ def add(arguments: Arguments) -> int:
         kconfig=arguments.kconfig,
         gpus=arguments.get("GPUS"),
         options=arguments.takes,
-        user=arguments.config,
     )
-    print_left_out(plan)
     budget = asked_budget(matrix, arguments)
     refuse_if_spent(matrix, budget)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
@@ -134,7 +131,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     print(f"{plural(number, 'run')} in {shown(matrix.path)}{more}" + (f", {skipped} skipped" if skipped else ""))
     if background:
         return run_detached(matrix, arguments, "GPUS", "SIMULATE")
-    return run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders, own=True)
+    return run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders)
 
 
 def run_and_report(
@@ -146,13 +143,11 @@ def run_and_report(
     chosen: Sequence[str] | None = None,
     disk_wait: float | None = None,
     budget: MatrixBudget | None = None,
-    own: bool = False,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.
 
     chosen: replaces the trackers of the matrix, None to keep them.  disk_wait: the same for DISK_WAIT (s).
     budget: the same for the budget of the matrix.
-    own: this process made the matrix, so its ON_FINISH is the user's.
     """
     # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
     with outlived(matrix.runner_log) as terminal:
@@ -183,7 +178,7 @@ def run_and_report(
             limit_s = disk_wait_s(values) if disk_wait is None else disk_wait
             terminal.outlive(lambda: _report(matrix, outcome, draw=draw, disk_s=limit_s))
         finally:  # also if the report cannot be written: the matrix has ended
-            if why := ("" if own else foreign_command(matrix, command)) or finish(matrix, command):
+            if why := finish(matrix, command):
                 terminal.outlive(lambda: print(f"note: {why}"))
         terminal.outlive(lambda: print_next_steps(matrix, outcome))
     return outcome.exit_code

@@ -55,8 +55,6 @@ class EngineFile(Record, frozen=True, kw_only=True):
     settings: dict[str, str] = field(default_factory=dict)  # symbol -> value of the scheduler's settings in use
     submitted: bool = False  # every run of the first submission was handed over; False: interrupted, or only rendered
     rendered: bool = False  # the scripts were written for the user, who submits them
-    # Of this user, over engine, id, path and settings: without it, the file came with a folder of somebody else.
-    signature: str = ""
 
 
 class Shape(Record, frozen=True, kw_only=True):

@@ -28,8 +28,7 @@ from kmatrix.records.jobs.paths import JobsDir, ShareDir, SubmissionDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import read_matrix_status
-from kmatrix.runner.cluster import is_own_engine
-from kmatrix.runner.execute import finish, foreign_command, symbols
+from kmatrix.runner.execute import finish, symbols
 from kmatrix.runner.rounds import unneeded_runs
 from kmatrix.runner.share.log import say
 from kmatrix.status.state import overall
@@ -48,7 +47,7 @@ def write_report(matrix: MatrixDir, folder: SubmissionDir) -> int:
     engine = read_engine(matrix)
     # Pods cannot ask Kubernetes: `make summary` does.
     asks = engine is not None and engine.engine != KUBERNETES
-    if asks and (why := refresh_usage(matrix, trusts=is_own_engine)):
+    if asks and (why := refresh_usage(matrix)):
         say(f"note: no answer about allocated hours: {why}")
     values, code = symbols(matrix), 0
     try:
@@ -66,7 +65,7 @@ def write_report(matrix: MatrixDir, folder: SubmissionDir) -> int:
         say(f"error: {error}")
         code = EXIT_NO_REPORT
     command = str(values.get("ON_FINISH") or "")
-    if why := foreign_command(matrix, command) or finish(matrix, command):
+    if why := finish(matrix, command):
         say(f"note: {why}")
     return code
 
