@@ -120,8 +120,7 @@ bench-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) bench/gpu.py --part=$(call quote,$(PART)) --on=$(call quote,$(ON)) --peer=$(call quote,$(PEER))
 
 # Configuration
-override CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \
-	randconfig listnewconfig helpnewconfig diffconfig list-defconfigs
+override CONFIGS := menuconfig defconfig olddefconfig savedefconfig diffconfig list-defconfigs
 override DEFCONFIGS := $(filter-out fragments,$(notdir $(wildcard defconfigs/*)))
 .PHONY: $(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS))
 $(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS)): $(CONTROL)
@@ -133,7 +132,7 @@ defconfig-%: $(CONTROL)
 
 # Running
 .PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun add status estimate \
-	logs stop skip hold release reproduce k8s-shell gputop gpu-exporter
+	logs stop skip hold release reproduce gputop gpu-exporter
 prepare-data: $(CONTROL) $(TRAIN)
 	$(KMATRIX)
 test-matrix-dry-run: $(CONTROL)
@@ -166,8 +165,6 @@ hold: $(CONTROL)
 	$(KMATRIX)
 release: $(CONTROL)
 	$(KMATRIX)
-k8s-shell: $(CONTROL) $(KUBERNETES)
-	$(KMATRIX)
 reproduce: $(CONTROL) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
 
@@ -190,20 +187,12 @@ compare: $(CONTROL)
 	$(KMATRIX)
 
 # Trackers
-.PHONY: track-sync track-replay trackio-view trackio-web trackio-console tensorboard wandb-view wandb-test trackio-test
+.PHONY: track-sync trackio-view tensorboard wandb-test trackio-test
 trackio-view: $(CONTROL) $(TRACKERS)
-	$(KMATRIX)
-trackio-web: $(CONTROL)
-	$(KMATRIX)
-trackio-console: $(CONTROL)
 	$(KMATRIX)
 tensorboard: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
-wandb-view: $(CONTROL) $(TRACKERS)
-	$(KMATRIX)
 track-sync: $(CONTROL) $(TRACKERS)
-	$(KMATRIX)
-track-replay: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
 wandb-test: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)

@@ -52,7 +52,7 @@ def data(tmp_path_factory):
 def matrix(session_clone, data):
     """A matrix of two architectures that is measured."""
     session_clone.config.unlink(missing_ok=True)
-    assert session_clone.make("alldefconfig").returncode == 0
+    assert session_clone.make("defconfig").returncode == 0
     places = (f"DATA_DIR={data}", f"RESULTS_DIR={data.parent / 'whole'}")
     completed = session_clone.make("test-matrix", *SMALL, *MEASURED, *places, "ARCH=gpt2,nanochat2025")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -124,7 +124,7 @@ def test_the_report_shows_core_with_its_noise_and_ranks_by_loss(matrix):
 
 def test_a_killed_run_continues_with_the_same_scores(matrix, data, clone, background, tmp_path):
     places = (f"DATA_DIR={data}", f"RESULTS_DIR={tmp_path}")
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     runner = background("test-matrix", *SMALL, *MEASURED, *places, "CHECKPOINT_INTERVAL=10")
 
     def measured() -> bool:
@@ -155,7 +155,7 @@ def test_without_a_network_the_missing_file_and_its_place_are_named(clone, data,
     own.mkdir()
     (own / "texts").symlink_to(data / "texts")
     arguments = (*SMALL, f"{name}={file}", f"DATA_DIR={own}", f"RESULTS_DIR={tmp_path / 'results'}")
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
 
     planned = clone.make("test-matrix-dry-run", *arguments, **OFFLINE)
     completed = clone.make(target, *arguments, **OFFLINE)
@@ -174,7 +174,7 @@ def test_a_damaged_bundle_ends_the_run_at_once_with_the_reason(clone, data, tmp_
     damaged = tmp_path / "damaged.zip"
     content = (data / "bundle.zip").read_bytes()
     damaged.write_bytes(content[: len(content) // 2])
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
 
     completed = clone.make("train", *SMALL, f"CORE={damaged}", f"DATA_DIR={data}", f"RESULTS_DIR={tmp_path}")
 
@@ -197,7 +197,7 @@ def test_a_damaged_bundle_ends_the_run_at_once_with_the_reason(clone, data, tmp_
 def test_wrong_values_are_one_error(clone, data, tmp_path, words, reason):
     given = {word.partition("=")[0] for word in words}
     small = [word for word in SMALL if word.partition("=")[0] not in given]
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
 
     completed = clone.make("train", *small, *words, f"DATA_DIR={data}", f"RESULTS_DIR={tmp_path}")
 

@@ -105,7 +105,7 @@ def evaluated_matrix(session_clone, tmp_path_factory):
         "EVAL_INTERVAL=60", "WARMUP_STEPS=10", "LEARNING_RATE=3e-3", "HELLASWAG=hellaswag.jsonl",
         "SAMPLE_INTERVAL=60", "SAMPLE_PROMPT=the cat", f"DATA_DIR={folder / 'data'}", f"RESULTS_DIR={folder}",
     ]  # fmt: skip
-    for command in (["alldefconfig"], ["test-matrix", *arguments]):
+    for command in (["defconfig"], ["test-matrix", *arguments]):
         completed = subprocess.run(
             ["make", "--no-print-directory", *command],
             cwd=session_clone.root, capture_output=True, text=True, check=False, timeout=900,

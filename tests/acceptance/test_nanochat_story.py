@@ -33,7 +33,7 @@ def matrix(session_clone, tmp_path_factory):
     """All architectures on the standard library, as bytes and as BPE tokens."""
     folder = tmp_path_factory.mktemp("nanochat")
     session_clone.config.unlink(missing_ok=True)
-    assert session_clone.make("alldefconfig").returncode == 0
+    assert session_clone.make("defconfig").returncode == 0
     axes = (
         "LEARNING_RATE=2e-3",
         "ARCH=" + ",".join(ARCHITECTURES),
@@ -89,7 +89,7 @@ def test_a_killed_run_continues_with_the_same_losses(clone, background, tmp_path
     arguments = (*SMALL, f"ARCH={arch}", "OPTIMIZER=muon-nanochat", "LEARNING_RATE=0.5", "MAX_ITERS=60")
     arguments = (*arguments, "CHECKPOINT_INTERVAL=10", "LOG_INTERVAL=1")
     clone.config.unlink(missing_ok=True)
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert clone.make("test-matrix", *arguments, f"RESULTS_DIR={whole}").returncode == 0
     runner = background("test-matrix", *arguments, f"RESULTS_DIR={cut}")
@@ -150,7 +150,7 @@ def test_the_export_of_2026_is_refused_with_the_parts_that_have_no_layout(clone,
 )
 def test_a_part_that_nanochat_does_not_have_is_refused(clone, arguments, message):
     clone.config.unlink(missing_ok=True)
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     completed = clone.make("plan", *SMALL, "ARCH=nanochat", *arguments)
 
     assert completed.returncode == 2

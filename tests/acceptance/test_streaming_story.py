@@ -87,7 +87,7 @@ def expected(session_clone, hub, tmp_path_factory):
     """The losses of a run whose shards were all prepared before."""
     folder = tmp_path_factory.mktemp("prepared")
     clone, data = session_clone, folder / "data"
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     at_once = [word for word in SMALL if word != "DATA_STREAMING=y"]
     made = clone.make("prepare-data", *at_once, *places(folder, data), **variables(hub, folder))
     assert made.returncode == 0, made.stderr
@@ -104,7 +104,7 @@ def test_a_run_starts_before_the_text_is_downloaded_and_survives_a_server_that_s
     clone, hub, expected, tmp_path
 ):
     """The losses are those of prepared shards, to the last bit."""
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     hub.stalled.update({f"cdn/{path_of(number)}" for number in range(3, FILES)})
     hub.requests.clear()
     arguments = [*SMALL, *places(tmp_path, tmp_path / "data"), "DATA_CACHE=drop"]
@@ -149,7 +149,7 @@ def test_a_run_starts_before_the_text_is_downloaded_and_survives_a_server_that_s
 
 
 def test_runs_of_a_matrix_share_the_shards_and_two_ranks_read_what_one_does(clone, hub, expected, tmp_path):
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     hub.stalled.clear()
     hub.requests.clear()
     arguments = [word for word in SMALL if not word.startswith(("BATCH_SIZE", "MAX_ITERS"))]
@@ -167,7 +167,7 @@ def test_runs_of_a_matrix_share_the_shards_and_two_ranks_read_what_one_does(clon
 
 
 def test_data_that_cannot_be_streamed_are_refused_before_anything_starts(clone, tmp_path):
-    assert clone.make("alldefconfig").returncode == 0
+    assert clone.make("defconfig").returncode == 0
     text = ("DATASET=folder", "DATA_PATH=notes")
     where = places(tmp_path / "results", tmp_path / "data")
     for more, message in (

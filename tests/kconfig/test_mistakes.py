@@ -440,7 +440,7 @@ def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, exp
     program.write("# CONFIG_A is not set")
     before = program.config.read_bytes()
 
-    message = program.refused("alldefconfig", f"KCONFIG={kconfig}")
+    message = program.refused("defconfig", f"KCONFIG={kconfig}")
 
     plain = " ".join(message.replace(str(kconfig), "@").replace("why: ", "why ").split())
     assert expected in plain.replace("CONFIG_B='10'", "CONFIG_B=10")
@@ -451,7 +451,7 @@ def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, exp
 def test_a_kconfig_file_that_is_not_utf_8_is_refused(tmp_path):
     (tmp_path / "Kconfig").write_bytes(b'config A\n\tbool "\xff"\n')
 
-    message = Program(tmp_path).refused("alldefconfig", f"KCONFIG={tmp_path}/Kconfig")
+    message = Program(tmp_path).refused("defconfig", f"KCONFIG={tmp_path}/Kconfig")
 
     assert "Kconfig" in message
 
@@ -476,7 +476,7 @@ def test_a_hexadecimal_number_is_validated(tmp_path):
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "a file").write_text("", encoding="utf-8")
 
-    message = Program(tmp_path).refused("alldefconfig", f"KCONFIG_CONFIG={tmp_path}/a file/.config")
+    message = Program(tmp_path).refused("defconfig", f"KCONFIG_CONFIG={tmp_path}/a file/.config")
 
     assert "cannot write" in message
 

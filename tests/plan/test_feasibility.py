@@ -48,7 +48,7 @@ TRAIN = train_config(vocab_multiple=64, device="cuda", batch_size=8, dtype="bf16
 def program(tmp_path, monkeypatch):
     give_gpus(monkeypatch, 0)
     made = Program(tmp_path)
-    made.check("alldefconfig")
+    made.check("defconfig")
     return made
 
 

@@ -41,7 +41,7 @@ def test_no_symbol_or_argument_is_mistaken_for_a_key():
     arguments = {name for command in COMMANDS.values() for name in command.takes}
 
     assert {name for name in symbols | {*ALIASES, *SETS} if is_key_name(name)} == set()
-    assert {name for name in arguments if is_key_name(name)} <= {"SHOW_TOKEN"}
+    assert {name for name in arguments if is_key_name(name)} == set()
 
 
 @pytest.mark.parametrize("text", [HF, WANDB, OLD, "local-" + OLD, f"https://user:{HF}@host"])

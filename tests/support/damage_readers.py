@@ -194,9 +194,7 @@ READERS = {
     "skip": Reader((RUN,), changes=True),
     "hold": Reader((RUN,), changes=True),
     "release": Reader((RUN,), changes=True),
-    "trackio-console": Reader(("RUN=*",)),
     "tensorboard": Reader(),
-    "wandb-view": Reader(sound=2),  # needs data of W&B
     "track-sync": Reader(("PROJECT=other",)),
     "checkpoints-prune": Reader(("YES=1",), changes=True),
     "continue": Reader(("YES=1", "RETRY_FAILED=1"), changes=True),
@@ -219,7 +217,6 @@ READERS = {
     "export": Reader(("OUTPUT={checkout}/exported",)),
     "gputop": Reader((RUN,), target=False),
     "trackio-view": Reader(call=_while_served("trackio-view"), files=PAGE, weight=1),
-    "trackio-web": Reader(call=_while_served("trackio-web"), files=PAGE, weight=1),
     "import-model": Reader(call=_import_model, files=MODEL, changes=True, weight=4),
     "gputop --replay": Reader(call=_replay),
     "gputop --stats-file": Reader(call=_write_stats, changes=True),
@@ -231,9 +228,8 @@ READERS = {
 # What reads .config, the machine or the network only.
 NOT_READERS = frozenset(
     {
-        *("menuconfig", "nconfig", "list-defconfigs", "defconfig", "olddefconfig", "oldconfig", "listnewconfig"),
-        *("helpnewconfig", "savedefconfig", "diffconfig", "alldefconfig", "allyesconfig", "allnoconfig", "randconfig"),
-        *("doctor", "wandb-test", "trackio-test", "k8s-shell", "gpu-exporter"),
+        *("menuconfig", "list-defconfigs", "defconfig", "olddefconfig", "savedefconfig", "diffconfig"),
+        *("doctor", "wandb-test", "trackio-test", "gpu-exporter"),
     }
 )
 

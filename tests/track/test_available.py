@@ -140,7 +140,7 @@ def test_a_defconfig_writes_the_project_once_and_later_targets_keep_it(program):
     text = program.config.read_text().replace(own_project(), "gpt2-00000")  # as after a move of the checkout
     program.config.write_text(text)
 
-    for target in ("olddefconfig", CPU, "alldefconfig"):
+    for target in ("olddefconfig", CPU, "defconfig"):
         program.check(target)
         assert program.value("TRACKER_PROJECT") == '"gpt2-00000"', target
 

@@ -32,7 +32,6 @@ MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
 CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.status:"
 START, RESUME = "kmatrix.cli.running.start:", "kmatrix.cli.running.resume:"
-CLUSTER = "kmatrix.cli.running.cluster:"
 REPRODUCE = "kmatrix.cli.running.reproduce:"
 RESULTS, MACHINE = "kmatrix.cli.results:", "kmatrix.cli.machine:"
 LOGS, STOP, REQUEST = (f"kmatrix.cli.control.{name}:" for name in ("logs", "stop", "requests"))
@@ -47,7 +46,7 @@ RUNS = "TARGET= RUN= RESULTS_DIR="
 START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
 RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS= YES=1"
 REQUESTS = frozenset({"prepare-data", "test-matrix-dry-run", "plan", "test-matrix", "train"})  # of the same symbols
-ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
+ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 
 
 @plain_output()
@@ -235,24 +234,20 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     },
     "Configuration (NAME=value sets a symbol; O= KCONFIG= KCONFIG_CONFIG=)": {
         "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
-        "nconfig": Command(CONFIGURE + "menuconfig", "the same as menuconfig"),
         "list-defconfigs": Command(CONFIGURE + "list_defconfigs", "list defconfigs and fragments"),
-        "defconfig-<name>[+fragment]": Command("", "start from a defconfig"),
-        "defconfig": Command(CONFIGURE + "defconfig", "start from your own file", "DEFCONFIG=", assigns=True),
+        "defconfig": Command(
+            CONFIGURE + "defconfig",
+            "start from the defaults; defconfig-<name>[+fragment]: from a defconfig",
+            "DEFCONFIG=",
+            assigns=True,
+        ),
         "olddefconfig": Command(CONFIGURE + "olddefconfig", "add new symbols with their defaults", assigns=True),
-        "oldconfig": Command(CONFIGURE + "oldconfig", "ask for the value of each new symbol", assigns=True),
-        "listnewconfig": Command(CONFIGURE + "listnewconfig", "list new symbols"),
-        "helpnewconfig": Command(CONFIGURE + "helpnewconfig", "list new symbols with their help"),
         "savedefconfig": Command(
             CONFIGURE + "savedefconfig", "write only the lines that differ from the defaults", "DEFCONFIG="
         ),
         "diffconfig": Command(
             CONFIGURE + "diffconfig", "compare .config.old with .config, or OLD= with NEW=", "OLD= NEW="
         ),
-        "alldefconfig": Command(CONFIGURE + "alldefconfig", "set every symbol to its default"),
-        "allyesconfig": Command(CONFIGURE + "allyesconfig", "set every bool to y"),
-        "allnoconfig": Command(CONFIGURE + "allnoconfig", "set every bool to n"),
-        "randconfig": Command(CONFIGURE + "randconfig", "create a random valid configuration", "KCONFIG_SEED="),
     },
     "Running (NAME=value overrides .config once; NAME=a,b makes an axis; GPUS=0,2 selects GPUs)": {
         "prepare-data": Command(
@@ -294,9 +289,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "skip": Command(REQUEST + "skip", "leave runs out of a matrix until they are released", f"STATUS= {RUNS}"),
         "hold": Command(REQUEST + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
         "release": Command(REQUEST + "release", "continue runs that were skipped or held", f"STATUS= {RUNS}"),
-        "k8s-shell": Command(
-            CLUSTER + "k8s_shell", "open a shell in a pod that mounts the claim (ENGINE=kubernetes)", assigns=True
-        ),
         "reproduce": Command(
             REPRODUCE + "reproduce",
             "repeat a run from its own .config, and compare bit for bit",
@@ -330,10 +322,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "serve Trackio's page of the results on this machine",
             f"PROJECT= {PAGE} RESULTS_DIR=",
         ),
-        "trackio-web": Command(PAGES + "web", "print the address of that page", "PROJECT= SHOW_TOKEN=1 RESULTS_DIR="),
-        "trackio-console": Command(PAGES + "console", "print the measurements so far as a table", RUNS),
         "tensorboard": Command(PAGES + "show", "serve TensorBoard's page of a matrix", f"{PAGE} {MATRIX}"),
-        "wandb-view": Command(PAGES + "wandb_view", "show the runs of a matrix on W&B's screen in the terminal", RUNS),
         "wandb-test": Command(TRACKERS + "wandb_test", "send a synthetic run to W&B, and read it back", "PROJECT="),
         "trackio-test": Command(
             TRACKERS + "trackio_test", "store a synthetic run in Trackio, and read it back", "PROJECT="
@@ -381,7 +370,7 @@ def find_command(target: str) -> Command:
         return COMMANDS["defconfig"]
     if any(name in group for group in GROUPS.values()):
         raise ConfigError(f"{target} is a make target, not a command of kmatrix", hint=f"run make {target}")
-    near = difflib.get_close_matches(name, [name for group in GROUPS.values() for name in group if "<" not in name], 3)
+    near = difflib.get_close_matches(name, [name for group in GROUPS.values() for name in group], 3)
     raise ConfigError(
         f"unknown command {target}", hint=f"did you mean {' or '.join(near)}?" if near else "see `make help`"
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
-from typing import Any
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError
@@ -17,7 +15,6 @@ from kmatrix.experiment.configure import (
     known_configurations,
     merge_layers,
     merge_lines,
-    new_symbols,
     text_of_config,
     validate_matrix,
     validated,
@@ -25,24 +22,22 @@ from kmatrix.experiment.configure import (
     write_out,
 )
 from kmatrix.kconfig.assignments import apply_assignments, load_config, read_assignments, refuse
-from kmatrix.kconfig.edit import edit, effective_assignments, randomize, set_bools
-from kmatrix.kconfig.tree import Assignment, Tree, check_text, help_text, open_tree
+from kmatrix.kconfig.edit import edit
+from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
-from kmatrix.text import plural, shown
+from kmatrix.text import shown
 from kmatrix.track.available import is_computed
-
-TRIES = 100  # random configurations until one is valid
 
 
 def defconfig(arguments: Arguments) -> int:
-    """Write .config from a defconfig, merged with fragments and assignments."""
+    """Write .config from a defconfig, else from the defaults, merged with fragments and assignments."""
     name = _asked_defconfig(arguments)
     tree = open_tree(arguments.kconfig)
-    base = merge_layers(tree, config_layers(name), print)
-    return _finish(tree, arguments, _merged(tree, base, arguments), f"from {name}")
+    base = merge_layers(tree, config_layers(name), print) if name else []
+    return _finish(tree, arguments, _merged(tree, base, arguments), f"from {name or 'the defaults'}")
 
 
 def olddefconfig(arguments: Arguments) -> int:
@@ -51,55 +46,6 @@ def olddefconfig(arguments: Arguments) -> int:
     path = arguments.config
     base = load_config(tree, path) if path.exists() else []
     return _finish(tree, arguments, _merged(tree, base, arguments), "olddefconfig")
-
-
-def oldconfig(arguments: Arguments) -> int:
-    """Ask for the value of each symbol that .config does not have, and update it."""
-    tree = open_tree(arguments.kconfig)
-    base = load_config(tree, arguments.config)
-    new = new_symbols(tree, arguments.config)
-    if new and not sys.stdin.isatty():
-        raise ConfigError(
-            f"oldconfig needs a terminal to ask for {plural(len(new), 'new symbol')}",
-            hint="run make olddefconfig to use their defaults",
-        )
-    for symbol in new:
-        text = _ask(tree, symbol)
-        if text is not None:
-            base.append(Assignment(symbol.name, text, "oldconfig"))
-    return _finish(tree, arguments, _merged(tree, base, arguments), "oldconfig")
-
-
-def alldefconfig(arguments: Arguments) -> int:
-    """Write a .config of defaults."""
-    return _finish(open_tree(arguments.kconfig), arguments, [], "alldefconfig")
-
-
-def allyesconfig(arguments: Arguments) -> int:
-    """Write a .config with every bool set to y that its dependencies allow. The matrix is large: see the dry run."""
-    return _all_bools(arguments, "y")
-
-
-def allnoconfig(arguments: Arguments) -> int:
-    """Write a .config with every bool set to n."""
-    return _all_bools(arguments, "n")
-
-
-def randconfig(arguments: Arguments) -> int:
-    """Write a random valid .config. The same KCONFIG_SEED gives the same configuration."""
-    seed = arguments.get("KCONFIG_SEED") or str(random.randrange(2**32))
-    if not (seed.isascii() and seed.isdecimal()):
-        raise ConfigError(f"KCONFIG_SEED={seed}", why="expected a whole number in decimal digits")
-    tree = open_tree(arguments.kconfig)
-    draw = random.Random(int(seed))
-    # Each try sets fewer symbols: the last ones are close to the defaults, which are valid.
-    for trial in range(TRIES):
-        tree.reset()
-        randomize(tree, draw, share=1 - trial / TRIES)
-        if not tree.forbidden() and not broken_rules(tree, []):
-            print(f"KCONFIG_SEED={seed}")  # also a seed that was drawn here, so that the file can be made again
-            return _finish(tree, arguments, effective_assignments(tree, "randconfig"), "randconfig")
-    raise ConfigError(f"no valid configuration in {TRIES} tries with KCONFIG_SEED={seed}")
 
 
 def savedefconfig(arguments: Arguments) -> int:
@@ -118,24 +64,6 @@ def savedefconfig(arguments: Arguments) -> int:
     text += "".join(tree.kconf.syms[item.name].config_string for item in dependent)
     write_out(out, text)
     print(f"{shown(out)}: {text.count(chr(10))} lines")
-    return 0
-
-
-def listnewconfig(arguments: Arguments) -> int:
-    """Print the symbols that .config does not have, with their defaults."""
-    tree = open_tree(arguments.kconfig)
-    load_config(tree, arguments.config)
-    for symbol in new_symbols(tree, arguments.config):
-        print(symbol.config_string.rstrip())
-    return 0
-
-
-def helpnewconfig(arguments: Arguments) -> int:
-    """Print the help of the symbols that .config does not have."""
-    tree = open_tree(arguments.kconfig)
-    load_config(tree, arguments.config)
-    for symbol in new_symbols(tree, arguments.config):
-        print(f"{symbol.config_string.rstrip()}\n  {symbol.nodes[0].prompt[0]}\n  {help_text(symbol)}\n")
     return 0
 
 
@@ -231,41 +159,16 @@ def _merged(tree: Tree, base: list[Assignment], arguments: Arguments) -> list[As
 
 
 def _asked_defconfig(arguments: Arguments) -> str:
+    """Return the name or file of a defconfig, "" for the defaults."""
     target = arguments.target
     if target.startswith("defconfig-"):
         return target.removeprefix("defconfig-")
     if target != "defconfig":
         return target.removesuffix("_defconfig")
-    name = arguments.get("DEFCONFIG")
-    if not name:
-        raise ConfigError("defconfig needs a name", hint="make defconfig-<name>, or make defconfig DEFCONFIG=<file>")
-    return name
+    return arguments.get("DEFCONFIG")
 
 
 def _first_comment(path: Path) -> str:
     """Return the first line of a file without #, "" if it is not a comment."""
     line = path.read_text(encoding="utf-8").partition("\n")[0]
     return line.lstrip("# ") if line.startswith("#") else ""
-
-
-def _ask(tree: Tree, symbol: Any) -> str | None:
-    """Ask for the value of a symbol until it is valid. An empty answer (None) keeps the default."""
-    while True:
-        answer = input(f"{symbol.nodes[0].prompt[0]} ({symbol.name}) [{symbol.str_value}] (NEW) ").strip()
-        if not answer:
-            return None
-        if answer == "?":
-            print(help_text(symbol))
-            continue
-        try:
-            check_text(tree, symbol, answer, "answer")
-        except ConfigError as error:
-            print(error)
-            continue
-        return answer
-
-
-def _all_bools(arguments: Arguments, value: str) -> int:
-    tree = open_tree(arguments.kconfig)
-    set_bools(tree, value)
-    return _finish(tree, arguments, effective_assignments(tree, arguments.target), arguments.target)

@@ -1,44 +1,24 @@
-"""The commands that show runs in the trackers' own pages: Trackio, TensorBoard, W&B, and a console table."""
+"""The commands that show runs on the trackers' own pages: Trackio and TensorBoard."""
 
 from __future__ import annotations
 
 import getpass
 import os
-import re
 import socket
-import subprocess
-import sys
-import tempfile
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.targets import chosen_runs, find_target, look, results_dir, running_target
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.targets import find_target, results_dir
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.hosts import ServerAddress
-from kmatrix.paste import make_command
-from kmatrix.records.decode import replaced
-from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricLine, RunRecord, read_run
-from kmatrix.status.status_file import recover_status
-from kmatrix.text import UNKNOWN, columns, count, duration, shown, table
+from kmatrix.text import shown
 from kmatrix.track.available import need_trackers, own_project
 from kmatrix.track.page import Page, StateFile, page_address, wait_for_signal
 from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, prepare, served
-from kmatrix.track.wandb import QUIET, WandbFiles
-
-LAST_STEPS = 20  # rows per run: a page of a terminal
-FORMS = {
-    "train/loss": ("loss", "{:.4f}"),
-    "val/loss": ("val", "{:.4f}"),
-    "train/lr": ("lr", "{:.2e}"),
-    "grad/norm": ("norm", "{:.2f}"),
-}
-TITLES = ("step", "tokens", "time", *(title for title, _ in FORMS.values()), "tok/s", "MFU")
 
 
 def announce(title: str, page: Page, links: list[str], *, server: ServerAddress, wanted: int) -> None:
@@ -75,7 +55,7 @@ def trackio_view(arguments: Arguments) -> int:
     state = StateFile(folder)
     with state.held() as held:
         if held is None:  # another process serves this folder already
-            return _print_where(state.living(), project, arguments, ignored=("HOST", "PORT"))
+            return _print_served(state.living(), project, arguments)
         server = page_address(arguments.get("HOST"))
         with served(folder, server, wanted) as page:
             held.write(page)
@@ -89,23 +69,13 @@ def trackio_view(arguments: Arguments) -> int:
     return 0
 
 
-def web(arguments: Arguments) -> int:
-    """Print the URL of Trackio's page, running or not. SHOW_TOKEN=1 adds the link with write access."""
-    folder = data_dir(results_dir(arguments))
-    project = _project(arguments, folder) if known_projects(folder) else _project_name(arguments)
-    return _print_where(StateFile(folder).living(), project, arguments)
-
-
-def _print_where(page: Page | None, project: str, arguments: Arguments, *, ignored: Sequence[str] = ()) -> int:
-    """Print the address of a page, running or not. ignored: arguments of a server that this command does not start."""
+def _print_served(page: Page | None, project: str, arguments: Arguments) -> int:
+    """Print the address of a page that another process serves, and the arguments that it cannot follow."""
     if page is None:
-        print(f"URL: http://localhost:{configured(arguments, 'TRACKIO_PORT')}/?project={project}")
-        asked = {name: arguments.get(name) for name in ("PROJECT",) if arguments.get(name)}
-        print(f"not running: start it with {make_command('trackio-view', **asked)}")
-        return 0
-    print("\n".join(_links(page, project)[: 2 if yes(arguments, "SHOW_TOKEN") else 1]))
+        raise RecordError("another process is starting or ending the page", hint="run it again in a few seconds")
+    print(f"URL: {_link(page, project)}")
     print(f"running (pid {page.pid})")
-    asked = {name: arguments.get(name) for name in ignored}
+    asked = {name: arguments.get(name) for name in ("HOST", "PORT")}
     if given := [f"{name}={text}" for name, text in asked.items() if text and text != str(page.port)]:
         print(f"note: {' and '.join(given)} ignored: the page is served already; stop that process first")
     return 0
@@ -159,91 +129,3 @@ def show(arguments: Arguments) -> int:
     wait_for_signal()
     print("\nstopped TensorBoard")
     return 0
-
-
-def wandb_view(arguments: Arguments) -> int:
-    """Show the runs of TARGET= that match RUN= in W&B's terminal screen, which works offline and without a key.
-
-    Return the exit status of the screen. Raises ConfigError without W&B data, or without a terminal.
-    """
-    need_trackers(("wandb",))
-    matrix = find_target(arguments)
-    runs = chosen_runs(matrix, arguments)
-    with_data = [run for run in runs if WandbFiles(run.path).sessions]
-    if not with_data:
-        raise ConfigError(
-            f"no W&B data in {shown(matrix.path)} for {', '.join(run.name for run in runs)}",
-            why="these runs used no TRACKER=wandb, or have not started",
-            hint="pass TARGET=<another matrix>, or run with TRACKER=wandb",
-        )
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(
-            "wandb-view needs a terminal",
-            hint=f"run it in one, or: wandb leet inspect --json {shown(WandbFiles(with_data[0].path).sessions[-1])}",
-        )
-    if missing := [run.name for run in runs if run not in with_data]:
-        print(f"no W&B data: {', '.join(missing)}")
-    # The screen shows one folder with W&B's own layout, so a temporary one collects the runs.
-    with tempfile.TemporaryDirectory() as folder:
-        gather(with_data, Path(folder))
-        command = [sys.executable, "-m", "wandb", "leet", folder]
-        return subprocess.run(command, env={**os.environ, **QUIET}, check=False).returncode
-
-
-def gather(runs: Sequence[RunDir], folder: Path) -> None:
-    """Link the files of all runs into one folder with W&B's own layout, named after the runs.
-
-    A run with several sessions has one entry per session: <name>, <name>.2, ... W&B's screen reads the time from the
-    name of an entry, and lists the newest first.
-    """
-    for run in runs:
-        for number, session in enumerate(WandbFiles(run.path).sessions, start=1):
-            name = run.name if number == 1 else f"{run.name}.{number}"
-            time = re.search(r"\d{8}_\d{6}", session.name)
-            entry = folder / f"run-{time[0] if time else '00000000_000000'}-{name}"
-            entry.mkdir()
-            # Linked, not copied: the screen follows a file that is still being written.
-            (entry / f"run-{name}.wandb").symlink_to(next(session.glob("run-*.wandb")).resolve())
-
-
-def console(arguments: Arguments) -> int:
-    """Print the newest values of each run; with RUN=<pattern>, the last steps of each matching run."""
-    matrix = running_target(arguments) or find_target(arguments)
-    records = [read_run(run) for run in chosen_runs(matrix, arguments)]
-    activity = look(matrix)
-    statuses = {
-        one.dir.name: str(recover_status(one.dir, has_runner=activity.has_runner(one.dir.name)).status)
-        for one in records
-    }
-    print(matrix.name)
-    if not arguments.get("RUN"):
-        rows = [(one.dir.name, statuses[one.dir.name], *cells(newest(one))) for one in records]
-        print("\n".join(table(columns(("run", "status", *TITLES), (0, 1)), rows)))
-        return 0
-    for one in records:
-        rows = [cells(line) for line in one.metrics[-LAST_STEPS:]]
-        print(f"\n{one.dir.name}: {statuses[one.dir.name]}")
-        print("\n".join(table(columns(TITLES, ()), rows)) if rows else "no step logged yet")
-    return 0
-
-
-def newest(run: RunRecord) -> MetricLine | None:
-    """Return the newest value of each metric, as a line of the last step; None before the first step."""
-    found: dict[str, float | None] = {}
-    for line in run.metrics:
-        found |= {name: value for name, value in line.values.items() if value is not None}
-    return replaced(run.metrics[-1], values=found) if run.metrics else None
-
-
-def cells(line: MetricLine | None) -> tuple[str, ...]:
-    """Return the metrics of a step as the cells of a table row."""
-    values = line.values if line else {}
-    used = values.get("throughput/mfu")
-    return (
-        str(line.step) if line else UNKNOWN,
-        count(values.get("tokens")),
-        duration(values.get("elapsed_s")),
-        *(UNKNOWN if values.get(name) is None else form.format(values[name]) for name, (_, form) in FORMS.items()),
-        count(values.get("throughput/tokens_per_s")),
-        UNKNOWN if used is None else f"{used:.1%}",
-    )

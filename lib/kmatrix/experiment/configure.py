@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kmatrix.config import RULES
 from kmatrix.errors import ConfigError
@@ -234,17 +233,6 @@ def refuse_computed(tree: Tree, lines: Iterable[Assignment]) -> None:
         for item in lines
         if not any(node.prompt for node in tree.kconf.syms[item.name].nodes)
     )
-
-
-def new_symbols(tree: Tree, path: Path) -> list[Any]:
-    """Return the visible symbols that a .config does not mention."""
-    text = path.read_text(encoding="utf-8")
-    mentioned = {word.split("=")[0].removeprefix("CONFIG_") for line in text.splitlines() for word in line.split()}
-    return [
-        symbol
-        for symbol in tree.symbols
-        if symbol.visibility and symbol.name not in mentioned and symbol.config_string and not symbol.choice
-    ]
 
 
 PROJECT = "TRACKER_PROJECT"

@@ -1,74 +1,17 @@
-"""Edit a configuration: menuconfig, all bools y or n, random values."""
+"""Edit a configuration with menuconfig."""
 
 from __future__ import annotations
 
 import curses
 import locale
 import os
-import random
 from pathlib import Path
 from typing import Any
 
-import kconfiglib as kc
-
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.tree import HEADER, MATRIX, Assignment, Tree, check_text
+from kmatrix.kconfig.tree import HEADER, Tree, check_text
 
-WIDEST = 4096  # random integers stay within this distance of their lower bound
-NOT_RANDOM = ("ENGINE", "GPT2_NUM_NODES")  # a random configuration is one that this machine can try
 FALLBACK_TERM = "xterm-256color"  # nearly every terminal emulator understands it
-
-
-def set_bools(tree: Tree, value: str) -> None:
-    """Set every bool, members of choices excluded."""
-    for symbol in tree.symbols:
-        if not symbol.choice and symbol.orig_type == kc.BOOL:
-            symbol.set_value(value)
-
-
-def randomize(tree: Tree, draw: random.Random, *, share: float = 1.0) -> None:
-    """Set choices, bools, integers and $(oneof) strings to random valid values, in the order of the files.
-
-    Runs stay on this machine: NOT_RANDOM keep their defaults.
-    share: fraction of the other symbols than choices that are set; the rest keep their defaults.
-    """
-    # Choices first: they decide which other symbols are visible.
-    for axis, choice in tree.choices.items():
-        visible = [member for member in choice.syms if member.visibility]
-        if visible and axis not in NOT_RANDOM:
-            draw.choice(visible).set_value("y")
-    for symbol in tree.symbols:
-        if (
-            symbol.choice
-            or symbol.name in NOT_RANDOM
-            or not symbol.visibility
-            or symbol.name.startswith(MATRIX.rstrip("_"))
-            or draw.random() > share
-        ):
-            continue
-        if symbol.orig_type == kc.BOOL:
-            symbol.set_value(draw.choice("ny"))
-        elif symbol.orig_type == kc.INT and symbol.ranges:
-            low, high = _range(symbol)
-            symbol.set_value(str(draw.randint(low, min(high, low + WIDEST))))
-        elif symbol.name in tree.oneofs:
-            symbol.set_value(draw.choice(tree.oneofs[symbol.name]))
-
-
-def effective_assignments(tree: Tree, where: str) -> list[Assignment]:
-    """Return the effective values of all visible symbols as assignments; of a choice, its selected member."""
-    return [
-        Assignment(symbol.name, symbol.str_value, where)
-        for symbol in tree.symbols
-        if symbol.visibility
-        and any(node.prompt for node in symbol.nodes)
-        and not (symbol.choice and symbol.str_value == "n")
-    ]
-
-
-def _range(symbol: kc.Symbol) -> tuple[int, int]:
-    low, high = next(entry[:2] for entry in symbol.ranges if kc.expr_value(entry[2]))
-    return int(low.str_value), int(high.str_value)
 
 
 def edit(tree: Tree, path: Path) -> None:

@@ -24,7 +24,7 @@ def program(tmp_path):
     for number in range(60):
         (tmp_path / "data" / "notes" / f"{number}.txt").write_text(f"note {number} " * (number + 9))
     program = Program(tmp_path)
-    program.check("alldefconfig")
+    program.check("defconfig")
     return program
 
 

@@ -28,13 +28,11 @@ from kmatrix.cli.running.restore import exit_code, open_matrix
 from kmatrix.cli.targets import chosen_runs, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers
 from kmatrix.engines.base import Scheduler
-from kmatrix.engines.kubernetes.scheduler import KubernetesScheduler
-from kmatrix.engines.kubernetes.shell import run_shell
 from kmatrix.engines.polling import known_jobs, refresh
 from kmatrix.engines.schedulers import find_scheduler, is_setting, settings_of, site_settings
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.experiment.inputs.data import Key
-from kmatrix.experiment.plan import Plan, make_plan
+from kmatrix.experiment.plan import Plan
 from kmatrix.experiment.provenance import code_of
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
@@ -44,7 +42,6 @@ from kmatrix.records.decode import replaced
 from kmatrix.records.files import last_lines
 from kmatrix.records.jobs.claim import age_s
 from kmatrix.records.jobs.files import (
-    KUBERNETES,
     SLURM,
     TITLES,
     EngineFile,
@@ -150,15 +147,6 @@ def _why_enough(matrix: MatrixDir, record: MatrixFile, *, reuse: bool) -> str:
     if reuse:
         return "its jobs wait or run: no second matrix is made; REUSE=n makes one"
     return f"was submitted less than {AGAIN_S:g} s ago: no second matrix is made"
-
-
-def k8s_shell(arguments: Arguments) -> int:
-    """Open a shell in a small pod that mounts the claim of .config; the pod is deleted afterwards."""
-    plan = make_plan(arguments.config, arguments.assignments, kconfig=arguments.kconfig, options=arguments.takes)
-    if plan.config.engine != KUBERNETES:
-        raise LaunchError(f"ENGINE={plan.config.engine} has no pods", hint="pass ENGINE=kubernetes")
-    scheduler = KubernetesScheduler(settings_of(KUBERNETES, plan.runs[0].values.texts))
-    return run_shell(scheduler.settings, scheduler.api)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

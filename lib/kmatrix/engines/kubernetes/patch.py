@@ -30,7 +30,7 @@ MERGE_KEYS = {
     "replicatedJobs": "name",
 }
 PORT_KEYS = ("containerPort", "port")  # of containers and of Services; the port decides, not the protocol
-KINDS = ("Job", "JobSet", "Service", "Pod")  # Pod: that of `make k8s-shell`
+KINDS = ("Job", "JobSet", "Service")
 DIRECTIVE = "$patch"
 HINT = "docs/kubernetes.md, K8S_PATCH, has examples"
 
