@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,15 +16,12 @@ from typing import Any
 from kmatrix.errors import ConfigError
 from kmatrix.records.lock import start_of
 from kmatrix.records.run_lock import SPENT, launched_at
-from kmatrix.records.train_config import TrainConfig, budget_s, cost_limit_s
-from kmatrix.text import duration
+from kmatrix.records.train_config import TrainConfig, cost_limit_s
 
 RECENT_STEPS = 8  # the next step is expected to take as long as the longest of these
 RECENT = 3  # the same for evaluations and checkpoints
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
 END_S = 0.5  # time to write the last files
-OUTLOOK_STEPS, OUTLOOKS = 100, 20  # steps whose median counts; times per run that its expected end is computed
-NEAR = 0.10  # of the budget: an end that is further from it is reported
 EVALUATION, BENCHMARK, CHECKPOINT = PARTS = ("evaluation", "judging", "checkpoint")  # between steps; the names on disk
 
 
@@ -51,12 +47,9 @@ class Limit:
 def limit_of(config: TrainConfig) -> Limit | None:
     """Return the budget that cuts the run and is used up first, or None without one.
 
-    A budget that the number of steps was computed from cuts nothing: the schedule ends with it.
     A cost budget lasts max_cost / (price per hour) hours.
     """
     limits: list[Limit] = []
-    if config.length_from:
-        return None
     if config.max_time is not None:
         limits.append(Limit(seconds=config.max_time, ended_by=EndReason.TIME))
     if (seconds := cost_limit_s(config)) is not None:
@@ -150,33 +143,6 @@ class Budget:
 
     def _longest(self, kind: str) -> float:
         return max(self._known[kind], default=0.0)
-
-
-class Outlook:
-    """Tells when a run whose length was computed from a budget will end, if that is not near its budget."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._budget = budget_s(config) if config.length_from else None
-        self._symbol, self._steps = config.length_from.upper(), config.max_iters
-        self._recent: deque[float] = deque(maxlen=OUTLOOK_STEPS)
-        self._told = 0  # -1: early, 1: late, 0: neither
-
-    def stepped(self, step: int, seconds: float, spent_s: float) -> str:
-        """Add the time of a step, and return a message if the expected end has changed from near to not near, or back.
-
-        step: 0-based.  spent_s: of all attempts so far.
-        """
-        self._recent.append(seconds)
-        # Not at each step: the median of many numbers takes a while. Nor at first: warm-up is slow.
-        if self._budget is None or len(self._recent) < 2 or (step + 1) % max(1, self._steps // OUTLOOKS):
-            return ""
-        end = spent_s + (self._steps - 1 - step) * statistics.median(self._recent)
-        share = end / self._budget
-        now = 1 if share > 1 + NEAR else -1 if share < 1 - NEAR else 0
-        if now == self._told:
-            return ""
-        self._told = now
-        return f"at this speed, the run ends after {duration(end)}, {share:.0%} of {self._symbol}: its steps are fixed"
 
 
 class EarlyStopping:

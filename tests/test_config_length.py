@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kmatrix.kconfig.tree as duration
-from factories import train_config
+from factories import make_run, train_config
 from kmatrix.config import Length, epoch_tokens, length, with_data
 from kmatrix.experiment.plan import equal_budget
+from kmatrix.packing import usable_cores
+from kmatrix.plan.cpu import cpu_name, cpu_speed
+from kmatrix.plan.risk import START_S
+from kmatrix.records.files import read_json, write_json
 from programs import Program
 
 DRY = "test-matrix-dry-run"
@@ -71,6 +77,7 @@ def test_a_time_equals_the_sum_of_its_parts(days, hours, minutes, seconds):
         (bounds(tokens_per_param=20.0, max_iters=9999), Length(steps=60, bound="tokens_per_param")),
         (bounds(max_epochs=2.0), Length(steps=None, bound="max_epochs")),
         (bounds(max_epochs=2.0, max_iters=7), Length(steps=7, bound="max_iters")),
+        (bounds(max_time=60.0), Length(steps=None, bound="")),
     ],
 )
 def test_the_first_limit_decides_and_is_never_exceeded(fields, expected):
@@ -137,6 +144,35 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
 )
 def test_an_invalid_budget_is_refused(program, arguments, message):
     assert message in program.refused(DRY, *arguments)
+
+
+BUDGET_ALONE = ("MAX_ITERS=0", "TIME=1h", "CPU_THREADS=1")
+
+
+def test_a_budget_without_steps_is_refused_with_the_steps_of_the_plan(program, tmp_path):
+    message = program.refused(DRY, *BUDGET_ALONE, f"RESULTS_DIR={tmp_path}/results")
+    assert "gpt2_adamw_1cpu has a budget of 1h00m and no number of steps" in message
+    shape = config(program, "CPU_THREADS=1").shape
+    slowest = cpu_speed(config(program, "CPU_THREADS=1").train).slow
+    steps = math.floor((3600 - START_S["cpu"]) * slowest / (STEP * shape.flops_per_token))
+    assert f"hint: pass MAX_ITERS={steps}, which fits by the plan, and up to " in message
+    assert program.refused("plan", "MAX_ITERS=0", "COST=1", "MACHINE_HOUR_PRICE=2").count("no number of steps") == 1
+
+
+def test_a_budget_without_steps_is_refused_with_the_steps_of_the_newest_run_like_it(program, tmp_path):
+    folder = tmp_path / "results" / "test_matrix_results_20260101_000000"
+    for name, rate in (("old", 10.0), ("other", 99.0), ("unfinished", 77.0)):
+        run = make_run(
+            folder if name == "old" else folder.with_name(f"test_matrix_results_2027_{name}"), data_path=tmp_path
+        )
+        about = read_json(run.run_json)
+        about["train"] = config(program, "CPU_THREADS=1").train.to_json() | ({"n_layer": 1} if name == "other" else {})
+        about["provenance"] |= {"cpu": cpu_name(), "cores": usable_cores(), "gpus": []}
+        write_json(run.run_json, about)
+        status = "failed" if name == "unfinished" else "finished"
+        write_json(run.result, {"status": status, "step": 12, "tokens_per_second": rate * STEP})
+    message = program.refused(DRY, *BUDGET_ALONE, f"RESULTS_DIR={tmp_path}/results")
+    assert f"hint: pass MAX_ITERS=35850, which fits at 30,720 tokens/s, measured in {folder.name}/" in message
 
 
 def test_the_dry_run_prints_what_limits_a_run(program):

@@ -26,7 +26,6 @@ from gpt2.stopping import (
     EarlyStopping,
     EndReason,
     NotFiniteError,
-    Outlook,
     not_finite,
 )
 from kmatrix.records.checkpoints import CheckpointKind
@@ -48,7 +47,6 @@ class BetweenSteps:
     compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
     early_stopping: EarlyStopping
     budget: Budget
-    outlook: Outlook
     checkpoints: CheckpointManager
     steps: Steps
     timings: Timings
@@ -79,8 +77,6 @@ class BetweenSteps:
         if held_s() > held:
             self.steps.restart()  # the disk was full: the next step must not count that time
         self.budget.stepped(numbers.seconds)
-        if told := self.outlook.stepped(numbers.step, numbers.seconds, self.budget.spent_s):
-            self.log.event(numbers.step, "budget", told)
         if numbers.save:
             self.checkpoints.request()
         if numbers.stop:

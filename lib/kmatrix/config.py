@@ -15,21 +15,15 @@ from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
-from kmatrix.records.train_config import BY_LANGUAGE, CHOICES, LANGUAGE, MixPart, TrainConfig, cost_limit_s, parse_mix
+from kmatrix.records.train_config import BY_LANGUAGE, CHOICES, LANGUAGE, MixPart, TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
 PREFIX = "GPT2_"
-BUDGETS = ("max_time", "max_cost")
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
-WITH_DATA = {
-    "data_sha256",
-    "data_shards",
-    "init_sha256",
-    "length_from",
-}  # fields without a symbol, known when a matrix is made
+WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
 CORE_SHOTS = 10  # examples that most tasks of CORE show before a question
@@ -90,7 +84,7 @@ class RunConfig:
 
     train: TrainConfig
     asked_iters: int  # steps; 0: none were asked for
-    bound: str  # the field that decides the number of steps
+    bound: str  # the field that decides the number of steps; "": none does, a budget alone limits the run
 
     @property
     def shape(self) -> ModelShape:
@@ -109,13 +103,8 @@ class RunConfig:
         return self.train.device
 
     @property
-    def is_shaped(self) -> bool:
-        """Return whether the number of steps follows from a budget of time or money, and the speed that is measured."""
-        return self.bound in BUDGETS
-
-    @property
     def steps(self) -> int | None:
-        """None until the data are known, if only epochs limit the run; until its speed is, if only a budget does."""
+        """None until the data are known, if only epochs limit the run."""
         return self.train.max_iters or None
 
     @property
@@ -210,18 +199,10 @@ def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
     fraction, steps = train.warmup_fraction, found.steps or 0
     # A fraction follows the length of the run, which may only be known with the data.
     warmup = train.warmup_steps if fraction is None else round(fraction * steps)
-    shaped = found.bound if found.bound in BUDGETS else ""
     # A copy of a hundred fields takes a while.
-    if (train.max_iters, train.warmup_steps, train.length_from) != (steps, warmup, shaped):
-        train = replace(train, max_iters=steps, warmup_steps=warmup, length_from=shaped)
+    if (train.max_iters, train.warmup_steps) != (steps, warmup):
+        train = replace(train, max_iters=steps, warmup_steps=warmup)
     return replace(run, train=train, bound=found.bound)
-
-
-def with_length(run: RunConfig, steps: int) -> RunConfig:
-    """Return the configuration of a run whose budget allows this number of steps."""
-    fraction = run.train.warmup_fraction
-    warmup = run.train.warmup_steps if fraction is None else round(fraction * steps)
-    return replace(run, train=replace(run.train, max_iters=steps, warmup_steps=warmup))
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
@@ -574,15 +555,14 @@ class Length:
     """The length of a run."""
 
     steps: int | None  # None: not known before the data are prepared
-    bound: str  # the field that decides
+    bound: str  # the field that decides; "": none does
 
 
 def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_tokens: int | None = None) -> Length:
     """Return the length of a run: the smallest of max_iters, max_tokens, tokens_per_param x params and max_epochs.
 
     train: max_iters as asked for.  train_tokens: tokens that an epoch reads, if known.
-    A bound is never exceeded, but every run has at least one step. If no other field decides, a budget of time or money
-    does, by a speed that is measured later.
+    A bound is never exceeded, but every run has at least one step.
     """
     tokens = {
         "max_tokens": train.max_tokens,
@@ -592,12 +572,8 @@ def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_token
     steps = {name: max(1, math.floor(n / tokens_per_step + ROUNDING)) for name, n in tokens.items() if n is not None}
     if train.max_iters:
         steps["max_iters"] = train.max_iters
-    if not steps and train.max_epochs is None:
-        money, time = cost_limit_s(train), train.max_time
-        by_cost = money is not None and (time is None or money < time)
-        return Length(steps=None, bound="max_cost" if by_cost else "max_time")
     if not steps:
-        return Length(steps=None, bound="max_epochs")
+        return Length(steps=None, bound="" if train.max_epochs is None else "max_epochs")
     bound = min(steps, key=lambda name: steps[name])
     return Length(steps=steps[bound], bound=bound)
 

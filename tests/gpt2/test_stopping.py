@@ -20,7 +20,6 @@ from gpt2.stopping import (
     Budget,
     EarlyStopping,
     Limit,
-    Outlook,
     check_until,
     limit_of,
     not_finite,
@@ -201,46 +200,6 @@ def test_work_due_before_the_next_step_is_included():
     budget.took(CHECKPOINT, 20.0)
     assert not budget.is_up()
     assert budget.is_up([CHECKPOINT])
-
-
-SHAPED = {"max_iters": 100, "max_time": 100.0, "length_from": "max_time"}
-
-
-def test_a_budget_that_the_length_follows_from_does_not_cut_the_run(tmp_path):
-    assert limit_of(config_of(tmp_path, **{**SHAPED, "length_from": ""})).seconds == 100.0
-    assert limit_of(config_of(tmp_path, **SHAPED)) is None
-
-
-def messages(outlook, step_s, *, start_s=0.0, steps=range(100)):
-    """Return step -> message of steps that take this time."""
-    told = {step: outlook.stepped(step, step_s, start_s + (step + 1) * step_s) for step in steps}
-    return {step: text for step, text in told.items() if text}
-
-
-def test_an_end_near_the_budget_is_not_reported(tmp_path):
-    assert messages(Outlook(config_of(tmp_path, **SHAPED)), 1.05) == {}
-
-
-@pytest.mark.parametrize(("step_s", "end"), [(1.3, "2m10s, 130%"), (0.7, "1m10s, 70%")])
-def test_an_end_far_from_the_budget_is_reported_once(tmp_path, step_s, end):
-    assert messages(Outlook(config_of(tmp_path, **SHAPED)), step_s) == {
-        4: f"at this speed, the run ends after {end} of MAX_TIME: its steps are fixed"
-    }
-
-
-def test_a_return_to_the_budget_is_reported_too(tmp_path):
-    outlook = Outlook(config_of(tmp_path, **SHAPED))
-    assert list(messages(outlook, 1.3, steps=range(10))) == [4]
-    assert list(messages(outlook, 1.0, start_s=3.0, steps=range(10, 100))) == [24]  # of the median
-
-
-def test_the_time_of_an_interruption_counts(tmp_path):
-    outlook = Outlook(config_of(tmp_path, **SHAPED))
-    assert list(messages(outlook, 1.0, start_s=15.0)) == [4]
-
-
-def test_a_run_with_steps_of_its_own_has_no_expected_end(tmp_path):
-    assert messages(Outlook(config_of(tmp_path, **{**SHAPED, "length_from": ""})), 9.0) == {}
 
 
 def test_a_value_that_is_not_finite_is_reported_with_its_step():

@@ -379,8 +379,7 @@ def test_a_cost_budget_is_named_and_a_constant_rate_misses_no_minimum():
     assert warning(train, 1000.0).startswith("the budget ends at 10 % of the schedule (MAX_COST): its last steps")
 
 
-def test_a_budget_that_the_length_follows_from_gives_no_warning():
-    assert warning(replace(CPU_TRAIN, length_from="max_time"), 1000.0) == ""
+def test_a_run_without_a_budget_gives_no_warning():
     assert warning(replace(CPU_TRAIN, max_time=None), 1000.0) == ""
 
 
@@ -390,13 +389,6 @@ def test_the_steps_that_fit_depend_on_the_slowest_and_the_fastest_speed():
     assert least == 100
     assert most >= 200
     assert steps_in(1.0, SHAPE, CPU_TRAIN, A10G, CPU) == (0, 0)
-
-
-def test_a_length_that_follows_from_the_budget_needs_time_for_one_step_only():
-    train = replace(CPU_TRAIN, batch_size=1, global_batch=1, max_iters=0, eval_interval=10**6, length_from="max_time")
-    assert not [risk for risk in of(train, steps=None) if "budget" in risk.what]
-    (risk,) = (risk for risk in of(replace(train, max_time=1.0), steps=None) if "budget" in risk.what)
-    assert "EVAL_INTERVAL" not in risk.fix
 
 
 # -- FP8

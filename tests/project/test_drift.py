@@ -25,7 +25,6 @@ RESOLVED = {
     "data_sha256",
     "data_shards",
     "init_sha256",
-    "length_from",
 }  # fields derived from other fields
 KCONFIGS = [ROOT / name for name in TREE.kconf.kconfig_filenames]
 CONTROL = list((ROOT / "lib" / "kmatrix").rglob("*.py"))

@@ -198,13 +198,10 @@ def test_the_share_of_the_schedule_at_which_a_budget_ends_a_running_run_is_estim
     made, now = script(), 0.3 * true_duration()
     made.add("cut", started=0.0, at=now, max_time=0.5 * true_duration())
     made.add("long", started=0.0, at=now, max_time=2 * true_duration())
-    made.add("shaped", started=0.0, at=now, max_time=0.5 * true_duration(), length_from="max_time")
     views = {view.name: view for view in made.observe(now).runs}
     assert views["cut"].schedule_share == pytest.approx(0.5, abs=0.03)
     assert views["cut"].left_s == pytest.approx(0.2 * true_duration(), rel=0.03)
     assert views["long"].schedule_share is None
-    assert views["shaped"].schedule_share is None  # its budget does not cut it
-    assert views["shaped"].left_s == pytest.approx(0.7 * true_duration(), rel=0.03)
 
 
 def test_the_share_of_a_pending_run_comes_from_runs_like_it_and_is_a_warning(script):

@@ -51,7 +51,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
         },
         **{"bias": True, "weight_tying": True, "vocab_multiple": 1},
         **{"dataset": "shards", "data_path": str(data_path), "tokenizer": "byte", "data_sha256": data_sha256},
-        **{"data_shards": 0, "length_from": ""},
+        **{"data_shards": 0},
         **{"batch_size": 4, "gradient_accumulation": 1, "max_iters": 12},
         **{"learning_rate": 1e-3, "schedule": "cosine", "min_lr": 1e-4, "warmup_steps": 2, "grad_clip": 1.0},
         **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1, "seed": 1337},

@@ -56,7 +56,7 @@ from kmatrix.plan.feasibility import (
     within_budget,
 )
 from kmatrix.plan.memory import MemoryNeed, forecast, memory, warnings
-from kmatrix.plan.risk import Risk, steps_in
+from kmatrix.plan.risk import Risk
 from kmatrix.records.jobs.files import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import budget_s
@@ -152,8 +152,6 @@ def _needs(kind: RunKind, data_dir: Path) -> str:
 
 def _run_length(config: RunConfig) -> str:
     """Return the length of a run, with the limit that decides it if that is not MAX_ITERS."""
-    if config.is_shaped and config.tokens is None:
-        return f"as many steps as fit into {_budget_text(config)}"
     if config.tokens is None:
         length = _epochs(config)
     else:
@@ -162,13 +160,6 @@ def _run_length(config: RunConfig) -> str:
     time = config.train.max_time, config.train.max_cost
     most = [f"at most {text}" for text in (time[0] and duration(time[0]), time[1] and f"${time[1]:g}") if text]
     return ", ".join([length, *most])
-
-
-def _budget_text(config: RunConfig) -> str:
-    """Return the budget that decides the length of a run."""
-    seconds = budget_s(config.train)
-    cost = f"${config.train.max_cost:g}: " if config.bound == "max_cost" else ""
-    return f"{cost}{duration(seconds)} ({config.bound.upper()})" if seconds is not None else config.bound.upper()
 
 
 def _epochs(config: RunConfig) -> str:
@@ -416,8 +407,6 @@ def _length(config: RunConfig) -> str:
         f"{config.tokens_per_step:,} tokens ({plural(train.batch_size, 'sequence')} x {train.gradient_accumulation} "
         f"accumulated x {plural(config.ranks, 'rank')} x {config.shape.block_size} tokens)"
     )
-    if config.is_shaped and config.steps is None:
-        return f"as many steps as fit into {_budget_text(config)}, of {step}"
     if config.tokens is None or config.steps is None:
         return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params
@@ -526,8 +515,6 @@ def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]
 
     The shortest comes first.
     """
-    if config.is_shaped and (budget := budget_s(config.train)) is not None:
-        return [budget]
     rate = target.rate(config.tokens_per_step, config.tokens)
     if rate is not None and config.tokens is not None:
         reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
@@ -560,8 +547,6 @@ def _time_range(config: RunConfig, device: GpuModel, ranks: int | None = None) -
 def _time(config: RunConfig, device: GpuModel) -> str:
     if peak_of(device, config.train) is None:
         return f"unknown: the peak of {device.name} in {config.train.dtype} is not known (PEAK_TFLOPS=)"
-    if config.is_shaped:
-        return _budget_time(config, device, cpu_speed(config.train))
     if config.tokens is None:
         return "unknown until the data are prepared"
     low, high = mfu_band(config.shape, config.train, device)
@@ -569,14 +554,6 @@ def _time(config: RunConfig, device: GpuModel) -> str:
     how = "compiled" if config.train.compile else "COMPILE=n"
     text = f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
     return text + _ended_by_budget(config, max(_band_seconds(config, device)))
-
-
-def _budget_time(config: RunConfig, device: GpuModel, cpu: CpuSpeed) -> str:
-    """Return the time of a run whose steps follow from its budget, and how many are expected. cpu: as for steps_in."""
-    budget = budget_s(config.train) or 0.0
-    text = f"{duration(budget)}, its budget; the number of steps is measured before it starts"
-    found = steps_in(budget, config.shape, config.train, device, cpu)
-    return text + (f", about {found[0]:,} to {found[1]:,} without evaluations" if found and found[1] else "")
 
 
 def _ended_by_budget(config: RunConfig, longest: float) -> str:
@@ -587,8 +564,6 @@ def _ended_by_budget(config: RunConfig, longest: float) -> str:
 
 def _cpu_time(config: RunConfig, cpu: CpuSpeed) -> str:
     """Return the time of a run on the CPU at both ends of the expected speed."""
-    if config.is_shaped:
-        return _budget_time(config, this_machine(config.ranks), cpu)
     if config.tokens is None:
         return "unknown until the data are prepared"
     work = config.tokens * config.shape.flops_per_token / cpu.cores

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import add_to
-from kmatrix.experiment.length.resolve import Measuring
 from kmatrix.experiment.make import checked, prepared, reuse_into
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
@@ -125,8 +124,7 @@ def add_runs(
 
     Raises ConfigError, DataError or LaunchError before anything is changed.
     """
-    measuring = Measuring(on_message=on_message, matrix=matrix)
-    creation = prepared(plan, checked(plan, on_message), command, None, measuring)
+    creation = prepared(plan, checked(plan, on_message), command, None, on_message)
     record = read_matrix_file_or_empty(matrix)
     if creation.equal != record.equal:
         raise ConfigError(

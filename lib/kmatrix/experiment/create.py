@@ -79,7 +79,6 @@ class Creation:
     settings: Mapping[str, str] = field(default_factory=dict)  # symbol -> value, those of the scheduler of a cluster
     rendered: bool = False  # the jobs of a cluster are submitted by the user
     initial: Mapping[str, InitialWeights] = field(default_factory=dict)  # by the text of INIT_FROM
-    expected: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # run -> measured seconds, and their source
 
 
 def create(
@@ -197,11 +196,6 @@ def _origin(code: Code, made_from: Creation, patch: str | None) -> Provenance:
     return made_from.nodes.provenance(origin) if made_from.nodes else origin
 
 
-def origin_of(made_from: Creation) -> Provenance:
-    """Return the provenance that the runs of a new matrix will have."""
-    return _origin(code_of(made_from.root), made_from, None)
-
-
 def _of_runs(origin: Provenance) -> Provenance:
     """Return the provenance for each run.json, without the middle of a long command."""
     # Redacted before it is cut: the half of a key would not be recognized.
@@ -287,7 +281,7 @@ def _run_json(name: str, run: Run, folder: Path | None, made_from: Creation, ori
         "environment": environment(made_from.texts[run.name].values),
         "tracking": made_from.tracking.to_json(),
         "train_tokens": data.train_tokens if data else None,
-        **_expected(made_from.configs[run.name], _device(made_from), made_from.expected.get(run.name)),
+        **_expected(made_from.configs[run.name], _device(made_from)),
         "provenance": origin,
     }
 
@@ -299,10 +293,8 @@ def _device(made_from: Creation) -> GpuModel | None:
     return detected(made_from.gpus[0].name, made_from.gpus[0].memory_total) if made_from.gpus else None
 
 
-def _expected(config: RunConfig, device: GpuModel | None, measured: tuple[float, str] | None) -> dict[str, Any]:
-    """Return the expected time of a run and its source: measured, else on a GPU model; both None if unknown."""
-    if measured is not None:
-        return {"expected_s": measured[0], "expected_from": measured[1]}
+def _expected(config: RunConfig, device: GpuModel | None) -> dict[str, Any]:
+    """Return the expected time of a run on a GPU model and its source; both None if unknown."""
     if config.device != "cuda" or device is None:
         return {"expected_s": None, "expected_from": None}
     seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)

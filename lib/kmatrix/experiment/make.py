@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_data
@@ -14,9 +14,8 @@ from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_place, create
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
-from kmatrix.experiment.inputs.data import Dataset, Key, data_lines, key, prepare_data, run_tokens
+from kmatrix.experiment.inputs.data import Dataset, Key, data_lines, key, prepare_data
 from kmatrix.experiment.inputs.initial import check_fit
-from kmatrix.experiment.length.resolve import Measuring, resolve_lengths
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
@@ -26,7 +25,6 @@ from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking
-from kmatrix.records.train_config import TrainConfig
 from kmatrix.runner.execute import command_of, need_torch
 from kmatrix.status.watch import RunProgress
 from kmatrix.track.available import need_trackers, own_project
@@ -39,7 +37,6 @@ def make_matrix(
     preflight: bool | None = None,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
-    steps: Mapping[str, int] | None = None,
     rendered: bool = False,
     on_message: OnMessage = ignore,
     on_progress: Callable[[RunProgress], None] | None = None,
@@ -50,23 +47,14 @@ def make_matrix(
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
-    an earlier run.  steps: run -> length, as in an earlier run, where a budget decides it; without, it is measured.
+    an earlier run.
     rendered: the user submits the jobs of a cluster.  on_message: called with notes and warnings.
-    on_progress, on_note: called with the progress and the notes of preflight and calibration runs.
+    on_progress, on_note: called with the progress and the notes of preflight runs.
     run_jobs: trains these runs on the cluster of the plan.
     Raises ConfigError, DataError or LaunchError before anything is made.
     """
     tries = plan.config.preflight if preflight is None else preflight
-    measuring = Measuring(
-        on_message=on_message,
-        on_progress=on_progress,
-        on_note=on_note,
-        run_jobs=run_jobs,
-        in_jobs=tries,
-        rendered=rendered,
-        steps=steps or {},
-    )
-    creation = prepared(plan, checked(plan, on_message), command, shards, measuring)
+    creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
     creation = dataclasses.replace(creation, rendered=rendered)
     if tries:
         try_runs(
@@ -115,12 +103,9 @@ def reuse_into(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
 
 
 def prepared(
-    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, measuring: Measuring
+    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, on_message: OnMessage
 ) -> Creation:
-    """Check that the matrix can be made here, prepare its data, and return what its directories are made from.
-
-    measuring: for runs whose length a budget decides.
-    """
+    """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
     # Cheap checks first: preparing data can download for hours.
     results_dir = below_root(plan.config.results_dir)
     checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
@@ -155,21 +140,10 @@ def prepared(
         settings=settings_of(plan.config.engine, plan.runs[0].values.texts),
         initial=plan.initial,
     )
-    creation = resolve_lengths(creation, plan.gpus, measuring)
-    runs = [config.train for name, config in creation.configs.items() if name not in skipped]
-    if _reads_more(runs, data):  # than the part that the calibration has read
-        if plan.config.engine == SLURM:
-            refuse_large_data(plan.data_dir, runs, shards)
-        data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runs, shards)
-    for line in data_lines(runs, data):
-        measuring.on_message(line)
+    for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
+        on_message(line)
     # Again: the vocabulary of the data can change a length in tokens.
-    return dataclasses.replace(creation, data=data, equal=equal_budget(plan.equal_by, creation.configs))
-
-
-def _reads_more(runs: Iterable[TrainConfig], data: Mapping[Key, Dataset]) -> bool:
-    """Return whether a run whose length was computed reads more tokens than are prepared for it."""
-    return any(run.length_from and run_tokens(run) > data[key(run)].train_tokens for run in runs)
+    return dataclasses.replace(creation, equal=equal_budget(plan.equal_by, configs))
 
 
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:

@@ -39,15 +39,15 @@ from kmatrix.packing import usable_cores
 from kmatrix.plan.cpu import CpuSpeed, cpu_name, cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
-from kmatrix.plan.risk import Risk, budget_warning, risks
+from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
-from kmatrix.records.train_config import TrainConfig, budget_s, cut_s
+from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
-from kmatrix.status.estimate import EstimateSource, MeasuredRuns, measured_on
-from kmatrix.text import first_names, plural
+from kmatrix.status.estimate import EstimateSource, MeasuredRuns, measured_on, newest_speed
+from kmatrix.text import duration, first_names, plural
 
 EQUAL = "MATRIX_EQUAL"
 
@@ -272,6 +272,7 @@ def _plan(
     warned = [*([nodes.warning] if nodes and nodes.warning else []), *environment_warnings(values.texts)]
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
     trained = {planned.run: planned.kind.config.train for planned in runs}
+    _refuse_budget_alone(kinds, found, nodes, cpu_runs)
     verdict = plan_verdict(
         tree, matrix, settings, trained, lambda run: configs.of(run).train, engine=control.engine, by_hand=by_hand
     )
@@ -338,10 +339,45 @@ class EarlierTimes:
     def of(self, train: TrainConfig) -> float | None:
         """Return the time (s) of a whole run by earlier ones of its shape, None without one."""
         if self._runs is None:
-            machine = (cpu_name(), usable_cores(), tuple(sorted({gpu.name for gpu in self._gpus})))
-            self._runs = MeasuredRuns((), measured_on(self._results_dir, machine))
+            self._runs = MeasuredRuns((), measured_on(self._results_dir, _this_machine(self._gpus)))
         known = self._runs.whole(train)
         return known.seconds if known is not None and known.source is EstimateSource.EARLIER else None
+
+
+def _this_machine(gpus: Sequence[Gpu]) -> tuple[str, int, tuple[str, ...]]:
+    """Return the processor, cores and GPU models that the records of runs on this machine have."""
+    return cpu_name(), usable_cores(), tuple(sorted({gpu.name for gpu in gpus}))
+
+
+def _refuse_budget_alone(
+    kinds: Mapping[str, RunKind], gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns
+) -> None:
+    """Raise ConfigError if only a budget of time or money limits a run: its schedule needs a number of steps.
+
+    kinds: by a run's name.  The hint has the steps that fit in every run, by the newest run like it, else by the plan.
+    """
+    alone = {name: kind.config for name, kind in kinds.items() if not kind.config.bound}
+    if not alone:
+        return
+    machine = nodes.machine if nodes else _this_machine(gpus)
+    found = []
+    for config in alone.values():
+        budget, train = budget_s(config.train) or 0.0, config.train
+        if speed := newest_speed(cpu_runs.results_dir, machine, train):
+            steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
+            found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
+            continue
+        cpu = cpu_speed(train, there=nodes.cores(config)) if nodes else cpu_runs.speed(config.shape, train)
+        for device in _devices(config, gpus, nodes):
+            if span := steps_in(budget, config.shape, train, device, cpu):
+                found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
+    name, config = next(iter(alone.items()))
+    steps, how = min(found, default=(0, ""))
+    raise ConfigError(
+        f"{name} has a budget of {duration(budget_s(config.train) or 0.0)} and no number of steps",
+        why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
+        hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
+    )
 
 
 def budget_warnings(
@@ -351,7 +387,7 @@ def budget_warnings(
 
     measured: None for a run that is planned for another machine.
     """
-    if cut_s(config.train) is None or config.steps is None:
+    if budget_s(config.train) is None or config.steps is None:
         return []
     seconds = None if measured is None else measured.of(config.train)
     speed = cpu or cpu_speed(config.train)
@@ -364,8 +400,7 @@ def _kind(
 ) -> RunKind:
     # A cluster lacks nothing for a while: its scheduler refuses what it will never have, when jobs are made.
     lacks = "" if nodes else too_few_gpus(config.train, len(gpus))
-    local = [this_machine(config.ranks)] if config.device == "cpu" else _models(gpus)
-    here = nodes.devices(config) if nodes else local
+    here = _devices(config, gpus, nodes)
     return RunKind(
         config=config,
         warnings=(*warnings(config.train), *_budget_warnings(config, here, nodes, cpu_runs, measured)),
@@ -378,13 +413,18 @@ def _kind(
 def _budget_warnings(
     config: RunConfig, devices: Sequence[GpuModel], nodes: Nodes | None, cpu_runs: CpuRuns, measured: EarlierTimes
 ) -> list[str]:
-    if cut_s(config.train) is None:  # reading earlier runs takes a while
+    if budget_s(config.train) is None:  # reading earlier runs takes a while
         return []
     cpu = cpu_runs.speed(config.shape, config.train) if config.device == "cpu" and nodes is None else None
     return budget_warnings(config, devices, cpu, None if nodes else measured)
 
 
-def _models(gpus: Sequence[Gpu]) -> list[GpuModel]:
+def _devices(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None) -> list[GpuModel]:
+    """Return the devices that a run is planned for. nodes: of a cluster; None: this machine."""
+    if nodes:
+        return nodes.devices(config)
+    if config.device == "cpu":
+        return [this_machine(config.ranks)]
     return [detected(gpu.name, gpu.memory_total) for gpu in gpus]
 
 

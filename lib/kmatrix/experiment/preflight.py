@@ -33,7 +33,6 @@ STEPS = 2  # in the second step, the optimizer states are allocated
 TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, and what it saves
     **{"max_iters": STEPS, "warmup_steps": 0, "warmup_fraction": None, "log_interval": 1, "eval_interval": STEPS},
     **{"hellaswag": "", "core": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
-    "length_from": "",
     **{"save_checkpoint": False, "save_best": False, "checkpoint_interval": 0},
     **{"checkpoint_minutes": 0.0, "keep_weights_every": 0},
     **{"max_time": None, "max_cost": None, "max_tokens": None, "max_epochs": None, "tokens_per_param": None},
@@ -138,32 +137,11 @@ def try_runs(
     runnable = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
     shapes = by_shape(runnable)
     on_message(f"preflight: two steps of {plural(len(shapes), 'shape')}, for {plural(len(runnable), 'run')}")
-    configs = {name: trial_config(runnable[name]) for name in shapes}
-    with trials(planned, configs, gpus, on_progress=on_progress, on_note=on_note, run_jobs=run_jobs) as matrix:
-        bad = _failures(matrix, shapes, on_message)
-    if bad:
-        raise _refusal(planned, bad)
-
-
-@contextmanager
-def trials(
-    planned: Creation,
-    configs: Mapping[str, RunConfig],
-    gpus: Sequence[Gpu],
-    *,
-    on_progress: Callable[[RunProgress], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
-    run_jobs: Callable[[MatrixDir], object] | None = None,
-) -> Iterator[MatrixDir]:
-    """Train some runs of a plan with other configurations in a temporary matrix, and yield it.
-
-    configs: by the names of the runs.  run_jobs: as for `try_runs`.
-    """
     with _folder(planned.results_dir) as folder:
         trial = replace(
             planned,
-            plan=replace(planned.plan, runs=tuple(run for run in planned.plan.runs if run.name in configs)),
-            configs=configs,
+            plan=replace(planned.plan, runs=tuple(run for run in planned.plan.runs if run.name in shapes)),
+            configs={name: trial_config(runnable[name]) for name in shapes},
             results_dir=folder,
             checkpoint_dir=None,
             skipped={},
@@ -177,7 +155,9 @@ def trials(
             outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, on_progress=on_progress, on_note=on_note)
             if outcome.exit_code == EXIT_STOPPED:
                 raise KeyboardInterrupt
-        yield matrix
+        bad = _failures(matrix, shapes, on_message)
+    if bad:
+        raise _refusal(planned, bad)
 
 
 def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], on_message: OnMessage) -> list[FailedRuns]:
@@ -208,7 +188,7 @@ def _folder(results_dir: Path) -> Iterator[Path]:
     for left in results_dir.glob(FOLDER + "*"):
         host, _, owner = left.name.removeprefix(FOLDER).rpartition("_")
         # Left by a process that was killed; the directories of living processes are in use, and of other hosts
-        # nobody here knows whether they live. Without a host: of an earlier version.
+        # nobody here knows whether they live.
         if host in ("", socket.gethostname()) and owner.isdecimal() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
     folder = results_dir / f"{FOLDER}{socket.gethostname()}_{os.getpid()}"

@@ -20,7 +20,7 @@ from kmatrix.plan.feasibility import (
     mfu_band,
 )
 from kmatrix.plan.memory import MemoryNeed, memory
-from kmatrix.records.train_config import TrainConfig, budget_s, cut_s, dollars_per_hour
+from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
 from kmatrix.shapes import NAMED, ModelShape
 from kmatrix.text import duration, memory_size, plural
 
@@ -169,8 +169,6 @@ def _budget_risk(
     if budget is None:
         return None
     first = min(train.eval_interval, steps or train.eval_interval)  # the last step is evaluated, too
-    if train.length_from:
-        first = 1  # its steps follow from the budget: any number is enough
     times = _token_seconds(shape, train, device, cpu)
     if times is None:
         return None
@@ -192,7 +190,7 @@ def _budget_fix(shape: ModelShape, train: TrainConfig, first: int, budget: float
     around = START_S[train.device] + EVALUATIONS * evaluation
     step = train.tokens_per_step * times.slow
     reachable = math.floor((budget - around) / step)
-    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable >= 1 and not train.length_from else []
+    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable >= 1 else []
     needed = math.ceil(around + first * step)
     limits = [f"MAX_TIME={needed}s"] if train.max_time and train.max_time < needed else []
     if (cost := _cost(train, needed)) and train.max_cost and train.max_cost < cost:
@@ -223,7 +221,7 @@ def budget_warning(
     measured_s: time of the whole run by earlier runs of this shape on this machine; None: the expected speeds of the
     devices decide, and the warning says at most what the fastest one can do.
     """
-    budget, steps = cut_s(train), train.max_iters
+    budget, steps = budget_s(train), train.max_iters
     if budget is None or not steps:
         return ""
     if measured_s is not None:
@@ -236,7 +234,7 @@ def budget_warning(
         return ""
     symbol = "MAX_TIME" if train.max_time == budget else "MAX_COST"
     why = "its learning rate does not reach MIN_LR" if train.schedule != "constant" else "its last steps are left out"
-    return f"the budget ends at {share} of the schedule ({symbol}): {why}; MAX_ITERS=0 fits the steps to the budget"
+    return f"the budget ends at {share} of the schedule ({symbol}): {why}"
 
 
 def _percent(share: float) -> str:

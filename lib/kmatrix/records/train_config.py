@@ -58,7 +58,7 @@ NANOCHAT_FIELDS = (
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
 ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
 ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
-ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "length_from": "", "data_layout": "flat"}
+ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "data_layout": "flat"}
 ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
 ADDED |= {"numa_binding": False}
@@ -151,7 +151,6 @@ class TrainFields:
     cpu_threads: Size | None = None
     max_time: Amount | None = None
     max_cost: Amount | None = None
-    length_from: str | None = None  # None: ""
     gpu_hour_price: Amount | None = None
     machine_hour_price: Amount | None = None
     early_stopping_patience: Size | None = None
@@ -213,11 +212,6 @@ def budget_s(train: TrainFields | TrainConfig) -> float | None:
     """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
     limits = (train.max_time, cost_limit_s(train))
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def cut_s(train: TrainFields | TrainConfig) -> float | None:
-    """Return the time (s) after which a budget cuts a run, None without one, and if its length was computed from it."""
-    return None if train.length_from else budget_s(train)
 
 
 def read_fields(record: Mapping[str, Any]) -> TrainFields:
@@ -428,7 +422,6 @@ class TrainConfig(TrainFields):
     data_sha256: str = ""
     init_sha256: str = ""  # of the initial weights in init_from
     data_shards: int = 0  # training shards that are read, from the first; 0: all
-    length_from: str = ""  # max_time or max_cost: the budget that max_iters was computed from; it does not cut the run
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range, or contradicts another field."""

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import KmatrixError, RecordError, SchemaError
 from kmatrix.packing import Limits, PackedJob, ends
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status, read_result, read_run_file, read_run_file_or_empty
@@ -321,6 +321,21 @@ def measured_on(results_dir: Path, machine: tuple[Any, ...], *, without: str = "
         for run in _runs(other)
         if _machine([run]) == machine and (found := measured(run)) is not None
     ]
+
+
+def newest_speed(results_dir: Path, machine: tuple[Any, ...], train: TrainFields) -> tuple[float, str] | None:
+    """Return the tokens/s of the newest finished run of this shape on a kind of machine, and its name, if there is one.
+
+    machine: as for `measured_on`.
+    """
+    for matrix in reversed(matrix_dirs(results_dir)[-MOST:]):
+        for run in reversed(_runs(matrix)):
+            with suppress(KmatrixError):  # of any matrix: an unreadable or newer run is skipped
+                result, was = read_result(run), read_run_file(run).train
+                alike = _shape(was) == _shape(train) and _machine([run]) == machine
+                if alike and result is not None and result.status == Status.FINISHED and result.tokens_per_second:
+                    return result.tokens_per_second, f"{matrix.name}/{run.name}"
+    return None
 
 
 def measured(run: RunDir) -> Measured | None:

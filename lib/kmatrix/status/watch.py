@@ -23,7 +23,7 @@ from kmatrix.records.files import LineTail, last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line, metric_line_of
 from kmatrix.records.states import PhaseLine, RankStateFile, read_run_status
-from kmatrix.records.train_config import TrainFields, cut_s
+from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
     AT_ONCE,
@@ -247,7 +247,7 @@ class RunWatch:
         self._run, self._ranks = run, ranks
         start = start_of(run, resume)
         self._tail = MetricsTail(
-            run.metrics, attempt=attempt, max_iters=train.max_iters, budget_s=cut_s(train), start=start
+            run.metrics, attempt=attempt, max_iters=train.max_iters, budget_s=budget_s(train), start=start
         )
         self._tracker = AlertTracker(limits)
         self._gpus: GpuTail | None = None

@@ -82,11 +82,10 @@ def submit_matrix(
     *,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
-    steps: Mapping[str, int] | None = None,
 ) -> MatrixDir:
     """Make a matrix and submit its runs, or complete one whose submission was interrupted. Return it.
 
-    reuse, shards, steps: as for `make_matrix`.
+    reuse, shards: as for `make_matrix`.
     Raises LaunchError before anything is made if the cluster has no place for a run.
     """
     name = plan.config.engine
@@ -97,7 +96,7 @@ def submit_matrix(
     if matrix is None:
         for note in check_plan(scheduler, plan):
             print(f"note: {note}")
-        matrix, _ = make_dirs(arguments, plan, reuse=reuse, shards=shards, steps=steps, run_jobs=_run_trial)
+        matrix, _ = make_dirs(arguments, plan, reuse=reuse, shards=shards, run_jobs=_run_trial)
     else:
         print(f"note: {shown(matrix.path)} has the same runs, and {why}")
         open_matrix(matrix, arguments, on_cluster=True)

@@ -35,13 +35,12 @@ def make_dirs(
     *,
     reuse: bool,
     shards: Mapping[Key, int] | None = None,
-    steps: Mapping[str, int] | None = None,
     rendered: bool = False,
     run_jobs: Callable[[MatrixDir], object] | None = None,
 ) -> tuple[MatrixDir, RecorderLauncher | None]:
     """Make the directories of a matrix; return it and what starts the GPU recorders, None for no recording.
 
-    steps: as for `make_matrix`.  rendered: the user submits the jobs of a cluster.  run_jobs: trains the runs of a
+    rendered: the user submits the jobs of a cluster.  run_jobs: trains the runs of a
     preflight there.
     """
     recorders = recorder_launcher(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
@@ -57,7 +56,6 @@ def make_dirs(
             preflight=preflight,
             reuse=reuse and not arguments.get("SIMULATE"),  # a reused run would have no simulated recording
             shards=shards,
-            steps=steps,
             rendered=rendered,
             on_message=print,
             on_progress=display,

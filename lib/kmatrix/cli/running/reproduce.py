@@ -54,16 +54,13 @@ def reproduce(arguments: Arguments) -> int:
         was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, machine=arguments.config
     )
     shards = known_shards(was, [config.train for config in plan.configs.values()])
-    known = read_run_file_or_empty(was).train
-    # The number of steps was computed from a budget then: a new measurement would make it another run.
-    steps = dict.fromkeys(plan.configs, known.max_iters) if known.length_from and known.max_iters else {}
     on_cluster = plan.config.engine != LOCAL
     if on_cluster:
         from kmatrix.cli.running.cluster import submit_matrix
 
-        matrix, recorders = submit_matrix(arguments, plan, reuse=False, shards=shards, steps=steps), None
+        matrix, recorders = submit_matrix(arguments, plan, reuse=False, shards=shards), None
     else:
-        matrix, recorders = make_dirs(arguments, plan, reuse=False, shards=shards, steps=steps)
+        matrix, recorders = make_dirs(arguments, plan, reuse=False, shards=shards)
     now = matrix.runs()[0]
     for line in _how_to_restore_code(was, changes(was, now)):
         print(f"note: {line}")

@@ -18,8 +18,7 @@ from kmatrix.status.state import RunPlan
 def planned_attempts(plan: Plan) -> list[RunPlan]:
     """Return the first attempts of planned runs, which have no folders yet. The runs are those of a cluster."""
     assert plan.nodes is not None  # the caller has checked
-    machine = plan.nodes.name, plan.nodes.cpus, (plan.nodes.gpu_type,) if plan.nodes.gpus else ()
-    measured = MeasuredRuns((), measured_on(below_root(plan.config.results_dir), machine))
+    measured = MeasuredRuns((), measured_on(below_root(plan.config.results_dir), plan.nodes.machine))
     known: dict[int, tuple[int, float | None]] = {}  # by kind: threads and time
     found = []
     for planned in plan.runs:
@@ -52,8 +51,6 @@ def _threads(config: RunConfig, nodes: Nodes) -> int:
 def _expected_s(config: RunConfig, nodes: Nodes, measured: MeasuredRuns, threads: int) -> float | None:
     """Return the estimated time (s) of a run, from earlier runs or from the model of the GPUs; None if unknown."""
     train = config.train
-    if config.is_shaped and config.steps is None:
-        return budget_s(train)  # that its steps will fill
     planned = None
     if config.device == "cuda" and nodes.model is not None:
         planned = expected_seconds(shape=config.shape, train=train, tokens=config.tokens, device=nodes.model)

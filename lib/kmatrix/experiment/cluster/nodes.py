@@ -42,6 +42,11 @@ class Nodes:
         """The model of the GPUs, None if their type is not a known model."""
         return of_type(self.gpu_type)
 
+    @property
+    def machine(self) -> tuple[str, int | None, tuple[str, ...]]:
+        """The processor, cores and GPU models that the records of runs on these nodes have."""
+        return self.name, self.cpus, (self.gpu_type,) if self.gpus else ()
+
     def devices(self, config: RunConfig) -> list[GpuModel]:
         """Return the devices that a run is planned for; empty if the model of the GPUs is unknown."""
         if config.device == "cpu":

@@ -75,8 +75,6 @@ def needs(runs: Iterable[TrainConfig], shards: Mapping[Key, int] | None = None) 
         name = key(run)
         share = 1.0 if run.data_layout == FLAT else PACKED_READS
         tokens, block_size = run.data_tokens or math.ceil(share * run_tokens(run)), run.block_size
-        if not tokens and run.length_from:
-            tokens = run.tokens_per_step  # a part of the data: its length is measured first
         if former := found.get(name):
             tokens = max(tokens, former.tokens) if tokens and former.tokens else 0  # 0: all
             block_size = max(block_size, former.block_size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kmatrix.packing import Limits
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status
-from kmatrix.records.train_config import TrainFields, cut_s
+from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import spent_in
 from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, left_until, measured_before
@@ -57,7 +57,7 @@ class Estimates:
     def _share(self, view: RunView, here: MeasuredRuns) -> float | None:
         """Return the share of the schedule at which the budget of an open run ends it, None if it does not."""
         train = self._train(view)
-        limit = cut_s(train)
+        limit = budget_s(train)
         if limit is None or view.left_s is not None:  # the estimate of its own steps has it
             return view.schedule_share
         known = here.with_earlier(self._earlier).whole(train) if self._earlier is not None else here.whole(train)
@@ -94,7 +94,7 @@ class Estimates:
         # Of a stopped run, a part is done; a running run has spent part of the time already.
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
         left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
-        limit = cut_s(train)
+        limit = budget_s(train)
         if limit is not None:
             left = min(left, max(0.0, limit - (view.elapsed_s or 0.0)))
         return left, known.source

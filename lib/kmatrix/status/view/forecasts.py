@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kmatrix.errors import RecordError
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import VALIDATION_LOSS, Status, read_result, read_run_file_or_empty, validation_metrics
-from kmatrix.records.train_config import CHOICES, TrainFields, cut_s
+from kmatrix.records.train_config import CHOICES, TrainFields, budget_s
 from kmatrix.text import plural
 from kmatrix.verdict.forecast import Course, Forecaster, LossCurve, LossForecast, NoForecast
 from kmatrix.verdict.recorded import recorded_curves
@@ -98,7 +98,7 @@ def course_of(train: TrainFields) -> Course | None:
 
 def _open_end(train: TrainFields) -> str:
     """Return why a run may end before its last step, "" if it does not."""
-    if cut_s(train) is not None:
+    if budget_s(train) is not None:
         return "its time or cost budget may end it before its last step"
     if train.early_stopping_patience:
         return "early stopping may end it before its last step"

@@ -17,7 +17,7 @@ from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import GpuEntry, Provenance, RunFile, RunResult, Status, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, RunRequest, read_matrix_status, read_requests
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
-from kmatrix.records.train_config import TrainFields, cut_s
+from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity
 from kmatrix.status.cost import BUDGETS, MatrixBudget, Spent, spent_of, total_dollars
 from kmatrix.status.disk_space import FullDisk, full_disk
@@ -324,7 +324,7 @@ def _left(
         left = rest_when_resumed(lines, _phases(run), train, start_of(run, "auto")) if lines else None
     else:
         return None, None
-    limit = cut_s(train)
+    limit = budget_s(train)
     if limit is not None and elapsed is not None and (left is not None or status is Status.RUNNING):
         rest = max(0.0, limit - elapsed)
         if left is None or left <= rest:
