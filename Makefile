@@ -200,10 +200,8 @@ trackio-test: $(CONTROL) $(TRACKERS)
 	$(KMATRIX)
 
 # Checkpoints
-.PHONY: list-checkpoints checkpoints-prune
+.PHONY: list-checkpoints
 list-checkpoints: $(CONTROL)
-	$(KMATRIX)
-checkpoints-prune: $(CONTROL)
 	$(KMATRIX)
 
 # Models

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
-from gpt2.numa import Binding, bind
 from kmatrix.errors import LaunchError
 from kmatrix.records.disk import limit_from_environment
 from kmatrix.records.run_lock import launcher_died
@@ -41,7 +40,6 @@ class World:
     backend: str | None = None  # nccl or gloo; None: one process
     node: int = 0  # number of this node; node 0 has rank 0
     nodes: int = 1
-    numa: Binding | None = None  # to the processors next to the GPU; None on the CPU
 
     @property
     def main(self) -> bool:
@@ -107,7 +105,6 @@ def start(config: TrainConfig) -> World:
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
     device = choose_device(config.device, local_rank)
-    numa = bind(device, wanted=config.numa_binding)  # before the threads of the process group and of the loader
     backend = config.ddp_backend if size > 1 else None
     if backend:
         torch.distributed.init_process_group(
@@ -125,7 +122,6 @@ def start(config: TrainConfig) -> World:
         backend=backend,
         node=node,
         nodes=config.num_nodes,
-        numa=numa,
     )
 
 

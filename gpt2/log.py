@@ -122,7 +122,6 @@ class RunLog:
             "hosts": hosts,
             "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
             "attention": dict(attention or {}),
-            "numa": [machine["numa"] for machine in machines if machine["numa"]],
             "environment": variables(),
             "software": software(),
         }

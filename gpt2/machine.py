@@ -20,15 +20,14 @@ from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
 
 
 def machine_of(world: World) -> dict[str, Any]:
-    """Return the host of this rank, its device's name, name and UUID of its GPU, and its NUMA node; None on the CPU.
+    """Return the host of this rank, its device's name, and name and UUID of its GPU, None on the CPU.
 
     Of a run over several nodes also what all of them must have alike: the code of the trainer and PyTorch.
     """
-    own: dict[str, Any] = {"host": socket.gethostname(), "device": world.device_name, "gpu": None, "numa": None}
+    own: dict[str, Any] = {"host": socket.gethostname(), "device": world.device_name, "gpu": None}
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)
         # PyTorch omits the prefix of NVML's UUIDs, by which the recorder finds the GPU.
-        own["numa"] = world.numa and world.numa.to_json()
         own["gpu"] = {"name": properties.name, "uuid": f"GPU-{properties.uuid}"}
     if world.nodes > 1:
         own |= {"code": code_of_trainer(), "torch": torch.__version__}

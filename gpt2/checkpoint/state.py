@@ -25,7 +25,6 @@ MAY_DIFFER = frozenset(
         *("zero_stage", "ddp_bucket_mb", "ddp_bf16_gradients", "ddp_overlap"),
         *("device", "dtype", "tf32", "compile", "compile_mode", "cpu_threads", "peak_tflops"),
         *("bf16_stream", "fp8", "deterministic", "flash_attention", "attention_kernel", "recompute_scope"),
-        "numa_binding",
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
         *("core", "core_interval", "core_examples"),
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),

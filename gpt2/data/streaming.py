@@ -27,7 +27,6 @@ from gpt2.data.sequences import DataSource, Order, Place, Windows
 from gpt2.data.tokenizer import end_of_document
 from gpt2.data.waiting import waiting_for_data
 from gpt2.dist import World
-from gpt2.numa import release
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import (
     FLAT,
@@ -451,7 +450,6 @@ class StreamClient:
         self._process = subprocess.Popen(
             command, cwd=root, env=program_environment(root), stdin=subprocess.DEVNULL, stdout=sys.stderr
         )
-        release(self._process.pid)
 
 
 def _between(order: StreamOrder, first: int, last: int) -> set[int]:

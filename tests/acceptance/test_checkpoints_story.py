@@ -189,13 +189,6 @@ def test_ten_checkpoints_and_the_best_are_kept_listed_and_pruned(clone, tmp_path
     listed = clone.make("list-checkpoints", f"RESULTS_DIR={tmp_path}")
     assert listed.returncode == 0, listed.stderr
     assert all(entry["name"] in listed.stdout for entry in index(run))
-    refused = clone.make("checkpoints-prune", f"RESULTS_DIR={tmp_path}")
-    assert refused.returncode == 2
-    assert "YES=1" in refused.stderr
-    assert clone.make("checkpoints-prune", f"RESULTS_DIR={tmp_path}", "YES=1").returncode == 0
-    assert {"best", "final"} <= {kind for entry in index(run) for kind in entry["kinds"]}
-    assert len(index(run)) <= 2
-
     model, imported = tmp_path / "model", tmp_path / "back.pt"
     assert clone.make("export", f"CHECKPOINT={run}", f"OUTPUT={model}").returncode == 0
     assert clone.make("import-model", f"MODEL={model}", f"OUTPUT={imported}").returncode == 0

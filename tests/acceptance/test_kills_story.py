@@ -88,7 +88,6 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
         for path in ("result.json", "status.json", "metrics.jsonl"):
             (copy / name / path).unlink()
         for command in (
-            ["checkpoints-prune", "YES=1"],
             ["continue"],
             ["test-rerun"],
             ["status"],
@@ -97,7 +96,7 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
             ["list-checkpoints"],
         ):
             result = program(*command, f"TARGET={copy}")
-            refused = outside and command[0] in ("checkpoints-prune", "continue", "test-rerun")
+            refused = outside and command[0] in ("continue", "test-rerun")
             assert result.status == (2 if refused else 0), result.err
             assert not refused or "may be another matrix's" in result.err
         assert (tree(original), tree(disk) if outside else {}) == before
@@ -111,14 +110,10 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
             "continue", f"TARGET={copy}", f"CHECKPOINT_DIR={disk}"
         )
         program.check("test-rerun", f"TARGET={copy}", f"CHECKPOINT_DIR={own}")
-        program.check("checkpoints-prune", "YES=1", f"TARGET={copy}")
-        assert len(list(own.glob("*/*/step_*.pt"))) == 2  # of two runs: the newest one
         assert (tree(original), tree(disk)) == before
     # The original itself is free to do all of this, also after it was renamed.
     moved = original.rename(original.with_name("moved"))
-    program.check("checkpoints-prune", "YES=1", f"TARGET={moved}")
-    kept = [entry.step for run in MatrixDir(moved).runs() for entry in CheckpointIndex(checkpoint_dir(run)).present]
-    assert kept == [30, 30]
+    program.check("test-rerun", f"TARGET={moved}")
 
 
 def test_a_link_out_of_a_matrix_is_refused(program, data, tmp_path):
@@ -128,8 +123,8 @@ def test_a_link_out_of_a_matrix_is_refused(program, data, tmp_path):
     (original / name / "checkpoints").rename(elsewhere)
     (original / name / "checkpoints").symlink_to(elsewhere)
     before = tree(elsewhere)
-    for command in ("checkpoints-prune", "test-rerun", "continue"):
-        assert "is a link to" in program.refused(command, f"TARGET={original}", "YES=1")
+    for command in ("test-rerun", "continue"):
+        assert "is a link to" in program.refused(command, f"TARGET={original}")
     assert tree(elsewhere) == before
 
 
@@ -235,12 +230,6 @@ def files_of(path):
     return sorted(file.read_bytes() for name in names for file in path.rglob(name))
 
 
-def prunable(path):
-    return sorted(
-        entry.step for run in MatrixDir(path).runs() for entry in CheckpointIndex(checkpoint_dir(run)).present
-    )
-
-
 def check_checkpoints(path):
     """Check that every listed checkpoint is whole, and that best.pt and final.pt are other names of a whole one."""
     for run in MatrixDir(path).runs():
@@ -250,30 +239,6 @@ def check_checkpoints(path):
         for kind in ("best", "final"):
             link = folder / f"{kind}.pt"
             assert not link.exists() or link.read_bytes() == b"weights of step 30"
-
-
-@pytest.mark.parametrize("outside", [False, True])
-def test_a_prune_killed_anywhere_leaves_the_old_or_the_new_checkpoints(program, data, tmp_path, outside):
-    disk = tmp_path / "disk"
-    words = [f"CHECKPOINT_DIR={disk}"] if outside else []
-    path = make_matrix(program, data, tmp_path / "results", *words, seeds="1")
-    (run,) = MatrixDir(path).runs()
-    saved = tmp_path / "saved"
-    shutil.copytree(checkpoint_dir(run), saved)
-    for number in range(100):
-        shutil.rmtree(checkpoint_dir(run))
-        shutil.copytree(saved, checkpoint_dir(run))
-        try:
-            with killed_at(number):
-                program.check("checkpoints-prune", "YES=1", f"TARGET={path}")
-            break
-        except Killed:
-            assert prunable(path) in ([10, 20, 30], [30])
-            check_checkpoints(path)
-        program.check("checkpoints-prune", "YES=1", f"TARGET={path}")
-        assert sorted(file.name for file in checkpoint_dir(run).glob("step_*")) == ["step_00000030.pt"]
-        check_checkpoints(path)
-    assert 2 < number < 100
 
 
 @pytest.mark.parametrize("outside", [False, True])

@@ -66,9 +66,9 @@ def test_an_unknown_command_is_refused_with_the_closest_match():
 
 
 def test_arguments_and_assignments_of_a_command_are_separated():
-    _, given = parse("test-matrix", ["GPUS=0,2", "MAX_ITERS=5", "O=out", "YES=1"])
+    _, given = parse("test-matrix", ["GPUS=0,2", "MAX_ITERS=5", "O=out", "PREFLIGHT=1"])
 
-    assert given.values == {"GPUS": "0,2", "O": "out", "YES": "1"}
+    assert given.values == {"GPUS": "0,2", "O": "out", "PREFLIGHT": "1"}
     assert given.words == ["MAX_ITERS=5"]
 
 

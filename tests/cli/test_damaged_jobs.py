@@ -158,7 +158,6 @@ def call(command, matrix):
     words = {
         "logs": ["RUN=1"],
         "skip": [f"RUN={RUNNING.name}"],
-        "test-rerun": ["YES=1"],
         "continue": ["RETRY_FAILED=1"],
     }
     try:

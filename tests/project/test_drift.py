@@ -190,7 +190,6 @@ def test_neutral_symbols_cover_only_paths_engines_intervals_limits_samples_monit
             "GPT2_SAVE_CHECKPOINT",
             "GPT2_CHECKPOINT_INTERVAL",
             "GPT2_PEAK_TFLOPS",
-            "GPT2_NUMA_BINDING",
         ),
         *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
     }

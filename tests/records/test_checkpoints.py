@@ -23,7 +23,7 @@ from kmatrix.records.checkpoints import (
     superseded,
 )
 from kmatrix.records.decode import replaced
-from kmatrix.records.files import read_json, write_json
+from kmatrix.records.files import write_json
 from kmatrix.records.paths import MatrixDir
 from programs import run
 
@@ -209,29 +209,13 @@ def test_the_list_does_not_need_torch(matrix):
     assert "gpt2_adamw_1cpu: 5 checkpoints" in completed.stdout
 
 
-def test_pruning_keeps_the_newest_the_best_and_permanent_ones(matrix):
-    result = run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
-    assert result.status == 0
-    assert steps(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == [20, 30, 50]
-    assert steps(read_index(matrix.run("gpt2_muon_1cpu").checkpoints)) == [20]
-    assert "deleted 3 checkpoints" in result.out
-
-
-def test_pruning_keeps_weights_and_checkpoints_that_will_be_reduced_to_them(matrix):
+def test_the_list_shows_weights_alone(matrix):
     run_dir = matrix.run("gpt2_adamw_1cpu")
-    record = read_json(run_dir.run_json)
-    write_json(run_dir.run_json, {**record, "train": {**record.get("train", {}), "keep_weights_every": 40}})
     path = run_dir.checkpoints / "weights_00000005.pt"
     path.write_bytes(b"WEIGHTS")
     index = CheckpointIndex(run_dir.checkpoints)
-    entry = replaced(
-        index.entries[0], name=path.name, step=5, kinds=frozenset({CheckpointKind.KEPT}), bytes=7, weights_only=True
-    )
-    index.insert(entry)
+    index.insert(replaced(index.entries[0], name=path.name, step=5, kinds=frozenset({K}), bytes=7, weights_only=True))
     assert "kept,weights" in run("list-checkpoints", f"TARGET={matrix.path}").out
-    assert run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1").status == 0
-    assert steps(read_index(run_dir.checkpoints)) == [5, 20, 30, 40, 50]
-    assert path.exists()
 
 
 def test_training_does_not_resume_from_weights_alone(tmp_path):
@@ -253,22 +237,6 @@ def test_training_does_not_resume_from_weights_alone(tmp_path):
     assert not has_checkpoint(tmp_path)
     assert start_step(tmp_path, "auto") == 0
     assert (len(index.present), index.complete) == (1, [])
-
-
-def test_pruning_never_deletes_the_last_complete_checkpoint(matrix):
-    folder = matrix.run("gpt2_adamw_1cpu").checkpoints
-    (folder / "step_00000050.pt").write_bytes(b"WEIGHTS of 50")  # of the same size, but changed
-    run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
-    assert steps(read_index(folder)) == [20, 30, 40, 50]
-
-
-def test_pruning_asks_and_deletes_nothing_without_a_terminal(matrix, monkeypatch):
-    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
-    result = run("checkpoints-prune", f"TARGET={matrix.path}")
-    assert result.status == 2
-    assert "YES=1" in result.err
-    assert run("checkpoints-prune", f"TARGET={matrix.path}", "YES=0").out.endswith("nothing deleted\n")
-    assert len(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == 5
 
 
 def test_a_damaged_index_gives_one_clear_error(matrix):

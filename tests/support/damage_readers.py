@@ -196,9 +196,8 @@ READERS = {
     "release": Reader((RUN,), changes=True),
     "tensorboard": Reader(),
     "track-sync": Reader(("PROJECT=other",)),
-    "checkpoints-prune": Reader(("YES=1",), changes=True),
-    "continue": Reader(("YES=1", "RETRY_FAILED=1"), changes=True),
-    "test-rerun": Reader(("YES=1",), changes=True, weight=12),
+    "continue": Reader(("RETRY_FAILED=1",), changes=True),
+    "test-rerun": Reader(changes=True, weight=12),
     "add": Reader(("OPTIMIZER=adam", "DATA_DIR={checkout}/data", "DATA_PATH=notes"), changes=True, weight=2),
     "reproduce": Reader(
         (RUN, "RESULTS_DIR={checkout}", "DATA_PATH=notes", "DATA_DIR={checkout}/data"),

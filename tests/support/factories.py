@@ -80,7 +80,6 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
             "attention_kernel": "auto",
             "compile": False,
             "cpu_threads": 1,
-            "numa_binding": True,
         },
         **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},

@@ -43,8 +43,8 @@ MATRIX = "TARGET= RESULTS_DIR="
 # Symbols that `continue` may change, because they say how jobs are submitted, not what they train.
 OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|PACK_NODES|STAGE_DIR")
 RUNS = "TARGET= RUN= RESULTS_DIR="
-START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
-RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS= YES=1"
+START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE="
+RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS="
 REQUESTS = frozenset({"prepare-data", "test-matrix-dry-run", "plan", "test-matrix", "train"})  # of the same symbols
 ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 
@@ -292,7 +292,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "reproduce": Command(
             REPRODUCE + "reproduce",
             "repeat a run from its own .config, and compare bit for bit",
-            "RUN= TRACKER= GPUS= YES=1",
+            "RUN= TRACKER= GPUS=",
             assigns=True,
         ),
         "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= REPLAY= AT= GPUS= SIMULATE="),
@@ -331,9 +331,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Checkpoints": {
         "list-checkpoints": Command(
             MODELS + "list_checkpoints", "list the checkpoints: step, kinds, loss, size, file", RUNS
-        ),
-        "checkpoints-prune": Command(
-            MODELS + "prune", "delete superseded checkpoints", f"YES=1 CHECKPOINT_DIR= {RUNS}"
         ),
     },
     "Models (the best checkpoint of the newest matrix by default)": {

@@ -1,31 +1,25 @@
-"""The commands that use trained models: sample, serve, export, import, and list or delete checkpoints."""
+"""The commands that use trained models: sample, serve, export, import, and list checkpoints."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running
-from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.errors import ConfigError, RecordError
 from kmatrix.paste import make_command
-from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
+from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import (
-    EXPIRING,
     CheckpointIndex,
     CheckpointKind,
     Entry,
     file_size,
-    keeps_weights,
-    sha256_of,
 )
-from kmatrix.records.lock import held, try_lock
-from kmatrix.records.paths import MatrixDir, RunDir, below_root, program_environment
-from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.report.analysis import analyse
 from kmatrix.runner.execute import need_torch
 from kmatrix.text import UNKNOWN, columns, disk_size, plural, shown, table, time_of_day
@@ -161,92 +155,12 @@ def list_checkpoints(arguments: Arguments) -> int:
     return 0
 
 
-def prune(arguments: Arguments) -> int:
-    """Delete superseded checkpoints, after confirmation. The newest intact one of each run is kept."""
-    matrix = find_target(arguments)
-    refuse_if_running(matrix)
-    # Held until the end: a trainer deletes checkpoints itself, and writes the same index.
-    with held(matrix), ExitStack() as locks:
-        if base := arguments.get("CHECKPOINT_DIR"):
-            take_folder(matrix, below_root(base))
-        check_own_files(matrix)
-        found = {index: run for run, index in _indexes(matrix, arguments) if _lock(locks, run)}
-        for index in found:
-            index.finish_deleting()  # of a command that was killed
-        going = {index: entries for index, run in found.items() if (entries := _superseded(index, run))}
-        return _delete(arguments, going)
-
-
-def _delete(arguments: Arguments, going: Mapping[CheckpointIndex, Sequence[Entry]]) -> int:
-    """Delete these checkpoints, after confirmation."""
-    if not going:
-        print("no superseded checkpoints")
-        return 0
-    entries = [(index, entry) for index, entries in going.items() for entry in entries]
-    for index, entry in entries:
-        print(f"{disk_size(entry.bytes):>10}  {shown(index.folder / entry.name)}")
-    total = disk_size(sum(entry.bytes for _, entry in entries))
-    if not agreed(arguments, f"delete {plural(len(entries), 'checkpoint')} ({total})?"):
-        print("nothing deleted")
-        return 0
-    for index, superseded in going.items():
-        index.remove(superseded)
-        index.name_links()
-    print(f"deleted {plural(len(entries), 'checkpoint')} ({total})")
-    return 0
-
-
-def _lock(locks: ExitStack, run: RunDir) -> bool:
-    """Lock a run until the end of the command, and return True. Raises LaunchError if it has processes."""
-    handle = try_lock(run.lock)
-    if handle is None:
-        raise LaunchError(
-            f"checkpoints of {shown(run.path)} are in use",
-            why="its last attempt still has processes",
-            hint="wait until they exit, then run the command again",
-        )
-    locks.callback(os.close, handle)
-    return True
-
-
-def _superseded(index: CheckpointIndex, run: RunDir) -> list[Entry]:
-    """Return the superseded checkpoints: not best, kept or final, and older than the newest intact one.
-
-    Those whose weights the run keeps stay: the trainer alone can reduce them.
-    """
-    # The hash of each file is checked: if the newest one is damaged, the run resumes from an older one.
-    newest = next((entry for entry in reversed(index.complete) if is_intact(index, entry)), None)
-    if newest is None:
-        return []
-    older = index.entries[: index.entries.index(newest)]
-    every = read_run_file_or_empty(run).train.keep_weights_every or 0
-    return [entry for entry in older if entry.kinds <= EXPIRING and not keeps_weights(entry, every)]
-
-
-def is_intact(index: CheckpointIndex, entry: Entry) -> bool:
-    """Return whether the file of a checkpoint has the recorded size and hash."""
-    path = index.folder / entry.name
-    return file_size(path) == entry.bytes and sha256_of(path) == entry.sha256
-
-
 def _indexes(matrix: MatrixDir, arguments: Arguments) -> Iterator[tuple[RunDir, CheckpointIndex]]:
     """Yield the runs of RUN=, by default all, that have checkpoints."""
     for run in chosen_runs(matrix, arguments):
         index = CheckpointIndex(checkpoint_dir(run))
         if index.entries:
             yield run, index
-
-
-def agreed(arguments: Arguments, question: str) -> bool:
-    """Ask for confirmation on the terminal, or read it from YES=1. Raises LaunchError without a terminal."""
-    answer = arguments.get("YES")
-    if answer not in ("", "0", "1"):
-        raise ConfigError(f"invalid YES={answer}", why="expected 0 or 1")
-    if answer:
-        return answer == "1"
-    if not sys.stdin.isatty():  # input() would wait forever, or read a line that was meant for another program
-        raise LaunchError(f"cannot ask without a terminal: {question}", hint="pass YES=1")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def row(index: CheckpointIndex, entry: Entry) -> tuple[str, ...]:

@@ -61,7 +61,6 @@ ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_n
 ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "data_layout": "flat"}
 ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
-ADDED |= {"numa_binding": False}
 ADDED |= {"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "ddp_overlap": None, "compile_mode": None}
 ADDED |= {"bf16_stream": None, "fp8": None, "deterministic": False, "attention_kernel": "auto"}
 ADDED |= {"recompute_scope": None}
@@ -395,7 +394,6 @@ class TrainConfig(TrainFields):
     compile: bool
     compile_mode: str | None  # of torch.compile, with underscores
     cpu_threads: int  # per rank; 0 in a plan: an equal share of the cores
-    numa_binding: bool  # ranks use the processors next to their GPUs
     peak_tflops: float | None  # dense TFLOP/s of one device; None: from the table in kmatrix.shapes
 
     # Limits; max_iters already includes max_tokens, max_epochs and tokens_per_param
