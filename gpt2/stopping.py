@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmatrix.errors import ConfigError
 from kmatrix.records.lock import start_of
 from kmatrix.records.run_lock import SPENT, launched_at
 from kmatrix.records.train_config import TrainConfig, cost_limit_s
@@ -26,14 +25,13 @@ EVALUATION, BENCHMARK, CHECKPOINT = PARTS = ("evaluation", "judging", "checkpoin
 
 
 class EndReason(StrEnum):
-    """Why the training loop ends; `ended_by` in result.json, except STOP and RUNG."""
+    """Why the training loop ends; `ended_by` in result.json, except STOP."""
 
     MAX_ITERS = "max_iters"
     TIME = "time"
     COST = "cost"
     EARLY_STOPPING = "early_stopping"
     STOP = "stop"  # a signal: the run is not finished
-    RUNG = "rung"  # the step of --until: the run is not finished, and waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +53,6 @@ def limit_of(config: TrainConfig) -> Limit | None:
     if (seconds := cost_limit_s(config)) is not None:
         limits.append(Limit(seconds=seconds, ended_by=EndReason.COST))
     return min(limits, key=lambda limit: limit.seconds, default=None)
-
-
-def check_until(until: int, config: TrainConfig) -> None:
-    """Raise ConfigError if a run cannot wait at this step: it must be an evaluation step before the last one."""
-    if not 0 < until < config.max_iters or until % config.eval_interval:
-        raise ConfigError(
-            f"--until {until} is not a step at which the run can wait",
-            why=f"it must be a multiple of eval_interval {config.eval_interval}, above 0 and below "
-            f"max_iters {config.max_iters}",
-            hint="omit --until, or pass such a step",
-        )
 
 
 class Budget:

@@ -1,7 +1,7 @@
 """Train one run, from its run.json to its result.json. Read it from top to bottom.
 
 torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N --resume none|auto|latest|best|PATH
-    --micro-batch B --until STEP
+    --micro-batch B
 On several nodes, torchrun runs on each, with --nnodes --node-rank --master-addr --master-port instead of --standalone.
 """
 
@@ -51,7 +51,6 @@ from gpt2.stopping import (
     EarlyStopping,
     EndReason,
     NotFiniteError,
-    check_until,
     limit_of,
     spent_before,
 )
@@ -75,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         help="none: start; auto: newest valid checkpoint, or start; latest, best, or a path",
     )
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
-    parser.add_argument("--until", type=int, help="wait after the evaluation at this step: save, and end unfinished")
     args = parser.parse_args(argv)
     dist.die_with_parent()
     rank, _, size = dist.environment()
@@ -97,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             waiting_for_space(space_wait(log, stop)),
             Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog,
         ):
-            code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch, until=args.until)
+            code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
     # The error is printed with its traceback, recorded, and ends the process.
     except Exception as error:
@@ -139,10 +137,9 @@ def train(
     *,
     resume: str = "none",
     micro_batch: int | None = None,
-    until: int | None = None,
 ) -> int:
     """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
-    loop = set_up(run, log, stop, watchdog, resume=resume, micro_batch=micro_batch, until=until)
+    loop = set_up(run, log, stop, watchdog, resume=resume, micro_batch=micro_batch)
     between, training = loop.between, loop.between.training
     gc.collect()
     gc.freeze()  # objects that live as long as the run: later collections skip them
@@ -150,8 +147,7 @@ def train(
     try:
         ended_by = loop.run()
         stop.acknowledge()  # all ranks left the loop after the same step: none waits for a rank that has stopped
-        waits = ended_by is EndReason.RUNG
-        finished = not waits and ended_by is not EndReason.STOP and between.evaluate(log.step)
+        finished = ended_by is not EndReason.STOP and between.evaluate(log.step)
         if finished:
             between.benchmark(log.step, final=True)
     except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
@@ -167,8 +163,7 @@ def train(
         loop.profile.end()
 
     watchdog.work(failure.END, log.step)
-    end_unfinished = between.end_at_rung if waits else between.end_stopped
-    code = between.end_finished(ended_by) if finished else end_unfinished()
+    code = between.end_finished(ended_by) if finished else between.end_stopped()
     leave_together(training.world, log)
     return code
 
@@ -191,15 +186,12 @@ def set_up(
     *,
     resume: str,
     micro_batch: int | None,
-    until: int | None,
 ) -> TrainingLoop:
     """Make all parts of the training, and restore their state from a checkpoint if `resume` says so."""
     # Configuration and process group
     values = run.get("train")
     planned = TrainConfig.from_json(values if isinstance(values, dict) else {})
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
-    if until is not None:
-        check_until(until, config)
     watchdog.begin(factor=config.stall_factor, floor_s=config.stall_floor)
     world = dist.start(config)
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
@@ -281,7 +273,6 @@ def set_up(
         norms=norms,
         profile=profile,
         parameters=list(raw.parameters()),
-        until=until,
     )
 
 
@@ -296,10 +287,9 @@ class TrainingLoop:
     norms: LayerNorms | None
     profile: Profile
     parameters: list[nn.Parameter]
-    until: int | None  # the step at which the run waits for other ones; None: it trains to its end
 
     def run(self) -> EndReason | None:
-        """Train until the last step, that of --until, the end of the budget, early stopping or a stop request.
+        """Train until the last step, the end of the budget, early stopping or a stop request.
 
         Return which it was.
         """
@@ -309,8 +299,7 @@ class TrainingLoop:
         steps.restart()  # the set-up is not part of the first step
         while ended_by is None:
             step = log.step
-            waits = self.until is not None and step >= self.until  # later: a resumed run is past it already
-            if step == max_iters or waits or between.due(step):
+            if step == max_iters or between.due(step):
                 # A step's numbers arrive one step late: wait for them before its weights are evaluated or saved.
                 ended_by = between.finish_step(steps.drain())
                 if log.step == max_iters:
@@ -318,8 +307,6 @@ class TrainingLoop:
                 if ended_by:
                     continue
                 ended_by = between.evaluate_and_save(step)
-                if ended_by is None and waits:  # a run that ends here by early stopping is finished
-                    ended_by = EndReason.RUNG
                 if ended_by:
                     break
             if not between.wait_for_data():

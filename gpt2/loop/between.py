@@ -28,7 +28,6 @@ from gpt2.stopping import (
     NotFiniteError,
     not_finite,
 )
-from kmatrix.records.checkpoints import CheckpointKind
 from kmatrix.records.disk import held_s
 
 
@@ -131,18 +130,6 @@ class BetweenSteps:
         self.checkpoints.emergency()
         log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
         return dist.EXIT_STOPPED
-
-    def end_at_rung(self) -> int:
-        """Save a checkpoint, write the result of a run that waits for its comparison, and return the exit status.
-
-        Raises RecordError if the checkpoint cannot be written: without it, the run could not continue from here.
-        """
-        step, config = self.log.step, self.training.config
-        with self.log.phase("checkpoint"):
-            self.checkpoints.save(CheckpointKind.EMERGENCY, wait=True)
-        self.log.event(step, "rung", f"waits after {step} of {config.max_iters} steps")
-        self.log.end("stopped", "rung", f"waits at step {step} for the other configurations")
-        return dist.EXIT_FINISHED  # it did what it was asked: torchrun would report another status as a failure
 
     def end_finished(self, ended_by: EndReason | None) -> int:
         """Save the final checkpoint, write the result of a finished run, and return the exit status."""

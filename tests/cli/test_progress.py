@@ -15,7 +15,7 @@ RUNNING = RunProgress(
     **SEEN,
     status=Status.RUNNING,
     step=120,
-    until=300,
+    max_iters=300,
     loss=2.714,
     val_loss=2.8,
     tokens_per_second=41234.0,
@@ -44,7 +44,7 @@ def test_the_live_line_shows_every_known_value():
 
 def test_unknown_values_are_omitted_and_never_zero():
     assert running_line(RunProgress(**SEEN, status=Status.RUNNING)) == "run 2/4 gpt2_muon_2cpu  starting"
-    resumed = RunProgress(**SEEN, status=Status.RUNNING, start=200, until=300)
+    resumed = RunProgress(**SEEN, status=Status.RUNNING, start=200, max_iters=300)
     assert running_line(resumed) == "run 2/4 gpt2_muon_2cpu  resuming at step 200/300"
     assert running_line(replace(resumed, step=210)) == "run 2/4 gpt2_muon_2cpu  step 210/300"
 

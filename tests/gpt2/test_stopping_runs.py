@@ -13,7 +13,7 @@ from factories import environment, make_run, ranks_of, trainer
 from gpt2.failure import TURN_S, kind_of
 from gpt2.stopping import END_S, MARGIN
 from kmatrix.errors import DataError
-from kmatrix.records.checkpoints import CheckpointKind, read_index
+from kmatrix.records.checkpoints import read_index
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.classify import mismatch
@@ -109,42 +109,6 @@ def test_a_loss_that_is_nan_on_one_rank_ends_the_run_on_all_ranks_with_its_reaso
     assert [entry.step for entry in read_index(run_dir.checkpoints) if entry.step > 5] == []
     losses = [line.step for line in merged_metrics(run_dir.metrics) if "train/loss" in line.values]
     assert losses == [0, 1, 2, 3, 4]
-
-
-def test_two_ranks_wait_at_a_rung_and_end_there_together(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=12, eval_interval=2, save_checkpoint=False, save_best=False)
-    process = train(run_dir, "--until", "4")
-    result = read_json(run_dir.result)
-    assert process.returncode == 0, process.stdout
-    assert has_ended(run_dir) == ("stopped", "rung", None)
-    assert result["reason"] == "waits at step 4 for the other configurations"
-    assert (result["step"], result["final_val_loss"]) == (4, None)
-    evaluated = [line.step for line in merged_metrics(run_dir.metrics) if "val/loss" in line.values]
-    assert evaluated == [0, 2, 4]
-    (entry,) = read_index(run_dir.checkpoints)
-    assert (entry.step, entry.kinds) == (4, {CheckpointKind.EMERGENCY})
-    assert events(run_dir, "rung", "stop") == [("rung", 4)]
-    # Started again for the same rung, as after a kill of its runner, it trains nothing.
-    again = train(run_dir, "--until", "4", "--resume", "auto", attempt=2)
-    assert again.returncode == 0, again.stdout
-    assert has_ended(run_dir) == ("stopped", "rung", None)
-    assert [line.step for line in merged_metrics(run_dir.metrics) if "val/loss" in line.values] == [0, 2, 4]
-
-
-def test_a_run_that_ends_early_at_a_rung_is_finished(tmp_path):
-    early = {"learning_rate": 0.0, "min_lr": 0.0, "eval_interval": 2, "early_stopping_patience": 2}
-    run_dir = make_run(tmp_path, **early)
-    train(run_dir, "--until", "4")
-    assert has_ended(run_dir) == ("finished", None, "early_stopping")
-
-
-def test_a_rung_without_an_evaluation_is_one_error(tmp_path):
-    run_dir = make_run(tmp_path, max_iters=12, eval_interval=2)
-    process = train(run_dir, "--until", "3")
-    assert process.returncode == 1
-    assert "error: --until 3 is not a step at which the run can wait" in process.stdout
-    assert "Traceback" not in process.stdout
-    assert not run_dir.metrics.exists()
 
 
 @pytest.mark.slow

@@ -229,9 +229,6 @@ def test_adjustments_of_the_trainer_are_read():
         {"raised": [0]},
         {"raised": [5] * 101},
         {"min_difference": -0.1},
-        {"halving": 1},  # all would go on, for ever
-        {"halving": -3},
-        {"halving": 101},  # no matrix would have a rung
         {"baseline": {"optimizer": 3}},
         [],
     ],

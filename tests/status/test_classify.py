@@ -19,7 +19,6 @@ from kmatrix.status.state import (
     NCCL,
     OOM,
     PREEMPTED,
-    RUNG,
     Attempt,
     Ended,
     JobPhase,
@@ -251,18 +250,6 @@ def test_a_run_that_was_stopped_by_its_pid_stays_stopped(plan):
     assert not was_preempted(write_evidence(run, started=1.0, cancelled=True))
     assert not was_preempted(write_evidence(run, started=None))  # it never ran
     assert not was_preempted(Evidence(run=run, attempt=Attempt(number=1, started=1.0), job=None))  # its runner died
-
-
-@pytest.mark.parametrize("seen", [{}, {"cancelled": True}, {"reason": "exceeded RUN_TIMEOUT", "kind": "timeout"}])
-def test_a_run_that_waits_at_a_rung_waits_whatever_happened_while_it_saved(plan, seen):
-    run = plan("a").dir
-    reason = "waits at step 4 for the other configurations"
-    write_json(run.result, {"run_id": "id-a", "attempt": 1, "status": "stopped", "kind": "rung", "reason": reason})
-    found = write_evidence(run, started=1.0, exit_code=0, **seen)
-    end = classify(run, found.attempt, found.job)
-    assert (end.status, end.kind, end.reason) == (Status.STOPPED, RUNG, reason)
-    state = after(after(RunState(), Started(found.attempt)), Ended(status=end.status, kind=end.kind))
-    assert retry(state, batch_size=4) is None
 
 
 def test_a_killed_run_waits_for_make_continue(matrix, plan):

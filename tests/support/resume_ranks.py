@@ -33,14 +33,10 @@ PRUNED = {"target_sparsity": 0.5, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run in parts. stop: updates after which the first part is asked to stop; it ends one step later.
-
-    rungs: instead of a stop, the steps at which the run waits (--until).
-    """
+    """One run in parts. stop: updates after which the first part is asked to stop; it ends one step later."""
 
     name: str
     stop: int = 6
-    rungs: tuple[int, ...] = ()
     noisy: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +62,6 @@ def cases() -> Iterator[Case]:
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
     yield Case(name="noisy", noisy=True)
-    yield Case(name="rungs", stop=4, rungs=(4, 8), noisy=True, fields={"dropout": 0.1, "eval_interval": 2})
 
 
 class StopAfter:
@@ -114,7 +109,6 @@ def run_attempt(
     *,
     attempt: int = 1,
     stop: int | None = None,
-    until: int | None = None,
     resume: str = "none",
 ) -> None:
     """Execute one attempt in this process."""
@@ -126,7 +120,7 @@ def run_attempt(
     rank, _, size = dist.environment()
     with Watchdog(log, rank=rank, size=size, stalled=print) as watch:
         run = read_json(run_dir.run_json)
-        train.train(run, log, StopAfter(log, stop), watch, resume=resume, until=until)  # type: ignore[arg-type]
+        train.train(run, log, StopAfter(log, stop), watch, resume=resume)  # type: ignore[arg-type]
 
 
 def build_noisy_model(config: Any) -> GPT:
@@ -161,12 +155,8 @@ def main(folder: Path, names: list[str]) -> None:
     for case in chosen:
         straight, parts = (RunDir(folder / case.name / name) for name in ("straight", "parts"))
         run_attempt(straight, case)
-        if case.rungs:
-            for attempt, until in enumerate(case.rungs, start=1):
-                run_attempt(parts, case, attempt=attempt, until=until, resume="none" if attempt == 1 else "auto")
-        else:
-            run_attempt(parts, case, stop=case.stop)
-        run_attempt(parts, case, attempt=1 + max(1, len(case.rungs)), resume="latest")
+        run_attempt(parts, case, stop=case.stop)
+        run_attempt(parts, case, attempt=2, resume="latest")
     dist.finish(0)
 
 

@@ -135,8 +135,8 @@ class MemoryTracker:
     def alert(self, alert):
         self.alerts.append((alert.title, alert.text))
 
-    def close(self, status, *, at_rung=False):
-        self.closed.append(f"{status} at a rung" if at_rung else str(status))
+    def close(self, status):
+        self.closed.append(str(status))
 
     def steps(self) -> dict[int, dict[str, float]]:
         found: dict[int, dict[str, float]] = {}

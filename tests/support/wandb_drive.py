@@ -96,7 +96,6 @@ CALLS: dict[str, Callable[[WandbMirror, Any], None]] = {  # of actions with one 
     "configure": lambda mirror, values: mirror.configure(values),
     "alert": lambda mirror, title: mirror.alert(TrackerAlert(time=EPOCH, title=title, text="look")),
     "close": lambda mirror, status: mirror.close(Status(status)),
-    "close at a rung": lambda mirror, status: mirror.close(Status(status), at_rung=True),
 }
 
 

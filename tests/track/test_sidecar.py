@@ -321,25 +321,3 @@ def test_a_fully_synced_run_is_not_reported(run):
     write_status(run)
     send(run, MemoryTracker())
     assert pending_messages([(run.name, sent) for sent in sync_status(run)], "m") == []
-
-
-@pytest.mark.parametrize(("kind", "closed"), [("rung", "stopped at a rung"), ("signal", "stopped")])
-def test_a_run_that_waits_at_a_rung_was_not_killed(run, kind, closed):
-    tracker = MemoryTracker()
-    write_training(run, range(5))
-    attempt = {"attempt": 1, "status": "stopped", "kind": kind, "ended": START_TIME + 9}
-    write_status(run, "stopped", attempts=[attempt])
-    send(run, tracker)
-    assert tracker.closed == [closed]
-
-
-def test_an_attempt_that_ended_at_a_rung_is_known_while_the_next_one_runs_already(run):
-    began = START_TIME + 5
-    first = {"attempt": 1, "status": "stopped", "kind": "rung", "ended": began + 4}
-    second = {"attempt": 2, "status": "running", "started": began + 4}
-    write_status(run, "running", attempts=[first, second])
-    found = sidecar.run_end(run, 60.0, began)
-    assert (found.status, found.at_rung) == ("stopped", True)
-    # The tracker of the second attempt, whose runner died, began after that end.
-    found = sidecar.run_end(run, 0.0, began + 5)
-    assert (found.status, found.at_rung) == ("stopped", False)

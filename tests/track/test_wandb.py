@@ -159,16 +159,6 @@ def test_gpu_values_since_the_previous_row_are_averaged_into_the_row(tmp_path):
     assert (summary["exit_code"], summary["summary"]["status"]) == (255, "stopped")  # killed, as after Ctrl+C
 
 
-def test_a_run_that_waits_at_a_rung_ends_cleanly_and_goes_on_as_the_same_run(tmp_path):
-    folder = tmp_path / "matrix"
-    drive(folder, ["open"], ["points", 0, 10], ["close at a rung", "stopped"])
-    drive(folder, ["open"], ["points", 10, 20], ["close", "finished"])
-    files = WandbFiles(folder / RUN, identity(folder, "").id)
-    ends = [inspect(session, "--summary")[0] for session in files.sessions]
-    assert [(end["exit_code"], end["summary"]["status"]) for end in ends] == [(0, "stopped"), (0, "finished")]
-    assert len(files.sessions) == 2  # of one run: `files` has those of its id alone
-
-
 def test_device_samples_of_a_batch_belong_to_the_rows_after_them(tmp_path):
     """An upload after the run sends hundreds of rows at once, with all samples of their time."""
     folder = tmp_path / "matrix"

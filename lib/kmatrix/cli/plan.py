@@ -72,8 +72,6 @@ def dry_run(arguments: Arguments) -> int:
     print(_axes_line(made))
     if made.verdict.seeds_auto:
         print(_seeds_line(made))
-    for rungs in made.rungs:
-        print(rungs.text)
     needs = {kind: _needs(kind, made.data_dir) for kind in made.kinds}
     for planned in made.runs:
         print(_run_line(planned.run, needs[planned.kind]))
@@ -233,8 +231,6 @@ def plan(arguments: Arguments) -> int:
             )
     for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
-    for rungs in made.rungs:
-        print(rungs.text)
     for note in made.notes:
         print(f"note: {note}")
     for text in warned:

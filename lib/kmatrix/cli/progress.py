@@ -204,9 +204,9 @@ def _parts(progress: RunProgress) -> list[tuple[int, str]]:
     if progress.step is None:
         begun = "starting" if progress.status is Status.RUNNING else progress.status.value
         if progress.status is Status.RUNNING and progress.start:
-            begun = f"resuming at {_step(progress.start, progress.until)}"
+            begun = f"resuming at {_step(progress.start, progress.max_iters)}"
     else:
-        begun = _step(progress.step, progress.until)
+        begun = _step(progress.step, progress.max_iters)
     parts = [(0, _name(progress)), (0, begun)]
     if progress.loss is not None:
         parts.append((4, f"loss {progress.loss:.2f}"))
@@ -265,7 +265,7 @@ def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
     line.add_column(no_wrap=True, overflow="ellipsis")
     for run in runs[:most]:
         step = run.start if run.step is None else run.step
-        share = step / run.until if step is not None and run.until else 0.0
+        share = step / run.max_iters if step is not None and run.max_iters else 0.0
         drawn = [ProgressBar(total=1.0, completed=min(1.0, share), width=bar)] if bar >= BAR_LEAST else []
         text = running_line(run, None if drawn else width)
         line.add_row(*drawn, Text(printable(text)))
@@ -281,7 +281,7 @@ def _matrix_counts(progress: RunProgress, hidden: int) -> str:
     parts = [f"{count} {name}" for name, count in done.items()]
     to_come = progress.counts.get("planned", 0) - progress.reserve
     parts += [f"{to_come} pending"] if to_come > 0 else []
-    parts += [f"{progress.reserve} {progress.reserve_is}"] if progress.reserve else []
+    parts += [f"{progress.reserve} in reserve"] if progress.reserve else []
     parts += [f"{hidden} more running"] if hidden > 0 else []
     return ", ".join(parts)
 

@@ -28,8 +28,7 @@ from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.activity import Activity
 from kmatrix.status.disk_space import FullDisk
 from kmatrix.status.outcomes import NOT_NEEDED
-from kmatrix.status.state import RUNG
-from kmatrix.status.view.matrix_view import DeviceMemory, FurtherRungs, FurtherSeeds, GpuView, MatrixView, RunView
+from kmatrix.status.view.matrix_view import DeviceMemory, FurtherSeeds, GpuView, MatrixView, RunView
 from kmatrix.status.view.overview import Overview
 from kmatrix.text import (
     UNKNOWN,
@@ -221,32 +220,18 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
 
 
 def _counts(view: MatrixView) -> list[str]:
-    """Return `12 finished`, `3 planned` and `5 in reserve`, `6 ended at a rung` or `2 waiting at a rung`."""
+    """Return `12 finished`, `3 planned` and `5 in reserve`."""
     reserve = Counter(run.status.value for run in view.runs if run.reserve)
     shown_counts = {name: number - reserve[name] for name, number in view.counts.items()}
     parts = [f"{number} {name}" for name, number in shown_counts.items() if number]
-    kinds = Counter(_reserve_word(run) for run in view.runs if run.reserve)
-    return parts + [f"{number} {kind}" for kind, number in kinds.items()]
-
-
-def _reserve_word(run: RunView) -> str:
-    """Return the word for a run in reserve in counts."""
-    if run.rung is None:
-        return "in reserve"
-    return "ended at a rung" if run.rung.has_ended else "waiting at a rung"
+    return parts + ([f"{reserve.total()} in reserve"] if reserve else [])
 
 
 def _reserve_notes(view: MatrixView) -> Iterator[str]:
-    """Yield what the last look at a verdict has decided, and why runs are in reserve.
-
-    Seeds are one line, with successive halving a line for each rung.
-    """
+    """Yield what the last look at a verdict has decided, and why runs are in reserve."""
     yield from (f"verdict {text}" for text in view.looks)
-    runs = [run for run in view.runs if run.reserve]
-    if number := sum(run.rung is None for run in runs):
+    if number := sum(run.reserve for run in view.runs):
         yield f"{plural(number, 'run')} in reserve: {NOT_NEEDED}"
-    found = Counter(run.rung.text for run in runs if run.rung is not None)
-    yield from (f"{plural(number, 'run')} {text}" for text, number in sorted(found.items()))
 
 
 def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> list[Line]:
@@ -356,9 +341,8 @@ def _full_disk(disk: FullDisk) -> str:
 
 def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
     """Yield the reason of a stop, and the history of a run."""
-    is_at_rung = run.kind == RUNG and run.status is Status.STOPPED  # which has its own line
     stays = run.status in (Status.STOPPED, Status.RUNNING, Status.PLANNED)
-    if run.reason and stays and not run.missing and not is_at_rung:
+    if run.reason and stays and not run.missing:
         yield run.status, f"{run.name} {run.status}: {run.reason}"
     if run.reused_from:
         yield None, f"{run.name} was reused from {run.reused_from}"
@@ -376,7 +360,7 @@ def _cost(view: MatrixView) -> str:
 
 def _status(run: RunView) -> str:
     if run.reserve:
-        return "reserve" if run.rung is None else "ended" if run.rung.has_ended else "waits"
+        return "reserve"
     return "missing" if run.missing else "reused" if run.reused_from else run_status(run)
 
 
@@ -523,8 +507,6 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
         yield f"left: {duration(view.left_s)}; {spent}not running: {_continue(view)}"
     if view.seeds is not None:
         yield _further(view.seeds, is_open=any(run.to_come for run in view.runs))
-    if view.rungs is not None:
-        yield _further_rungs(view.rungs)
     yield from (text for text in _reserve_notes(view) if view.seeds is None)
     if view.dollars is not None:
         yield f"cost: {money(view.dollars)} so far, {money(view.all_dollars)} in total"
@@ -544,17 +526,6 @@ def _further(seeds: FurtherSeeds, *, is_open: bool) -> str:
         return f"with further seeds: {most} ({reserve}); nothing is expected before the first look at the losses"
     likely = "an unknown time" if seeds.likely_s is None else duration(seeds.likely_s)
     return f"with further seeds: about {likely} ({plural(seeds.likely_runs, 'run')}), {most} ({reserve})"
-
-
-def _further_rungs(rungs: FurtherRungs) -> str:
-    """Return what follows the next rung, and how long all of it takes."""
-    legs = [
-        f"{plural(leg.configurations, 'configuration')} to "
-        + ("the end" if leg.until is None else f"step {leg.until:,}")
-        for leg in rungs.legs
-    ]
-    whole = "an unknown time" if rungs.whole_s is None else f"about {duration(rungs.whole_s)}"
-    return f"until the next rung only; then {', '.join(legs)}: {whole} in all"
 
 
 def _epochs(number: float) -> str:

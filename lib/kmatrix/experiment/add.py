@@ -27,7 +27,6 @@ SYMBOLS = {  # field of VerdictRules -> symbol that sets it
     "min_difference": "MATRIX_MIN_DIFFERENCE",
     "baseline": "MATRIX_BASELINE",
     "target_loss": "TARGET_LOSS",
-    "halving": "MATRIX_HALVING",
 }
 
 RESULTS_DIR = "RESULTS_DIR"

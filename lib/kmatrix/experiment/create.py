@@ -277,7 +277,7 @@ def _run_json(name: str, run: Run, folder: Path | None, made_from: Creation, ori
         # Relative to CHECKPOINT_DIR, which only matrix.json names.
         **({"checkpoints": f"{folder.name}/{run.name}"} if folder else {}),
         "timeout_s": made_from.timeout_s,
-        "selected": made_from.verdict.seeds_auto or made_from.verdict.halving > 0,
+        "selected": made_from.verdict.seeds_auto,
         "environment": environment(made_from.texts[run.name].values),
         "tracking": made_from.tracking.to_json(),
         "train_tokens": data.train_tokens if data else None,

@@ -27,14 +27,13 @@ from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
 from kmatrix.experiment.keys import redacted_comments, refuse_keys
-from kmatrix.experiment.verdict.halving import PlannedRungs
 from kmatrix.experiment.verdict.plan import plan_verdict
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
-from kmatrix.matrix.rules import AUTO, HALVING, read_settings, with_seeds
+from kmatrix.matrix.rules import AUTO, read_settings, with_seeds
 from kmatrix.packing import usable_cores
 from kmatrix.plan.cpu import CpuSpeed, cpu_name, cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
@@ -154,7 +153,6 @@ class Plan:
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
     cpu_runs: CpuRuns  # earlier runs on the CPU of this machine
     verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
-    rungs: tuple[PlannedRungs, ...] = ()  # of successive halving, by family
 
     @property
     def data_dir(self) -> Path:
@@ -246,7 +244,7 @@ def _plan(
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
         # A single run has nothing to compare.
-        settings = dataclasses.replace(settings, seeds=(), baseline=None, halving=0)
+        settings = dataclasses.replace(settings, seeds=(), baseline=None)
     axes = with_seeds(tree, axes, settings)
     # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
     there = resolve(tree, base, axes, gpus)
@@ -273,9 +271,7 @@ def _plan(
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
     trained = {planned.run: planned.kind.config.train for planned in runs}
     _refuse_budget_alone(kinds, found, nodes, cpu_runs)
-    verdict = plan_verdict(
-        tree, matrix, settings, trained, lambda run: configs.of(run).train, engine=control.engine, by_hand=by_hand
-    )
+    verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine, by_hand=by_hand)
     warned += verdict.warnings
     if not by_hand:
         _refuse_nodes(control.engine, kinds)
@@ -304,7 +300,6 @@ def _plan(
         initial=initial,
         cpu_runs=cpu_runs,
         verdict=verdict.rules,
-        rungs=verdict.rungs,
     )
 
 
@@ -511,7 +506,7 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
     several = [
         values[0].where.removeprefix("command line: ")
         for name, values in asked.items()
-        if len(values) > 1 or (name, values[0].value) == (AUTO, "y") or (name == HALVING and values[0].value != "0")
+        if len(values) > 1 or (name, values[0].value) == (AUTO, "y")
     ]
     if several:
         raise ConfigError(

@@ -26,7 +26,7 @@ OF_MACHINE = "lib/kmatrix/"  # the Kconfig files of settings that the trainer do
 FORBID = "FORBID_"  # prefix: an invalid combination; its help text is the reason
 NOT_AN_AXIS = (  # although they begin with MATRIX_
     *("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL", "MATRIX_BASELINE", "MATRIX_CONFIDENCE"),
-    *("MATRIX_MIN_DIFFERENCE", "MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX", "MATRIX_HALVING"),
+    *("MATRIX_MIN_DIFFERENCE", "MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX"),
 )
 HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line takes effect.\n"
 Symbol = Any  # kconfiglib has no types

@@ -15,7 +15,7 @@ from kmatrix.text import plural
 
 AUTO, LEAST, MOST = "MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX"
 BASELINE, CONFIDENCE, MIN_DIFFERENCE = "MATRIX_BASELINE", "MATRIX_CONFIDENCE", "MATRIX_MIN_DIFFERENCE"
-TARGET, HALVING = "TARGET_LOSS", "MATRIX_HALVING"
+TARGET = "TARGET_LOSS"
 SHOWN = 8  # configurations in an error
 # All pairs of more configurations are too many comparisons for the usual 10 seeds: 9 have 36.
 MOST_WITHOUT_BASELINE = 8
@@ -33,7 +33,6 @@ class VerdictSettings:
     min_difference: float | None = None
     target_loss: float | None = None
     baseline: Assignment | None = None
-    halving: int = 0  # MATRIX_HALVING
 
 
 DEFAULTS = VerdictSettings()
@@ -45,53 +44,24 @@ def read_settings(tree: Tree, base: Sequence[Assignment]) -> VerdictSettings:
     Raises ConfigError for a line without effect, and for seeds that contradict each other.
     """
     tree.reset()
-    own = [
-        item for item in base if item.name in (AUTO, LEAST, MOST, BASELINE, CONFIDENCE, MIN_DIFFERENCE, TARGET, HALVING)
-    ]
+    own = [item for item in base if item.name in (AUTO, LEAST, MOST, BASELINE, CONFIDENCE, MIN_DIFFERENCE, TARGET)]
     for item in own:
         tree.kconf.syms[item.name].set_value(item.value)
     for item in own:
         if why := cause(tree, item):
             raise ConfigError(f"{item.where}: {item.name}={item.value}", why=why.text, hint="change or remove it")
-    texts = {
-        name: text
-        for name in (AUTO, LEAST, MOST, CONFIDENCE, MIN_DIFFERENCE, TARGET, HALVING)
-        if (text := tree.value(name))
-    }
+    symbols = (AUTO, LEAST, MOST, CONFIDENCE, MIN_DIFFERENCE, TARGET)
+    texts = {name: text for name in symbols if (text := tree.value(name))}
     tree.reset()
     settings = VerdictSettings(
         confidence=float(texts.get(CONFIDENCE) or DEFAULTS.confidence),
         min_difference=_number(texts.get(MIN_DIFFERENCE)),
         target_loss=_number(texts.get(TARGET)),
         baseline=next((item for item in own if item.name == BASELINE and item.value.strip()), None),
-        halving=int(texts.get(HALVING) or 0),
     )
-    _check_halving(settings, has_auto=texts.get(AUTO) == "y")
     if texts.get(AUTO) != "y":
         return settings
     return replace(settings, seeds=_seeds(tree, base, texts), seeds_min=int(texts[LEAST]))
-
-
-def _check_halving(settings: VerdictSettings, *, has_auto: bool) -> None:
-    """Raise ConfigError for a divisor of 1, and for halving together with rules that it contradicts."""
-    if settings.halving == 1:
-        raise ConfigError(
-            f"{HALVING}=1 drops no configuration",
-            why="the best 1/1 of them would train on",
-            hint=f"pass {HALVING}=3, or 0 for none",
-        )
-    if settings.halving and has_auto:
-        raise ConfigError(
-            f"{HALVING}={settings.halving} and {AUTO}=y exclude each other",
-            why="both decide which runs are trained, one by early losses, the other by final ones",
-            hint="halve first, then compare the best ones in a second matrix with adaptive seeds",
-        )
-    if settings.halving and settings.baseline:
-        raise ConfigError(
-            f"{HALVING}={settings.halving} and {BASELINE} exclude each other",
-            why="the baseline may be dropped before its end, and nothing could be compared with it",
-            hint=f"remove {BASELINE}; compare the best configuration with it in a second matrix",
-        )
 
 
 def _number(text: str | None) -> float | None:
@@ -165,7 +135,6 @@ def resolve_rules(
         min_difference=settings.min_difference,
         baseline=_baseline(tree, matrix, settings.baseline, families) if settings.baseline else {},
         target_loss=settings.target_loss,
-        halving=settings.halving,
     )
 
 

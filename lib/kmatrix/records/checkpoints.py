@@ -32,7 +32,7 @@ class CheckpointKind(StrEnum):
     BEST = "best"  # lowest validation loss
     KEPT = "kept"  # at a multiple of GPT2_KEEP_EVERY; never deleted
     FINAL = "final"  # end of a finished run
-    EMERGENCY = "emergency"  # saved when a run was stopped, or began to wait at a rung
+    EMERGENCY = "emergency"  # saved when a run was stopped
 
 
 # At most one checkpoint is of each of these kinds; best.pt and final.pt are hard links to it.

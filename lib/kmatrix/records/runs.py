@@ -51,7 +51,6 @@ COUNTS = (  # symbols of all runs of a matrix that commands read as whole number
 NUMBERS = ("ALERT_SPIKE",)  # the same, that need not be whole
 MOST_DIGITS = 18  # of such a number
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
-MOST_HALVING = 100  # the largest MATRIX_HALVING
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
 
@@ -230,14 +229,10 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     min_difference: Amount | None = None  # nats/token
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
     target_loss: Amount | None = None  # nats/token
-    # Of MATRIX_HALVING: the best 1/halving of the configurations of a rung train on; 0: all.
-    halving: Annotated[int, Meta(ge=0, le=MOST_HALVING)] = 0
 
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("a seed counts twice")
-        if self.halving == 1:
-            raise ValueError("a selection that keeps all")
 
 
 class MatrixFile(Record, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Scalar
@@ -41,7 +40,6 @@ from kmatrix.stats import mean
 from kmatrix.status.activity import MatrixActivity
 from kmatrix.status.cost import MatrixBudget, Spent
 from kmatrix.status.outcomes import rules_are_lost
-from kmatrix.status.selection.rung_losses import first_losses
 from kmatrix.text import first_names
 
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
@@ -76,11 +74,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     # Everything else follows from the runs.
     groups = groups_of(runs, plan.verdict.confidence)
     spent = plan.verdict.seeds_auto and status.status is not Status.RUNNING and _is_budget_spent(matrix, status, runs)
-    ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries, partial(_losses_at, matrix), spent=spent)
-    runs = tuple(
-        replace(run, rung=place, reason=place.text) if (place := ranked.places.get(run.name)) is not None else run
-        for run in runs
-    )
+    ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries, spent=spent)
     settings = settings_by_optimizer(runs)
     return MatrixNumbers(
         name=plan.name or matrix.name,
@@ -99,7 +93,6 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         groups=groups,
         rankings=ranked.rankings,
         reserve=ranked.reserve,
-        halvings=ranked.halvings,
         scalings=_scalings(groups),
         settings=settings,
         warnings=(
@@ -124,14 +117,6 @@ def _numbers_of(
     if activity.engine is not None:
         numbers = replace(numbers, on_hosts=times_on_hosts(folder, numbers))
     return _with_gpu(folder, numbers)
-
-
-def _losses_at(matrix: MatrixDir, run: RunNumbers, steps: Sequence[int]) -> Mapping[int, float]:
-    """Return the losses of a run at these steps."""
-    if not run.attempts and not run.reused_from:
-        return {}  # it has not started, or its results were archived
-    first = run.attempts[0].attempt or 1 if run.attempts else 1
-    return first_losses(matrix.run(run.name).metrics, steps, first - 1)
 
 
 def _is_budget_spent(matrix: MatrixDir, status: MatrixStatusFile, runs: Sequence[RunNumbers]) -> bool:
@@ -235,7 +220,7 @@ def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
 
 
 def _lost_rules(matrix: MatrixDir, plan: MatrixFile) -> Iterator[str]:
-    """Yield the warning that the runs of a selection are compared without its rules. plan: matrix.json, as read."""
+    """Yield the warning that adaptive seeds are compared without their rules. plan: matrix.json, as read."""
     if plan == MatrixFile() and any(rules_are_lost(plan, read_run_file_or_empty(run)) for run in matrix.all_runs()):
         yield (
             "matrix.json is missing or damaged, and with it the rules of the verdict: the comparisons are tested as if "

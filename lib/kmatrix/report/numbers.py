@@ -19,14 +19,11 @@ from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import LEVEL, Interval, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
 from kmatrix.status.outcomes import SeedEnd
-from kmatrix.status.selection.halving import RungPlace
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
-from kmatrix.verdict.survivors import DecidedRung
 
 GPUS_AXIS = "gpus"
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol
-_RESERVE_WORDS = {"reserve": "in reserve", "ended": "ended at a rung", "waits": "waiting at a rung"}
 LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
 
 
@@ -59,7 +56,6 @@ class RunNumbers:
     status: Status
     reason: str  # why the run failed, stopped or was skipped; "" if it finished
     kind: str = ""  # of its failure or stop, in a word: nan, oom, timeout, ...; "" if it finished
-    rung: RungPlace | None = None  # of successive halving: where it waits, or was ended; None: it goes on, or has ended
     end: SeedEnd | None = None  # its outcome as a seed of its configuration; None: it is to come
     optimizer: str
     model: str
@@ -152,13 +148,13 @@ class RunNumbers:
     @property
     def ended_badly(self) -> bool:
         """True if it did not finish although it should have."""
-        return self.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED) and self.rung is None
+        return self.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)
 
     def word(self, *, reserve: bool) -> str:
         """Return its status as a reader sees it. reserve: no verdict wants it (now)."""
         if not reserve:
             return str(self.status)
-        return "reserve" if self.rung is None else "ended" if self.rung.has_ended else "waits"
+        return "reserve"
 
     @property
     def diverged(self) -> bool:
@@ -247,17 +243,6 @@ class CostDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HalvingNumbers:
-    """The successive halving of one family of configurations, named as their groups."""
-
-    eta: int
-    data_sha256: str  # "" if it is unknown
-    rungs: tuple[DecidedRung, ...]
-    alive: tuple[str, ...]  # configurations that no rung has ended
-    waits_at: int | None  # step of the rung that is not decided yet; None after the last one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Groups with the same training data, sorted by the mean of their metric, lowest first."""
 
@@ -269,7 +254,6 @@ class Ranking:
     replay: Replay | None = None  # of adaptive seeds
     costs: tuple[CostDifference, ...] = ()  # of the two configurations that the verdict names first
     without_result: tuple[GroupNumbers, ...] = ()  # of the family: some runs are over, and none has a loss
-    halving: HalvingNumbers | None = None
     raised: tuple[int, ...] = ()  # former maxima of adaptive seeds, if it was raised after runs had started
     spent_error: float | None = None  # probability of a false "better" if the maximum was raised
 
@@ -380,7 +364,6 @@ class MatrixNumbers:
     engine: str = ""  # of a cluster, as in engine.json; "" for this machine
     reserve: frozenset[str] = frozenset()  # runs with adaptive seeds that the verdict does not want (now)
     confidence: float = LEVEL  # MATRIX_CONFIDENCE: the level of all intervals
-    halvings: tuple[HalvingNumbers, ...] = ()  # of its families, with MATRIX_HALVING
     usage: MatrixUsage | None = None  # what its jobs were allocated; None on one machine, and before the first job
 
     def count(self, status: Status) -> int:
@@ -392,8 +375,8 @@ class MatrixNumbers:
         """Status -> number of runs, as a reader sees them: runs in reserve are not planned ones."""
         needed = Counter(run.status for run in self.runs if run.name not in self.reserve)
         found = {str(status): needed[status] for status in Status if needed[status]}
-        words = Counter(_RESERVE_WORDS[run.word(reserve=True)] for run in self.runs if run.name in self.reserve)
-        return found | dict(words)
+        reserve = sum(run.name in self.reserve for run in self.runs)
+        return found | ({"in reserve": reserve} if reserve else {})
 
     @property
     def took_s(self) -> float | None:

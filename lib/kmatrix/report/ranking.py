@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kmatrix.records.decode import Scalar
@@ -16,19 +16,23 @@ from kmatrix.report.numbers import (
     CostDifference,
     CostQuantity,
     GroupNumbers,
-    HalvingNumbers,
     Ranking,
     RunNumbers,
 )
 from kmatrix.stats import LEVEL, mean
-from kmatrix.status.outcomes import PLAIN_AXES, SEED_AXIS, AdaptiveSeeds, Family, SeedEnd, families_of, without_budget
-from kmatrix.status.selection.halving import RungPlace
-from kmatrix.status.selection.select import halving_of
+from kmatrix.status.outcomes import (
+    PLAIN_AXES,
+    SEED_AXIS,
+    AdaptiveSeeds,
+    Family,
+    families_of,
+    has_adaptive_seeds,
+    without_budget,
+)
 from kmatrix.text import plural
 from kmatrix.verdict.adaptive import adaptive_verdict, error_spent
 from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, Replay, Rules
 from kmatrix.verdict.fixed import fixed_verdict, tested
-from kmatrix.verdict.survivors import DecidedRung, HalvingReplay, of_survivors
 
 # Losses are comparable only if these attributes of RunNumbers are equal.
 MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
@@ -139,11 +143,9 @@ def _ranks_of(run: RunNumbers, device: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """The rankings of a matrix, and what adaptive seeds or successive halving leave out or for later."""
+    """The rankings of a matrix, and what adaptive seeds leave for later."""
 
     rankings: tuple[Ranking, ...]
-    halvings: tuple[HalvingNumbers, ...] = ()  # of the families, with MATRIX_HALVING
-    places: Mapping[str, RungPlace] = field(default_factory=dict)  # run in reserve -> where it waits, or was ended
     reserve: frozenset[str] = frozenset()  # runs that the verdict does not want (now)
 
 
@@ -152,14 +154,13 @@ def rankings_of(
     groups: Sequence[GroupNumbers],
     rules: VerdictRules,
     axes: Sequence[AxisEntry],
-    at_rungs: Callable[[RunNumbers, Sequence[int]], Mapping[int, float]],
     *,
     spent: bool = False,
 ) -> Rankings:
     """Return one ranking per family of comparable losses, then one by bits per byte per text with several tokenizers.
 
     Families without a loss, or whose data is unknown, are left out. axes: of matrix.json.
-    at_rungs: returns the losses of a run at some steps.  spent: the budget of the matrix is spent.
+    spent: the budget of the matrix is spent.
     """
     group_of = {run.name: group for group in groups for run in group.runs}
     records = {run.name: _record(run, group_of[run.name]) for run in runs}
@@ -167,33 +168,20 @@ def rankings_of(
     ends = {run.name: run.end for run in runs if run.end is not None}
     replays: Sequence[Replay | None] = [None] * len(families)
     reserve: frozenset[str] = frozenset()
-    if rules.seeds_auto and rules.seeds:
+    if has_adaptive_seeds(rules):
         seeds = AdaptiveSeeds(families)
         wanted = seeds.wanted(ends)
         replays, reserve = seeds.replays, seeds.reserve({run.name: run.status for run in runs}, wanted)
-    halved: Sequence[HalvingReplay | None] = [None] * len(families)
-    places: dict[str, RungPlace] = {}
-    if rules.halving:
-        halving = halving_of(rules, families, records)
-        by_name = {run.name: run for run in runs}
-        wanted_to = halving.targets(ends, {run: at_rungs(by_name[run], steps) for run, steps in halving.rungs.items()})
-        halved, reserve = halving.replays, halving.reserve({run.name: run.status for run in runs}, wanted_to)
-        places = {run: place for run, place in halving.places().items() if run in reserve}
-    found, halvings = [], []
-    for family, replay, rungs in zip(families, replays, halved, strict=True):
+    found = []
+    for family, replay in zip(families, replays, strict=True):
         names = _group_of_each(family, group_of)
         shown = {name: group.name for name, group in names.items()}
-        if rungs is not None:
-            halvings.append(_halving(rungs, shown, rules.halving, names))
-            if not rungs.alive:
-                continue
-        verdict = _verdict(family, ends, rungs) if replay is None else replay.verdict
+        verdict = fixed_verdict(family.losses(ends), family.rules) if replay is None else replay.verdict
         if replay is not None and replay.wanted and spent:
             verdict = without_budget(verdict)
         if replay is not None:
             names = {name: _asked_for(group, replay.asked[name]) for name, group in names.items()}
-        compared = family.configurations if rungs is None else rungs.alive
-        members = list({names[name].name: names[name] for name in compared}.values())
+        members = list({names[name].name: names[name] for name in family.configurations}.values())
         ranked = [group for group in members if group.losses]
         if not ranked or not members[0].data_sha256:
             continue
@@ -202,46 +190,11 @@ def rankings_of(
             replace(
                 ranking,
                 replay=replay,
-                halving=halvings[-1] if rungs is not None else None,
                 spent_error=_spent_error(rules, family.rules),
                 raised=rules.raised,
             )
         )
-    return Rankings(
-        rankings=(*found, *([] if rules.halving else _rankings_by_text(groups, rules))),
-        halvings=tuple(halvings),
-        places=places,
-        reserve=reserve,
-    )
-
-
-def _verdict(family: Family, ends: Mapping[str, SeedEnd], rungs: HalvingReplay | None) -> FamilyVerdict:
-    """Return the verdict on a family with a fixed number of seeds; with rungs, on those that none has ended."""
-    losses, rules = family.losses(ends), family.rules
-    if rungs is None:
-        return fixed_verdict(losses, rules)
-    baseline = rules.baseline if rules.baseline in rungs.alive else None
-    return fixed_verdict(of_survivors(losses, rungs), replace(rules, baseline=baseline))
-
-
-def _halving(
-    replay: HalvingReplay, shown: Mapping[str, str], eta: int, names: Mapping[str, GroupNumbers]
-) -> HalvingNumbers:
-    """Return the halving of a family with the names that the report gives to its configurations."""
-    return HalvingNumbers(
-        eta=eta,
-        data_sha256=next((group.data_sha256 for group in names.values() if group.data_sha256), ""),
-        rungs=tuple(
-            DecidedRung(
-                step=rung.step,
-                losses={shown[name]: loss for name, loss in rung.losses.items()},
-                kept=tuple(shown[name] for name in rung.kept),
-            )
-            for rung in replay.rungs
-        ),
-        alive=tuple(shown[name] for name in replay.alive),
-        waits_at=replay.waits_at,
-    )
+    return Rankings(rankings=(*found, *_rankings_by_text(groups, rules)), reserve=reserve)
 
 
 def _record(run: RunNumbers, group: GroupNumbers) -> RunFile:

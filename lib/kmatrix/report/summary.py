@@ -28,7 +28,6 @@ from kmatrix.report.numbers import (
 from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import short
 from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text
-from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.alerts import Alert, Severity, by_subject, worst
 from kmatrix.text import (
@@ -72,7 +71,6 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
         ("Verdict", list(_verdicts(numbers))),
         ("Runs", _run_table(numbers)),
         *_rankings(numbers),
-        *_ended_at_rungs(numbers),
         ("Optimizer settings", _optimizer_settings(numbers.settings)),
         _scaling_section(numbers.scalings),
         ("Benchmarks", _benchmarks(numbers.runs)),
@@ -230,16 +228,6 @@ def _rankings(numbers: MatrixNumbers) -> Iterator[Section]:
         if ranking.metric == BITS:
             title = "Ranking by mean bits per byte: same text, different tokenizers"
         yield title, list(_ranking(ranking))
-
-
-def _ended_at_rungs(numbers: MatrixNumbers) -> Iterator[Section]:
-    """Yield a section per family on the configurations that successive halving ended."""
-    for halving in numbers.halvings:
-        rows = [list(row) for row in ended_rows(halving)]
-        if rows:
-            data = f" on data {short(halving.data_sha256)}" if len(numbers.halvings) > 1 else ""
-            lines = table(columns(["configuration", "ended at step", "val loss there"], (0,)), rows, WIDTH, rule=True)
-            yield f"Ended at a rung{data}", [*lines, *wrap("Losses are compared only with those at the same step.")]
 
 
 def _ranking(ranking: Ranking) -> Iterator[str]:

@@ -166,17 +166,10 @@ def _reach(runs: Sequence[TargetRun], quantity: str) -> Reach:
 
 
 def _tests(groups: Sequence[GroupNumbers], value: float, ranking: Ranking | None) -> dict[str, TargetTest]:
-    """Return the test of each group, corrected for the number of configurations in its family.
-
-    Those that a rung of successive halving ended count, too: the survivors were chosen by losses that go with theirs.
-    """
+    """Return the test of each group, corrected for the number of configurations in its family."""
     rules = ranking.verdict.rules if ranking else Rules(seeds=())
     known: Losses = {group.name: dict(_outcomes(group)) for group in groups}
-    halving = ranking.halving if ranking else None
-    ended = {name for rung in halving.rungs for name in rung.losses if name not in rung.kept} if halving else set()
-    family: Losses = {**{name: {} for name in ended}, **known}
-    found = below_target(family, value, rules, adaptive=ranking is not None and ranking.replay is not None)
-    return {name: found[name] for name in known}
+    return dict(below_target(known, value, rules, adaptive=ranking is not None and ranking.replay is not None))
 
 
 def _outcomes(group: GroupNumbers) -> Sequence[tuple[int, float | None]]:

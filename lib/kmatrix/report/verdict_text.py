@@ -31,7 +31,6 @@ from kmatrix.report.pair_text import (
 from kmatrix.report.sentences.headlines import headline, worse_elsewhere
 from kmatrix.report.sentences.next_seeds import more_seeds_command, next_line, to_end
 from kmatrix.report.sentences.rankings import compared_pairs, no_result_text, open_pairs, unit_of
-from kmatrix.report.sentences.rungs import rung_lines
 from kmatrix.report.sentences.targets import target_lines
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine, VerdictState, VerdictText
 from kmatrix.text import UNKNOWN, plural
@@ -49,7 +48,7 @@ def verdict_texts(numbers: MatrixNumbers) -> tuple[VerdictText, ...]:
     """Return the verdict on each ranking of a matrix; on a matrix without a ranking, why there is none."""
     texts = [verdict_text(ranking, _situation(numbers, ranking)) for ranking in numbers.rankings]
     texts = texts or [_no_ranking(numbers)]
-    return (replace(texts[0], lines=(*texts[0].lines, *target_lines(numbers), *rung_lines(numbers))), *texts[1:])
+    return (replace(texts[0], lines=(*texts[0].lines, *target_lines(numbers))), *texts[1:])
 
 
 def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
@@ -59,7 +58,7 @@ def _situation(numbers: MatrixNumbers, ranking: Ranking) -> Situation:
         about = f"data {ranking.data_sha256[:SHORT_HASH]}" if ranking.data_sha256 else "bits per byte over tokenizers"
     return Situation(
         unfinished=len(to_end(numbers)),
-        reserve=0 if numbers.halvings else len(numbers.reserve),
+        reserve=len(numbers.reserve),
         wanted=len(to_end(numbers) if ranking.replay is None else ranking.replay.wanted),
         unused=0 if ranking.replay is None else ranking.replay.unused,
         reused=sum(bool(run.reused_from) for run in counted),

@@ -30,7 +30,7 @@ from kmatrix.runner.execution.disk_hold import DiskHold
 from kmatrix.runner.execution.display import RunDisplay, ignoring_errors, with_retry
 from kmatrix.runner.execution.gpus import PoolWatch
 from kmatrix.runner.execution.requests import RequestWatch
-from kmatrix.runner.rounds import Reserve, SelectionRounds
+from kmatrix.runner.rounds import Reserve, SeedRounds
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
@@ -39,7 +39,6 @@ from kmatrix.status.cost import MatrixBudget, Spent, SpentBudget
 from kmatrix.status.state import (
     DISK,
     MAY_BE_LEFT_OUT,
-    RUNG,
     UNSUCCESSFUL,
     Attempt,
     Ended,
@@ -89,7 +88,7 @@ def drive(
     requests_s: float | None = None,
     left: Collection[str] = (),
     reserve: Sequence[RunPlan] = (),
-    rounds: SelectionRounds | None = None,
+    rounds: SeedRounds | None = None,
     again: bool = False,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
@@ -163,7 +162,7 @@ class _Driver:
         requests_s: float | None,
         left: Collection[str],
         reserve: Sequence[RunPlan],
-        rounds: SelectionRounds | None,
+        rounds: SeedRounds | None,
         again: bool,
         disk_s: float,
     ) -> None:
@@ -460,8 +459,6 @@ class _Driver:
             self._submit_retry(again)
         else:
             self._curves.add(plan.dir, plan.attempt)
-        if end.kind == RUNG:
-            self._reserve.add(plan.name)
         if end.kind == DISK:
             self._hold_back()
         if not stopping:
@@ -495,17 +492,15 @@ class _Driver:
 
     def _submit(self, plan: RunPlan) -> None:
         """Queue a further attempt of a run."""
-        plan = self._plans[plan.name] = self._reserve.until(plan)
+        self._plans[plan.name] = plan
         self.open.add(plan.name)
         self._watch(plan)
         self.jobs |= self._engine.submit([plan])
 
     def _watch(self, plan: RunPlan) -> None:
-        # At a rung, the others decide whether a rising loss ends the run; "use the best checkpoint" would mislead.
-        limits = self._limits if plan.until is None else replace(self._limits, loss=0)
         self._watches[plan.name] = RunWatch(
             plan.dir,
-            limits,
+            self._limits,
             self._train[plan.name],
             attempt=plan.attempt,
             ranks=plan.ranks,

@@ -17,11 +17,10 @@ from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.records.states import Request, RunRequest, read_matrix_status, read_requests, read_run_status
 from kmatrix.records.train_config import TrainFields, budget_s
-from kmatrix.runner.rounds import SelectionRounds, as_requested, rounds_of_matrix
+from kmatrix.runner.rounds import SeedRounds, as_requested, rounds_of_matrix
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
-from kmatrix.status.outcomes import NOT_NEEDED, rules_are_lost
-from kmatrix.status.selection.select import selects
+from kmatrix.status.outcomes import NOT_NEEDED, has_adaptive_seeds, rules_are_lost
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
 from kmatrix.text import plural
@@ -34,9 +33,9 @@ class ResumePlan:
     """The pending attempts of a matrix, and the runs without one."""
 
     plans: tuple[RunPlan, ...]  # in the matrix's order; of adaptive seeds, seed by seed
-    reserve: tuple[RunPlan, ...] = ()  # executed only if the selection wants them later
-    rounds: SelectionRounds | None = None  # None without a selection, and in a job, which has a part of the runs
-    again: bool = False  # a failed run gets one more attempt, because the selection waits for it
+    reserve: tuple[RunPlan, ...] = ()  # executed only if the losses want them later
+    rounds: SeedRounds | None = None  # None without adaptive seeds, and in a job, which has a part of the runs
+    again: bool = False  # a failed run gets one more attempt, because a verdict waits for it
     skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
     stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
     requests: Mapping[str, RunRequest] = field(default_factory=dict)  # runs of `plans` that wait for a release
@@ -61,18 +60,18 @@ def reopen(
     resume: start of an attempt after the first.
     retry_failed: retry failed runs, too; runs that were killed are always retried.
     limits: of a job on a cluster. Then times come from the plan: measured ones need all runs, in each of many jobs.
-    unasked: also execute runs that the selection does not want now.
+    unasked: also execute runs that the losses do not want now.
     micro_batch: replaces that of these runs; their global batch stays the same.
-    Raises RecordError if the rules of a selection are lost, ConfigError if the micro-batch does not fit a run.
+    Raises RecordError if the rules of adaptive seeds are lost, ConfigError if the micro-batch does not fit a run.
     """
     plans, skipped, stays = [], {}, {}
     damaged = []
     estimates = _Estimates(matrix, limits)
     plan_of_matrix = read_matrix_file_or_empty(matrix)
     rules = plan_of_matrix.verdict
-    # A selection needs all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
+    # Adaptive seeds need all run.json at once; those of a matrix of 10,000 runs would take a lot of memory.
     # A job has a part of the runs: what is wanted was decided when it was submitted.
-    is_whole = selects(rules) and limits is None
+    is_whole = has_adaptive_seeds(rules) and limits is None
     records = {run.name: read_run_file_or_empty(run) for run in matrix.runs()} if is_whole else {}
     rounds, states = rounds_of_matrix(matrix, records) if is_whole else None, {}
     for run in matrix.runs():
@@ -85,7 +84,7 @@ def reopen(
         damaged += [] if known else [run.name]
         attempt = None
         if known:
-            attempt = _attempt(state, train, resume, retry_failed=retry_failed, again=selects(rules))
+            attempt = _attempt(state, train, resume, retry_failed=retry_failed, again=has_adaptive_seeds(rules))
         states[run.name] = state
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
@@ -104,10 +103,8 @@ def reopen(
     requests = read_requests(matrix)
     reserve: list[RunPlan] = []
     if rounds is not None:
-        if rules.seeds_auto:
-            plans.sort(key=lambda plan: rounds.place(plan.name))
+        plans.sort(key=lambda plan: rounds.place(plan.name))
         wanted = _wanted(rounds, plans, states, requests)
-        plans = [replace(plan, until=wanted.get(plan.name)) for plan in plans]
         if not unasked:
             reserve = [plan for plan in plans if plan.name not in wanted]
             plans = [plan for plan in plans if plan.name in wanted]
@@ -115,7 +112,7 @@ def reopen(
         plans=tuple(plans),
         reserve=tuple(reserve),
         rounds=rounds,
-        again=selects(rules),
+        again=has_adaptive_seeds(rules),
         skipped=skipped,
         stays=stays,
         requests=requests,
@@ -143,7 +140,7 @@ def _with_micro_batch(attempt: Attempt, name: str, train: TrainFields, micro_bat
 
 
 def _lost_rules(matrix: MatrixDir) -> RecordError:
-    """Return the error of a matrix whose runs were planned for a selection that is unknown now."""
+    """Return the error of a matrix whose runs were planned for adaptive seeds, by rules that are unknown now."""
     return RecordError(
         f"{matrix.name} has lost the rules by which it selects runs: all of them would be executed",
         why=f"{matrix.matrix_json.name} is missing or damaged",
@@ -152,12 +149,12 @@ def _lost_rules(matrix: MatrixDir) -> RecordError:
 
 
 def _wanted(
-    rounds: SelectionRounds,
+    rounds: SeedRounds,
     plans: Sequence[RunPlan],
     states: Mapping[str, RunState],
     requests: Mapping[str, RunRequest],
-) -> Mapping[str, int | None]:
-    """Return which of the pending runs the selection wants now, with the step where each ends (None: its last).
+) -> frozenset[str]:
+    """Return which of the pending runs the losses want now.
 
     states: of all runs of the matrix.  requests: of users; a run that they skip is not waited for.
     """
@@ -303,23 +300,14 @@ def describe_plan(plan: ResumePlan) -> list[str]:
         for one in plan.plans
     ]
     lines += [f"{name}: skipped, {why}" for name, why in plan.skipped.items()]
-    lines += _describe_reserve(plan)
+    if plan.reserve:
+        lines.append(f"{plural(len(plan.reserve), 'run')} in reserve: {NOT_NEEDED}")
     for status in Status:
         count = sum(state.status is status for state in plan.stays.values())
         if count:
             hint = " (RETRY_FAILED=1 retries)" if status is Status.FAILED else ""
             lines.append(f"{count} {status}: unchanged{hint}")
     return lines
-
-
-def _describe_reserve(plan: ResumePlan) -> list[str]:
-    """Return why the runs in reserve are not executed: one line, or one for each rung."""
-    places = {} if plan.rounds is None else plan.rounds.places()
-    found = Counter(places[one.name].text if one.name in places else NOT_NEEDED for one in plan.reserve)
-    return [
-        f"{plural(number, 'run')} in reserve: {why}" if why == NOT_NEEDED else f"{plural(number, 'run')} {why}"
-        for why, number in sorted(found.items())
-    ]
 
 
 def _describe_attempt(plan: RunPlan) -> str:

@@ -1,4 +1,4 @@
-"""The rounds of a matrix for its runner: which runs it executes now, and which are its reserve."""
+"""The rounds of a matrix with adaptive seeds for its runner: which runs it executes now, and which are its reserve."""
 
 from __future__ import annotations
 
@@ -10,53 +10,36 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.records.states import Request, RunRequest
 from kmatrix.runner.status_writer import StatusWriter
-from kmatrix.status.outcomes import Outcomes
-from kmatrix.status.selection.halving import Halving, RungPlace
-from kmatrix.status.selection.rung_losses import RungLosses
-from kmatrix.status.selection.select import Selection, selection_of_matrix, selects
-from kmatrix.status.state import MAY_BE_LEFT_OUT, RunPlan, RunState, is_left_out, overall
+from kmatrix.status.outcomes import AdaptiveSeeds, Outcomes, adaptive_seeds, has_adaptive_seeds
+from kmatrix.status.state import MAY_BE_LEFT_OUT, RunState, is_left_out, overall
 
 TO_COME = RunState()
-IN_RESERVE, AT_RUNG = "in reserve", "waiting or ended at a rung"
 
 
-class SelectionRounds:
-    """The rounds of a matrix: after each, its selection wants further seeds, or survivors of a rung, or nothing."""
+class SeedRounds:
+    """The rounds of a matrix: after each, its losses want further seeds, or nothing."""
 
-    def __init__(self, selection: Selection, outcomes: Outcomes, losses: RungLosses) -> None:
-        self._selection, self._outcomes, self._losses = selection, outcomes, losses
-        self._rungs = selection.rungs
-        order = {seed: place for family in selection.families for place, seed in enumerate(family.rules.seeds)}
-        self._order = {run: order[seed] for family in selection.families for (_, seed), run in family.runs.items()}
+    def __init__(self, seeds: AdaptiveSeeds, outcomes: Outcomes) -> None:
+        self._seeds, self._outcomes = seeds, outcomes
+        order = {seed: place for family in seeds.families for place, seed in enumerate(family.rules.seeds)}
+        self._order = {run: order[seed] for family in seeds.families for (_, seed), run in family.runs.items()}
 
-    def wanted(self, states: Mapping[str, RunState], pending: Collection[str] = ()) -> Mapping[str, int | None]:
-        """Return the runs that are wanted now, each with the step to train it to, None for its end.
+    def wanted(self, states: Mapping[str, RunState], pending: Collection[str] = ()) -> frozenset[str]:
+        """Return the runs that are wanted now.
 
         pending: runs that are about to start, whatever their state.
         """
         known = {name: TO_COME if name in pending else state for name, state in states.items()}
-        at_rungs = {
-            run: self._losses.of(run, states[run], steps) for run, steps in self._rungs.items() if run in states
-        }
-        return self._selection.targets(self._outcomes.ends(known), at_rungs)
+        return self._seeds.wanted(self._outcomes.ends(known))
 
     def reserve(self, states: Mapping[str, RunState], pending: Collection[str] = ()) -> frozenset[str]:
         """Return the runs that are not needed so far. pending: as for `wanted`."""
         wanted = self.wanted(states, pending)
-        return self._selection.reserve({name: state.status for name, state in states.items()}, wanted)
+        return self._seeds.reserve({name: state.status for name, state in states.items()}, wanted)
 
     def decisions(self) -> Iterator[str]:
         """Yield a line for each decision since the last call."""
-        return self._selection.decisions()
-
-    def places(self) -> Mapping[str, RungPlace]:
-        """Return where runs wait or were ended, by the last call of `wanted`; empty without successive halving."""
-        return self._selection.places() if isinstance(self._selection, Halving) else {}
-
-    @property
-    def has_rungs(self) -> bool:
-        """True with successive halving."""
-        return bool(self._rungs)
+        return self._seeds.decisions()
 
     def place(self, run: str) -> int:
         """Return the place of the seed of a run: all configurations run their first seed before any runs its second."""
@@ -77,37 +60,31 @@ class RunStarter(Protocol):
 
 
 class Reserve:
-    """The runs of an execution that start, or go on, only if they are wanted; most matrices have none."""
+    """The runs of an execution that start only if they are wanted; most matrices have none."""
 
     def __init__(
         self,
         runs: RunStarter,
         writer: StatusWriter,
         names: Sequence[str],
-        rounds: SelectionRounds | None,
+        rounds: SeedRounds | None,
         on_note: Callable[[str], None],
     ) -> None:
         """Create the reserve. names: of its runs, in the order of their starts."""
         self._runs, self._writer, self._rounds, self._on_note = runs, writer, rounds, on_note
         self.names = dict.fromkeys(names)  # not a set: in their order
-        self._until: Mapping[str, int | None] = {}  # the runs that were wanted last
 
     @property
     def is_used(self) -> bool:
         """True if the matrix executes its runs as far as they are wanted."""
         return self._rounds is not None
 
-    @property
-    def word(self) -> str:
-        """The word for its runs in counts."""
-        return IN_RESERVE if self._rounds is None or not self._rounds.has_rungs else AT_RUNG
-
     def start_wanted(self) -> None:
         """Queue the runs that are wanted now, if the losses decide that there are any."""
         if self._rounds is None:
             return
         states = self._writer.states
-        wanted = self._until = self._rounds.wanted(states, self._runs.open)
+        wanted = self._rounds.wanted(states, self._runs.open)
         for text in self._rounds.decisions():
             self._writer.log("verdict looked at", text=text)
             self._on_note(text)
@@ -121,15 +98,6 @@ class Reserve:
             if not is_left_out(states[name]):  # else it waits for its release
                 self._runs.start(name)
 
-    def add(self, name: str) -> None:
-        """Add a run that waits at a rung."""
-        if self._rounds is not None:
-            self.names[name] = None
-
-    def until(self, plan: RunPlan) -> RunPlan:
-        """Return the plan of an attempt with the step that its run is wanted to, if it is wanted."""
-        return replace(plan, until=self._until[plan.name]) if plan.name in self._until else plan
-
     def unneeded(self) -> frozenset[str]:
         """Return the runs that are not needed so far: a matrix is finished without them."""
         return frozenset() if self._rounds is None else self._rounds.reserve(self._writer.states, self._runs.open)
@@ -141,15 +109,15 @@ class Reserve:
         return overall([*found, *([Status.PLANNED] if self._writer.missing else [])])
 
 
-def rounds_of_matrix(matrix: MatrixDir, records: Mapping[str, RunFile]) -> SelectionRounds | None:
+def rounds_of_matrix(matrix: MatrixDir, records: Mapping[str, RunFile]) -> SeedRounds | None:
     """Return the rounds of a matrix, None of one that executes all its runs. records: run -> its run.json."""
-    selection = selection_of_matrix(matrix, records)
-    return None if selection is None else SelectionRounds(selection, Outcomes(matrix, records), RungLosses(matrix))
+    seeds = adaptive_seeds(matrix, records)
+    return None if seeds is None else SeedRounds(seeds, Outcomes(matrix, records))
 
 
 def unneeded_runs(matrix: MatrixDir, states: Mapping[str, RunState]) -> frozenset[str]:
     """Return the runs that a matrix without a runner does not need so far. states: of its runs."""
-    if not selects(read_matrix_file_or_empty(matrix).verdict):
+    if not has_adaptive_seeds(read_matrix_file_or_empty(matrix).verdict):
         return frozenset()
     rounds = rounds_of_matrix(matrix, {run.name: read_run_file_or_empty(run) for run in matrix.runs()})
     return frozenset() if rounds is None else rounds.reserve(states)

@@ -43,7 +43,6 @@ from kmatrix.status.state import (
     NCCL,
     NOT_STARTED,
     PREEMPTED,
-    RUNG,
     Attempt,
     JobState,
 )
@@ -161,14 +160,9 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
     kind = (result.kind or "error") if result else ""
     # A finished run counts only if it trained what was planned.
     if status == Status.FINISHED:
-        both = "result.json says that it has finished, and that it waits at a rung" if kind == RUNG else ""
-        kind, reason = MISMATCH, both or mismatch(run, attempt.micro_batch)
+        kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
         if not reason:
             return RunEnd(status=Status.FINISHED, result=result)
-    # A stop that came while it saved makes no difference.
-    elif status == Status.STOPPED and kind == RUNG:
-        assert result is not None
-        return RunEnd(status=Status.STOPPED, kind=RUNG, reason=result.reason or "waits at a rung", result=result)
     # The place of the run came to its end, not the run itself.
     elif job is not None and job.kind in ELSEWHERE and kind not in OWN_FAULT:
         reason = redact(printable(job.reason or job.kind))

@@ -213,16 +213,6 @@ def rest_of_run(
     return max(0.0, left - min(max(0.0, since_s), max(0.0, soon)))
 
 
-def left_until(left_s: float | None, *, step: int, until: int | None, end: int | None) -> float | None:
-    """Return the time (s) left until a step before the end, as a share of the time left until the end.
-
-    step: the newest one.  until: None for the end.
-    """
-    if left_s is None or until is None or end is None or end <= step:
-        return left_s
-    return left_s * max(0, until - step) / (end - step)
-
-
 def rest_when_resumed(
     recent: Sequence[TrainingLine], phases: Sequence[Phase], train: TrainFields, start: int | None
 ) -> float | None:

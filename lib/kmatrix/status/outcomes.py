@@ -40,7 +40,6 @@ class SeedEnd:
     """A seed that is over. loss: as in `kmatrix.verdict.family.Losses`."""
 
     loss: float | None
-    step: int | None = field(default=None, compare=False)  # at its end; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +152,7 @@ def end_of(state: RunState, train: TrainFields, result: Callable[[], RunResult |
     """
     if state.status is Status.FINISHED:
         found = result()
-        return SeedEnd(None) if found is None else SeedEnd(_loss(found), found.step)
+        return SeedEnd(None) if found is None else SeedEnd(_loss(found))
     if state.status in OPEN:
         return None
     if state.status is Status.FAILED and state.last is not None:
@@ -226,19 +225,6 @@ class AdaptiveSeeds:
                 last = self._rounds[place] = _Round(losses, replay(losses, family.rules))
             found |= {family.runs[name, seed] for name, seed in last.replay.wanted if seed not in losses[name]}
         return frozenset(found)
-
-    def targets(
-        self,
-        ends: Mapping[str, SeedEnd],
-        at_rungs: Mapping[str, Mapping[int, float]],  # noqa: ARG002  (as of successive halving)
-    ) -> dict[str, int | None]:
-        """Return the runs to execute now, as `wanted`, each to its end. at_rungs: there are none."""
-        return dict.fromkeys(self.wanted(ends))
-
-    @property
-    def rungs(self) -> dict[str, tuple[int, ...]]:
-        """No rungs: its runs train to their end."""
-        return {}
 
     def reserve(self, statuses: Mapping[str, Status], wanted: Collection[str]) -> frozenset[str]:
         """Return the runs that wait, and that nobody executes unless the verdict wants them later. wanted: now."""
@@ -345,9 +331,14 @@ def rules_are_lost(plan: MatrixFile, run: RunFile) -> bool:
     return plan == MatrixFile() and run.selected
 
 
+def has_adaptive_seeds(rules: VerdictRules) -> bool:
+    """Return whether a matrix with these rules executes its seeds as far as its losses want them."""
+    return rules.seeds_auto and bool(rules.seeds)
+
+
 def adaptive_seeds(matrix: MatrixDir, records: Mapping[str, RunFile]) -> AdaptiveSeeds | None:
     """Return the adaptive seeds of a matrix, None if it has none. records: run -> its run.json."""
     plan = read_matrix_file_or_empty(matrix)
-    if not plan.verdict.seeds_auto or not plan.verdict.seeds:
+    if not has_adaptive_seeds(plan.verdict):
         return None
     return AdaptiveSeeds(families_of(plan.verdict, plan.axis_entries, records))

@@ -24,7 +24,6 @@ GPU_LOST, NCCL = "gpu lost", "nccl"  # not caused by the run: another GPU, or an
 PREEMPTED = "preempted"  # stopped by another program than the runner, with a checkpoint; or by the scheduler
 TIME_LIMIT = "time limit"  # stopped, with a checkpoint, because the job of the run reached its time limit
 NODE_LOST = "node lost"  # a node of the run stopped answering
-RUNG = "rung"  # stopped at a rung of successive halving, with a checkpoint: it waits for the other configurations
 NO_PROGRESS = "no progress"  # failed, because several starts of its job in a row saved no later step
 # Ends of the place where a run executed, not of the run: it is stopped, and its next attempt is made elsewhere.
 ELSEWHERE = frozenset({PREEMPTED, TIME_LIMIT, NODE_LOST})
@@ -319,7 +318,6 @@ class RunPlan:
     expected_s: float | None = None  # estimated duration, which only decides the order of starts; None: unknown
     resume: str = "none"  # start of the training: none, auto, latest, best or the path of a checkpoint
     micro_batch: int | None = None  # sequences, None for that of run.json; the global batch is kept
-    until: int | None = None  # step at which it waits for the other configurations; None: it trains to its end
     spent_s: float = 0.0  # time of the attempts before, from launch to end
     environment: Mapping[str, str] = field(default_factory=dict)  # variables of the trainer: network and runtime
 
@@ -333,8 +331,7 @@ class RunPlan:
         """The command-line arguments of the trainer."""
         arguments = [str(self.dir.path), "--attempt", str(self.attempt)]
         arguments += [] if self.resume == "none" else ["--resume", self.resume]
-        arguments += [] if self.micro_batch is None else ["--micro-batch", str(self.micro_batch)]
-        return arguments + ([] if self.until is None else ["--until", str(self.until)])
+        return arguments + ([] if self.micro_batch is None else ["--micro-batch", str(self.micro_batch)])
 
 
 class JobPhase(StrEnum):

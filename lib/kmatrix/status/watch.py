@@ -66,7 +66,7 @@ class RunProgress:
     note: str = ""  # activity besides training, such as "stopping, saving a checkpoint"
     step: int | None = None
     start: int | None = None  # the step at which the attempt starts
-    until: int | None = None  # the step to which it trains now: that of a rung, or its last one
+    max_iters: int | None = None
     loss: float | None = None  # nats/token
     val_loss: float | None = None  # nats/token
     tokens_per_second: float | None = None
@@ -74,7 +74,6 @@ class RunProgress:
     left_s: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # status -> runs of the matrix
     reserve: int = 0  # planned runs that are not needed so far
-    reserve_is: str = "in reserve"  # what they are called
     alerts: tuple[Alert, ...] = ()  # active ones
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.gpu.processes import ProcessHandle
@@ -19,7 +18,6 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
 from kmatrix.redaction.redactor import redact
-from kmatrix.status.state import RUNG, RunState
 from kmatrix.status.status_file import recover_status
 from kmatrix.track.feed import FeedBatch, PointTail, RunFeed, TrackedAlert
 from kmatrix.track.tensorboard import TensorBoardMirror
@@ -56,7 +54,7 @@ def feed(
     after the end. Return 0, or 1 if steps are still pending.
     Raises LaunchError for an unknown tracker, RecordError if the directory is not a run.
     """
-    ended, end, began = threading.Event(), _AttemptEnd(parent), time.time() if parent else None
+    ended, end = threading.Event(), _AttemptEnd(parent)
     tracked = identity(run, project=project, online=online)
     before = {status.tracker: status for status in read_track(run)}
     make = make or mirror
@@ -66,7 +64,7 @@ def feed(
             make(name),
             name=name,
             ended=ended,
-            final=lambda: run_end(run, STATUS_S if parent else 0.0, began),
+            final=lambda: run_end(run, STATUS_S if parent else 0.0),
             before=before.get(name),
         )
         for name in names
@@ -148,39 +146,17 @@ def _write(run: RunDir, workers: Sequence[SyncWorker], steps: set[int]) -> None:
         print(f"cannot write track.json: {error.strerror}", flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedEnd:
-    """How a run ended, for its trackers."""
-
-    status: Status
-    at_rung: bool = False  # it was stopped at a rung of successive halving, as planned
-
-
-def run_end(run: RunDir, seconds: float, began: float | None = None) -> TrackedEnd:
-    """Wait until the runner has written the final status, and return it; `stopped` after `seconds` without one.
-
-    began: Unix seconds within the attempt that is uploaded; None: it has ended before.
-    """
+def run_end(run: RunDir, seconds: float) -> Status:
+    """Wait until the runner has written the final status, and return it; `stopped` after `seconds` without one."""
     deadline = time.monotonic() + seconds
     try:
         while (state := recover_status(run, has_runner=True)).status in UNFINISHED and time.monotonic() < deadline:
-            if _left_rung(state, began):
-                return TrackedEnd(Status.STOPPED, at_rung=True)
             time.sleep(0.1)
         if state.status in UNFINISHED:  # its runner died
             state = recover_status(run, has_runner=False)
     except RecordError:
-        return TrackedEnd(Status.STOPPED)
-    if state.status in UNFINISHED:
-        return TrackedEnd(Status.STOPPED)
-    at_rung = state.status is Status.STOPPED and state.last is not None and state.last.kind == RUNG
-    return TrackedEnd(state.status, at_rung)
-
-
-def _left_rung(state: RunState, began: float | None) -> bool:
-    """Return whether a run that trains on from a rung ended its attempt of this time there. began: Unix seconds."""
-    ended = [one for one in state.attempts[:-1] if began is not None and one.ended is not None and one.ended >= began]
-    return bool(ended) and ended[0].kind == RUNG
+        return Status.STOPPED
+    return Status.STOPPED if state.status in UNFINISHED else state.status
 
 
 def _lock(run: RunDir, end: _AttemptEnd, limit_s: float) -> int:
@@ -227,7 +203,7 @@ class SyncWorker:
         *,
         name: str,
         ended: threading.Event,
-        final: Callable[[], TrackedEnd],
+        final: Callable[[], Status],
         before: SyncStatus | None = None,
     ) -> None:
         self.name, self._run, self._make, self._ended, self._final = name, run, make, ended, final
@@ -317,7 +293,7 @@ class SyncWorker:
                 self._ended.wait(READ_S)
         end = self._final()
         self._send(tracker, feed.read(ended=True))  # the last alerts of the runner
-        tracker.close(end.status, at_rung=end.at_rung)
+        tracker.close(end)
 
     def _rewind(self) -> None:
         """Restore the state at opening, because data that was accepted since then may be lost."""

@@ -110,7 +110,7 @@ class TensorBoardMirror:
     def alert(self, alert: TrackerAlert) -> None:
         self._text(ALERTS, f"**{alert.title}** ({alert.level}): {alert.text}", time=alert.time)
 
-    def close(self, status: Status, *, at_rung: bool = False) -> None:  # noqa: ARG002 - it shows the status alone
+    def close(self, status: Status) -> None:
         if self._status != status:
             self._text(STATUS, str(status), time=time.time())
         # Once: of several, TensorBoard shows the first, and a stopped or failed run may be continued.

@@ -109,11 +109,8 @@ class Tracker(Protocol):
     def alert(self, alert: TrackerAlert) -> None:
         """Send an alert."""
 
-    def close(self, status: Status, *, at_rung: bool = False) -> None:
-        """Close the run with its final status. A stopped run may be opened again later.
-
-        at_rung: it was stopped at a rung of successive halving, as planned.
-        """
+    def close(self, status: Status) -> None:
+        """Close the run with its final status. A stopped run may be opened again later."""
 
 
 DEFAULT_PROJECT = "gpt2"  # if run.json has no project

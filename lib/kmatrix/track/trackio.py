@@ -145,7 +145,7 @@ class TrackioMirror:
         step = self._last and self._last["step"]
         self._send([alert_record(self._row(_text(alert.time), **columns, step=step, alert_id=key))])
 
-    def close(self, status: Status, *, at_rung: bool = False) -> None:  # noqa: ARG002 - it shows the status alone
+    def close(self, status: Status) -> None:
         """Write the final status to the configuration of the run: Trackio has no field for it."""
         if self._last:  # the configuration is sent with a point: repeat the newest one, Trackio ignores its id
             self._send_points([self._last], status)

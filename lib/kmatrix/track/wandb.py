@@ -125,10 +125,8 @@ class WandbMirror:
         """Send an alert. W&B's server forwards it by mail or Slack to users who enabled that."""
         self._begun.alert(title=alert.title, text=alert.text, level=alert.level.name)
 
-    def close(self, status: Status, *, at_rung: bool = False) -> None:
+    def close(self, status: Status) -> None:
         """Finish the run as finished, failed or killed; `status` in the summary is its own.
-
-        at_rung: it was stopped there as planned, and counts as finished.
 
         Raises OSError if W&B stopped sending or wrote less than it was given: it reports that only in its own log.
         """
@@ -139,7 +137,7 @@ class WandbMirror:
         if self._last is not None and self._since:
             self._log(run, self._last, self._since)
         run.summary.update({**self._summary.values(), "status": str(status)})
-        run.finish(exit_code=0 if at_rung else EXIT_CODES.get(status, 0))
+        run.finish(exit_code=EXIT_CODES.get(status, 0))
         if refusal := fatal_error(log):
             raise ConnectionError(refusal)
         if run.offline:

@@ -169,7 +169,7 @@ def _submit(
 ) -> Submitted:
     """Submit the open runs of a matrix that have no job, and print the jobs.
 
-    resumed: print what each run does.  unasked: also submit runs that the selection does not want now.
+    resumed: print what each run does.  unasked: also submit runs that the losses do not want now.
     """
     retry = arguments.get("RETRY_FAILED") in ("1", "y")
     with submitting(matrix) as submitter:
@@ -291,7 +291,7 @@ def submit_runs(
 ) -> int:
     """Submit these runs of a matrix of a cluster, after `test-rerun` or `add` has made them.
 
-    names: None for all that are open.  unasked: also runs that the selection does not want now.
+    names: None for all that are open.  unasked: also runs that the losses do not want now.
     """
     engine = engine_of(matrix)
     settings = _settings(matrix, engine, arguments)

@@ -20,7 +20,7 @@ from kmatrix.experiment.cluster.resolve import find_gpus
 from kmatrix.records.jobs.files import read_engine, refuse_lost_engine
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.states import change_requests
 from kmatrix.runner.archive import archive_results
 from kmatrix.runner.execute import (
@@ -65,10 +65,7 @@ def continue_(arguments: Arguments) -> int:
     names = {run.name for run in chosen_runs(matrix, arguments)}
     for note in notes:
         print(f"note: {note}")
-    # A run that a rung has ended goes on only if it alone was named.
-    is_one = bool(arguments.get("RUN")) and len(names) == 1
-    asked = is_one and bool(read_matrix_file_or_empty(matrix).verdict.halving)
-    plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry, unasked=asked, micro_batch=micro_batch)
+    plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry, micro_batch=micro_batch)
     number = sum(one.name not in plan.requests for one in plan.plans)
     print(f"{shown(matrix.path)}: {number or 'nothing'} to run")
     for line in describe_plan(plan):

@@ -49,7 +49,7 @@ from kmatrix.runner.resume import (
 )
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import disks, how_full, what_to_do
-from kmatrix.status.selection.select import selects
+from kmatrix.status.outcomes import has_adaptive_seeds
 from kmatrix.status.state import is_left_out
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
@@ -106,7 +106,7 @@ def add(arguments: Arguments) -> int:
     )
     print(f"added {plural(len(names), 'run')} to {shown(matrix.path)}: {first_names(names)}")
     # A new configuration, or a higher maximum, may need further seeds of those that were there.
-    chosen = None if selects(plan.verdict) else set(names)
+    chosen = None if has_adaptive_seeds(plan.verdict) else set(names)
     if read_engine(matrix) is not None:
         from kmatrix.cli.running.cluster import submit_runs
 

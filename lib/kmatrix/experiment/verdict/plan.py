@@ -1,12 +1,11 @@
-"""How the losses of a matrix will be compared: its rules, the rungs of successive halving, and warnings about them."""
+"""How the losses of a matrix will be compared: its rules, and warnings about them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.verdict.halving import PlannedRungs, halving_warnings, plan_rungs
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.matrix.rules import AUTO, Configuration, VerdictSettings, families_of, resolve_rules, rules_warnings
@@ -20,7 +19,6 @@ class PlannedVerdict:
     """How the losses of a matrix will be compared."""
 
     rules: VerdictRules
-    rungs: tuple[PlannedRungs, ...] = ()  # of successive halving, by family
     warnings: tuple[str, ...] = ()
 
 
@@ -29,34 +27,26 @@ def plan_verdict(
     matrix: Matrix,
     settings: VerdictSettings,
     trained: Mapping[Run, TrainConfig],
-    own: Callable[[Run], TrainConfig],
     *,
     engine: str,
     by_hand: bool,
 ) -> PlannedVerdict:
     """Return how the losses of these runs will be compared. by_hand: the user starts them.
 
-    trained: by run, where runs of a kind share that of the first one.  own: of a run itself, which takes longer.
+    trained: by run, where runs of a kind share that of the first one.
 
     Raises ConfigError for rules that these runs or this engine cannot follow.
     """
-    if not (settings.seeds or settings.baseline or settings.halving):  # the families of 100,000 runs take a while
+    if not (settings.seeds or settings.baseline):  # the families of 100,000 runs take a while
         return PlannedVerdict(rules=resolve_rules(tree, matrix, settings, ()))
     families: list[Mapping[Configuration, Run]] = families_of(
         tree, {run: _measured_on(train) for run, train in trained.items()}
     )
     rules = resolve_rules(tree, matrix, settings, families)
-    if rules.seeds_auto:
-        _refuse_submission(engine, by_hand=by_hand)
-        return PlannedVerdict(rules=rules, warnings=tuple(rules_warnings(rules, [len(family) for family in families])))
-    if not rules.halving:
+    if not rules.seeds_auto:
         return PlannedVerdict(rules=rules)
-    members = [[own(run) for run in family.values()] for family in families]
-    return PlannedVerdict(
-        rules=rules,
-        rungs=plan_rungs(rules.halving, members, engine=engine, by_hand=by_hand),
-        warnings=tuple(halving_warnings(rules.halving, members)),
-    )
+    _refuse_submission(engine, by_hand=by_hand)
+    return PlannedVerdict(rules=rules, warnings=tuple(rules_warnings(rules, [len(family) for family in families])))
 
 
 def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:

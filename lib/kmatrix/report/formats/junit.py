@@ -66,8 +66,6 @@ def _case(numbers: MatrixNumbers, run: RunNumbers) -> Element:
 
 
 def _why_skipped(numbers: MatrixNumbers, run: RunNumbers) -> str:
-    if run.rung is not None:
-        return run.rung.text
     if run.name in numbers.reserve:
         return "reserve: the verdict does not need it"
     return _text(": ".join(filter(None, [WHY_SKIPPED[run.status], run.reason])))

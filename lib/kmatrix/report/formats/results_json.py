@@ -18,7 +18,6 @@ from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers,
 from kmatrix.report.numbers import (
     CostDifference,
     GroupNumbers,
-    HalvingNumbers,
     MatrixNumbers,
     OptimizerSettings,
     Ranking,
@@ -31,7 +30,6 @@ from kmatrix.report.sentences.values import VerdictText
 from kmatrix.report.target import Effort, TargetGroup, TargetNumbers, reached, target_numbers
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
-from kmatrix.status.selection.halving import RungPlace
 from kmatrix.status.stragglers import RankNumbers
 from kmatrix.verdict.family import MOST_LISTED, PairOutcome, PairVerdict
 from kmatrix.verdict.target import TargetTest
@@ -87,7 +85,6 @@ def results(numbers: MatrixNumbers, pack: Callable[[dict[str, Any]], object] | N
         "target": None if target is None else _target(target),
         "verdict": [text.sentence for text in texts],
         "reserve": sorted(numbers.reserve),
-        "halving": [_halving(halving) for halving in numbers.halvings],
         "settings": [_settings(one) for one in numbers.settings],
         "scaling": [_scaling(scaling) for scaling in numbers.scalings],
         "warnings": list(numbers.warnings),
@@ -177,7 +174,6 @@ def _run(run: RunNumbers, target: float | None) -> dict[str, Any]:
         **facts,
         "reason": run.reason or None,
         "kind": run.kind or None,
-        "rung": None if run.rung is None else _rung_place(run.rung),
         "diverged": run.diverged,
         "log_tail": list(run.log_tail),
         "reached": None if found is None else asdict(found),
@@ -255,32 +251,6 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
             "raised": list(ranking.raised),
             "spent_error": ranking.spent_error,
         },
-        "halving": None if ranking.halving is None else _halving(ranking.halving),
-    }
-
-
-def _rung_place(place: RungPlace) -> dict[str, Any]:
-    return {"step": place.step, "ended": place.has_ended, "text": place.text}
-
-
-def _halving(halving: HalvingNumbers) -> dict[str, Any]:
-    rungs = [
-        {
-            "step": rung.step,
-            "kept": list(rung.kept),
-            "configurations": [
-                {"name": name, "loss": loss, "diverged": loss is not None and not math.isfinite(loss)}
-                for name, loss in rung.losses.items()
-            ],
-        }
-        for rung in halving.rungs
-    ]
-    return {
-        "data_sha256": halving.data_sha256 or None,
-        "eta": halving.eta,
-        "rungs": rungs,
-        "waits_at": halving.waits_at,
-        "going": list(halving.alive),
     }
 
 

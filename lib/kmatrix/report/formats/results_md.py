@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kmatrix.records.files import write_text
 from kmatrix.report.formats import facts
-from kmatrix.report.numbers import GroupNumbers, HalvingNumbers, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.report.pair_text import (
     Part,
     PartKind,
@@ -26,7 +26,6 @@ from kmatrix.report.pair_text import (
 )
 from kmatrix.report.sentences.next_seeds import matrix_command
 from kmatrix.report.sentences.rankings import no_result_text, unit_of
-from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.sentences.values import VerdictText
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import mean
@@ -58,7 +57,6 @@ def markdown(numbers: MatrixNumbers) -> str:
         blocks += _verdict(text)
         if numbers.rankings:
             blocks += _ranking(numbers.rankings[place])
-    blocks += [block for halving in numbers.halvings for block in _ended_at_rungs(halving)]
     return "\n\n".join([*blocks, *_cost(numbers), *_failures(numbers), *_provenance(numbers)]) + "\n"
 
 
@@ -140,12 +138,6 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
 def _more(hidden: int) -> Iterator[str]:
     if hidden:
         yield f"and {plural(hidden, 'more configuration')}, in results.json"
-
-
-def _ended_at_rungs(halving: HalvingNumbers) -> Iterator[str]:
-    rows = [[quoted(one, in_table=True), step, loss] for one, step, loss in ended_rows(halving)]
-    if rows:
-        yield _table(["ended at a rung", "step", "loss there"], rows)
 
 
 def _ranking_row(place: int, group: GroupNumbers, row_pair: PairVerdict | None, ranking: Ranking) -> list[str]:

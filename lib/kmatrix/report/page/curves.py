@@ -66,7 +66,6 @@ class CurvesSection:
     running: RunningRuns | None  # None: no run is going
     reference: str  # "leader" or "baseline": what differences are to
     is_drawn: bool  # some run has two losses of one kind
-    has_rungs: bool  # some run ended, or waits, at a rung
     is_simulated: bool  # energy is that of simulated GPUs
     script: Mapping[str, object]
 
@@ -84,7 +83,6 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
         static=static_curves(groups),
         running=running_runs(numbers, groups),
         is_drawn=any(max(len(run.curves.val), len(run.curves.train)) > 1 for run in numbers.runs),
-        has_rungs=any(run.rung is not None for run in numbers.runs),
         is_simulated=any(run.curves.simulated for run in numbers.runs),
         script={
             "level": numbers.confidence,

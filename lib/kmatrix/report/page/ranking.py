@@ -22,7 +22,6 @@ from kmatrix.report.pair_text import (
     p_text,
 )
 from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text, unit_of
-from kmatrix.report.sentences.rungs import ended_rows
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval, mean, sample_deviation
 from kmatrix.text import plural
@@ -175,19 +174,17 @@ class RankingSection:
 
     tables: tuple[RankingTable, ...]
     benchmarks: BenchmarksTable | None = None  # None: no run measured any
-    ended: tuple[tuple[PageGroup, str, str], ...] = ()  # by successive halving: configuration, step and loss there
     rows_shown: int = ROWS_SHOWN
 
 
 def ranking(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> RankingSection | None:
     """Return the section, or None if there is nothing to rank."""
     pages = {group.numbers.name: group for group in groups}
-    ended = tuple((pages[name], step, loss) for halving in numbers.halvings for name, step, loss in ended_rows(halving))
-    if not numbers.rankings and not ended:
+    if not numbers.rankings:
         return None
     texts = verdict_texts(numbers)
     tables = [_table(one, text.about, pages) for one, text in zip(numbers.rankings, texts, strict=False)]
-    return RankingSection(tables=tuple(tables), benchmarks=_benchmarks(groups), ended=ended)
+    return RankingSection(tables=tuple(tables), benchmarks=_benchmarks(groups))
 
 
 def _benchmarks(groups: Sequence[PageGroup]) -> BenchmarksTable | None:

@@ -103,7 +103,6 @@ def _runs(numbers: MatrixNumbers) -> list[dict[str, object]]:
     """Return each run with short keys.
 
     n: name, s: status, e: seed, a: value of each axis by its number (-1: none), f: final loss, w: ranks,
-    r: 1 for a run that ended, or waits, at a rung.
     """
     numbered = {label: {value: at for at, value in enumerate(values)} for label, values in numbers.axes.items()}
     return [
@@ -114,7 +113,6 @@ def _runs(numbers: MatrixNumbers) -> list[dict[str, object]]:
             "a": _axis_values(run, numbered),
             "f": run.final_val_loss if run.counts else None,
             "w": run.world_size,
-            **({"r": 1} if run.rung else {}),
         }
         for at, run in enumerate(numbers.runs)
     ]

@@ -44,9 +44,8 @@ def more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
     more = needed(open_pairs(ranking.verdict))
     if not comparisons_of(ranking.verdict) and compared_pairs(ranking.verdict):
         more = MORE_SEEDS  # without a loss of the baseline, more seeds of the others allow no test
-    # With successive halving, a further seed would begin at the first rung, with all configurations. With adaptive
-    # seeds, the rankings by loss decide about further ones, not that of tokenizers.
-    by_others = numbers.halvings or (ranking.metric == BITS and ranking.verdict.rules.seeds)
+    # With adaptive seeds, the rankings by loss decide about further ones, not that of tokenizers.
+    by_others = ranking.metric == BITS and ranking.verdict.rules.seeds
     if not more or not known or by_others:
         return ""
     return matrix_command("add", TARGET=matrix, SEED=",".join(str(max(known) + place) for place in range(1, more + 1)))

@@ -35,7 +35,6 @@ class LineLabel(StrEnum):
     SO_FAR = "So far"
     WHY = "Why"
     NEXT = "Next"
-    RUNG = "Rung"
     NOTE = "Note"
 
 

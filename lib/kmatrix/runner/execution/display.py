@@ -11,7 +11,6 @@ from kmatrix.records.runs import Status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.runner.rounds import Reserve
 from kmatrix.runner.status_writer import StatusWriter
-from kmatrix.status.estimate import left_until
 from kmatrix.status.state import JobState, RunPlan
 from kmatrix.status.watch import RunProgress, RunUpdate
 
@@ -56,9 +55,6 @@ class RunDisplay:
         train = self._train.get(name)
         reserve = len(self._reserve.names)
         unstarted = sum(name not in self._places for name in self._reserve.names)  # others have their place, and wait
-        plan, most = self._planned.get(name), train.max_iters if train else None
-        until = plan.until if plan and plan.until is not None else most
-        left_s = update.left_s if update and status is Status.RUNNING else None
         self._on_progress(
             RunProgress(
                 run=name,
@@ -69,21 +65,20 @@ class RunDisplay:
                 note=note,
                 step=update.step if update else None,
                 start=update.start if update else None,
-                until=until,
+                max_iters=train.max_iters if train else None,
                 loss=update.loss if update else None,
                 val_loss=update.val_loss if update else None,
                 tokens_per_second=update.tokens_per_second if update else None,
                 elapsed_s=_elapsed_s(job) if job else None,
-                left_s=left_until(left_s, step=(update.step if update else None) or 0, until=until, end=most),
+                left_s=update.left_s if update and status is Status.RUNNING else None,
                 counts=self._counts(),
                 reserve=reserve,
-                reserve_is=self._reserve.word,
                 alerts=update.alerts.active if update else (),
             )
         )
 
     def _counts(self) -> dict[str, int]:
-        """Return status -> number of runs; those that wait or were ended at a rung are in reserve, and not stopped."""
+        """Return status -> number of runs; stopped ones in reserve are planned."""
         stopped = sum(self._writer.states[name].status is Status.STOPPED for name in self._reserve.names)
         found = Counter(self._writer.counts()) + Counter({Status.PLANNED.value: stopped})
         return dict(found - Counter({Status.STOPPED.value: stopped}))

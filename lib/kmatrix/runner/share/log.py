@@ -39,7 +39,7 @@ class ProgressLog:
 def _describe(progress: RunProgress) -> str:
     words = [progress.status.value]
     if progress.status is Status.RUNNING and progress.step is not None:
-        words.append(f"step {progress.step:,} of {progress.until or 0:,}")
+        words.append(f"step {progress.step:,} of {progress.max_iters or 0:,}")
         words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
     elif progress.status is Status.FINISHED and progress.val_loss is not None:
         words.append(f"validation loss {progress.val_loss:.4f}")

@@ -12,7 +12,7 @@ from kmatrix.records.runs import RunFile, Status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import spent_in
-from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, left_until, measured_before
+from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, measured_before
 from kmatrix.status.view.matrix_view import RunView
 
 
@@ -41,7 +41,7 @@ class Estimates:
     def with_estimates(self, views: Sequence[RunView], *, on_cluster: bool) -> list[RunView]:
         """Return the views, those of open runs with the time left, the cost, and their start and end."""
         here = MeasuredRuns(self._measured(views))
-        left = [(view, *_to_rung(view, *self._left(view, here))) for view in views if view.to_come]
+        left = [(view, *self._left(view, here)) for view in views if view.to_come]
         open_runs = [(view, left_s) for view, left_s, _ in left]
         # Jobs of a cluster run at the same time; here, runs wait for each other.
         spans = {view.name: _span_of_job(view, s) for view, s in open_runs} if on_cluster else self._spans(open_runs)
@@ -49,10 +49,7 @@ class Estimates:
             view.name: Estimate(left_s, left_from, *spans[view.name], share=self._share(view, here))
             for view, left_s, left_from in left
         }
-        return [
-            completed(view, self._train(view), known.get(view.name, ENDED)) if view.name in known or view.rung else view
-            for view in views
-        ]
+        return [completed(view, self._train(view), known[view.name]) if view.name in known else view for view in views]
 
     def _share(self, view: RunView, here: MeasuredRuns) -> float | None:
         """Return the share of the schedule at which the budget of an open run ends it, None if it does not."""
@@ -72,8 +69,7 @@ class Estimates:
         for view in views:
             # Without the work that killed attempts lost: a run like it will not lose it.
             train, elapsed = self._train(view), view.worked_s
-            has_ended = view.status is Status.FINISHED or view.rung is not None
-            if has_ended and view.step and elapsed:
+            if view.status is Status.FINISHED and view.step and elapsed:
                 found.append(Measured(train, elapsed, view.step))
             elif view.status is Status.RUNNING and view.left_s is not None and elapsed and view.max_iters:
                 found.append(Measured(train, elapsed + view.left_s, view.max_iters))
@@ -118,13 +114,6 @@ class Estimates:
 
     def _train(self, view: RunView) -> TrainFields:
         return self._records[view.name].train
-
-
-def _to_rung(
-    view: RunView, left_s: float | None, source: EstimateSource | None
-) -> tuple[float | None, EstimateSource | None]:
-    """Return the time left (s) until the rung that a run trains to, if it does not train to its end."""
-    return left_until(left_s, step=view.step or 0, until=view.until, end=view.max_iters), source
 
 
 def completed(view: RunView, train: TrainFields, known: Estimate = ENDED) -> RunView:

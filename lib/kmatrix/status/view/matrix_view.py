@@ -13,7 +13,6 @@ from kmatrix.status.cost import SpentBudget
 from kmatrix.status.disk_space import FullDisk
 from kmatrix.status.estimate import EstimateSource
 from kmatrix.status.run_jobs import MatrixJobs, RunJob
-from kmatrix.status.selection.halving import Leg, RungPlace
 
 TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)  # of runs that have not ended for good
 
@@ -87,9 +86,7 @@ class RunView:
     alerts: tuple[str, ...] = ()  # active ones
     reused_from: str = ""
     missing: bool = False  # it has no run.json: `continue` makes it again
-    reserve: bool = False  # it is not needed so far: a seed, or a run that waits or was ended at a rung
-    rung: RungPlace | None = None  # of a run in reserve, with successive halving
-    until: int | None = None  # the rung that it trains to now, None: its end
+    reserve: bool = False  # of adaptive seeds: it is not needed so far
     trackers: tuple[SyncStatus, ...] = ()
     job: RunJob | None = None  # on a cluster; None on one machine, and without a job
     ends: tuple[str, ...] = ()  # how the attempts before the last one ended: kinds, or statuses without a kind
@@ -112,17 +109,6 @@ class FurtherSeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FurtherRungs:
-    """What successive halving has to do after the rungs that runs train to now."""
-
-    legs: tuple[Leg, ...]
-    times: (
-        float | None
-    )  # steps until the end of the matrix, as multiple of those to the next rung; None: none is to come
-    whole_s: float | None  # seconds until the end of the matrix, by its steps; None: unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixView:
     """The current values of a matrix."""
 
@@ -142,7 +128,6 @@ class MatrixView:
     jobs: MatrixJobs | None = None  # on a cluster; None on one machine
     looks: tuple[str, ...] = ()  # with adaptive seeds: what was decided at the last look at the verdict
     seeds: FurtherSeeds | None = None  # with adaptive seeds, while there are runs in reserve
-    rungs: FurtherRungs | None = None  # with successive halving, before its last rung is decided
     spent: SpentBudget | None = None  # the limit of its configuration that its runs have reached
 
     @property

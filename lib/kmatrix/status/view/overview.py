@@ -33,8 +33,8 @@ from kmatrix.status.status_file import current_result, recover_status
 from kmatrix.status.view.changes import KnownRun, RunList, Signature, changed
 from kmatrix.status.view.devices import gpus_now, memory_of
 from kmatrix.status.view.estimates import Estimates, completed
-from kmatrix.status.view.matrix_view import TO_COME, FurtherRungs, GpuView, MatrixView, RunView
-from kmatrix.status.view.selection import SelectionOfView
+from kmatrix.status.view.matrix_view import TO_COME, GpuView, MatrixView, RunView
+from kmatrix.status.view.seeds import SeedsOfView
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
 
@@ -58,7 +58,7 @@ class Overview:
         self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._runs = RunList()
         self._estimates = Estimates(matrix, self._records)
-        self._selection = SelectionOfView(matrix, self._records)
+        self._seeds = SeedsOfView(matrix, self._records)
 
     def poll(self, now: float | None = None) -> MatrixView:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
@@ -67,7 +67,7 @@ class Overview:
             self._activity = MatrixActivity(self._matrix, self._ask())
         else:
             self._activity.refresh(self._ask())
-        if self._selection.read_plan():
+        if self._seeds.read_plan():
             self._runs = RunList()  # reads all runs again, with the values on the axes
             self._records.clear()
         running = self._activity.is_running
@@ -78,17 +78,14 @@ class Overview:
         ]
         if self._activity.activity is Activity.NONE and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
-        found = self._selection.marked(found)
+        found = self._seeds.marked(found)
         on_cluster = self._activity.engine is not None
         views = self._estimates.with_estimates(found, on_cluster=on_cluster)
-        further = self._selection.further(
-            found, lambda some: self._estimates.with_estimates(some, on_cluster=on_cluster)
-        )
+        further = self._seeds.further(found, lambda some: self._estimates.with_estimates(some, on_cluster=on_cluster))
         record = read_matrix_status(self._matrix)
         left = [view.ends_s for view in views if view.to_come]
         # One run without an estimate makes the end of the matrix unknown.
         left_s = max(s for s in left if s is not None) if left and None not in left else None
-        rungs = self._selection.further_rungs(views, left_s)
         return MatrixView(
             name=self._matrix.name,
             path=self._matrix.path,
@@ -99,7 +96,7 @@ class Overview:
             left_s=left_s,
             ends=None if left_s is None else now + left_s,
             dollars=total_dollars(view.dollars for view in views),
-            all_dollars=_all_dollars(views, rungs),
+            all_dollars=_all_dollars(views),
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(self._gpus_now(record.gpus, views, now)),
             full_disk=self._full_disk(views) if running else None,
@@ -108,9 +105,8 @@ class Overview:
                 ((view.name, view.status) for view in views if not view.reserve),
                 self._requests(),
             ),
-            looks=self._selection.looks(),
+            looks=self._seeds.looks(),
             seeds=further,
-            rungs=rungs,
             spent=MatrixBudget.of_matrix(record, self._symbols(views)).reached(
                 [Spent(wall_s=view.wall_s, gpu_hours=view.gpu_hours, dollars=view.dollars) for view in views]
             ),
@@ -182,7 +178,7 @@ class Overview:
 
     def _run(self, run: RunDir, now: float, activity: MatrixActivity, *, rerun: bool) -> RunView:
         if run.name not in self._records:
-            self._records[run.name] = _needed(read_run_file_or_empty(run), self._selection.axes)
+            self._records[run.name] = _needed(read_run_file_or_empty(run), self._seeds.axes)
         known_record = self._records[run.name]
         state = recover_status(
             run,
@@ -194,7 +190,7 @@ class Overview:
 
         # The result of an attempt that ended, else the newest metrics.
         result = current_result(run, state)
-        self._selection.keep(run.name, state, train, result)
+        self._seeds.keep(run.name, state, train, result)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
         live = state.status is Status.RUNNING
@@ -339,13 +335,7 @@ def _phases(run: RunDir) -> list[Phase]:
     return [Phase.of(line) for line in decode_lines(run.phases, PhaseLine)]
 
 
-def _all_dollars(views: Sequence[RunView], rungs: FurtherRungs | None) -> float | None:
-    """Return the cost of all runs with a price at their end, None if one of them is unknown.
-
-    rungs: what follows the rung that they train to now.
-    """
+def _all_dollars(views: Sequence[RunView]) -> float | None:
+    """Return the cost of all runs with a price at their end, None if one of them is unknown."""
     priced = [view.all_dollars for view in views if view.dollars is not None]
-    whole, spent = None if None in priced else total_dollars(priced), total_dollars(view.dollars for view in views)
-    if rungs is None or whole is None or spent is None:
-        return whole
-    return None if rungs.times is None else spent + (whole - spent) * rungs.times
+    return None if None in priced else total_dollars(priced)

@@ -97,7 +97,7 @@ function build(panel) { // what a figure shows: per configuration its line, and 
     const thin = [];
     for (const i of members) {
       const raw = curve(i, view.metric), x = place(i, view.metric, axis);
-      if (x) thin.push({ i, x, y: smoothed(raw, half), raw, step: raw.step, ended: D.run[i].r ? "rung" : D.run[i].s });
+      if (x) thin.push({ i, x, y: smoothed(raw, half), raw, step: raw.step, ended: D.run[i].s });
     }
     const used = thin.filter((one) => counted.includes(one.i));
     const line = isGap(panel) ? gapLine(group, reference(), axis) : meanLine(used);

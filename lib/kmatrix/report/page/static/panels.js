@@ -182,10 +182,8 @@ class LossFigure {
       while (k > 0 && !known(y[k])) k--;
       const a = px(x[k]), b = Math.max(top + 6 * scale, Math.min(top + height - 6 * scale, py(y[k]))), r = 4 * scale;
       context.beginPath();
-      if (ended === "rung") { context.moveTo(a, b - r); context.lineTo(a, b + r); } else {
-        context.strokeStyle = ink().bad;
-        context.moveTo(a - r, b - r); context.lineTo(a + r, b + r); context.moveTo(a + r, b - r); context.lineTo(a - r, b + r);
-      }
+      context.strokeStyle = ink().bad;
+      context.moveTo(a - r, b - r); context.lineTo(a + r, b + r); context.moveTo(a + r, b - r); context.lineTo(a - r, b + r);
       context.stroke();
     }
   }

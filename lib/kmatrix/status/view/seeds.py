@@ -1,4 +1,4 @@
-"""The selection of a matrix in its view: which runs are in reserve, and the time of further seeds or rungs."""
+"""Adaptive seeds in the view of a matrix: which runs are in reserve, and the time of further seeds."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from dataclasses import replace
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import MatrixFile, RunFile, RunResult, read_matrix_file_or_empty
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, end_of
-from kmatrix.status.selection.halving import Halving
-from kmatrix.status.selection.rung_losses import RungLosses
-from kmatrix.status.selection.select import selection_of, selects
+from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, end_of, families_of, has_adaptive_seeds
 from kmatrix.status.state import RunState
 from kmatrix.status.view.changes import FilesRead, changed
-from kmatrix.status.view.matrix_view import FurtherRungs, FurtherSeeds, RunView
+from kmatrix.status.view.matrix_view import FurtherSeeds, RunView
 
 Estimated = Callable[[Sequence[RunView]], Sequence[RunView]]  # views -> the same with their estimates
 
 
-class SelectionOfView:
-    """The selection of a matrix, if it has one; matrix.json is read again only if it has changed."""
+class SeedsOfView:
+    """The adaptive seeds of a matrix, if it has them; matrix.json is read again only if it has changed."""
 
     def __init__(self, matrix: MatrixDir, records: Mapping[str, RunFile]) -> None:
         """Create it. records: run -> its run.json, which may change between two calls."""
@@ -29,57 +26,45 @@ class SelectionOfView:
         self._files = FilesRead()
         self._ends: dict[str, SeedEnd | None] = {}
         self._plan = MatrixFile()
-        self._selection: AdaptiveSeeds | Halving | None = None
-        self._states: dict[str, RunState] = {}
-        self._losses = RungLosses(matrix)
+        self._seeds: AdaptiveSeeds | None = None
         self._known: frozenset[str] = frozenset()  # runs that the families were made of
 
     @property
     def axes(self) -> frozenset[str]:
-        """The symbols of the axes, whose values in each run name its configuration; empty without a selection."""
-        return frozenset(axis.symbol for axis in self._plan.axis_entries if selects(self._plan.verdict))
+        """The symbols of the axes, whose values in each run name its configuration; empty without adaptive seeds."""
+        return frozenset(axis.symbol for axis in self._plan.axis_entries if has_adaptive_seeds(self._plan.verdict))
 
     def read_plan(self) -> bool:
         """Read matrix.json if it has changed; return whether other fields of each run.json are needed now."""
         if not self._files.must_read((changed(str(self._matrix.matrix_json)),), time.time()):
             return False
-        before, self._plan, self._selection = self.axes, read_matrix_file_or_empty(self._matrix), None
+        before, self._plan, self._seeds = self.axes, read_matrix_file_or_empty(self._matrix), None
         return self.axes != before
 
     def keep(self, run: str, state: RunState, train: TrainFields, result: RunResult | None) -> None:
         """Keep how a run ended, if it is over."""
-        if selects(self._plan.verdict):
-            self._states[run] = state
+        if has_adaptive_seeds(self._plan.verdict):
             self._ends[run] = end_of(state, train, lambda: result)
 
     def marked(self, views: Sequence[RunView]) -> list[RunView]:
-        """Return the views, those of runs in reserve marked, and runs that train to a rung with its step."""
-        selection = self._of(views)
-        if selection is None:
+        """Return the views, those of runs in reserve marked."""
+        seeds = self._of(views)
+        if seeds is None:
             return list(views)
-        at_rungs = {run: self._losses.of(run, self._states[run], steps) for run, steps in selection.rungs.items()}
-        targets = selection.targets(self._over(views), at_rungs)
-        reserve = selection.reserve({view.name: view.status for view in views}, targets)
-        places = selection.places() if isinstance(selection, Halving) else {}
-        return [
-            replace(view, reserve=True, rung=places.get(view.name))
-            if view.name in reserve
-            else replace(view, until=until)
-            if (until := targets.get(view.name)) is not None
-            else view
-            for view in views
-        ]
+        wanted = seeds.wanted(self._over(views))
+        reserve = seeds.reserve({view.name: view.status for view in views}, wanted)
+        return [replace(view, reserve=True) if view.name in reserve else view for view in views]
 
     def looks(self) -> tuple[str, ...]:
         """Return what was decided at the last look at the verdict, a line per family. Ask `marked` before."""
-        return self._selection.looks() if isinstance(self._selection, AdaptiveSeeds) else ()
+        return () if self._seeds is None else self._seeds.looks()
 
     def further(self, views: Sequence[RunView], estimated: Estimated) -> FurtherSeeds | None:
         """Return how long the runs in reserve would take, None without one. views: as returned by `marked`."""
         reserve = [view.name for view in views if view.reserve]
-        if not isinstance(self._selection, AdaptiveSeeds) or not reserve:
+        if self._seeds is None or not reserve:
             return None
-        likely = self._selection.likely(reserve)
+        likely = self._seeds.likely(reserve)
         most = _end(estimated(_needed(views, reserve)))
         return FurtherSeeds(
             runs=len(reserve),
@@ -88,29 +73,16 @@ class SelectionOfView:
             most_s=most,
         )
 
-    def further_rungs(self, views: Sequence[RunView], left_s: float | None) -> FurtherRungs | None:
-        """Return what follows the rungs that runs train to now, None if nothing does.
-
-        views: as returned by `marked`.  left_s: seconds until the runs that are wanted now have ended.
-        """
-        if not isinstance(self._selection, Halving) or not (legs := list(self._selection.legs())):
-            return None
-        steps = {view.name: (view.until or view.max_iters or 0) - (view.step or 0) for view in views if view.to_come}
-        now, later = sum(max(0, left) for left in steps.values()), sum(leg.run_steps for leg in legs)
-        times = (now + later) / now if now else None
-        whole_s = None if left_s is None or times is None else left_s * times
-        return FurtherRungs(legs=tuple(legs), times=times, whole_s=whole_s)
-
-    def _of(self, views: Sequence[RunView]) -> AdaptiveSeeds | Halving | None:
-        """Return the selection, which is made again if the matrix has got other runs."""
+    def _of(self, views: Sequence[RunView]) -> AdaptiveSeeds | None:
+        """Return the adaptive seeds, which are made again if the matrix has got other runs."""
         rules = self._plan.verdict
-        if not selects(rules):
+        if not has_adaptive_seeds(rules):
             return None
         names = frozenset(view.name for view in views if not view.missing)
-        if self._selection is None or names != self._known:
+        if self._seeds is None or names != self._known:
             records = {name: self._records[name] for name in self._records if name in names}
-            self._selection, self._known = selection_of(rules, self._plan.axis_entries, records), names
-        return self._selection
+            self._seeds, self._known = AdaptiveSeeds(families_of(rules, self._plan.axis_entries, records)), names
+        return self._seeds
 
     def _over(self, views: Sequence[RunView]) -> dict[str, SeedEnd]:
         found = ((view.name, self._ends.get(view.name)) for view in views)

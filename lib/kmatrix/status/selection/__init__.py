@@ -1,1 +1,0 @@
-"""Which runs a matrix wants now: with adaptive seeds, or with successive halving."""
