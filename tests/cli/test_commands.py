@@ -77,6 +77,7 @@ def test_arguments_and_assignments_of_a_command_are_separated():
     [
         (["savedefconfig", "MAX_ITERS=4"], "savedefconfig does not take MAX_ITERS"),
         (["summary", "TARGT=x"], "did you mean TARGET?"),
+        (["test-rerun", "YES=1"], "test-rerun does not take YES"),
         (["summary", "foo"], "'foo' is not NAME=value"),
         (["test-matrix", "MAX_ITERS=1", "MAX_ITERS=2"], "MAX_ITERS is given twice"),
         (["nothing"], "unknown command nothing"),
@@ -96,6 +97,24 @@ def test_an_invalid_call_is_refused_with_status_2(tmp_path, arguments, message):
 
     assert result.status == 2
     assert message in result.err
+
+
+def test_a_matrix_is_found_while_its_configuration_has_lines_that_are_refused(tmp_path):
+    """Of .config, these commands need RESULTS_DIR alone."""
+    results = tmp_path / 'my "results"'
+    results.mkdir()
+    make_matrix(results, [FakeRun(), FakeRun(status="failed", optimizer="muon")])
+    escaped = str(results).replace('"', '\\"')
+    lines = f'CONFIG_NO_SUCH=1\nCONFIG_RESULTS_DIR="{escaped}"\n<<<<<<< mine\n'
+    (tmp_path / ".config").write_text(lines, encoding="utf-8")
+
+    for command in ("status", "estimate", "summary", "logs"):
+        result = run(command, f"O={tmp_path}")
+        assert (result.status, result.err) == (0, ""), command
+    assert f"no matrix is running in {results}" in run("stop", f"O={tmp_path}").err
+    for command in ("hold", "release"):
+        assert "gpt2_muon_1cpu" in run(command, "RUN=*muon*", f"O={tmp_path}").out, command
+    assert "unknown symbol NO_SUCH" in run("olddefconfig", f"O={tmp_path}").err
 
 
 def test_help_is_printed_with_status_0():

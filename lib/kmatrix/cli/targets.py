@@ -11,8 +11,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.engines.polling import refresh
 from kmatrix.errors import ConfigError, LaunchError, RecordError
-from kmatrix.kconfig.assignments import read_assignments
-from kmatrix.kconfig.tree import open_tree
+from kmatrix.kconfig.assignments import read_string
 from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import PollFile
 from kmatrix.records.lock import holder, in_use
@@ -166,14 +165,9 @@ def job_counts(counts: Mapping[Activity, int]) -> str:
 
 
 def results_dir(arguments: Arguments) -> Path:
-    """Return RESULTS_DIR of the command line, else of .config, else the project's root."""
-    text = arguments.get("RESULTS_DIR")
-    if text:
-        return below_root(text)
-    # Read, not applied: status and stop need only this line.
-    path = arguments.config
-    if path.exists():
-        for item in read_assignments(open_tree(arguments.kconfig), path):
-            if item.name == "RESULTS_DIR":
-                return below_root(item.value)
-    return ROOT
+    """Return RESULTS_DIR of the command line, else of .config, else the project's root.
+
+    Only this line of .config is read: a matrix can be watched and stopped while somebody edits the file.
+    """
+    text = arguments.get("RESULTS_DIR") or read_string(arguments.config, "RESULTS_DIR")
+    return below_root(text) if text else ROOT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kmatrix.kconfig.assignments import (
     load_config,
     merge,
     read_assignments,
+    read_string,
     refuse,
 )
 from kmatrix.kconfig.tree import Assignment, Tree, unknown
@@ -239,12 +239,9 @@ PROJECT = "TRACKER_PROJECT"
 
 
 def former_project(path: Path) -> str:
-    """Return the tracker project of a .config, "" if the file or a valid name in it is missing."""
-    try:
-        found = re.search(rf'^CONFIG_{PROJECT}="(.*)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return found[1] if found and PROJECT_NAME.fullmatch(found[1]) else ""
+    """Return the tracker project of a .config, "" without a valid name in it."""
+    name = read_string(path, PROJECT)
+    return name if PROJECT_NAME.fullmatch(name) else ""
 
 
 def write_config(path: Path, text: str) -> str:
