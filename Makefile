@@ -75,7 +75,7 @@ override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
 
 # Set-up and checks
-.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-slow check-gpu accept bench bench-gpu
+.PHONY: help setup setup-trackers setup-kubernetes quickstart doctor check check-all check-nightly check-gpu bench bench-gpu
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
 	@$(if $(CONTROL),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
@@ -90,18 +90,23 @@ check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
-	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu"
-# loadfile: the tests of a file share its fixtures, which train models.
-check-slow: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "(slow or accept) and not gpu"
+	$(QUIET_MAKE) -m pytest -n logical -m "not story and not nightly and not gpu and not slow and not accept"
+# loadfile: the tests of a file share its fixtures, which train models. -rs: why a test was skipped.
+check-all: check
+	$(QUIET_MAKE) -m pytest -n logical --dist loadfile -rs -m "(story or slow or accept) and not nightly and not gpu"
+# What may be random: new examples in any order, real clusters, browsers, loads. All of it runs, whatever fails.
+check-nightly: $(CONTROL) $(TRAIN) $(DEV)
+	export KMATRIX_NIGHTLY=1; status=0; \
+	$(QUIET_MAKE) -m pytest -n logical --shuffle $$(date +%s) -m "not story and not nightly and not gpu" || status=1; \
+	$(QUIET_MAKE) -m pytest -n logical --dist loadfile -rs -m "nightly and not gpu" || status=1; \
+	$(QUIET_MAKE) tests/support/check_gpu.py cpu || status=1; \
+	exit $$status
 # Without a GPU it says so before it installs the tools of the tests.
 check-gpu: .look-for-gpu $(DEV)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call quote,$(CHECKED))
 .PHONY: .look-for-gpu
 .look-for-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call quote,$(CHECKED))
-accept: $(CONTROL) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -m "accept and not gpu"
 bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py
@@ -114,7 +119,6 @@ bench: $(CONTROL) $(TRAIN)
 	$(QUIET_MAKE) bench/published.py
 	$(QUIET_MAKE) bench/cpu_memory.py
 	$(QUIET_MAKE) bench/status.py
-	$(QUIET_MAKE) bench/shape.py
 	$(QUIET_MAKE) bench/scale.py
 bench-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) bench/gpu.py --part=$(call quote,$(PART)) --on=$(call quote,$(ON)) --peer=$(call quote,$(PEER))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import guard
 from kmatrix.errors import damaged_files
 from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all tests of the runner)
 
-# nohup ignores SIGHUP, and every program that a test starts would inherit that.
+# nohup and `&` ignore these signals, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before torch loads OpenMP: with more threads than free cores, spinning ones make a step ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Tests start thousands of programs: without bytecode, each would compile kmatrix again.
@@ -23,34 +26,62 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # HF_HUB_OFFLINE, and then the tests would not reach their own servers either.
 for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING_FACE_", "TRACKIO_", "WANDB_"))]:
     del os.environ[name]
-# A property must not fail because the machine is busy.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# The gate draws the same examples each time: a failure is of the change. Nightly they are new, and TIMES as many.
+NIGHTLY = os.environ.get("KMATRIX_NIGHTLY") == "1"
+TIMES = 20
+quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+settings.register_profile("gate", derandomize=True, database=None, **quiet)
+settings.register_profile("nightly", **quiet)
+settings.load_profile("nightly" if NIGHTLY else "gate")
 GOLDEN = Path(__file__).parent / "golden"
-# `make check-slow` gives one file after the other to its workers. The first one installs the .venv of the acceptance
-# tests, for two minutes, in which the other workers run what needs none; then the longest, so that all end together.
-FIRST = "test_runner_story.py"
-LONGEST = (
-    *("test_slurm_story.py", "test_training_story.py"),
-    *("test_tracker_faults_story.py", "test_tracker_choice_story.py"),
-)
+TIMEOUTS_S = {"process": 120, "story": 900, "nightly": 1800, "slow": 600, "accept": 900}  # only to end a hang
+repeated: list[str] = []  # stories that passed only on their second run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files; then read the diff")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _order(item.path))
+def pytest_configure(config: pytest.Config) -> None:
+    guard.install()
 
 
-def _order(path: Path) -> int:
-    """Return the position of a file among the others; files with the same one keep their order."""
-    if path.parent.name != "acceptance":
-        return 1
-    if path.name == FIRST:
-        return 0
-    return 2 + (LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test its time limit, and stories their one repetition; shuffle with --shuffle."""
+    for item in items:
+        limits = [seconds for marker, seconds in TIMEOUTS_S.items() if item.get_closest_marker(marker)]
+        if limits and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(limits)))
+        if item.get_closest_marker("story") and not NIGHTLY:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+    if NIGHTLY:
+        for function in {getattr(item, "function", None) for item in items}:
+            if own := getattr(function, "_hypothesis_internal_use_settings", None):
+                function._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * TIMES)
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    guard.begin(item)
+    try:
+        return (yield)
+    finally:
+        guard.end()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.outcome == "rerun":
+        repeated.append(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name the repeated stories in the last line."""
+    if repeated and not hasattr(config, "workerinput"):
+        print(f"ran a second time: {', '.join(sorted(set(repeated)))}")
 
 
 @pytest.fixture(autouse=True)

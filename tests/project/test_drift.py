@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 
 import kconfiglib as kc
-import pytest
 
 from kmatrix.config import RULES
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Tree
 from kmatrix.matrix.axes import ALIASES
-from kmatrix.records.runs import NETWORK_VARIABLES
 from kmatrix.status.alerts import SYMBOLS, Thresholds
 from programs import ROOT
 
@@ -62,12 +59,6 @@ def test_trainer_symbols_and_train_config_fields_are_the_same():
     assert not symbols & RESOLVED
 
 
-def test_the_fields_are_spelled_out_in_the_imported_class():
-    config = pytest.importorskip("kmatrix.records.train_config")
-
-    assert {field.name for field in dataclasses.fields(config.TrainConfig)} == set(fields())
-
-
 def test_the_type_of_a_field_matches_its_symbol():
     kinds = {kc.BOOL: "bool", kc.INT: "int"}
     for name in (name for name in SETTINGS if name.startswith("GPT2_")):
@@ -100,31 +91,22 @@ def test_every_other_symbol_is_read_by_name_on_the_control_side():
     assert [name for name in OURS if name not in read] == []
 
 
-@pytest.mark.parametrize("symbol", has_prompt(), ids=lambda symbol: symbol.name)
-def test_a_symbol_that_a_user_can_set_has_a_prompt_and_a_help_text(symbol):
-    node = symbol.nodes[0]
-    axis = symbol.name.startswith("MATRIX_") and node.prompt[0].startswith("sweep ")
-
-    assert node.prompt[0]
-    assert node.help or symbol.choice or axis or "(" in node.prompt[0] or ":" in node.prompt[0]
-    assert len(symbol.nodes) == 1
-
-
-@pytest.mark.parametrize("choice", TREE.choices.values(), ids=TREE.choices)
-def test_a_choice_has_a_prompt_a_help_and_a_default(choice):
-    node = choice.nodes[0]
-
-    assert node.prompt
-    assert node.help
-    assert choice.defaults
-
-
-@pytest.mark.parametrize("symbol", has_prompt(), ids=lambda symbol: symbol.name)
-def test_a_number_has_a_range_and_everything_has_a_default(symbol):
-    if symbol.orig_type == kc.INT:
-        assert symbol.ranges
-        assert symbol.ranges[-1][2] is TREE.kconf.y or symbol.direct_dep is not TREE.kconf.y
-    assert symbol.defaults or symbol.choice or symbol.orig_type == kc.BOOL
+def test_every_symbol_and_choice_of_a_user_has_a_prompt_a_help_a_default_and_a_range():
+    for symbol in has_prompt():
+        node = symbol.nodes[0]
+        axis = symbol.name.startswith("MATRIX_") and node.prompt[0].startswith("sweep ")
+        said = node.help or symbol.choice or axis or "(" in node.prompt[0] or ":" in node.prompt[0]
+        assert node.prompt[0], symbol.name
+        assert said, symbol.name
+        assert len(symbol.nodes) == 1, symbol.name
+        assert symbol.defaults or symbol.choice or symbol.orig_type == kc.BOOL, symbol.name
+        if symbol.orig_type == kc.INT:
+            last = symbol.ranges[-1][2]
+            assert last is TREE.kconf.y or symbol.direct_dep is not TREE.kconf.y, symbol.name
+    for name, choice in TREE.choices.items():
+        assert choice.nodes[0].prompt, name
+        assert choice.nodes[0].help, name
+        assert choice.defaults, name
 
 
 def test_a_forbid_symbol_has_a_reason():
@@ -151,71 +133,11 @@ def test_labels_are_unique_and_valid_in_file_names():
     assert all(re.fullmatch(r"[a-z][a-z0-9]*", label) for label in labels)
 
 
-def test_neutral_symbols_cover_only_paths_engines_intervals_limits_samples_monitor_and_trackers():
-    assert TREE.neutral == {
-        *(
-            symbol.name
-            for symbol in TREE.symbols
-            if symbol.nodes[0].filename.endswith(("Kconfig.slurm", "Kconfig.kubernetes"))
-        ),
-        *(
-            "RESULTS_DIR",
-            "DATA_DIR",
-            "CHECKPOINT_DIR",
-            "RUN_TIMEOUT",
-            "DISK_WAIT",
-            "BUDGET_HOURS",
-            "BUDGET_DOLLARS",
-            "AUTO_GENERATE_GRAPHS",
-            "REUSE",
-        ),
-        *("GPT2_DATA_CACHE", "GPT2_DATA_CACHE_KEEP", "GPT2_DATA_CACHE_DROP", "GPT2_DATA_WAIT"),
-        *("MATRIX_BASELINE", "MATRIX_CONFIDENCE", "MATRIX_MIN_DIFFERENCE", "TARGET_LOSS"),
-        *("MATRIX_SEEDS_AUTO", "MATRIX_SEEDS_MIN", "MATRIX_SEEDS_MAX"),
-        *("ENGINE", "ENGINE_LOCAL", "ENGINE_SLURM", "ENGINE_KUBERNETES", "GPUS_PER_NODE"),
-        *NETWORK_VARIABLES,
-        "COLLECTIVE_TIMEOUT",
-        *("PARALLEL_JOBS", "EXCLUSIVE", "GPU_BUSY_MEMORY", "PREFLIGHT", "ON_FINISH", "ALLOW_RISK"),
-        *("GPU_MONITOR", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
-        *("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD", "TRACKER_PROJECT", "TRACKER_LIMIT"),
-        *("WANDB_ENTITY", "WANDB_OFFLINE", "TRACKIO_PORT", "TENSORBOARD_PORT"),
-        *SYMBOLS.values(),
-        *("GPT2_CHECKPOINT_MINUTES", "GPT2_KEEP_WEIGHTS_EVERY"),
-        *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
-        *("ENERGY_PRICE", "CO2_FACTOR"),
-        *("GPT2_STALL_FACTOR", "GPT2_STALL_FLOOR", "GPT2_PROFILE"),
-        *(
-            "GPT2_LOG_INTERVAL",
-            "GPT2_LOG_NORMS",
-            "GPT2_SAVE_CHECKPOINT",
-            "GPT2_CHECKPOINT_INTERVAL",
-            "GPT2_PEAK_TFLOPS",
-        ),
-        *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
-    }
-
-
 def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
     values = {name: TREE.kconf.syms[name].str_value for name in SYMBOLS.values()}
 
     assert Thresholds.of(values) == Thresholds()
     assert {name for name in SETTINGS if name.startswith("ALERT_")} == set(SYMBOLS.values())
-
-
-def test_a_price_counts_with_a_cost_budget_and_symbols_of_later_versions_if_they_are_set():
-    later = {
-        "GPT2_EMBEDDING_LR",
-        "GPT2_HEAD_LR",
-        "GPT2_SCALAR_LR",
-        "GPT2_INIT_FROM",
-        "GPT2_CORE",
-    }  # empty: the ids of earlier runs do not change
-
-    assert TREE.neutral_unless == {
-        **dict.fromkeys(("GPT2_GPU_HOUR_PRICE", "GPT2_MACHINE_HOUR_PRICE"), "GPT2_MAX_COST"),
-        **{name: name for name in later},
-    }
-    assert not later & TREE.without_effect
 
 
 def test_aliases_refer_to_symbols_and_hide_none():

@@ -225,10 +225,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             START + "quickstart", "compare two optimizers on the CPU in minutes", START_TAKES, assigns=True
         ),
         "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1 PROBE=1"),
-        "check": Command("", "run formatter, linter, type checker and tests"),
-        "check-slow": Command("", "run the slow tests and the acceptance tests"),
+        "check": Command("", "run formatter, linter, type checker and fast tests"),
+        "check-all": Command("", "the same, and the stories: what a user does"),
+        "check-nightly": Command("", "run the tests that may be random, or need another system"),
         "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
-        "accept": Command("", "run the acceptance tests: what a user does in a fresh clone"),
         "bench": Command("", "measure speed and memory of kmatrix on this machine"),
         "bench-gpu": Command("", "measure the trainer on a GPU, next to the predictions", "PART= ON=cpu PEER="),
     },

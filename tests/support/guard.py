@@ -1,0 +1,66 @@
+"""Keep fast tests in one process: without programs, sockets, threads and sleep.
+
+The functions are replaced once; a fast test that calls one of them fails. `process`, `story`, `nightly` and `gpu` tests
+may use them, and so may the files in UNGUARDED, which only gets shorter.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FREE = ("process", "story", "nightly", "gpu", "slow", "accept", "gpuless")  # markers
+TESTS = Path(__file__).resolve().parents[1]
+UNGUARDED = frozenset((TESTS / "unguarded.txt").read_text(encoding="utf-8").split())
+# KMATRIX_GUARD=<file>: append the files of tests that would fail, instead of failing them.
+RECORD = os.environ.get("KMATRIX_GUARD", "")
+
+_guarded: list[str] = []  # the file of the fast test that runs now
+
+
+def install() -> None:
+    """Replace the functions that a fast test must not call."""
+    for owner, name, what in (
+        (subprocess.Popen, "__init__", "starts a process"),
+        (os, "fork", "starts a process"),
+        (os, "posix_spawn", "starts a process"),
+        (os, "kill", "sends a signal"),
+        (os, "killpg", "sends a signal"),
+        (socket.socket, "connect", "opens a connection"),
+        (socket.socket, "bind", "opens a port"),
+        (threading.Thread, "start", "starts a thread"),
+        (time, "sleep", "sleeps"),
+    ):
+        setattr(owner, name, _refusing(getattr(owner, name), name, what))
+
+
+def begin(item: pytest.Item) -> None:
+    """Guard the test, if it is a fast one."""
+    file = item.path.relative_to(TESTS).as_posix()
+    free = not RECORD or file in UNGUARDED or any(item.get_closest_marker(name) for name in FREE)
+    _guarded[:] = [] if free else [file]
+
+
+def end() -> None:
+    """Guard nothing until the next test begins."""
+    _guarded.clear()
+
+
+def _refusing(original: Callable[..., Any], name: str, what: str) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        if _guarded and not (name in ("kill", "killpg") and arguments[1:] == (0,)):  # signal 0 asks if it is alive
+            if not RECORD:
+                pytest.fail(f"a fast test {what} ({name}): mark it process, or pass a value instead", pytrace=True)
+            with Path(RECORD).open("a", encoding="utf-8") as file:
+                file.write(f"{_guarded[0]} {name}\n")
+        return original(*arguments, **named)
+
+    return call
