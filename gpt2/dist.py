@@ -20,7 +20,6 @@ import torch.distributed
 from kmatrix.errors import LaunchError
 from kmatrix.records.disk import limit_from_environment
 from kmatrix.records.run_lock import launcher_died
-from kmatrix.records.runs import COLLECTIVE_TIMEOUT
 from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -81,12 +80,6 @@ def node_environment() -> tuple[int, int]:
     return int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
 
-def collective_timeout_s() -> int:
-    """Return the seconds after which a rank stops waiting for the others in a collective."""
-    text = os.environ.get(COLLECTIVE_TIMEOUT, "")
-    return int(text) if text.isascii() and text.isdecimal() and int(text) else TIMEOUT_S
-
-
 def start(config: TrainConfig) -> World:
     """Select this rank's device and join the process group. Raises LaunchError if they do not match the run."""
     rank, local_rank, size = environment()
@@ -112,7 +105,7 @@ def start(config: TrainConfig) -> World:
             # More if rank 0 may hold a write on a full disk, while the others wait for it in a collective.
             backend,
             device_id=device if backend == "nccl" else None,
-            timeout=timedelta(seconds=collective_timeout_s() + limit_from_environment()),
+            timeout=timedelta(seconds=TIMEOUT_S + limit_from_environment()),
         )
     return World(
         rank=rank,

@@ -16,7 +16,7 @@ import torch
 
 from gpt2.dist import World
 from kmatrix.errors import LaunchError
-from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
+from kmatrix.records.jobs.forms import VARIABLE
 
 
 def machine_of(world: World) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def check_alike(machines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def variables() -> dict[str, str]:
-    """Return the variables of network and runtime in the environment, whoever set them."""
-    return {name: os.environ[name] for name in (*NETWORK_VARIABLES, COLLECTIVE_TIMEOUT) if name in os.environ}
+    """Return the variables of NCCL, gloo, PyTorch and CUDA in the environment, whoever set them."""
+    return {name: text for name, text in sorted(os.environ.items()) if VARIABLE.fullmatch(f"{name}={text}")}
 
 
 def software() -> dict[str, str | None]:

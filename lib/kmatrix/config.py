@@ -14,7 +14,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
-from kmatrix.records.runs import COLLECTIVE_TIMEOUT, NETWORK_VARIABLES
+from kmatrix.records.jobs.forms import variables_of
 from kmatrix.records.train_config import BY_LANGUAGE, CHOICES, LANGUAGE, MixPart, TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
@@ -27,8 +27,6 @@ WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a sy
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
 CORE_SHOTS = 10  # examples that most tasks of CORE show before a question
-MOST_SOCKETS = 64  # of NCCL per network connection
-COLLECTIVE_TIMEOUT_S = 1800  # the trainer's own, without a variable
 Values = Callable[[str], str | None]
 # Datasets that need a path
 PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME", "fineweb2": "deu_Latn"}
@@ -236,23 +234,8 @@ def resolve_count(asked: int, device: str, detected: int) -> int:
 
 
 def environment(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of network and runtime that the trainer of a run gets. texts: effective values by symbol."""
-    found = {name: texts[name] for name in NETWORK_VARIABLES if texts.get(name)}
-    timeout = texts.get("COLLECTIVE_TIMEOUT", "")
-    return found | ({COLLECTIVE_TIMEOUT: timeout} if timeout not in ("", str(COLLECTIVE_TIMEOUT_S)) else {})
-
-
-def environment_warnings(texts: Mapping[str, str]) -> list[str]:
-    """Return warnings about variables of network and runtime that are probably mistakes."""
-    found = []
-    if texts.get("NCCL_P2P_DISABLE") == "1":
-        found.append("NCCL_P2P_DISABLE=1 slows down the GPUs of each node, and does not act between nodes")
-    sockets, threads = (int(texts.get(name) or 1) for name in ("NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS"))
-    if sockets * threads > MOST_SOCKETS:
-        found.append(
-            f"NCCL_NSOCKS_PERTHREAD={sockets} x NCCL_SOCKET_NTHREADS={threads} is above {MOST_SOCKETS}: NCCL uses less"
-        )
-    return found
+    """Return the variables that the trainer of a run gets. texts: effective values by symbol."""
+    return variables_of(texts.get("TRAINER_ENV", ""))
 
 
 def nodes_divide_ranks(value: Values) -> str | None:

@@ -88,15 +88,6 @@ def test_other_nodes_than_planned_are_refused_with_the_options(monkeypatch, vari
     assert "--nnodes=2 --node-rank=<k> --nproc-per-node=1" in error.value.hint
 
 
-def test_the_collective_timeout_comes_from_the_environment(monkeypatch):
-    monkeypatch.delenv("KMATRIX_COLLECTIVE_TIMEOUT", raising=False)
-    assert dist.collective_timeout_s() == 1800
-    monkeypatch.setenv("KMATRIX_COLLECTIVE_TIMEOUT", "240")
-    assert dist.collective_timeout_s() == 240
-    monkeypatch.setenv("KMATRIX_COLLECTIVE_TIMEOUT", "soon")
-    assert dist.collective_timeout_s() == 1800
-
-
 # Shared storage
 
 

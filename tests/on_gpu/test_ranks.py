@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 GLOBAL_BATCH = 8
 STEPS = 12
 FOREVER = {"max_iters": 1_000_000, "eval_interval": 1_000_000}
-COLLECTIVE_S = 20  # KMATRIX_COLLECTIVE_TIMEOUT of a test; below the time in which a hanging rank is found
+COLLECTIVE_S = 20  # seconds until a collective fails; below the time in which a hanging rank is found
 ADD = """
 import sys
 import torch
@@ -159,7 +159,7 @@ def test_a_collective_that_hangs_times_out_and_the_log_says_so(device, *, sizes,
         program=FAULTS,
         FAULT="hang:1:4",
         FAULT_HANGS=tmp_path / "hangs",
-        KMATRIX_COLLECTIVE_TIMEOUT=COLLECTIVE_S if device.is_gpu else 8,
+        FAULT_COLLECTIVE_S=COLLECTIVE_S if device.is_gpu else 8,
         TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=60,
         KMATRIX_DISK_WAIT=0,
     )

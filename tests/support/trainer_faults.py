@@ -95,5 +95,6 @@ if __name__ == "__main__":
     original_leave_together, train.leave_together = train.leave_together, leave_together
     if KIND == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    dist.TIMEOUT_S = int(os.environ.get("FAULT_COLLECTIVE_S", dist.TIMEOUT_S))
     dist.GRACE_S = float(os.environ.get("FAULT_GRACE_S", dist.GRACE_S))
     train.main()

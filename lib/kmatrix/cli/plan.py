@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.config import RunConfig, environment_warnings, with_data
+from kmatrix.config import RunConfig, with_data
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.cluster.data import large_data
@@ -212,7 +212,7 @@ def plan(arguments: Arguments) -> int:
     grouped: dict[tuple[str, ...], list[str]] = {}
     # Equal in all runs.
     unasked = made.nodes.warning if made.nodes else ""
-    warned = dict.fromkeys([*([unasked] if unasked else []), *environment_warnings(made.runs[0].values.texts)])
+    warned = [unasked] if unasked else []
     found: dict[RunKind, tuple[Risk, ...]] = {}
     earlier = EarlierTimes(made.cpu_runs.results_dir, made.gpus)
     for planned in made.runs:

@@ -13,7 +13,6 @@ from kmatrix.config import (
     RULES,
     Config,
     RunConfig,
-    environment_warnings,
     read,
     read_run,
 )
@@ -267,7 +266,7 @@ def _plan(
     configs = _Configs(tree, matrix, data_dir)
     cpu_runs = CpuRuns(below_root(control.results_dir))
     # Equal in all runs.
-    warned = [*([nodes.warning] if nodes and nodes.warning else []), *environment_warnings(values.texts)]
+    warned = [nodes.warning] if nodes and nodes.warning else []
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
     trained = {planned.run: planned.kind.config.train for planned in runs}
     _refuse_budget_alone(kinds, found, nodes, cpu_runs)
@@ -523,7 +522,7 @@ def _refuse_nodes(engine: str, kinds: Mapping[str, RunKind]) -> None:
         raise ConfigError(
             f"{name} needs {nodes} nodes",
             why="ENGINE=local is this machine alone",
-            hint="pass ENGINE=slurm or ENGINE=kubernetes, or NUM_NODES=1; by hand: docs/slow-networks.md",
+            hint="pass ENGINE=slurm or ENGINE=kubernetes, or NUM_NODES=1",
         )
 
 

@@ -38,7 +38,7 @@ PART = re.compile(rf"({NUMBER})([dhms])")
 PROMPTLESS_CHOICE = re.compile(r"<choice[^>]*> \(defined at [^)]*\) defined without a prompt")
 KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
 LONGEST_S = 10_000 * 86400.0  # of a duration: a longer one is a typing error, or infinite
-OF_STRINGS = ("float", "oneof", "duration", "slug", "whole", "form")  # markers of strings
+OF_STRINGS = ("float", "oneof", "duration", "slug", "form")  # markers of strings
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
 
 
@@ -67,9 +67,6 @@ class Tree:
     floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)  # lowest, highest, may be empty
     oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # symbol -> allowed texts
     durations: set[str] = field(default_factory=set)  # symbols that hold a duration or ""
-    wholes: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # symbols that hold an integer in this range, or ""
     slugs: set[str] = field(default_factory=set)  # symbols that hold a PROJECT_NAME, or ""
     forms: dict[str, str] = field(default_factory=dict)  # symbol -> name of the form of its text, or ""
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
@@ -254,9 +251,6 @@ class Tree:
             self.durations.add(symbol.name)
         elif marker.name == "slug":
             self.slugs.add(symbol.name)
-        elif marker.name == "whole":
-            low, high, _ = _bounds(marker, where)
-            self.wholes[symbol.name] = int(low), int(high)
         elif marker.name == "form":
             if marker.args[0] not in FORMS:
                 raise ConfigError(f"{where}: $(form,{marker.args[0]})", why=f"known forms: {', '.join(FORMS)}")
@@ -465,7 +459,6 @@ functions = {
     "oneof": (_mark, 1, None),
     "duration": (_mark, 0, 0),
     "slug": (_mark, 0, 0),
-    "whole": (_mark, 2, 2),
     "form": (_mark, 1, 1),
     "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
@@ -511,10 +504,6 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     if name in tree.oneofs and text not in tree.oneofs[name]:
         known = [word or "nothing" for word in tree.oneofs[name]]
         raise ConfigError(what, why=f"expected one of {', '.join(known)}")
-    if name in tree.wholes and text:
-        low, high = tree.wholes[name]
-        if not WHOLE.fullmatch(text) or not low <= int(text) <= high:
-            raise ConfigError(what, why=f"expected an integer in [{low}, {high}], or nothing")
     if name in tree.durations and text and seconds(text) is None:
         raise ConfigError(what, why=f"{KNOWN_FORMS}; at most 10000d")
     if name in tree.slugs and text and not PROJECT_NAME.fullmatch(text):
@@ -594,7 +583,7 @@ def split_list(text: str) -> list[str]:
 def list_values(tree: Tree, name: str, values: Iterable[str], where: str) -> list[str]:
     """Return the values of a list for a symbol, with the values of each range such as 1e-4:1e-2:log5 in its place."""
     symbol = tree.kconf.syms.get(name)
-    whole = name in tree.wholes or (symbol is not None and symbol.orig_type == kc.INT)
+    whole = symbol is not None and symbol.orig_type == kc.INT
     if not whole and name not in tree.floats:
         return list(values)
     found: list[str] = []

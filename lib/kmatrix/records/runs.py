@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -29,18 +28,10 @@ from kmatrix.records.decode import (
     replaced,
     unix_time,
 )
+from kmatrix.records.jobs.forms import VARIABLE
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.train_config import TrainFields, with_added
 
-# Variables of network and runtime that a run may set: the only ones that are taken from a run.json, which may be
-# anybody's. Each is a symbol with the same name.
-NETWORK_VARIABLES = (
-    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS"),
-    *("NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_DEBUG", "CUDA_DEVICE_MAX_CONNECTIONS"),
-    *("PYTORCH_ALLOC_CONF", "NCCL_P2P_DISABLE"),
-)
-PLAIN = re.compile(r"[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}")  # values of these variables
-COLLECTIVE_TIMEOUT = "KMATRIX_COLLECTIVE_TIMEOUT"  # environment variable: seconds
 LARGEST_SEED = 2**31 - 1  # of a run
 COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
     *("BUDGET_HOURS", "BUDGET_DOLLARS", "DISK_WAIT", "PARALLEL_JOBS", "GPUS_PER_NODE"),
@@ -153,12 +144,8 @@ class RunFile(Record, frozen=True, kw_only=True):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of network and runtime that the trainer gets: known names, with values of plain characters."""
-        return {
-            name: text
-            for name, text in self.recorded_environment.items()
-            if name in (*NETWORK_VARIABLES, COLLECTIVE_TIMEOUT) and PLAIN.fullmatch(text)
-        }
+        """The variables of the trainer: only those that TRAINER_ENV may have, as the file may be anybody's."""
+        return {name: text for name, text in self.recorded_environment.items() if VARIABLE.fullmatch(f"{name}={text}")}
 
 
 class TrainValues(Record, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The forms of settings that a scheduler or a library reads: times, memory, names, flags, interfaces, labels.
+"""The forms of settings that a scheduler or a library reads: times, memory, names, flags, variables, labels.
 
 One owner of each rule and its parser.
 """
@@ -17,10 +17,10 @@ MEMORY = re.compile(r"(0|[1-9][0-9]{0,8})([KMGT]?)")
 SWITCHES = re.compile(r"[1-9][0-9]{0,3}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 CONSTRAINT = re.compile(r"[A-Za-z0-9_.&|()\[\]*:,-]+")
-INTERFACE = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}"  # up to 15 characters on Linux
-INTERFACES = re.compile(rf"{INTERFACE}(?:,{INTERFACE})*")
-NCCL_INTERFACES = re.compile(rf"\^?=?{INTERFACE}(?:,{INTERFACE})*")
-OPTIONS = re.compile(r"[a-z_]+:[A-Za-z0-9_.:;>\[\]-]+(?:,[a-z_]+:[A-Za-z0-9_.:;>\[\]-]+)*")
+# A variable of a library, with a plain value. The engine decides which GPUs a run sees.
+VARIABLE = re.compile(
+    r"(?!CUDA_VISIBLE_DEVICES=)(?:NCCL|GLOO|PYTORCH|CUDA)_[A-Z0-9_]+=[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}", re.ASCII
+)
 NODE_FOLDER = re.compile(r"[/~$].+")  # absolute, once a node has put in its home and its variables
 PLACE = re.compile(r"[^\s\"'\\]+")
 # Kubernetes: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
@@ -132,6 +132,16 @@ def _mount_problem(text: str) -> str:
     return "" if is_path else "expected an absolute path, such as /mnt/results"
 
 
+def variables_of(text: str) -> dict[str, str]:
+    """Return the variables of a text such as `NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO`."""
+    return {name: value for name, _, value in (word.partition("=") for word in text.split())}
+
+
+def _variables_problem(text: str) -> str:
+    wrong = next((word for word in text.split() if not VARIABLE.fullmatch(word)), None)
+    return "" if wrong is None else f"expected NAME=value with names of NCCL_, GLOO_, PYTORCH_ or CUDA_, not {wrong}"
+
+
 def _flags_problem(text: str) -> str:
     try:
         split_flags(text)
@@ -155,11 +165,7 @@ FORMS: dict[str, Callable[[str], str]] = {
     "memory": lambda text: "expected a size such as 64G or 512M" if memory_mib(text) is None else "",
     "flags": _flags_problem,
     "place": _matches(PLACE, "blanks, quotes and backslashes are not allowed"),
-    "interfaces": _matches(INTERFACES, "expected names of network interfaces, such as eth0 or eth0,eth1"),
-    "nccl-interfaces": _matches(
-        NCCL_INTERFACES, "expected network interfaces: prefixes such as eth0,ib; =eth0 is exact, ^docker excludes"
-    ),
-    "options": _matches(OPTIONS, "expected options such as expandable_segments:True,max_split_size_mb:512"),
+    "variables": _variables_problem,
     "dns-label": _matches(DNS_LABEL, "expected lower-case letters, digits and -, at most 63"),
     "dns-name": _matches(DNS_NAME, "expected lower-case letters, digits, - and ."),
     "image": _matches(IMAGE, "expected a name such as registry.example.org/kmatrix:1.0"),
