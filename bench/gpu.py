@@ -1,9 +1,9 @@
 """Measure on a GPU, in parts of at most 8 minutes: the first hour on a new machine.
 
-    make bench-gpu PART=first            # products, memory and attention: a minute
-    make bench-gpu PART=speed            # the models; also ladder, profile, ranks, and peer PEER=../nanoGPT
-    make bench-gpu PART=report           # the tables in Markdown
-    make bench-gpu PART=first ON=cpu     # tiny shapes, to see that the program works
+    make bench PART=first            # products, memory and attention: a minute
+    make bench PART=speed            # the models; also ladder, profile, ranks, and peer PEER=../nanoGPT
+    make bench PART=report           # the tables in Markdown
+    make bench PART=first ON=cpu     # tiny shapes, to see that the program works
 
 Each measurement is a line of results.jsonl as soon as it is finished; the same command continues with the next one.
 docs/gpu-day.md has the order, the goals, and the meaning of each figure.

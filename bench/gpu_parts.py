@@ -1,4 +1,4 @@
-"""The parts of `make bench-gpu` that train, and their runs."""
+"""The parts of `make bench PART=` that train, and their runs."""
 
 from __future__ import annotations
 

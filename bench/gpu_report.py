@@ -1,4 +1,4 @@
-"""Print the tables of `make bench-gpu` in Markdown. What was not measured has no row."""
+"""Print the tables of `make bench PART=` in Markdown. What was not measured has no row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements of `make bench-gpu`: a JSON line each, on which machine it was made, and what is still left."""
+"""The measurements of `make bench PART=`: a JSON line each, on which machine it was made, and what is still left."""
 
 from __future__ import annotations
 

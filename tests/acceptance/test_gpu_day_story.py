@@ -16,7 +16,7 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
-FIRST = ("bench-gpu", "PART=first", "ON=cpu")
+FIRST = ("bench", "PART=first", "ON=cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +42,10 @@ def lines(path):
     [
         (("check-gpu",), "no GPU: "),
         (("check-gpu", "ON=tpu"), "unknown ON=tpu"),
-        (("bench-gpu", "PART=first"), "finds no GPU"),
-        (("bench-gpu", "PART=all"), "unknown part all"),
-        (("bench-gpu", "ON=tpu"), "unknown device tpu"),
-        (("bench-gpu", "PART=peer", "ON=cpu", "PEER=/nowhere"), "/nowhere has no train.py"),
+        (("bench", "PART=first"), "finds no GPU"),
+        (("bench", "PART=all"), "unknown part all"),
+        (("bench", "PART=first", "ON=tpu"), "unknown device tpu"),
+        (("bench", "PART=peer", "ON=cpu", "PEER=/nowhere"), "/nowhere has no train.py"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused_with_a_hint(clone, arguments, reason):
@@ -61,7 +61,7 @@ def test_a_command_that_cannot_run_is_refused_with_a_hint(clone, arguments, reas
 def test_the_commands_of_the_page_are_targets_with_an_entry_in_the_help(clone):
     page = (clone.root / "docs" / "gpu-day.md").read_text(encoding="utf-8")
     commands = set(re.findall(r"^    make ([\w-]+)", page, re.MULTILINE))
-    assert commands == {"check-gpu", "bench-gpu"}
+    assert commands == {"check-gpu", "bench"}
     printed = clone.make("help").stdout
     assert all(re.search(rf"^\s*{name}\b", printed, re.MULTILINE) for name in commands), printed
 
@@ -94,7 +94,7 @@ def test_an_interrupted_measurement_continues_with_the_same_command(clone, store
 
 
 def test_a_report_without_measurements_is_of_predictions(clone):
-    printed = clone.make("bench-gpu", "PART=report")
+    printed = clone.make("bench", "PART=report")
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("Nothing was measured")
     assert "not measured, predicted" in printed.stdout
@@ -106,7 +106,7 @@ def test_a_report_of_the_stored_measurements_is_that_of_the_page(clone):
     folder.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copy(clone.root / "bench" / "gpu-results.jsonl", folder / "results.jsonl")
-        printed = clone.make("bench-gpu", "PART=report")
+        printed = clone.make("bench", "PART=report")
     finally:
         shutil.rmtree(folder)
     assert printed.returncode == 0, printed.stderr

@@ -1,4 +1,4 @@
-"""`make bench-gpu`: its measurements on the CPU, its file, its arithmetic, and its tables in docs/gpu-day.md."""
+"""`make bench PART=`: its measurements on the CPU, its file, its arithmetic, and its tables in docs/gpu-day.md."""
 
 from __future__ import annotations
 

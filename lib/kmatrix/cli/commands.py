@@ -216,7 +216,7 @@ class Arguments:
 
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {
-    "Set-up and checks": {
+    "Set-up": {
         "help": Command("", "show this list"),
         "setup": Command("", "create .venv with everything that training needs"),
         "setup-trackers": Command("", "install W&B, Trackio and TensorBoard too, for TRACKER="),
@@ -225,12 +225,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             START + "quickstart", "compare two optimizers on the CPU in minutes", START_TAKES, assigns=True
         ),
         "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1 PROBE=1"),
-        "check": Command("", "run formatter, linter, type checker and fast tests"),
-        "check-all": Command("", "the same, and the stories: what a user does"),
-        "check-nightly": Command("", "run the tests that may be random, or need another system"),
-        "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
-        "bench": Command("", "measure speed and memory of kmatrix on this machine"),
-        "bench-gpu": Command("", "measure the trainer on a GPU, next to the predictions", "PART= ON=cpu PEER="),
     },
     "Configuration (NAME=value sets a symbol; O= KCONFIG= KCONFIG_CONFIG=)": {
         "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
@@ -350,6 +344,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Cleaning (results, checkpoints and datasets are never touched)": {
         "clean": Command("", "delete caches"),
         "mrproper": Command("", "delete caches and .config"),
+    },
+    "Checks of kmatrix itself": {
+        "check": Command("", "run formatter, linter, type checker and fast tests"),
+        "check-all": Command("", "the same, and the stories: what a user does"),
+        "check-nightly": Command("", "run the tests that may be random, or need another system"),
+        "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
+        "bench": Command("", "measure speed and memory; with PART= the trainer on a GPU", "PART= ON=cpu PEER="),
     },
 }
 
