@@ -1,4 +1,4 @@
-"""The parts `first` and `chain` of `make bench PART=`: products, a copy and attention alone, each as in a training step.
+"""The parts `first` and `chain` of `make bench`: products, a copy and attention alone, each as in a training step.
 
 Dimensions in comments: R rows (tokens), O outputs and I inputs of a layer.
 """
