@@ -84,7 +84,7 @@ check-gpu: .look-for-gpu $(DEV)
 .PHONY: .look-for-gpu
 .look-for-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call given,ON)
-BENCHES := config matrix launch schedule recorder loader model_step published cpu_memory status scale
+BENCHES := config matrix launch schedule recorder loader model_step published status scale
 # PART=<part>: that of the measurements on a GPU.
 bench: $(CONTROL) $(TRAIN)
 ifeq ($(call given,PART),)

@@ -1,16 +1,15 @@
-"""Impossible runs are refused before anything is created, with the arguments that make them possible."""
+"""Impossible runs are refused before anything is created, with a hint."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import replace
 
 import pytest
 
 from factories import train_config
 from kmatrix.plan.cpu import CpuSpeed
-from kmatrix.plan.feasibility import Fit, GpuModel, by_name, deeper, fit
+from kmatrix.plan.feasibility import GpuModel, by_name
 from kmatrix.plan.memory import memory
 from kmatrix.plan.risk import budget_warning, risks, steps_in
 from kmatrix.records.train_config import budget_s
@@ -30,7 +29,9 @@ TRAIN = train_config(
     block_size=1024,
 )
 A10G = by_name("A10G")
+UNKNOWN_GPU = GpuModel(name="a GPU", memory=A10G.memory, watts=None)
 DRY, PLAN, RUN, TRAIN_ONE = "test-matrix-dry-run", "plan", "test-matrix", "train"
+CPU = CpuSpeed(cores=2, slow=50e9, fast=100e9, source="from 1 earlier run on this machine")
 
 
 @pytest.fixture
@@ -41,30 +42,69 @@ def program(tmp_path, monkeypatch):
     return made
 
 
-CPU = CpuSpeed(cores=2, slow=50e9, fast=100e9, source="from 1 earlier run on this machine")
-
-
 def of(train, *, steps=1000, device=A10G, shape=SHAPE, cpu=CPU):
     return risks(shape, train, steps, device, cpu)
 
 
-def fixes(text):
-    """Return the arguments of a hint: `pass A=1 B=2 or C=3; ...` gives both alternatives."""
-    words = text.partition("pass ")[2].partition(";")[0].partition(chr(10))[0]
-    return [shlex.split(each) for each in words.replace(", or ", " or ").split(" or ")]
+BIG = replace(SHAPE, n_layer=48, n_embd=8000, n_head=50)
+TIMED = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000)  # 200 s at the peak of an A10G
+ON_CPU = replace(TRAIN, device="cpu", dtype="fp32", max_time=1000.0, eval_interval=100, global_batch=8)
+RISKS = {  # -> whether it is certain, and words of the message and of the hint
+    "micro-batch": (replace(TRAIN, batch_size=240), {}, False, "A10G has 22.4 GiB", "pass BATCH_SIZE=40 PARALLEL"),
+    "no batch fits": (
+        TRAIN,
+        {"shape": replace(BIG, n_layer=24, n_embd=2150)},
+        False,
+        "A10G has",
+        "or pass RECOMPUTE=y",
+    ),
+    "states alone": (TRAIN, {"shape": BIG}, True, "A10G has 22.4 GiB", "choose a smaller model"),
+    "states on the CPU": (replace(TRAIN, device="cpu"), {"shape": BIG}, True, "A10G has", "choose a smaller model"),
+    "time at the peak": (replace(TIMED, max_time=100.0), {}, True, "ends before the first", "pass a larger MAX_TIME"),
+    "expected time": (replace(TIMED, max_time=300.0), {}, False, "ends before the first", "a smaller EVAL_INTERVAL"),
+    "cost": (replace(TIMED, max_cost=0.1, gpu_hour_price=1.2), {}, False, "the budget of 5m00s", "a larger MAX_COST"),
+    "stated peak": (replace(TIMED, max_time=300.0, peak_tflops=7.0), {}, False, "ends before the first", "MAX_TIME"),
+    "stated peak, certain": (replace(TIMED, max_time=100.0, peak_tflops=7.0), {}, True, "ends before", "MAX_TIME"),
+    "stated peak of an unknown GPU": (
+        *(replace(TIMED, max_time=300.0, peak_tflops=7.0), {"device": UNKNOWN_GPU}, False, "ends before", "MAX_TIME"),
+    ),
+    "time on the CPU": (
+        *(ON_CPU, {}, False, "and 100 steps in at least 58m26s (2 cores at 50 to 100 GFLOP/s per core, from 1 earlier"),
+        "MAX_TIME",
+    ),
+    "no CPU is so fast": (replace(ON_CPU, max_time=20.0), {}, True, "ends before the first evaluation", "MAX_TIME"),
+    "FP8": (replace(TRAIN, fp8=True), {}, True, "A10G has none", "pass FP8=n"),
+}
 
 
-def test_a_run_that_fits_and_has_time_is_possible():
-    assert of(replace(TRAIN, max_time=36000.0)) == ()
+@pytest.mark.parametrize("name", RISKS)
+def test_an_impossible_run_has_a_reason_and_a_hint(name):
+    train, changes, certain, what, fix = RISKS[name]
+    (risk,) = of(train, **{"steps": 4000, **changes})
+    assert (risk.certain, what in risk.what, fix in risk.fix) == (certain, True, True), risk
 
 
-def test_a_micro_batch_that_does_not_fit_is_an_estimate_and_the_fix_keeps_the_global_batch():
+@pytest.mark.parametrize(
+    ("train", "changes"),
+    [
+        (replace(TRAIN, max_time=36000.0), {}),
+        (replace(TRAIN, batch_size=240), {"device": replace(A10G, memory=None)}),
+        (replace(TRAIN, batch_size=240, optimizer="mine"), {}),
+        (replace(TRAIN, max_time=1.0), {"device": UNKNOWN_GPU}),  # its peak is unknown
+        (replace(ON_CPU, batch_size=240), {"cpu": replace(CPU, fast=400e9)}),  # only states are planned on the CPU
+        (replace(TRAIN, fp8=True), {"device": by_name("H100")}),
+        (replace(TRAIN, fp8=True), {"device": replace(UNKNOWN_GPU, name="unheard of")}),
+    ],
+)
+def test_a_possible_or_unknown_run_has_no_risk(train, changes):
+    assert of(train, **changes) == ()
+
+
+def test_the_largest_micro_batch_of_the_hint_fits_and_keeps_the_global_batch():
     (risk,) = of(replace(TRAIN, batch_size=240))
-    assert not risk.certain
-    assert "A10G has 22.4 GiB" in risk.what
-    batch = int(dict(word.split("=") for word in risk.fix.split())["BATCH_SIZE"])
+    batch = int(re.search(r"BATCH_SIZE=(\d+) PARALLEL_BATCH_SIZE=480", risk.fix)[1])
     assert 480 % batch == 0
-    assert of(replace(TRAIN, batch_size=batch)) == ()
+    assert of(replace(TRAIN, batch_size=batch, gradient_accumulation=480 // batch)) == ()
 
 
 def test_memory_is_refused_only_beyond_the_error_of_the_plan():
@@ -75,43 +115,6 @@ def test_memory_is_refused_only_beyond_the_error_of_the_plan():
     assert not risk.certain
 
 
-def test_weights_that_alone_exceed_the_memory_are_certain():
-    big = replace(SHAPE, n_layer=48, n_embd=8000, n_head=50)
-    (risk,) = of(TRAIN, shape=big)
-    assert risk.certain
-    assert risk.fix.startswith("MODEL=")
-
-
-def test_unknown_memory_or_an_unknown_optimizer_is_not_refused():
-    assert of(replace(TRAIN, batch_size=240), device=GpuModel(name="a GPU", memory=None, watts=None)) == ()
-    assert of(replace(TRAIN, batch_size=240, optimizer="mine")) == ()
-
-
-@pytest.mark.parametrize(("seconds", "certain"), [(100.0, True), (300.0, False)])
-def test_a_budget_that_ends_before_the_first_evaluation(seconds, certain):
-    """1000 steps take 200 s at the peak of an A10G, and 327 s at the highest expected MFU."""
-    train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=seconds)
-    (risk,) = of(train, steps=4000)
-    assert risk.certain is certain
-    limit = float(risk.fix.rpartition("MAX_TIME=")[2].removesuffix("s"))
-    assert of(replace(train, max_time=limit), steps=4000) == ()
-
-
-ON_CPU = replace(TRAIN, device="cpu", dtype="fp32", max_time=1000.0, eval_interval=100, global_batch=8)
-
-
-def test_on_the_cpu_a_budget_is_compared_with_the_speed_of_this_machine():
-    """100 steps of 8 x 1024 tokens take 58 minutes at 2 x 100 GFLOP/s, twice as long at the slow end."""
-    (risk,) = of(ON_CPU)
-    assert not risk.certain
-    assert risk.what.endswith(
-        "after start-up and 100 steps in at least 58m26s "
-        "(2 cores at 50 to 100 GFLOP/s per core, from 1 earlier run on this machine)"
-    )
-    faster = replace(CPU, fast=400e9)
-    assert of(ON_CPU, cpu=faster) == ()
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_budget_that_is_shorter_than_the_start_of_a_run_is_an_estimate(device):
     train = replace(TRAIN, device=device, max_time=1.0, eval_interval=1, block_size=8)
@@ -119,75 +122,6 @@ def test_a_budget_that_is_shorter_than_the_start_of_a_run_is_an_estimate(device)
     (risk,) = of(train, shape=small)
     assert not risk.certain
     assert "after start-up and 1 step in at least" in risk.what
-    limit = float(risk.fix.rpartition("MAX_TIME=")[2].removesuffix("s"))
-    assert of(replace(train, max_time=limit), shape=small) == ()
-
-
-def test_no_cpu_is_faster_than_its_matrix_units():
-    (risk,) = of(replace(ON_CPU, max_time=20.0))
-    assert risk.certain
-
-
-def test_the_fix_of_a_budget_lets_the_slowest_expected_run_evaluate_in_time():
-    (risk,) = of(ON_CPU)
-    first, _, second = risk.fix.partition(" or ")
-    per_step = ON_CPU.tokens_per_step * SHAPE.flops_per_token / (2 * CPU.slow)
-    interval, limit = int(first.removeprefix("EVAL_INTERVAL=")), float(second.removeprefix("MAX_TIME=").rstrip("s"))
-    assert interval * per_step < 1000
-    assert 100 * per_step < limit
-    assert of(replace(ON_CPU, eval_interval=interval)) == of(replace(ON_CPU, max_time=limit)) == ()
-
-
-def test_the_fix_raises_every_budget_that_is_too_small():
-    train = replace(ON_CPU, max_cost=0.01, gpu_hour_price=1.0)
-    (risk,) = of(train)
-    limits = dict(word.split("=") for word in risk.fix.rpartition(" or ")[2].split())
-    raised = {"max_time": float(limits["MAX_TIME"].rstrip("s")), "max_cost": float(limits["MAX_COST"])}
-    assert of(replace(train, **raised)) == ()
-
-
-@pytest.mark.parametrize(("device", "peak"), [(A10G, 7.0), (GpuModel(name="a GPU", memory=1e12, watts=None), 7.0)])
-def test_a_refusal_that_rests_on_a_stated_peak_is_an_estimate(device, peak):
-    """1000 steps take 200 s at the peak of an A10G in the table, and 2000 s at the stated one."""
-    train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=300.0)
-    (risk,) = of(replace(train, peak_tflops=peak), steps=4000, device=device)
-    assert not risk.certain
-
-
-def test_a_stated_peak_does_not_weaken_a_certainty():
-    train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=100.0)
-    (risk,) = of(replace(train, peak_tflops=7.0), steps=4000)
-    assert risk.certain
-
-
-def test_ranks_on_the_cpu_share_its_memory_and_fewer_may_fit():
-    need = memory(SHAPE, replace(ON_CPU, batch_size=1)).process
-    machine = GpuModel(name="this machine", memory=2.5 * need / 4, watts=None, shared_by=4)
-    (risk,) = of(replace(ON_CPU, batch_size=1, num_gpus=4, max_time=None), device=machine)
-    assert risk.fix == "NUM_GPUS=2 PARALLEL_BATCH_SIZE=8"
-    assert risk.what.endswith(" per rank")
-
-
-@pytest.mark.parametrize("model", ["124m", "custom", "depth"])
-@pytest.mark.parametrize("gib", [0.3, 0.6, 1.2, 3.0])
-def test_the_fix_of_memory_fits_also_with_the_accumulation_that_it_causes(model, gib):
-    depth = {"depth": 12, "aspect_ratio": 64, "head_dim": 64} if model == "depth" else {}
-    train = replace(TRAIN, model=model, batch_size=240, global_batch=240, gradient_accumulation=1, **depth)
-    device = GpuModel(name="a GPU", memory=(gib + 1) * 2**30, watts=None)
-    (risk,) = of(train, device=device)
-    words = dict(word.split("=") for word in risk.fix.split())
-    batch = int(words["BATCH_SIZE"])
-    shape = replace(SHAPE, block_size=int(words.get("BLOCK_SIZE", SHAPE.block_size)))
-    if "MODEL" in words:
-        layers, heads, width = NAMED[words["MODEL"]]
-        shape = replace(shape, n_layer=layers, n_head=heads, n_embd=width)
-    elif layers := words.get("DEPTH", words.get("N_LAYER")):
-        shape = deeper(shape, train)(int(layers))
-        heads = int(words.get("N_HEAD", shape.n_head))
-        shape = replace(shape, n_head=heads, n_embd=int(words.get("N_EMBD", shape.n_embd)))
-    fixed = replace(train, batch_size=batch, gradient_accumulation=240 // batch, recompute="RECOMPUTE" in words)
-    assert fit(memory(shape, fixed), device) is not Fit.NOT
-    assert of(fixed, shape=shape, device=device) == ()
 
 
 def test_a_budget_in_dollars_is_one_of_time():
@@ -197,99 +131,38 @@ def test_a_budget_in_dollars_is_one_of_time():
     assert budget_s(TRAIN) is None
 
 
-def test_an_unknown_peak_is_not_refused():
-    device = GpuModel(name="a GPU", memory=A10G.memory, watts=None)
-    assert of(replace(TRAIN, max_time=1.0), device=device) == ()
+MICRO_BATCH = ("MODEL=124m", "BLOCK_SIZE=1024", "BATCH_SIZE=512", "DEVICE=cuda", "NUM_GPUS=1")
+CERTAIN = ("MODEL=depth", "DEPTH=64", "HEAD_DIM=128", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=1")
 
 
-IMPOSSIBLE = {
-    "micro-batch": ("MODEL=124m", "BLOCK_SIZE=1024", "BATCH_SIZE=512", "DEVICE=cuda", "NUM_GPUS=1"),
-    "model": ("MODEL=1558m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=64"),
-    "layers": ("MODEL=custom", "N_LAYER=256", "N_EMBD=1600", "N_HEAD=25", "DEVICE=cuda", "NUM_GPUS=1"),
-    "depth": ("MODEL=depth", "DEPTH=40", "HEAD_DIM=64", "DEVICE=cuda", "NUM_GPUS=1"),
-    "budget": ("MODEL=124m", "TIME=10s", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=4", "GLOBAL_BATCH=400"),
-    "cost": ("MODEL=124m", "COST=0.01", "GPU_HOUR_PRICE=4", "DEVICE=cuda", "NUM_GPUS=2", "GLOBAL_BATCH=240"),
-    "both budgets": (
-        *("MODEL=124m", "TIME=10s", "COST=0.01", "GPU_HOUR_PRICE=4", "DEVICE=cuda", "NUM_GPUS=2", "GLOBAL_BATCH=240"),
-    ),
-    "stated peak": (
-        *("MODEL=124m", "TIME=5m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=4", "EVAL_INTERVAL=500"),
-        "PEAK_TFLOPS=2",
-    ),
-    "ranks": ("MODEL=350m", "BLOCK_SIZE=1024", "DEVICE=cpu", "NUM_GPUS=64", "BATCH_SIZE=1"),
-    "processor": ("MODEL=124m", "TIME=5m", "DEVICE=cpu", "NUM_GPUS=1"),
-}
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_plan_and_runs_refuse_an_impossible_run_alike_and_create_nothing(program, name):
-    messages = {program.refused(command, *IMPOSSIBLE[name]) for command in (PLAN, RUN, TRAIN_ONE)}
-    assert len(messages) == 1
-    assert next(iter(messages)).startswith("error: impossible: gpt2_adamw_")
+@pytest.mark.parametrize("arguments", [MICRO_BATCH, CERTAIN], ids=["estimate", "certain"])
+def test_plan_and_runs_refuse_an_impossible_run_alike_and_create_nothing(program, arguments):
+    (message,) = {program.refused(command, *arguments) for command in (PLAN, RUN, TRAIN_ONE)}
+    assert message.startswith("error: impossible: gpt2_adamw_1gpu: needs ")
     assert not (program.folder / "results").exists()
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_the_dry_run_marks_an_estimate_and_warns_with_the_same_fix(program, name):
+def test_the_dry_run_marks_an_estimate_and_refuses_a_certainty(program):
     """It may be made on another machine than the run."""
-    message = program.refused(PLAN, *IMPOSSIBLE[name])
-    result = program(DRY, *IMPOSSIBLE[name])
+    message, result = program.refused(PLAN, *MICRO_BATCH), program.check(DRY, *MICRO_BATCH)
     assert result.runs[0].endswith("[impossible here]")
-    fix = message.partition("hint: pass ")[2].partition(";")[0].strip()
-    if "this is an estimate" in message:
-        assert result.status == 0
-        assert f": pass {fix}" in result.out
-    else:
-        assert result.status == 2
-        assert result.err == message
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_the_fix_in_the_message_makes_the_run_possible(program, name):
-    for words in fixes(program.refused(PLAN, *IMPOSSIBLE[name]).partition("hint: ")[2]):
-        replaced = {word.partition("=")[0] for word in words}
-        aliases = {"MAX_TIME": "TIME", "MAX_COST": "COST", "PARALLEL_BATCH_SIZE": "GLOBAL_BATCH"}
-        gone = replaced | {aliases[each] for each in replaced & aliases.keys()}
-        kept = [word for word in IMPOSSIBLE[name] if word.partition("=")[0] not in gone]
-        program.check(PLAN, *kept, *words)
+    assert f": {message.partition('hint: ')[2].partition(';')[0]}" in result.out
+    assert program.refused(DRY, *CERTAIN) == program.refused(PLAN, *CERTAIN)
 
 
 def test_an_estimate_is_overridden_and_recorded_and_a_certainty_is_not(program):
-    result = program.check(PLAN, *IMPOSSIBLE["micro-batch"], "ALLOW_RISK=y")
+    result = program.check(PLAN, *MICRO_BATCH, "ALLOW_RISK=y")
     assert "warning: ALLOW_RISK=y: gpt2_adamw_1gpu: needs" in result.out
-    (planned,) = program.plan(*IMPOSSIBLE["micro-batch"], "ALLOW_RISK=y").runs
+    (planned,) = program.plan(*MICRO_BATCH, "ALLOW_RISK=y").runs
     assert planned.values.typed["ALLOW_RISK"] is True
-    assert planned.run.run_id == program.plan(*IMPOSSIBLE["micro-batch"]).runs[0].run.run_id
-    huge = ("MODEL=depth", "DEPTH=64", "HEAD_DIM=128", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=1")
-    assert "impossible" in program.refused(DRY, *huge, "ALLOW_RISK=y")
+    assert planned.run.run_id == program.plan(*MICRO_BATCH).runs[0].run.run_id
+    assert "impossible" in program.refused(DRY, *CERTAIN, "ALLOW_RISK=y")
 
 
 def test_the_possible_runs_of_a_matrix_are_not_named(program):
     message = program.refused(RUN, "MODEL=tiny,1558m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=64")
     assert "model1558m" in message
     assert "modeltiny" not in message
-
-
-def test_a_speed_above_the_peak_is_refused_by_the_plan(program):
-    arguments = ("GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "TOKENIZER=gpt2", "DTYPE=bf16", "BATCH_SIZE=4")
-    message = program.refused(PLAN, *arguments, "TOKENS_PER_SECOND=400000")
-    assert "400,000 tok/s is above the peak of 8 x A100" in message
-    (fix,) = fixes(message.partition("hint: ")[2])
-    program.check(PLAN, *arguments, *fix)
-
-
-@pytest.mark.parametrize("target", ["SECONDS_PER_STEP=0.01", "HOURS=0.001", "TOKENS_PER_SECOND=9e9"])
-def test_the_fix_of_an_impossible_target_is_the_same_argument(program, target):
-    arguments = ("GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "DTYPE=bf16", "BATCH_SIZE=4", "BLOCK_SIZE=1024")
-    (fix,) = fixes(program.refused(PLAN, *arguments, target).partition("hint: ")[2])
-    assert fix[0].partition("=")[0] == target.partition("=")[0]
-    program.check(PLAN, *arguments, *fix)
-
-
-def test_a_target_above_a_stated_peak_is_an_estimate(program):
-    arguments = ("GPU=A100", "NUM_GPUS=1", "MODEL=124m", "DTYPE=bf16", "PEAK_TFLOPS=1", "TOKENS_PER_SECOND=9999")
-    assert "this is an estimate: ALLOW_RISK=y" in program.refused(PLAN, *arguments)
-    program.check(PLAN, *arguments, "ALLOW_RISK=y")
 
 
 def test_all_usable_gpus_are_named_only_if_the_global_batch_allows_it(program, monkeypatch):
@@ -321,7 +194,7 @@ def test_the_defconfig_for_four_a10g_names_the_numbers_of_gpus_that_work_here(pr
 MIX = ("DATASET=mix", "DATA_MIX=finewebedu:65 tinystoris:34")
 
 
-@pytest.mark.parametrize("command", ["defconfig-gpt2-cpu-quick", "olddefconfig", DRY, PLAN, RUN, TRAIN_ONE])
+@pytest.mark.parametrize("command", ["olddefconfig", DRY, RUN])
 def test_an_unknown_name_in_a_mix_is_refused_by_every_command_with_a_suggestion(program, command):
     message = program.refused(command, *MIX)
     assert "unknown dataset 'tinystoris': did you mean tinystories?" in message
@@ -391,36 +264,10 @@ def test_the_steps_that_fit_depend_on_the_slowest_and_the_fastest_speed():
     assert steps_in(1.0, SHAPE, CPU_TRAIN, A10G, CPU) == (0, 0)
 
 
-# -- FP8
-
-
-@pytest.mark.parametrize(
-    "name", ["A100", "A10G", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 3090", "Tesla V100-PCIE"]
-)
-def test_fp8_on_a_gpu_without_it_is_impossible(name):
-    (risk,) = of(replace(TRAIN, fp8=True), device=GpuModel(name=name, memory=80 * 2**30, watts=None))
-    assert (risk.fix, risk.certain) == ("FP8=n", True)
-    assert name in risk.what
-
-
-@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA L4", "NVIDIA GeForce RTX 4090", "unheard of"])
-def test_fp8_on_other_gpus_is_left_to_the_trainer(name):
-    assert of(replace(TRAIN, fp8=True), device=GpuModel(name=name, memory=80 * 2**30, watts=None)) == ()
-
-
-@pytest.mark.parametrize("command", [PLAN, DRY, RUN])
-def test_fp8_on_a_gpu_without_it_is_refused_before_anything_is_created(program, command):
-    refused = program(command, "DTYPE=bf16", "FP8=y", *(["GPU=A100"] if command == PLAN else []))
-    assert refused.status == 2
-    name = "A100" if command == PLAN else "NVIDIA A10G"
-    assert f"needs products in FP8, {name} has none\n  hint: pass FP8=n" in refused.err
-    assert not (program.folder / "results").exists()
-
-
 def test_fp8_is_not_forecast_for_a_gpu_without_it(tmp_path, monkeypatch):
     give_gpus(monkeypatch, 0)
     program = Program(tmp_path)
     program.check("defconfig-gpt2-finewebedu-a10gx4", f"RESULTS_DIR={tmp_path}/results")
     printed = program.check(PLAN, "FP8=y").out
-    assert re.search(r"^ +A10G +has no products in FP8$", printed, re.M)
-    assert re.search(r"^ +L4 +fits, ", printed, re.M)
+    assert re.search(r"^ +A10G +.* no FP8 .*$", printed, re.M)
+    assert re.search(r"^ +L4 .* fits ", printed, re.M)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,25 +31,17 @@ from kmatrix.plan.cpu import CpuSpeed, cpu_speed
 from kmatrix.plan.feasibility import (
     KNOWN,
     OVERHEAD,
-    Feasibility,
     GpuModel,
-    Target,
     at_mfu,
-    at_peak,
-    at_rate,
     by_name,
-    deeper,
     detected,
     disk,
-    feasibility,
     fit,
     gpu_cost,
     kilowatt_hours,
     lacks_fp8,
     largest_batch,
-    largest_depth,
     mfu_band,
-    other_counts,
     peak_of,
     this_machine,
     within_budget,
@@ -60,10 +51,23 @@ from kmatrix.plan.risk import Risk
 from kmatrix.records.jobs.files import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import budget_s
-from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
+from kmatrix.text import (
+    UNKNOWN,
+    columns,
+    count,
+    disk_size,
+    duration,
+    flop_count,
+    memory_size,
+    money,
+    plural,
+    shown,
+    table,
+)
 
 SHOWN = 20  # warnings of the dry run about runs that are impossible on this machine
-TARGETS = {"TOKENS_PER_SECOND": "tokens_per_second", "SECONDS_PER_STEP": "seconds_per_step", "HOURS": "hours"}
+TITLES = ("", "params", "steps", "tokens", "memory", "fit", "micro-batch", "time", "cost", "disk")
+WORDS = (0, 5)  # of the titles: columns of words
 
 
 def dry_run(arguments: Arguments) -> int:
@@ -199,7 +203,6 @@ def plan(arguments: Arguments) -> int:
 
     Raises LaunchError after the forecasts if a run is impossible on the devices that it is planned for.
     """
-    target = _target(arguments)
     asked = by_name(arguments.get("GPU")) if arguments.get("GPU") else None
     # GPU= asks for a forecast on that model, also if .config selects the CPU.
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
@@ -212,23 +215,20 @@ def plan(arguments: Arguments) -> int:
     grouped: dict[tuple[str, ...], list[str]] = {}
     # Equal in all runs.
     unasked = made.nodes.warning if made.nodes else ""
-    warned = [unasked] if unasked else []
+    warned = dict.fromkeys([unasked] if unasked else [])
     found: dict[RunKind, tuple[Risk, ...]] = {}
     earlier = EarlierTimes(made.cpu_runs.results_dir, made.gpus)
     for planned in made.runs:
         config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
         cpu = _cpu(made, config)
-        grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir, cpu)), []).append(planned.name)
+        grouped.setdefault(tuple(_forecast_lines(config, devices, data_dir, cpu)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
         # Earlier runs tell the time of those that are planned for this machine.
         here = None if asked or made.nodes else earlier
         warned.update(dict.fromkeys(budget_warnings(config, devices, cpu, here)))
         if planned.kind not in found:
-            found[planned.kind] = (
-                *risks_on(config, devices, made.cpu_runs, made.nodes),
-                *_target_risk(config, devices, target),
-            )
+            found[planned.kind] = risks_on(config, devices, made.cpu_runs, made.nodes)
     for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
     for note in made.notes:
@@ -266,62 +266,10 @@ def _render(arguments: Arguments, made: Plan) -> int:
     return 0
 
 
-def _target_risk(config: RunConfig, devices: Sequence[GpuModel], target: Target) -> tuple[Risk, ...]:
-    """Return the risk of a target speed above the peak of every device."""
-    rate = target.rate(config.tokens_per_step, config.tokens)
-    if rate is None:
-        return ()
-    speeds = [
-        at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=each) for each in devices
-    ]
-    if any(feasibility(speed.mfu) is not Feasibility.IMPOSSIBLE for speed in speeds):
-        return ()
-    best = max(devices, key=lambda device: peak_of(device, config.train) or 0)
-    limit = at_mfu(1.0, shape=config.shape, train=config.train, tokens=config.tokens, device=best)
-    assert limit is not None  # a speed is impossible only if the peak is known
-    what = f"{rate:,.0f} tok/s is above the peak of {config.ranks} x {best.name}"
-    # PEAK_TFLOPS is an estimate of the user: only a data sheet makes the answer certain.
-    highest = [at_peak(shape=config.shape, train=config.train, tokens=None, device=each) for each in devices]
-    certain = all(speed is not None and rate > speed.tokens_per_second for speed in highest)
-    return (Risk(what=what, fix=_slower(target, config, limit.tokens_per_second), certain=certain),)
-
-
-def _slower(target: Target, config: RunConfig, limit: float) -> str:
-    """Return the target as an argument that is just below a speed in tokens/s."""
-    if target.seconds_per_step is not None:
-        return f"SECONDS_PER_STEP={_rounded_up(config.tokens_per_step / limit)}"
-    if target.hours is not None and config.tokens is not None:
-        return f"HOURS={_rounded_up(config.tokens / limit / 3600)}"
-    return f"TOKENS_PER_SECOND={math.floor(limit)}" if limit >= 1 else f"TOKENS_PER_SECOND={limit:.2g}"
-
-
-def _rounded_up(value: float) -> str:
-    """Return a number with three significant digits that is not below the value."""
-    return f"{value * 1.01:.3g}"  # rounding to three digits changes less than 1 %
-
-
 def _with_known_data(config: RunConfig, data_dir: Path) -> RunConfig:
     """Return a configuration with epochs as steps, if the data are prepared."""
     known = prepared(data_dir, config.train) if config.steps is None else None
     return with_data(config, known.train_shards or (known.train_tokens,), known.vocab_size) if known else config
-
-
-def _target(arguments: Arguments) -> Target:
-    found: dict[str, float] = {}
-    for name, field in TARGETS.items():
-        if text := arguments.get(name):
-            found[field] = _positive(name, text)
-    return Target(**found)
-
-
-def _positive(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name}={text} is not a number above 0", hint=f"pass {name}=4.5, or omit it")
-    return value
 
 
 def _cpu(made: Plan, config: RunConfig) -> CpuSpeed | None:
@@ -347,31 +295,61 @@ def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[
 
 
 def _forecast_lines(
-    config: RunConfig, devices: Sequence[GpuModel], target: Target, data_dir: Path, cpu: CpuSpeed | None
+    config: RunConfig, devices: Sequence[GpuModel], data_dir: Path, cpu: CpuSpeed | None
 ) -> Iterator[str]:
+    """Yield a table with a row per device, and details. cpu: the expected speed of a run on the CPU."""
     shape, train = config.shape, config.train
-    needed = memory(shape, train)
-    flops = shape.flops_per_token
+    rows = [_row(config, device, cpu) for device in devices]
+    yield from (f"  {line}" for line in table(columns(TITLES, words=WORDS), rows))
     yield _line(
         "model",
-        f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size:,}: "
-        f"{shape.params:,} parameters, {flop_count(flops)} per token",
+        f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size:,}; "
+        f"{flop_count(shape.flops_per_token)} per token",
     )
     yield _line("length", _length(config))
     yield from (_line("rule" if i == 0 else "", text) for i, text in enumerate(_rules(config)))
     yield _line("data", _data(config, data_dir))
-    # Details for one device; one line each to compare several.
-    yield _line("memory", _memory(needed))
-    if len(devices) > 1:
-        yield from (_line(device.name, _device_summary(config, device, needed, target)) for device in devices)
-    else:
-        yield from _device_lines(config, devices[0], needed, target, cpu)
+    if cpu is None:
+        yield _line("memory", _memory(memory(shape, train)))
+    yield _line("time", _time(config, devices, cpu))
+    if len(devices) == 1 and (used := _energy(config, devices[0])):
+        yield _line("energy", used)
+    if (price := train.machine_hour_price if cpu else train.gpu_hour_price) is not None:
+        yield _line("cost", f"at ${price:g} per {'machine' if cpu else 'GPU'} hour")
     if kept := disk(shape, train, config.steps):
         files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
         files += (
             f" and {plural(kept.weights, 'file')} of weights of {disk_size(kept.weights_each)}" if kept.weights else ""
         )
-        yield _line("disk", f"at most {files}: {disk_size(kept.bytes)}" if kept.files else "no checkpoints")
+        yield _line("disk", f"at most {files}" if kept.files else "no checkpoints")
+
+
+def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]:
+    """Return the row of a run on a device, by TITLES."""
+    shape, train = config.shape, config.train
+    needed, seconds = memory(shape, train), _seconds(config, device, cpu)
+    costs = [money(cost) for second in seconds if (cost := gpu_cost(second, train)) is not None]
+    kept = disk(shape, train, config.steps)
+    if cpu is None:
+        size = None if needed.total is None else memory_size(needed.total, device.memory)
+        fits = "no FP8" if train.fp8 and lacks_fp8(device) else str(fit(needed, device))
+        largest = largest_batch(shape, train, device)
+    else:  # what the process takes beside its states is not planned
+        size = None if needed.least is None else f"over {memory_size(needed.least)}"
+        fits, largest = None, None
+    cells = [
+        device.name,
+        f"{shape.params:,}",
+        None if config.steps is None else f"{config.steps:,}",
+        None if config.tokens is None else count(config.tokens),
+        size,
+        fits,
+        None if largest is None else str(largest),
+        " to ".join(duration(second) for second in seconds),
+        " to ".join(costs),
+        disk_size(kept.bytes) if kept else None,
+    ]
+    return [cell or UNKNOWN for cell in cells]
 
 
 def _line(label: str, text: str) -> str:
@@ -407,10 +385,7 @@ def _length(config: RunConfig) -> str:
         return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params
     ratio = f"{share:,.0f}" if share >= 1000 else f"{share:.3g}"
-    return (
-        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {ratio} per parameter "
-        f"(20 per parameter: {config.tokens // 20:,} parameters)"
-    )
+    return f"steps of {step}; {config.tokens:,} tokens, {ratio} per parameter"
 
 
 def _data(config: RunConfig, data_dir: Path) -> str:
@@ -456,153 +431,50 @@ def _memory(needed: MemoryNeed) -> str:
     listed = ", ".join(
         f"{name} {'unknown' if size is None else memory_size(size)}" for name, size in parts.items() if size != 0
     )
-    if needed.total is None or needed.process is None:
+    if needed.total is None:
         return f"peak unknown, like the optimizer states ({listed})"
-    process = f"; {memory_size(needed.process)} with the rest of the process" if needed.on_cpu else ""
-    return f"peak {memory_size(needed.total)} per rank ({listed}){process}"
+    return f"per rank: {listed}; and {memory_size(OVERHEAD)} for libraries"
 
 
-def _device_lines(
-    config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target, cpu: CpuSpeed | None
-) -> Iterator[str]:
-    """Yield the lines of a run on one device: fit, largest, time, target, energy, cost, GPUs."""
-    if device.memory is not None and needed.process is not None:
-        room = f"{memory_size(needed.process)} of {device.room}"
-        room += "" if needed.on_cpu else f", {memory_size(OVERHEAD)} of it for libraries"
-        yield _line("fit", f"{fit(needed, device)} on {device.name}: {room}")
-        yield _line("largest", _largest(config, device))
-    yield _line("time", _time(config, device) if cpu is None else _cpu_time(config, cpu))
-    if (rate := target.rate(config.tokens_per_step, config.tokens)) is not None:
-        yield _line("target", _target_text(config, device, rate))
-    yield from _costs(config, device, _seconds(config, device, target))
-    if config.device != "cpu":
-        yield _line("GPUs", _other_counts(config, device))
+def _seconds(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[float]:
+    """Return the time (s) of a run at both ends of its expected speed and within its budget, the shortest first.
 
-
-def _costs(config: RunConfig, device: GpuModel, seconds: Sequence[float]) -> Iterator[str]:
-    """Yield energy and cost, if they are known."""
-    hungry = [kilowatt_hours(second, device, config.ranks) for second in seconds]
-    used = [count(hours) for hours in hungry if hours is not None]
-    if used:
-        yield _line("energy", f"{' to '.join(used)} kWh at {device.watts:g} W per GPU, its maximum power")
-    costs = [gpu_cost(second, config.train) for second in seconds]
-    paid = [money(cost) for cost in costs if cost is not None]
-    if paid:
-        train = config.train
-        unit = "machine hour" if train.device == "cpu" else "GPU hour"
-        price = train.machine_hour_price if train.device == "cpu" else train.gpu_hour_price
-        yield _line("cost", f"{' to '.join(paid)} at ${price:g} per {unit}")
-
-
-def _largest(config: RunConfig, device: GpuModel) -> str:
-    shape, train = config.shape, config.train
-    batch = largest_batch(shape, train, device)
-    depth = largest_depth(train, device, deeper(shape, train))
-    layers = f"{depth} layers" + ("" if train.model == "depth" else f" of width {shape.n_embd}")
-    return (
-        f"micro-batch {batch} with this model; {layers} at a micro-batch of {train.batch_size}"
-        if batch
-        else f"not one sequence fits; {layers} would fit at a micro-batch of {train.batch_size}"
-    )
-
-
-def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]:
-    """Return the time of a run within its budget, in seconds: at a feasible target, else at both ends of the MFU band.
-
-    The shortest comes first.
+    Both ends may be the budget. Empty if the speed or the length is unknown.
     """
-    rate = target.rate(config.tokens_per_step, config.tokens)
-    if rate is not None and config.tokens is not None:
-        reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
-        if feasibility(reached.mfu) is not Feasibility.IMPOSSIBLE:
-            return [within_budget(config.tokens / rate, config.train)]
-    # Both ends may be the budget.
-    return list(dict.fromkeys(within_budget(end, config.train) for end in _band_seconds(config, device)))
-
-
-def _band_seconds(config: RunConfig, device: GpuModel, ranks: int | None = None) -> list[float]:
-    """Return the time of a run at both ends of the MFU band, shortest first; empty if unknown."""
-    band = mfu_band(config.shape, config.train, device)
-    ends = [
-        _seconds_at_mfu(config, device, share, ranks) for share in reversed(band)
-    ]  # the highest MFU is the shortest
-    return [seconds for seconds in ends if seconds is not None]
-
-
-def _seconds_at_mfu(config: RunConfig, device: GpuModel, share: float, ranks: int | None = None) -> float | None:
-    train = dataclasses.replace(config.train, num_gpus=ranks or config.ranks)
-    speed = at_mfu(share, shape=config.shape, train=train, tokens=config.tokens, device=device)
-    return speed.seconds if speed else None
-
-
-def _time_range(config: RunConfig, device: GpuModel, ranks: int | None = None) -> str:
-    """Return the time of a run at both ends of the MFU band as text, "" if unknown."""
-    return " to ".join(duration(end) for end in _band_seconds(config, device, ranks))
-
-
-def _time(config: RunConfig, device: GpuModel) -> str:
-    if peak_of(device, config.train) is None:
-        return f"unknown: the peak of {device.name} in {config.train.dtype} is not known (PEAK_TFLOPS=)"
+    ends: list[float | None]
     if config.tokens is None:
-        return "unknown until the data are prepared"
-    low, high = mfu_band(config.shape, config.train, device)
-    band = f"{low:.0%} to {high:.0%}".replace("%", " %")
-    how = "compiled" if config.train.compile else "COMPILE=n"
-    text = f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
-    return text + _ended_by_budget(config, max(_band_seconds(config, device)))
-
-
-def _ended_by_budget(config: RunConfig, longest: float) -> str:
-    """Return when the budget ends a run, as text; "" if it cannot. longest: seconds of the whole run."""
-    budget = budget_s(config.train)
-    return f"; its budget ends it after {duration(budget)}" if budget is not None and budget < longest else ""
-
-
-def _cpu_time(config: RunConfig, cpu: CpuSpeed) -> str:
-    """Return the time of a run on the CPU at both ends of the expected speed."""
-    if config.tokens is None:
-        return "unknown until the data are prepared"
-    work = config.tokens * config.shape.flops_per_token / cpu.cores
-    text = f"{duration(work / cpu.fast)} to {duration(work / cpu.slow)} on {cpu.text}; without evaluations"
-    return text + _ended_by_budget(config, work / cpu.slow)
-
-
-def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:
-    speed = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
-    words = [f"{rate:,.0f} tok/s"]
-    if speed.seconds is not None:
-        words.append(duration(speed.seconds))
-    if speed.mfu is None:
-        return ", ".join(words)
-    return ", ".join([*words, f"MFU {speed.mfu:.1%}".replace("%", " %")]) + f": {feasibility(speed.mfu)}"
-
-
-def _device_summary(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> str:
-    """Return the forecast for one of several devices, as one line."""
-    if config.train.fp8 and lacks_fp8(device):
-        return "has no products in FP8"
-    words = [str(fit(needed, device))]
-    fits = largest_batch(config.shape, config.train, device)
-    if fits is not None:
-        words.append(f"largest micro-batch {fits}")
-    rate = target.rate(config.tokens_per_step, config.tokens)
-    if rate is not None:
-        words.append(_target_text(config, device, rate))
+        return []
+    if cpu is not None:
+        work = config.tokens * config.shape.flops_per_token / cpu.cores
+        ends = [work / cpu.fast, work / cpu.slow]
     else:
-        words += [band] if (band := _time_range(config, device)) else []
-    return ", ".join(words)
+        band = mfu_band(config.shape, config.train, device)
+        speeds = [
+            at_mfu(share, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
+            for share in reversed(band)
+        ]
+        ends = [speed.seconds if speed else None for speed in speeds]
+    return list(dict.fromkeys(within_budget(end, config.train) for end in ends if end is not None))
 
 
-def _other_counts(config: RunConfig, device: GpuModel) -> str:
-    """Return accumulation and time on other numbers of GPUs with the same global batch."""
-    parts = []
-    for ranks, accumulation in other_counts(config.train, config.global_batch).items():
-        name = plural(ranks, "GPU")
-        if accumulation is None:
-            parts.append(
-                f"{name}: {config.global_batch} sequences are not a multiple of {config.train.batch_size} x {ranks}"
-            )
-            continue
-        band = _time_range(config, device, ranks)
-        parts.append(f"{name}: accumulation {accumulation}" + (f", {band}" if band else ""))
-    return "; ".join(parts) + f" (PARALLEL_BATCH_SIZE={config.global_batch} keeps steps and global batch)"
+def _time(config: RunConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None) -> str:
+    """Return what the times in the table assume."""
+    budget = budget_s(config.train)
+    ended = f"; at most {duration(budget)}, its budget" if budget is not None else ""
+    if config.tokens is None:
+        return f"unknown until the data are prepared{ended}"
+    if cpu is not None:
+        return f"{cpu.text}; without evaluations{ended}"
+    if len(devices) == 1 and peak_of(devices[0], config.train) is None:
+        return f"unknown: the peak of {devices[0].name} in {config.train.dtype} is not known (PEAK_TFLOPS=){ended}"
+    bands = [mfu_band(config.shape, config.train, device) for device in devices]
+    low, high = min(low for low, _ in bands), max(high for _, high in bands)
+    band = f"{low:.0%} to {high:.0%}".replace("%", " %")
+    return f"at an MFU of {band} ({'compiled' if config.train.compile else 'COMPILE=n'}), without evaluations{ended}"
+
+
+def _energy(config: RunConfig, device: GpuModel) -> str:
+    """Return the energy of a run at the maximum power of its GPUs, "" if it is unknown."""
+    used = [kilowatt_hours(second, device, config.ranks) for second in _seconds(config, device, None)]
+    known = [count(hours) for hours in used if hours is not None]
+    return f"{' to '.join(known)} kWh at {device.watts:g} W per GPU, its maximum power" if known else ""

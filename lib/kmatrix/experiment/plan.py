@@ -455,7 +455,7 @@ def refuse_risks(
             if not risk.certain and plan.config.allow_risk:
                 accepted.append(f"ALLOW_RISK=y: {planned.name}: {risk.what}")
             elif not risk.certain and not estimates:
-                accepted.append(f"impossible on this machine: {planned.name}: {risk.what}: pass {risk.fix}")
+                accepted.append(f"impossible on this machine: {planned.name}: {risk.what}: {risk.fix}")
             else:
                 refused.setdefault(risk, []).append(planned.name)
     if refused:
@@ -468,12 +468,12 @@ def _impossible(plan: Plan, refused: Mapping[Risk, Sequence[str]]) -> LaunchErro
     (risk, names), *others = refused.items()
     count = len({name for group in refused.values() for name in group})
     which = first_names(names) if count < len(plan.runs) else "every run" if len(plan.runs) > 1 else names[0]
-    fix = f"pass {risk.fix}"
+    fix = risk.fix
     if not risk.certain:
         fix += "; this is an estimate: ALLOW_RISK=y starts it anyway"
     return LaunchError(
         f"impossible: {which}: {risk.what}",
-        why="; ".join(f"{first_names(more)}: {other.what}: pass {other.fix}" for other, more in others),
+        why="; ".join(f"{first_names(more)}: {other.what}: {other.fix}" for other, more in others),
         hint=fix,
     )
 

@@ -1,8 +1,7 @@
-"""Describe the CPU of this machine for plans: its matrix units, without importing PyTorch, and its expected speed."""
+"""Describe the CPU of this machine for plans: its name and its expected speed."""
 
 from __future__ import annotations
 
-import functools
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,19 +70,3 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def has_amx() -> bool:
-    """Return whether this CPU has AMX tiles, with which 32-bit attention is fused (gpt2.model.precision)."""
-    return _has_amx(CPUINFO)
-
-
-@functools.cache
-def _has_amx(cpuinfo: Path) -> bool:
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux
-        return False
-    # All cores have the same flags; PyTorch looks at the same two (torch.cpu.get_capabilities).
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
-    return not {"amx_bf16", "amx_tile"}.isdisjoint(flags)

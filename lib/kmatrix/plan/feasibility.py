@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmatrix.errors import ConfigError
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
-from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
+from kmatrix.shapes import ModelShape, mfu, peak_tflops
 from kmatrix.text import GIB, memory_size
 
 # Without torch.compile: it makes training with fused attention 20 to 50 % faster (16 % for Llama 8B in torchtitan's
 # docs/performance.md, 85 % in nanoGPT's README, early in 2023).
 EAGER = (1 / 1.5, 1 / 1.2)
-UNLIKELY, IMPOSSIBLE = 0.85, 1.0  # required MFU; the highest of the published runs is 0.80
+HIGHEST = 0.85  # MFU of a plan; the highest of the published runs is 0.80
 OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
 TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
 MOST = 1 << 20  # upper bound of the search for the largest micro-batch
@@ -47,7 +47,7 @@ class MfuModel:
         """Return the lowest and the highest MFU that is expected."""
         # Smaller models than the published ones can be faster, with many tokens per step.
         most = max(params, 10 * SMALLEST) if params < SMALLEST else params
-        return self.at(family, params) / self.spread, min(self.at(family, most) * self.spread, UNLIKELY)
+        return self.at(family, params) / self.spread, min(self.at(family, most) * self.spread, HIGHEST)
 
 
 # Newer GPUs have a higher peak for the same memory bandwidth; consumer GPUs run above the clock of their data sheet.
@@ -68,51 +68,14 @@ class Fit(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Feasibility(StrEnum):
-    POSSIBLE = "possible"
-    UNLIKELY = "unlikely"
-    IMPOSSIBLE = "impossible"
-    UNKNOWN = "unknown"
-
-
 def fit(need: MemoryNeed, device: GpuModel) -> Fit:
-    """Return whether a run fits a device. On a GPU libraries need OVERHEAD, too; a process on the CPU includes them."""
-    if need.process is None or device.memory is None:
+    """Return whether a run fits a GPU, next to its libraries."""
+    if need.total is None or device.memory is None:
         return Fit.UNKNOWN
-    room = device.memory - (0 if need.on_cpu else OVERHEAD)
-    if need.process > room:
+    room = device.memory - OVERHEAD
+    if need.total > room:
         return Fit.NOT
-    return Fit.TIGHT if need.process > TIGHT * room else Fit.FITS
-
-
-def feasibility(needed_mfu: float | None) -> Feasibility:
-    """Return whether a speed can be reached. needed_mfu: 1 is the peak of the device."""
-    if needed_mfu is None:
-        return Feasibility.UNKNOWN
-    if needed_mfu > IMPOSSIBLE:
-        return Feasibility.IMPOSSIBLE
-    return Feasibility.UNLIKELY if needed_mfu > UNLIKELY else Feasibility.POSSIBLE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A target speed. At most one of the fields is set. hours: for the whole run."""
-
-    tokens_per_second: float | None = None
-    seconds_per_step: float | None = None
-    hours: float | None = None
-
-    def __post_init__(self) -> None:
-        if sum(value is not None for value in (self.tokens_per_second, self.seconds_per_step, self.hours)) > 1:
-            raise ConfigError("pass only one of TOKENS_PER_SECOND, SECONDS_PER_STEP and HOURS")
-
-    def rate(self, tokens_per_step: int, tokens: int | None) -> float | None:
-        """Return tokens/s of all ranks together, None if there is no target."""
-        if self.seconds_per_step is not None:
-            return tokens_per_step / self.seconds_per_step
-        if self.hours is not None:
-            return None if tokens is None else tokens / (self.hours * 3600)
-        return self.tokens_per_second
+    return Fit.TIGHT if need.total > TIGHT * room else Fit.FITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,28 +235,10 @@ def _weights_files(train: TrainConfig, steps: int) -> int:
 
 def largest_batch(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int | None:
     """Return the largest micro-batch that fits in sequences, 0 if none fits, None if unknown."""
-    return _largest(lambda batch: fit(memory(shape, replace(train, batch_size=batch)), device))
 
+    def fits(batch: int) -> Fit:
+        return fit(memory(shape, replace(train, batch_size=batch)), device)
 
-def largest_depth(train: TrainConfig, device: GpuModel, shape_at: Callable[[int], ModelShape]) -> int | None:
-    """Return the largest number of layers that fits with this micro-batch. shape_at: depth -> shape."""
-    return _largest(lambda depth: fit(memory(shape_at(depth), train), device))
-
-
-def deeper(shape: ModelShape, train: TrainConfig) -> Callable[[int], ModelShape]:
-    """Return a function from depth to shape. With MODEL=depth the width grows with the depth."""
-
-    def at(depth: int) -> ModelShape:
-        if train.model != "depth" or not (train.aspect_ratio and train.head_dim):
-            return replace(shape, n_layer=depth)
-        layers, heads, width = by_depth(depth, train.aspect_ratio, train.head_dim)
-        return replace(shape, n_layer=layers, n_head=heads, n_embd=width)
-
-    return at
-
-
-def _largest(fits: Callable[[int], Fit]) -> int | None:
-    """Return the largest number that fits, by bisection; 0 if 1 does not fit."""
     if fits(1) is Fit.UNKNOWN:
         return None
     # Double until it does not fit, then bisect: low always fits, high never does.
@@ -304,16 +249,6 @@ def _largest(fits: Callable[[int], Fit]) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) is not Fit.NOT else (low, middle)
     return low
-
-
-def other_counts(train: TrainConfig, global_batch: int) -> dict[int, int | None]:
-    """Return the accumulation that keeps the global batch on 1, 2, 4 and 8 ranks, None if there is none."""
-    micro = train.batch_size
-    return {
-        ranks: global_batch // (micro * ranks) if global_batch % (micro * ranks) == 0 else None
-        for ranks in (1, 2, 4, 8)
-        if ranks != train.num_gpus
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,28 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kmatrix.plan.cpu import has_amx
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, loss_rows, padded
 from kmatrix.text import plural
 
-# On the CPU, contexts up to this length store attention probabilities, except in 32 bits on CPUs with AMX
-# (gpt2.model.precision.attention_path).
-MATMUL_TOKENS = 512
-MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
-
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 # Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations.
-# Measured on the CPU in bf16: 2.3. On GPUs the gradient takes the place of the logits, so 2 bytes by the compiled graph
-# (tests/fixtures/gpu_memory.json); with 2.5 the peaks in bench/published.toml are at most 15 % above the plan.
+# On GPUs the gradient takes the place of the logits, so 2 bytes by the compiled graph (tests/fixtures/gpu_memory.json);
+# with 2.5 the peaks in bench/published.toml are at most 15 % above the plan.
 # The rest of GPT-2 takes as much memory as without it.
-COMPILED_LOGIT: dict[str, dict[str, float]] = {"cuda": {"bf16": 2.5, "fp32": 5}, "cpu": {"bf16": 3, "fp32": 6}}
-# The memory of a process on the CPU: Python, PyTorch and its libraries, and a share above the tensors, because the
-# allocator does not return every gap. Recomputation frees many small blocks, of which it keeps about half.
-# Measured with bench/cpu_memory.py, which prints the error of each row.
-CPU_PROCESS = 390 * 2**20
-CPU_GAPS = 1.35
-CPU_KEPT = 0.5
+COMPILED_LOGIT = {"bf16": 2.5, "fp32": 5.0}
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
 FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
 MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
@@ -74,8 +62,6 @@ class MemoryNeed:
     tied: float  # gradient of the token embedding before it is added to `head`; 0 if the two are separate weights
     norms: float = 0.0  # a copy of the weights and the update of a layer, at the end of a logged step (LOG_NORMS)
     exchange: float = 0.0  # buffer of the weights that ranks with sharded states send each other
-    unused: float = 0.0  # CPU only: freed by recomputation, but kept by the allocator
-    on_cpu: bool = False
     early: bool  # gradients exist before the backward pass (accumulation, or DDP buckets)
     twice: bool = False  # the compiled backward pass returns its gradients together, next to the accumulated ones
 
@@ -95,20 +81,13 @@ class MemoryNeed:
         return kept + max(begins, ends)
 
     @property
-    def process(self) -> float | None:
-        """The memory of the whole process on the CPU; on a GPU that of its tensors, next to libraries."""
-        if self.total is None or not self.on_cpu:
-            return self.total
-        return CPU_PROCESS + CPU_GAPS * (self.total + self.unused)
-
-    @property
     def least(self) -> float | None:
         """Weights, gradients and optimizer states: a device with less memory can never train the model."""
         return None if self.states is None else self.weights + self.gradients + self.states
 
 
-def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) -> MemoryNeed:
-    """Return the memory per rank. amx: whether the CPU has AMX tiles, by default the one of this machine."""
+def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
+    """Return the memory per rank on a GPU. On the CPU only `least` holds: attention and allocator differ."""
     wide = replace(shape, vocab_size=padded(shape.vocab_size, train.vocab_multiple))
     half = train.dtype == "bf16"
     ranks = train.num_gpus
@@ -117,7 +96,7 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
     kept = states_per_rank(wide, train)
     graphs = train.compile and train.compile_mode in CUDA_GRAPHS
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
-    stored = _probabilities(wide, train, amx=has_amx() if amx is None else amx)
+    stored = not train.flash_attention  # probabilities, by attention that is not fused
     return MemoryNeed(
         weights=BYTES * wide.params,
         gradients=BYTES * wide.params,
@@ -130,8 +109,6 @@ def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) ->
         tied=BYTES * wide.vocab_size * wide.n_embd if shape.weight_tying and not shape.is_nanochat else 0.0,
         norms=_norms(wide) if train.log_norms else 0.0,
         exchange=_exchange(wide, train),
-        unused=_kept_by_allocator(wide, train, tokens, stored),
-        on_cpu=train.device == "cpu",
         early=ranks > 1 or train.gradient_accumulation > 1 or graphs,
         twice=train.compile and (train.gradient_accumulation > 1 or graphs),
     )
@@ -148,17 +125,16 @@ def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
     kept = 14.0 * size
     if train.fp8:  # the inputs of the four products have 8 bits; attention keeps its own output
         # Compiled for a GPU, they are quantized again from what is kept: norms, attention and the hidden layer.
-        kept = 8.0 * size + (0 if _is_compiled_for_gpu(train) else 7)
+        kept = 8.0 * size + (0 if train.compile else 7)
     per_token: float = shape.n_embd * (2 * _stream(train) + kept)
-    if train.dropout:  # two masks per block: CUDA stores a byte per element, the CPU an element of the activations
-        per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
-    if shape.is_nanochat and not _is_compiled_for_gpu(train):
+    if train.dropout:  # two masks per block, a byte per element
+        per_token += shape.n_embd * 2
+    if shape.is_nanochat and not train.compile:  # inductor's backward pass computes norms and scales again
         per_token += shape.n_embd * _parts(shape, half=half)
     if stored:
-        keys = _keys(shape.block_size)
-        # On GPUs, autocast computes the softmax in 32 bits, and stores a 16-bit copy for the next product.
-        each = (4 + size if half and train.device != "cpu" else size) + (2 * size if train.dropout else 0)
-        per_token += shape.n_head * keys * each
+        # Autocast computes the softmax in 32 bits, and stores a 16-bit copy for the next product.
+        each = (4 + size if half else size) + (2 * size if train.dropout else 0)
+        per_token += shape.n_head * shape.block_size * each
     return per_token
 
 
@@ -176,11 +152,6 @@ def _kept_of_block(shape: ModelShape, train: TrainConfig, stored: bool) -> float
         return only_input
     # And the results of products and attention: queries, keys, values, attention, two projections, the hidden layer.
     return only_input + shape.n_embd * 10 * (2 if train.dtype == "bf16" else 4)
-
-
-def _is_compiled_for_gpu(train: TrainConfig) -> bool:
-    """Return whether inductor writes the kernels of a GPU: their backward pass computes norms and scales again."""
-    return train.compile and train.device == "cuda"
 
 
 def _parts(shape: ModelShape, *, half: bool) -> float:
@@ -204,21 +175,12 @@ def _way_back(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
 def _activations(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
     size = 2 if train.dtype == "bf16" else 4
     ends = shape.n_embd * (_stream(train) + size)  # the last layer norm: input and output
-    if shape.is_nanochat and not _is_compiled_for_gpu(train):
+    if shape.is_nanochat and not train.compile:
         ends += (
             shape.n_embd * 3 * _stream(train)
         )  # the embedded tokens before and after their norm, and the start of the stream
     layer = _kept_of_block(shape, train, stored)
     return tokens * (shape.n_layer * layer + ends)
-
-
-def _kept_by_allocator(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
-    """Return the bytes that recomputation frees and the CPU's allocator keeps."""
-    if train.device != "cpu" or not train.recompute:
-        return 0.0
-    freed = of_layer(shape, train, stored)
-    freed -= _kept_of_block(shape, train, stored) if train.recompute_scope == "elementwise" else 0.0
-    return CPU_KEPT * tokens * shape.n_layer * freed
 
 
 def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> float:
@@ -227,8 +189,8 @@ def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> f
     rows = min(chunk, tokens) if chunk else tokens
     # A soft-cap stores its tanh, unless the loss is fused with it.
     copies = LOGIT_COPIES + (1 if shape.logit_softcap else 0)
-    each = COMPILED_LOGIT[train.device][train.dtype] if train.compile and not chunk else copies * 4.0
-    if chunk and _is_compiled_for_gpu(train):
+    each = COMPILED_LOGIT[train.dtype] if train.compile and not chunk else copies * 4.0
+    if chunk and train.compile:
         each = 2.0 * (2 if half else 4)  # the product and its gradient: the rest is fused
     whole = each * rows * shape.vocab_size
     if not chunk:
@@ -240,33 +202,14 @@ def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> f
 
 def _chunk(shape: ModelShape, train: TrainConfig, tokens: int) -> int:
     """Return the rows of logits that are computed at once, 0 for all."""
-    cpu = train.device == "cpu"
     sizes = {"tokens": tokens, "width": shape.n_embd, "vocab_size": shape.vocab_size}
-    return min(tokens, loss_rows(train.loss_chunk, **sizes, cpu=cpu, compiled=train.compile))
-
-
-def _probabilities(shape: ModelShape, train: TrainConfig, *, amx: bool) -> bool:
-    """Return whether attention stores the probabilities: it does without fused attention."""
-    if not train.flash_attention:
-        return True
-    if train.device != "cpu":
-        return False
-    if train.dropout:
-        return True
-    return shape.block_size <= MATMUL_TOKENS and not (amx and train.dtype == "fp32")
+    return min(tokens, loss_rows(train.loss_chunk, **sizes, cpu=False, compiled=train.compile))
 
 
 def _norms(shape: ModelShape) -> float:
     """Return the bytes of LOG_NORMS (gpt2.norms): a copy of all weights, and the update of the largest layer."""
     largest = max(shape.block_params, shape.vocab_size * shape.n_embd)
     return BYTES * (shape.params + largest)
-
-
-def _keys(block_size: int) -> float:
-    """Return the mean number of keys per query with MATMUL_ROWS query rows per product."""
-    starts = range(0, block_size, MATMUL_ROWS)
-    pairs = sum(min(MATMUL_ROWS, block_size - start) * min(start + MATMUL_ROWS, block_size) for start in starts)
-    return pairs / block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,26 +13,21 @@ from kmatrix.plan.feasibility import (
     GpuModel,
     at_mfu,
     at_peak,
-    deeper,
     fit,
     lacks_fp8,
-    largest_depth,
     mfu_band,
 )
-from kmatrix.plan.memory import MemoryNeed, memory
-from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
-from kmatrix.shapes import NAMED, ModelShape
+from kmatrix.plan.memory import memory
+from kmatrix.records.train_config import TrainConfig, budget_s
+from kmatrix.shapes import ModelShape
 from kmatrix.text import duration, memory_size, plural
 
-# The planned memory may be too high by this share (bench/published.py, bench/cpu_memory.py): less is only a warning in
+# The planned memory may be too high by this share (bench/published.py): less is only a warning in
 # `make plan`.
 ERROR = 0.15
-SHORTEST = 8  # tokens of context: the smallest BLOCK_SIZE
-START_S = {"cpu": 15, "cuda": 60}  # s of a budget that a hint adds for start-up, and on GPUs for compilation
+START_S = {"cpu": 15, "cuda": 60}  # s until the first step, and on GPUs for compilation, at most
 # s from the launch of a run to its first step that no run goes below: torchrun, the import of torch, the device.
 FASTEST_START_S = {"cpu": 3, "cuda": 5}
-EVALUATIONS = 2  # before the end of the first evaluation: the initial one, and itself
-FORWARD = 1 / 3  # FLOPs of an evaluation per token, relative to those of training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +35,7 @@ class Risk:
     """A reason why a run is impossible on a device."""
 
     what: str  # what the run needs, and what there is
-    fix: str  # arguments that make it possible
+    fix: str  # what makes it possible, as a hint
     certain: bool  # False: an estimate, which ALLOW_RISK=y overrides
 
 
@@ -62,84 +57,23 @@ def risks(
 def _fp8_risk(train: TrainConfig, device: GpuModel) -> Risk | None:
     if not (train.fp8 and lacks_fp8(device)):
         return None
-    return Risk(what=f"needs products in FP8, {device.name} has none", fix="FP8=n", certain=True)
+    return Risk(what=f"needs products in FP8, {device.name} has none", fix="pass FP8=n", certain=True)
 
 
 def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Risk | None:
     need = memory(shape, train)
-    if need.process is None or need.least is None or device.memory is None:
+    if need.total is None or need.least is None or device.memory is None:
         return None
     certain = need.least > device.memory
-    if not certain and need.process / (1 + ERROR) <= device.memory:
+    # On the CPU only weights, gradients and states are planned.
+    if not certain and (train.device == "cpu" or need.total / (1 + ERROR) <= device.memory):
         return None
-    what = f"needs {memory_size(_stated(need, certain=certain))}, {device.name} has {device.room}"
-    return Risk(what=what, fix=_memory_fix(shape, train, device), certain=certain)
-
-
-def _stated(need: MemoryNeed, *, certain: bool) -> float:
-    """Return the bytes that explain a refusal: those of weights, gradients and states if they alone are too many."""
-    size = need.least if certain else need.process
-    assert size is not None  # the caller has checked
-    return size
-
-
-def _memory_fix(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
-    """Return the arguments with which the run fits: a smaller micro-batch, recomputation, or a smaller model."""
-    if batch := _batch_that_divides(shape, train, device):
-        return f"BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
-    if fewer := _fewer_ranks(shape, train, device):
-        return f"NUM_GPUS={fewer} PARALLEL_BATCH_SIZE={train.global_batch}"
-    if batch := _batch_that_divides(shape, replace(train, recompute=True), device):
-        return f"RECOMPUTE=y BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
-    alone = _with_batch(train, 1)
-    model = _model_that_fits(shape, alone, device)
-    return f"{model or f'MODEL=tiny BLOCK_SIZE={SHORTEST}'} BATCH_SIZE=1 PARALLEL_BATCH_SIZE={train.global_batch}"
-
-
-def _fewer_ranks(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int:
-    """Return the largest smaller number of ranks with which a run on the CPU fits, 0 if there is none.
-
-    The ranks share the memory, and each has its own copy of the model.
-    """
-    for ranks in range(device.shared_by - 1, 0, -1):
-        if train.global_batch % (train.batch_size * ranks) == 0 and device.memory is not None:
-            fewer = replace(train, num_gpus=ranks)
-            share = replace(device, memory=device.memory * device.shared_by / ranks)
-            if fit(memory(shape, _with_batch(fewer, train.batch_size)), share) is not Fit.NOT:
-                return ranks
-    return 0
-
-
-def _model_that_fits(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
-    """Return the arguments for the largest model of the same kind that fits, "" if none does.
-
-    The context becomes shorter, and a custom model narrower, if nothing else fits.
-    """
-    while shape.block_size >= SHORTEST:
-        if found := _smaller_model(shape, train, device):
-            context = f" BLOCK_SIZE={shape.block_size}" if shape.block_size < train.block_size else ""
-            return found + context
-        shape = replace(shape, block_size=shape.block_size // 2)
-    return ""
-
-
-def _smaller_model(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
-    """Return the arguments for the largest model of the same kind that fits with this context, "" if none does."""
-    if train.model in NAMED:
-        small = [name for name in NAMED if fit(memory(_named(shape, name), train), device) is not Fit.NOT]
-        best = max(small, key=lambda name: _named(shape, name).params, default="")
-        return f"MODEL={best}" if best else ""
-    if train.model == "depth":
-        depth = largest_depth(train, device, deeper(shape, train))
-        return f"DEPTH={min(depth, shape.n_layer)}" if depth else ""
-    # Heads of the same size, so that the width stays a multiple of their number.
-    size = shape.n_embd // shape.n_head
-    for heads in range(shape.n_head, 0, -1):
-        narrow = replace(shape, n_head=heads, n_embd=heads * size)
-        if layers := largest_depth(train, device, deeper(narrow, train)):
-            width = f" N_EMBD={heads * size} N_HEAD={heads}" if heads < shape.n_head else ""
-            return f"N_LAYER={min(layers, shape.n_layer)}{width}"
-    return ""
+    what = f"needs {memory_size(need.least if certain else need.total)}, {device.name} has {device.room}"
+    if batch := 0 if certain else _batch_that_divides(shape, train, device):
+        fix = f"pass BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
+    else:
+        fix = "choose a smaller model" + ("" if certain or train.recompute else ", or pass RECOMPUTE=y")
+    return Risk(what=what, fix=fix, certain=certain)
 
 
 def _batch_that_divides(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int:
@@ -154,11 +88,6 @@ def _with_batch(train: TrainConfig, batch: int) -> TrainConfig:
     # More accumulation may need more memory: gradients then exist during the forward pass.
     accumulation = max(1, train.global_batch // (batch * train.num_gpus))
     return replace(train, batch_size=batch, gradient_accumulation=accumulation)
-
-
-def _named(shape: ModelShape, name: str) -> ModelShape:
-    layers, heads, width = NAMED[name]
-    return replace(shape, n_layer=layers, n_head=heads, n_embd=width)
 
 
 def _budget_risk(
@@ -179,23 +108,14 @@ def _budget_risk(
     how = f" ({cpu.text})" if train.device == "cpu" else ""
     return Risk(
         what=f"{ends}, after start-up and {plural(first, 'step')} in at least {duration(shortest)}{how}",
-        fix=_budget_fix(shape, train, first, budget, times),
+        fix=f"pass a larger {_limit(train)}, or a smaller EVAL_INTERVAL",
         certain=first * train.tokens_per_step * times.peak > budget,
     )
 
 
-def _budget_fix(shape: ModelShape, train: TrainConfig, first: int, budget: float, times: _TokenSeconds) -> str:
-    """Return the arguments with which the first evaluation is within the budget, also at the slowest expected speed."""
-    evaluation = train.eval_samples * shape.block_size * FORWARD * times.slow
-    around = START_S[train.device] + EVALUATIONS * evaluation
-    step = train.tokens_per_step * times.slow
-    reachable = math.floor((budget - around) / step)
-    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable >= 1 else []
-    needed = math.ceil(around + first * step)
-    limits = [f"MAX_TIME={needed}s"] if train.max_time and train.max_time < needed else []
-    if (cost := _cost(train, needed)) and train.max_cost and train.max_cost < cost:
-        limits.append(f"MAX_COST={cost:.2f}")
-    return " or ".join([*fixes, " ".join(limits)])
+def _limit(train: TrainConfig) -> str:
+    """Return the symbol of the budget that is used up first."""
+    return "MAX_TIME" if train.max_time == budget_s(train) else "MAX_COST"
 
 
 def steps_in(
@@ -232,18 +152,12 @@ def budget_warning(
         share = f"{_percent(least / steps)} to {_percent(most / steps)}" if most < steps else ""
     if not share:
         return ""
-    symbol = "MAX_TIME" if train.max_time == budget else "MAX_COST"
     why = "its learning rate does not reach MIN_LR" if train.schedule != "constant" else "its last steps are left out"
-    return f"the budget ends at {share} of the schedule ({symbol}): {why}"
+    return f"the budget ends at {share} of the schedule ({_limit(train)}): {why}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
-
-
-def _cost(train: TrainConfig, seconds: float) -> float:
-    """Return dollars, rounded up to cents."""
-    return math.ceil((dollars_per_hour(train) or 0) * seconds / 36) / 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

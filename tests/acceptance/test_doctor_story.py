@@ -1,4 +1,4 @@
-"""Use `make plan` and `make doctor` before a run: memory, duration, feasibility and the state of the machine."""
+"""Use `make doctor` before a run: the state of the machine."""
 
 from __future__ import annotations
 
@@ -10,31 +10,6 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.accept
-
-DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16", "BLOCK_SIZE=2048")
-
-
-def test_the_plan_prints_a_verdict_for_each_claim(clone):
-    before = set(clone.root.glob("test_matrix_results_*"))  # other tests use this clone, too
-    assert clone.make("defconfig").returncode == 0
-    two_gpus = clone.make(
-        *("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", "TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536", "BATCH_SIZE=8"),
-        *("PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600", *DEPTH),
-    )
-    assert "335,544,320 parameters" in two_gpus.stdout, two_gpus.stderr
-    assert "MFU 43.8 %: possible" in two_gpus.stdout
-    deep = clone.make(
-        *("plan", "GPU=H100 PCIe", "NUM_GPUS=8", "DEPTH=64", "BATCH_SIZE=4", "MAX_ITERS=35541"),
-        *("SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4", *DEPTH),
-    )
-    assert "does not fit on H100 PCIe" in deep.stdout, deep.stderr
-    assert "2d01h" in deep.stdout
-    fast = clone.make(
-        *("plan", "GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4"),
-        *("DTYPE=bf16", "MAX_TOKENS=100000000000", "TOKENS_PER_SECOND=400000"),
-    )
-    assert "impossible" in fast.stdout, fast.stderr
-    assert set(clone.root.glob("test_matrix_results_*")) == before
 
 
 def test_the_doctor_describes_this_machine(clone):
