@@ -2,7 +2,7 @@
 
     python bench/checkpoint.py --model 124m
 
-The trainer's CheckpointManager saves a model with the states of AdamW several times, asynchronously and synchronously.
+The trainer's CheckpointManager saves a model with the states of AdamW several times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +44,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(folder: Path, model: str, rounds: int) -> None:
     """Print the medians of the rounds."""
     state = made(folder, model)
-    for asynchronous in (False, True):
-        log = RunLog(RunDir(folder), "bench", 1, main=True)
-        log.say = log.event = lambda *_: None  # type: ignore[method-assign,assignment]  # print only the table
-        manager = CheckpointManager(with_async(state, asynchronous), log)
-        waited, worked, whole = [], [], []
-        for step in range(rounds + 1):
-            log.step = 1 + step + 100 * asynchronous
-            start, cpu = time.perf_counter(), time.thread_time()
-            manager.save(CheckpointKind.ROLLING)
-            waited.append(time.perf_counter() - start)
-            worked.append(time.thread_time() - cpu)
-            manager.wait()
-            whole.append(time.perf_counter() - start)
-        name = "during training" if asynchronous else "training waits"
-        print(f"{name:20}  waits {in_ms(waited[1:])} (the first {in_ms(waited[:1])})  CPU {in_ms(worked[1:])}")
-        print(f"{'':20}  written after {in_ms(whole[1:])}")
+    log = RunLog(RunDir(folder), "bench", 1, main=True)
+    log.say = log.event = lambda *_: None  # type: ignore[method-assign,assignment]  # print only the table
+    manager = CheckpointManager(state, log)
+    waited, worked, whole = [], [], []
+    for step in range(rounds + 1):
+        log.step = 1 + step
+        start, cpu = time.perf_counter(), time.thread_time()
+        manager.save(CheckpointKind.ROLLING)
+        waited.append(time.perf_counter() - start)
+        worked.append(time.thread_time() - cpu)
+        manager.wait()
+        whole.append(time.perf_counter() - start)
+    print(f"{'saved':20}  waits {in_ms(waited[1:])} (the first {in_ms(waited[:1])})  CPU {in_ms(worked[1:])}")
+    print(f"{'':20}  written after {in_ms(whole[1:])}")
     newest = manager.index.present[-1]
     path = manager.folder / newest.name
     verified = [timed(lambda: load_checkpoint(path)) for _ in range(rounds)]
@@ -86,11 +83,6 @@ def made(folder: Path, model: str) -> TrainingState:
     optimizers.zero_grad()
     world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
     return TrainingState(config=config, world=world, model=raw, optimizers=optimizers)
-
-
-def with_async(state: TrainingState, asynchronous: bool) -> TrainingState:
-    """Return the same state, with checkpoints written in the background or not."""
-    return replace(state, config=replace(state.config, async_checkpoint=asynchronous))
 
 
 def timed(action: Callable[[], Any]) -> float:

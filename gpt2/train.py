@@ -341,14 +341,11 @@ class TrainingLoop:
 
         # This step's numbers are sent; those of the step before have arrived
         between.watchdog.at(failure.NUMBERS)
-        over_budget = world.main and between.budget.is_up(between.due(step + 1))
         # Rank 0 decides by its clock; the others hear of it with these numbers, one step late, like rank 0 itself.
-        save = world.main and between.checkpoints.time_is_up()
+        over_budget = world.main and between.budget.is_up(between.due(step + 1))
         stop = between.stop.requested
         spikes = self.spikes.count if self.spikes else None
-        return between.steps.post(
-            step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget, save=save, spikes=spikes
-        )
+        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget, spikes=spikes)
 
     def _gradients(self) -> torch.Tensor:
         """Run forward and backward of all micro-batches; return this rank's mean loss ()."""

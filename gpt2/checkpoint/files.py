@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gpt2.checkpoint.contents import out_of_memory, problem, reason, saved_weights
+from gpt2.checkpoint.contents import out_of_memory, problem, reason
 from kmatrix.errors import FullError, KmatrixError, LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of, weights_alone
 from kmatrix.records.files import free_path, replacing, sync_folder
@@ -132,24 +132,6 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
     return value
 
 
-def weights_of(path: Path) -> dict[str, Any]:
-    """Return a verified checkpoint reduced to the weights that are evaluated, sampled, served and exported.
-
-    The states of its optimizer stay on disk: the file is mapped, not read. Raises RecordError if it is damaged.
-    """
-    check(path)
-    try:
-        value = upgraded(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    # Broad for the same reason as above.
-    except Exception as error:
-        raise damaged(path, reason(error)) from None
-    if why := problem(value):
-        raise damaged(path, why)
-    weights = saved_weights(value)
-    empty: dict[str, Any] = {"optimizer": {}, "rng": [], "carried": {}}
-    return {**{name: item for name, item in value.items() if name != "judged"}, "model": weights, **empty}
-
-
 def check(path: Path) -> None:
     """Raise RecordError if a file differs from its entry in the index, or without one from its own checksums."""
     entry = entry_of(path)
@@ -219,7 +201,7 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
 
 def newest_first(index: CheckpointIndex) -> Iterator[Path]:
     """Yield the complete checkpoints in the index, newest first, then files that a lost index does not list."""
-    known = [index.folder / entry.name for entry in reversed(index.entries) if not entry.weights_only]
+    known = [index.folder / entry.name for entry in reversed(index.entries)]
     yield from known
     yield from sorted(set(index.folder.glob("step_*.pt")) - set(known), reverse=True)
 

@@ -23,7 +23,6 @@ from gpt2.checkpoint.files import (
     choose,
     load_checkpoint,
     save_checkpoint,
-    weights_of,
 )
 from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
 from gpt2.dist import gather
@@ -33,16 +32,13 @@ from kmatrix.own_file import opener
 from kmatrix.records.checkpoint_dir import INDEX, own_checkpoint_dir
 from kmatrix.records.checkpoints import (
     EXPIRING,
-    WEIGHTS,
     CheckpointIndex,
     CheckpointKind,
     Entry,
-    keeps_weights,
     same_file,
     sha256_of,
     superseded,
 )
-from kmatrix.records.decode import replaced
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import free_path
 from kmatrix.text import disk_size
@@ -78,11 +74,9 @@ class CheckpointManager:
     waits for it.
     """
 
-    def __init__(self, training: TrainingState, log: RunLog, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open the folder of the checkpoints. clock: seconds, for checkpoints by time."""
+    def __init__(self, training: TrainingState, log: RunLog) -> None:
+        """Open the folder of the checkpoints."""
         self.training, self.log, self.config = training, log, training.config
-        self._clock, self._saved_at = clock, clock()  # of the last periodic checkpoint, else of the start
-        self._announced = self._requested = False  # a checkpoint by time: sent by rank 0; known to all ranks
         self.folder = own_checkpoint_dir(log.dir)
         self._resumed = 0  # step at which this attempt started; its checkpoint exists
         self._names: dict[int, str] = {}  # step -> file with this attempt's weights
@@ -98,22 +92,8 @@ class CheckpointManager:
 
     def due(self, step: int) -> bool:
         """Return whether a periodic checkpoint is due before this step."""
-        if step <= self._resumed:
-            return False
-        intervals = (self.config.checkpoint_interval, self.config.keep_weights_every)
-        return self._requested or any(every and step % every == 0 for every in intervals)
-
-    def time_is_up(self) -> bool:
-        """Return True once if a periodic checkpoint is due by time. Rank 0 asks, and tells the others."""
-        minutes = self.config.checkpoint_minutes
-        if not minutes or self._announced or self._clock() - self._saved_at < 60 * minutes:
-            return False
-        self._announced = True  # until it is saved: the next steps must not ask for a second one
-        return True
-
-    def request(self) -> None:
-        """Make a checkpoint due that rank 0 has announced. Every rank calls it before the same step."""
-        self._requested = True
+        every = self.config.checkpoint_interval
+        return step > self._resumed and bool(every) and step % every == 0
 
     def reasons(self, *, finished: bool = False) -> list[CheckpointKind]:
         """Return why the current state is to be saved. Call it after a due evaluation."""
@@ -133,8 +113,6 @@ class CheckpointManager:
         if not kinds:
             return
         gathered = self._gather()  # a collective: all ranks have the same reasons
-        if CheckpointKind.ROLLING in kinds:
-            self._saved_at, self._announced, self._requested = self._clock(), False, False
         if self.training.world.main:
             self._save(frozenset(kinds), gathered, wait=wait)
 
@@ -169,9 +147,9 @@ class CheckpointManager:
         busy = self._writing is not None and not self._writing.done()
         seconds = self._speed.seconds(self._expected_bytes() * (2 if busy else 1))
         self.wait()  # after the estimate: an unfinished checkpoint may become the newest one, and takes time too
-        if seconds is None or seconds + self._gather_s <= EMERGENCY_S or not self.index.complete:
+        if seconds is None or seconds + self._gather_s <= EMERGENCY_S or not self.index.present:
             return True
-        newest = self.index.complete[-1].name
+        newest = self.index.present[-1].name
         why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest checkpoint is {newest}"
         self.log.event(self.log.step, "checkpoint left out", why)
         return False
@@ -221,10 +199,9 @@ class CheckpointManager:
             return
         each = self._expected_bytes()
         free = when_there_is_space(self.folder, lambda: self._room_for_one(each))
-        most = self.config.keep_checkpoints + 2 if self._periodic() else 2
+        most = self.config.keep_checkpoints + 2 if self.config.checkpoint_interval else 2
         self.log.say(
-            f"Checkpoints: about {disk_size(each)} each, {most} at most, besides permanent ones, in "
-            f"{self.folder} ({disk_size(free)} free)"
+            f"Checkpoints: about {disk_size(each)} each, {most} at most, in {self.folder} ({disk_size(free)} free)"
         )
         if free < most * each:
             self.log.event(self.log.step, "disk", f"{disk_size(free)} free: room for {free // each} checkpoints")
@@ -242,15 +219,13 @@ class CheckpointManager:
         """Return the free bytes. Raises FullError if the first checkpoint does not fit."""
         # Fail now and not after hours. With an existing checkpoint, the oldest ones can still make room.
         free = self._free()
-        if free < each and not self.index.complete:
+        if free < each and not self.index.present:
             raise self._no_room(each, free)
         return free
 
     def _save(self, reasons: frozenset[CheckpointKind], gathered: Gathered, *, wait: bool) -> None:
         """Write the current state; if this step was written already, add the reasons to that checkpoint."""
         step = self.log.step
-        if self.config.keep_every and CheckpointKind.ROLLING in reasons and step % self.config.keep_every == 0:
-            reasons |= {CheckpointKind.KEPT}
         self.wait()  # the index and the copies belong to the thread until it is done
         # Often the last step is also the best and the final one: one file with several kinds.
         if written := next((e for e in self.index.present if e.name == self._names.get(step)), None):
@@ -262,19 +237,13 @@ class CheckpointManager:
         pending = PendingCheckpoint(step=step, kinds=reasons, val_loss=self.log.last_val_loss)
         if wait:
             self._put(value, pending)
-        elif not self.config.async_checkpoint:
-            self._try(lambda: self._put(value, pending), step)
         else:  # copies, because the next step changes the tensors
             private = {"optimizer": value.pop("optimizer")} if optimizer is not None else {}  # gathered: copies already
             value, ready = {**self._buffers.of(value), **private}, self._copies_done()
             self._writing = self._pool.submit(self._try, lambda: self._put(value, pending, ready), step)
 
     def _saves(self) -> bool:
-        return self.config.save_checkpoint or self.config.save_best or self._periodic()
-
-    def _periodic(self) -> bool:
-        config = self.config
-        return bool(config.checkpoint_interval or config.checkpoint_minutes or config.keep_weights_every)
+        return self.config.save_checkpoint or self.config.save_best or bool(self.config.checkpoint_interval)
 
     def _put(self, value: dict[str, Any], pending: PendingCheckpoint, ready: Callable[[], None] | None = None) -> None:
         """Write one checkpoint, and delete those that it supersedes."""
@@ -309,32 +278,10 @@ class CheckpointManager:
         )
 
     def _retire(self, also: Sequence[Entry] = ()) -> None:
-        """Delete superseded checkpoints or reduce them, and link the best and the final one. also: deleted too."""
+        """Delete superseded checkpoints, and link the best and the final one. also: deleted too."""
         rest = [entry for entry in self.index.entries if entry not in also]
-        going = superseded(rest, self.config.keep_checkpoints)
-        kept = [e for e in going if keeps_weights(e, self.config.keep_weights_every) and not self._reduce(e)]
-        self.index.remove([*also, *(entry for entry in going if entry not in kept)])
+        self.index.remove([*also, *superseded(rest, self.config.keep_checkpoints)])
         self.index.name_links()  # best.pt and final.pt are hard links: no space, and valid without the index
-
-    def _reduce(self, entry: Entry) -> bool:
-        """Write the weights of a checkpoint to a file of their own. Return whether the checkpoint can be deleted."""
-        # Order: the new file with its entry, then the caller deletes the old one. After a kill in between both exist,
-        # and the old one is superseded again.
-        path = self.folder / WEIGHTS.format(entry.step)
-        if any(other.name == path.name for other in self.index.present):
-            return True
-        full = self.folder / entry.name
-        try:
-            value = weights_of(full)
-        except (KmatrixError, OSError) as error:  # damaged: it would be of no use to keep it
-            self.log.event(entry.step, "checkpoint refused", f"its weights are not kept: {error}")
-            return True
-        try:
-            save_checkpoint(path, value, lambda written: self.index.insert(_reduced(entry, path, written)))
-        except (RecordError, OSError) as error:  # the complete one stays, and is reduced after the next checkpoint
-            self.log.event(entry.step, "checkpoint failed", f"{entry.name} is not reduced to its weights: {error}")
-            return False
-        return True
 
     def _try(self, put: Callable[[], None], step: int) -> None:
         """Write, and log an error as an event instead of raising it."""
@@ -358,7 +305,7 @@ class CheckpointManager:
         """Delete the oldest disposable checkpoints until there is enough space, but never the only one."""
         while (free := self._free()) < needed:
             going = [entry for entry in self.index.present if entry.kinds <= EXPIRING]
-            if not going or len(self.index.complete) < 2:  # an old checkpoint is better than none if this write fails
+            if not going or len(self.index.present) < 2:  # an old checkpoint is better than none if this write fails
                 raise self._no_room(needed, free)
             self.index.remove(going[:1])  # before the event, which may be on the same disk
             self.log.event(self.log.step, "disk", f"{disk_size(free)} free: {going[0].name} makes room")
@@ -395,8 +342,7 @@ class CheckpointManager:
             index = CheckpointIndex(self.folder)
         if gone := index.tidy():
             self.log.event(0, "checkpoint index", f"missing files: {', '.join(gone)}")
-        there = {*self.folder.glob("step_*.pt"), *self.folder.glob("weights_*.pt")}
-        for path in sorted(there - {self.folder / name for name in index.names}):
+        for path in sorted({*self.folder.glob("step_*.pt")} - {self.folder / name for name in index.names}):
             self._adopt(index, path)
         index.name_links()  # a kill may have left the name of an earlier best or final one
         return index
@@ -411,19 +357,16 @@ class CheckpointManager:
         # Its kinds survive in the links: best.pt and final.pt are other names of the same file.
         stat = path.stat()
         kinds = [kind for kind in CheckpointKind if same_file(self.folder / f"{kind}.pt", path)]
-        weights_only = not value["optimizer"]
-        kinds = kinds or [CheckpointKind.KEPT if weights_only else CheckpointKind.ROLLING]
         index.insert(
             Entry(
                 name=path.name,
                 step=int(value["step"]),
-                kinds=frozenset(kinds),
+                kinds=frozenset(kinds or [CheckpointKind.ROLLING]),
                 bytes=stat.st_size,
                 sha256=sha256_of(path),
                 val_loss=None,
                 attempt=0,
                 time=stat.st_mtime,
-                weights_only=weights_only,
             )
         )
         self.log.event(0, "checkpoint index", f"added {path.name}")
@@ -457,13 +400,6 @@ class CheckpointManager:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
         event.record()
         return event.synchronize
-
-
-def _reduced(entry: Entry, path: Path, written: WrittenCheckpoint) -> Entry:
-    """Return the index entry of the weights of a checkpoint. entry: of the checkpoint."""
-    # "kept", because earlier versions do not know `weights_only`, and must not delete it.
-    kinds = frozenset({CheckpointKind.KEPT})
-    return replaced(entry, name=path.name, kinds=kinds, bytes=written.bytes, sha256=written.sha256, weights_only=True)
 
 
 class WriteSpeed:

@@ -31,8 +31,7 @@ MAY_DIFFER = frozenset(
         *("data_cache", "data_wait"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
         *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "oom_policy", "profile"),
-        *("save_checkpoint", "checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "keep_every"),
-        *("keep_weights_every", "save_best", "async_checkpoint"),
+        *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "save_best"),
     )
 )
 

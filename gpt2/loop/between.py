@@ -76,8 +76,6 @@ class BetweenSteps:
         if held_s() > held:
             self.steps.restart()  # the disk was full: the next step must not count that time
         self.budget.stepped(numbers.seconds)
-        if numbers.save:
-            self.checkpoints.request()
         if numbers.stop:
             return EndReason.STOP
         return self.budget.ended_by if numbers.over_budget else None

@@ -178,9 +178,7 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
         *SMALL,
         *RAMP,
     )
-    completed = clone.make(
-        "test-matrix", *arguments, "CHECKPOINT_INTERVAL=50", "KEEP_EVERY=50", f"RESULTS_DIR={tmp_path}"
-    )
+    completed = clone.make("test-matrix", *arguments, "CHECKPOINT_INTERVAL=50", f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
     (run,) = [path.parent for path in matrix.glob("*/run.json")]

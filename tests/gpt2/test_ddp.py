@@ -45,16 +45,6 @@ def train_losses(run_dir):
     return [line.values["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line.values]
 
 
-def test_a_checkpoint_by_time_is_due_on_all_ranks_at_the_same_step(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, checkpoint_minutes=3.0, save_best=False)
-    process = start_training(run_dir, fault="clock:0:1")  # a step takes a minute on rank 0, no time on rank 1
-    output = output_of(process)
-    assert process.returncode == 0, output
-    # Due after 3 steps, known to all ranks one step later; the clock starts again with each of them.
-    saved = {entry.step: set(entry.kinds) for entry in read_index(run_dir.checkpoints)}
-    assert saved == {4: {"rolling"}, 8: {"rolling"}, 12: {"rolling", "final"}}
-
-
 def ended_cleanly(output):
     return "terminate called" not in output and "Signal" not in output and "core dumped" not in output
 

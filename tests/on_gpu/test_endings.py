@@ -39,7 +39,7 @@ def test_a_run_that_is_killed_and_continued_has_the_losses_of_one_that_was_not(
     device, *, sizes, data, tmp_path, dtype, deterministic
 ):
     common = {**data, **sizes, "dtype": dtype, "deterministic": deterministic, "dropout": 0.1, "max_iters": 20}
-    common |= {"checkpoint_interval": 5, "eval_interval": 10, "async_checkpoint": False}
+    common |= {"checkpoint_interval": 5, "eval_interval": 10}
     whole = device.trained(tmp_path, "whole", **common)
     killed = make_run(tmp_path, "killed", **device.fields(**common))
     process = device.start(killed, program=FAULTS, FAULT="kill:0:12")

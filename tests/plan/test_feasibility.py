@@ -24,7 +24,6 @@ from kmatrix.plan.feasibility import (
     at_mfu,
     by_name,
     detected,
-    disk,
     expected_seconds,
     family_of,
     fit,
@@ -162,25 +161,12 @@ def test_the_memory_available_to_a_run_excludes_that_of_the_libraries(share, ver
 
 @pytest.mark.parametrize(
     ("changes", "files"),
-    [({}, 5), ({"save_best": False}, 4), ({"save_checkpoint": False}, 4), ({"keep_every": 200}, 9)],
+    [({}, 5), ({"save_best": False}, 4), ({"save_checkpoint": False}, 4)],
 )
-def test_the_disk_space_covers_rolling_permanent_best_and_final_checkpoints(changes, files):
-    """Of 1000 steps with one checkpoint per 100, three rolling ones are kept, and one per 200 steps permanently."""
-    config = train_config(checkpoint_interval=100, keep_checkpoints=3, keep_every=0, eval_interval=100)
+def test_the_disk_space_covers_rolling_best_and_final_checkpoints(changes, files):
+    """Of 1000 steps with one checkpoint per 100, three rolling ones are kept."""
+    config = train_config(checkpoint_interval=100, keep_checkpoints=3, eval_interval=100)
     assert _files(replace(config, **changes), 1000) == files
-
-
-def test_the_disk_space_covers_checkpoints_by_time_and_kept_weights():
-    """By time, the window may be full whatever the steps are; weights stay at each multiple that is not permanent."""
-    config = train_config(checkpoint_interval=0, keep_checkpoints=3, keep_every=0, eval_interval=100)
-    assert _files(config, 1000) == 2
-    assert _files(replace(config, checkpoint_minutes=60.0), 1000) == 5
-    weights = replace(config, keep_weights_every=100, keep_every=200)
-    assert _files(weights, 1001) == 3 + 5 + 2
-    kept = disk(config.shape, weights, 1001)
-    assert kept is not None
-    assert (kept.weights, kept.weights_each) == (5, 4 * config.shape.params)
-    assert kept.bytes == kept.files * kept.each + 5 * kept.weights_each
 
 
 def test_an_embedding_lookup_costs_no_operations():

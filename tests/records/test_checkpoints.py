@@ -16,21 +16,17 @@ from kmatrix.records.checkpoints import (
     CheckpointKind,
     Entry,
     entry_of,
-    has_checkpoint,
     read_index,
     sha256_of,
-    start_step,
     superseded,
 )
-from kmatrix.records.decode import replaced
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import MatrixDir
 from programs import run
 
-R, B, K, F, E = (
+R, B, F, E = (
     CheckpointKind.ROLLING,
     CheckpointKind.BEST,
-    CheckpointKind.KEPT,
     CheckpointKind.FINAL,
     CheckpointKind.EMERGENCY,
 )
@@ -72,8 +68,8 @@ def index_of(folder, *several):
     [
         ([{R}, {R}, {R}, {R}], [1, 2]),
         ([{R, B}, {R}, {R}, {R}], [2]),
-        ([{R, K}, {R, F}, {R}, {R}], []),
-        ([{B}, {R}, {K}, {F}], []),
+        ([{R, B}, {R, F}, {R}, {R}], []),
+        ([{B}, {R}, {F}], []),
         ([set(), {R}, {B}], [1]),
         ([{E}], []),
         ([{E}, {R}], [1]),
@@ -175,7 +171,7 @@ def matrix(tmp_path):
     folder = MatrixDir(tmp_path / "test_matrix_results_20261120_062141")
     for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu", "gpt2_sgd_1cpu"):
         write_json(folder.run(name).run_json, {"run_id": name, "name": name, "train": {}})
-    index_of(folder.run("gpt2_adamw_1cpu").checkpoints, (10, R), (20, R, K), (30, R, B), (40, R), (50, E))
+    index_of(folder.run("gpt2_adamw_1cpu").checkpoints, (10, R), (20, R), (30, R, B), (40, R), (50, E))
     index_of(folder.run("gpt2_muon_1cpu").checkpoints, (10, R), (20, R, B, F))
     return folder
 
@@ -207,36 +203,6 @@ def test_the_list_does_not_need_torch(matrix):
     completed = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert "gpt2_adamw_1cpu: 5 checkpoints" in completed.stdout
-
-
-def test_the_list_shows_weights_alone(matrix):
-    run_dir = matrix.run("gpt2_adamw_1cpu")
-    path = run_dir.checkpoints / "weights_00000005.pt"
-    path.write_bytes(b"WEIGHTS")
-    index = CheckpointIndex(run_dir.checkpoints)
-    index.insert(replaced(index.entries[0], name=path.name, step=5, kinds=frozenset({K}), bytes=7, weights_only=True))
-    assert "kept,weights" in run("list-checkpoints", f"TARGET={matrix.path}").out
-
-
-def test_training_does_not_resume_from_weights_alone(tmp_path):
-    index = CheckpointIndex(tmp_path)
-    (tmp_path / "weights_00000005.pt").write_bytes(b"WEIGHTS")
-    index.insert(
-        Entry(
-            name="weights_00000005.pt",
-            step=5,
-            kinds=frozenset({CheckpointKind.KEPT}),
-            bytes=7,
-            sha256="",
-            val_loss=None,
-            attempt=1,
-            time=0.0,
-            weights_only=True,
-        )
-    )
-    assert not has_checkpoint(tmp_path)
-    assert start_step(tmp_path, "auto") == 0
-    assert (len(index.present), index.complete) == (1, [])
 
 
 def test_a_damaged_index_gives_one_clear_error(matrix):

@@ -31,7 +31,7 @@ def test_a_variable_with_such_a_name_is_a_secret(name):
     assert is_key_name(name)
 
 
-@pytest.mark.parametrize("name", ["TOKENS", "MAX_TOKENS", "KEEP_EVERY", "GPT2_TOKENIZER", "MONKEY", "HOME"])
+@pytest.mark.parametrize("name", ["TOKENS", "MAX_TOKENS", "KEEP_CHECKPOINTS", "GPT2_TOKENIZER", "MONKEY", "HOME"])
 def test_other_names_are_not_secrets(name):
     assert not is_key_name(name)
 

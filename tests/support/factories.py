@@ -56,13 +56,10 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
         **{"learning_rate": 1e-3, "schedule": "cosine", "min_lr": 1e-4, "warmup_steps": 2, "grad_clip": 1.0},
         **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1, "seed": 1337},
         **{"log_norms": False, "init_from": "", "init_sha256": "", "machine_hour_price": None},
-        **{"save_checkpoint": True, "checkpoint_interval": 0, "checkpoint_minutes": 0.0},
+        **{"save_checkpoint": True, "checkpoint_interval": 0},
         **{
             "keep_checkpoints": 10,
-            "keep_every": 0,
-            "keep_weights_every": 0,
             "save_best": True,
-            "async_checkpoint": True,
         },
         **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
         **{

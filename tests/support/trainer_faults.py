@@ -5,14 +5,12 @@ nan (that rank's loss), raise (an error),
 signal (SIGTERM to that rank alone), kill (SIGKILL to itself), hang (the rank never comes back),
 freeze (SIGSTOP to itself),
 slow (each step of that rank takes <step> ms more), oom (micro-batches of more than FAULT_FITS sequences run
-out of memory), full (no file may exceed 64 KiB), leave (the rank is killed before it leaves with the others),
-clock (on its clock for checkpoints each micro-batch takes <step> minutes), none.
+out of memory), full (no file may exceed 64 KiB), leave (the rank is killed before it leaves with the others), none.
 FAULT_DUMP: folder for the final weights of each rank.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import signal
@@ -81,14 +79,7 @@ def finish(code: int) -> None:
     original_finish(code)
 
 
-def minutes() -> float:
-    """Return the fake time of checkpoints on this rank, in seconds; it stands still on the other ranks."""
-    return 60.0 * int(STEP) * FaultyGPT.calls if os.environ.get("RANK", "0") == RANK else 0.0
-
-
 if __name__ == "__main__":
-    if KIND == "clock":
-        train.CheckpointManager = functools.partial(train.CheckpointManager, clock=minutes)  # type: ignore[misc]
     models_to_dump: list[GPT] = []
     original_build_model, train.build_model = train.build_model, build_model
     original_finish, dist.finish = dist.finish, finish

@@ -169,7 +169,7 @@ def row(index: CheckpointIndex, entry: Entry) -> tuple[str, ...]:
     state = " (missing)" if there is None else "" if there == entry.bytes else " (damaged: wrong size)"
     return (
         str(entry.step),
-        ",".join([*sorted(entry.kinds), *(["weights"] if entry.weights_only else [])]),
+        ",".join(sorted(entry.kinds)),
         UNKNOWN if entry.val_loss is None else f"{entry.val_loss:.4f}",
         disk_size(entry.bytes),
         str(entry.attempt),

@@ -318,9 +318,6 @@ def _forecast_lines(
         yield _line("cost", f"at ${price:g} per {'machine' if cpu else 'GPU'} hour")
     if kept := disk(shape, train, config.steps):
         files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
-        files += (
-            f" and {plural(kept.weights, 'file')} of weights of {disk_size(kept.weights_each)}" if kept.weights else ""
-        )
         yield _line("disk", f"at most {files}" if kept.files else "no checkpoints")
 
 

@@ -34,7 +34,6 @@ TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, a
     **{"max_iters": STEPS, "warmup_steps": 0, "warmup_fraction": None, "log_interval": 1, "eval_interval": STEPS},
     **{"hellaswag": "", "core": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
     **{"save_checkpoint": False, "save_best": False, "checkpoint_interval": 0},
-    **{"checkpoint_minutes": 0.0, "keep_weights_every": 0},
     **{"max_time": None, "max_cost": None, "max_tokens": None, "max_epochs": None, "tokens_per_param": None},
 }
 
@@ -55,7 +54,7 @@ NUMBERS = frozenset(  # fields that affect neither memory nor which code runs
         ),
         *("embedding_lr", "head_lr", "scalar_lr"),
         *("adafactor_beta2_decay", "adafactor_clip", "early_stopping_min_delta", "data_tokens", "peak_tflops"),
-        *("keep_checkpoints", "keep_every", "async_checkpoint", "stall_factor", "stall_floor"),
+        *("keep_checkpoints", "stall_factor", "stall_floor"),
     }
 )
 

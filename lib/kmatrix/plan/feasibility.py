@@ -182,13 +182,11 @@ class Disk:
 
     each: float  # bytes per checkpoint
     files: int  # maximum number at the same time
-    weights_each: float = 0.0  # bytes per file of weights alone
-    weights: int = 0  # maximum number of these
 
     @property
     def bytes(self) -> float:
         """Bytes of all files."""
-        return self.files * self.each + self.weights * self.weights_each
+        return self.files * self.each
 
 
 def disk(shape: ModelShape, train: TrainConfig, steps: int | None) -> Disk | None:
@@ -201,36 +199,15 @@ def disk(shape: ModelShape, train: TrainConfig, steps: int | None) -> Disk | Non
     return Disk(
         each=BYTES * (shape.params + averaged + kept + masks(shape, train)),
         files=_files(train, steps),
-        weights_each=BYTES * shape.params,
-        weights=_weights_files(train, steps),
     )
 
 
 def _files(train: TrainConfig, steps: int) -> int:
-    """Return the maximum number of checkpoints at the same time: rolling, permanent, best and final."""
-    periodic = _periodic(train, steps)
-    kept = _periodic(train, steps, multiple_of=train.keep_every) if train.keep_every else 0
-    # By time, as many as there are steps, as far as a plan can tell.
-    rolling = min(steps - 1 if train.checkpoint_minutes else periodic - kept, train.keep_checkpoints)
-    best = min(1, (steps - 1) // train.eval_interval) if train.save_best else 0
-    return rolling + kept + best + (1 if train.save_checkpoint else 0)
-
-
-def _periodic(train: TrainConfig, steps: int, multiple_of: int = 1) -> int:
-    """Return the number of periodic checkpoints at multiples of a step, without those by time."""
-    intervals = [every for every in (train.checkpoint_interval, train.keep_weights_every) if every]
-    both = [math.lcm(*intervals)] if len(intervals) == 2 else []
+    """Return the maximum number of checkpoints at the same time: rolling, best and final."""
     # The last step writes the final checkpoint instead of a periodic one, hence steps - 1.
-    one, two = (sum((steps - 1) // math.lcm(n, multiple_of) for n in group) for group in (intervals, both))
-    return one - two
-
-
-def _weights_files(train: TrainConfig, steps: int) -> int:
-    """Return the maximum number of checkpoints that are reduced to their weights: none that is permanent."""
-    if not train.keep_weights_every:
-        return 0
-    permanent = math.lcm(train.keep_weights_every, train.keep_every) if train.keep_every else steps
-    return (steps - 1) // train.keep_weights_every - (steps - 1) // permanent
+    periodic = (steps - 1) // train.checkpoint_interval if train.checkpoint_interval else 0
+    best = min(1, (steps - 1) // train.eval_interval) if train.save_best else 0
+    return min(periodic, train.keep_checkpoints) + best + (1 if train.save_checkpoint else 0)
 
 
 def largest_batch(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int | None:

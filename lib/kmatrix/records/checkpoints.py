@@ -20,7 +20,6 @@ from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, dec
 from kmatrix.records.disk import at_once
 from kmatrix.records.files import replacing, write_json
 
-WEIGHTS = "weights_{:08d}.pt"  # by step; another name than step_*.pt, which earlier versions resume from
 PARTIAL = ".*.partial"  # left by a save that was killed
 BLOCK = 1 << 22  # bytes hashed per read
 
@@ -30,7 +29,6 @@ class CheckpointKind(StrEnum):
 
     ROLLING = "rolling"  # one of the newest
     BEST = "best"  # lowest validation loss
-    KEPT = "kept"  # at a multiple of GPT2_KEEP_EVERY; never deleted
     FINAL = "final"  # end of a finished run
     EMERGENCY = "emergency"  # saved when a run was stopped
 
@@ -53,7 +51,6 @@ class Entry(Record, frozen=True, kw_only=True):
     val_loss: Number | None  # nats/token, the last one measured; None before the first evaluation
     attempt: Count  # the attempt that wrote it, from 1
     time: UnixTime
-    weights_only: bool = False  # reduced to its weights: training cannot resume from it
 
     def __post_init__(self) -> None:
         # `remove` deletes this file: a damaged index must not name one outside the folder.
@@ -61,10 +58,7 @@ class Entry(Record, frozen=True, kw_only=True):
             raise ValueError(f"{self.name!r} is not the name of a file in the folder")
 
     def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = as_json(self)
-        if not self.weights_only:  # most indexes stay those of earlier versions
-            del values["weights_only"]
-        return values | {"kinds": sorted(self.kinds)}
+        return {**as_json(self), "kinds": sorted(self.kinds)}
 
 
 class IndexFile(Record, frozen=True, kw_only=True):
@@ -85,11 +79,6 @@ class CheckpointIndex:
     def present(self) -> list[Entry]:
         """Return the entries whose file exists and has the recorded size."""
         return [entry for entry in self.entries if file_size(self.folder / entry.name) == entry.bytes]
-
-    @property
-    def complete(self) -> list[Entry]:
-        """Return the present entries from which training can resume."""
-        return [entry for entry in self.present if not entry.weights_only]
 
     def of_kind(self, kind: CheckpointKind) -> Entry | None:
         """Return the newest present checkpoint of a kind."""
@@ -209,7 +198,7 @@ def has_checkpoint(folder: Path) -> bool:
         entries = read_index(folder)
     except RecordError:
         entries = []  # the trainer makes a damaged index again from the files
-    if any(file_size(folder / entry.name) == entry.bytes for entry in entries if not entry.weights_only):
+    if any(file_size(folder / entry.name) == entry.bytes for entry in entries):
         return True
     return any(path.name not in {entry.name for entry in entries} for path in folder.glob("step_*.pt"))
 
@@ -226,7 +215,7 @@ def start_step(folder: Path, resume: str) -> int | None:
         entries = [] if resume == "none" else read_index(folder)
     except RecordError:
         return None
-    usable = [e for e in entries if not e.weights_only and file_size(folder / e.name) == e.bytes]
+    usable = [e for e in entries if file_size(folder / e.name) == e.bytes]
     if resume == CheckpointKind.BEST:
         usable = [entry for entry in usable if CheckpointKind.BEST in entry.kinds]
     return usable[-1].step if usable else 0
@@ -239,29 +228,11 @@ def entry_of(path: Path) -> Entry | None:
     return next((e for e in reversed(entries) if e.name == path.name or kind in e.kinds), None)
 
 
-def keeps_weights(entry: Entry, every: int) -> bool:
-    """Return whether a checkpoint is reduced to its weights instead of deleted. every: GPT2_KEEP_WEIGHTS_EVERY."""
-    return bool(every) and CheckpointKind.ROLLING in entry.kinds and entry.step % every == 0
-
-
 def weights_alone(path: Path) -> RecordError:
     """Return the error for a checkpoint of weights alone that was named to resume from."""
-    step, folder = None, path.parent
-    with contextlib.suppress(RecordError):
-        entry = entry_of(path)
-        step = entry.step if entry else None
-    with contextlib.suppress(RecordError):
-        found = CheckpointIndex(folder).complete
-        nearest = min(found, key=lambda e: abs(e.step - (step or 0)), default=None)
-        if step is not None and nearest is not None:
-            return RecordError(
-                f"{path} holds weights alone: training cannot resume from it",
-                why="it was reduced to its weights, without the states of the optimizer",
-                hint=f"resume from the nearest complete checkpoint, {folder / nearest.name} (step {nearest.step})",
-            )
     return RecordError(
         f"{path} holds weights alone: training cannot resume from it",
-        why="it was imported, or reduced to its weights",
+        why="it was imported",
         hint=f"start a new run from these weights: INIT_FROM={path}",
     )
 

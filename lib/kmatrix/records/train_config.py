@@ -58,7 +58,7 @@ NANOCHAT_FIELDS = (
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
 ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
 ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
-ADDED |= {"checkpoint_minutes": 0.0, "keep_weights_every": 0, "data_layout": "flat"}
+ADDED |= {"data_layout": "flat"}
 ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
 ADDED |= {"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "ddp_overlap": None, "compile_mode": None}
@@ -136,8 +136,6 @@ class TrainFields:
     eval_interval: Size | None = None
     eval_samples: Size | None = None
     checkpoint_interval: Size | None = None
-    checkpoint_minutes: Amount | None = None
-    keep_weights_every: Size | None = None
     seed: Int | None = None
     optimizer: str | None = None
     pruning: str | None = None
@@ -328,12 +326,8 @@ class TrainConfig(TrainFields):
     # Checkpoints
     save_checkpoint: bool  # at the end of the run
     checkpoint_interval: int  # steps; 0: none by steps
-    checkpoint_minutes: float  # minutes between two periodic checkpoints; 0: none by time
     keep_checkpoints: int  # newest periodic checkpoints that are kept
-    keep_every: int  # steps; checkpoints at its multiples are never deleted; 0: none
-    keep_weights_every: int  # steps; checkpoints at its multiples are reduced to weights, not deleted; 0: none
     save_best: bool
-    async_checkpoint: bool
 
     # Optimizer
     optimizer: str

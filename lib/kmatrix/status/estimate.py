@@ -205,9 +205,6 @@ def rest_of_run(
         each = statistics.median(seen) if seen else 0.0
         left += _to_come(step, steps, period) * each
         soon += (_to_come(step, steps, period) - _to_come(min(step + interval, steps), steps, period)) * each
-    if train.checkpoint_minutes:  # by time, in addition
-        seen = [phase.duration_s for phase in phases if phase.name == CHECKPOINT]
-        left += left / (60 * train.checkpoint_minutes) * (statistics.median(seen) if seen else 0.0)
     # Between two lines the estimate counts down, instead of jumping at each line. A run that is stopped, hangs or waits
     # for a disk makes no progress: the estimate then stays at that of its next line.
     return max(0.0, left - min(max(0.0, since_s), max(0.0, soon)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections import namedtuple
 from dataclasses import replace
 
@@ -34,9 +33,9 @@ Disk = namedtuple("Disk", "total used free")
 class Run:
     """A run without its loop: the first bias of the model counts the updates."""
 
-    def __init__(self, folder, attempt=1, world=WORLD, clock=time.monotonic, **fields):
+    def __init__(self, folder, attempt=1, world=WORLD, **fields):
         sha256 = make_data(folder / "data", train=2000, val=200)
-        train = {"checkpoint_interval": 1, "async_checkpoint": False, "keep_checkpoints": 3, "max_iters": 100, **fields}
+        train = {"checkpoint_interval": 1, "keep_checkpoints": 3, "max_iters": 100, **fields}
         self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, **train))
         self.model = build_model(self.config)
         self.log = RunLog(RunDir(folder), "0123456789", attempt, main=True)
@@ -45,7 +44,7 @@ class Run:
         self.parts = TrainingState(
             config=self.config, world=world, model=self.model, optimizers=optimizers, stateful={"log": self.log}
         )
-        self.checkpoints = CheckpointManager(self.parts, self.log, clock)
+        self.checkpoints = CheckpointManager(self.parts, self.log)
         self.folder = folder / "checkpoints"
 
     @property
@@ -60,6 +59,7 @@ class Run:
 
     def save(self, step, *kinds, **options):
         self.set_updates(step).checkpoints.save(*(kinds or [CheckpointKind.ROLLING]), **options)
+        self.checkpoints.wait()
         return self
 
     def next_attempt(self, resume="auto", **fields):
@@ -77,155 +77,13 @@ class Run:
         return [event["event"] for event in read_jsonl(self.log.dir.events)]
 
 
-def test_the_newest_the_best_and_permanent_checkpoints_are_kept(tmp_path):
-    run = Run(tmp_path, keep_every=4)
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
+    run = Run(tmp_path)
     for step in range(1, 11):
         run.save(step, *([CheckpointKind.ROLLING, CheckpointKind.BEST] if step == 3 else [CheckpointKind.ROLLING]))
-    assert run.steps == [3, 4, 8, 9, 10]
+    assert run.steps == [3, 8, 9, 10]
     names = {path.name for path in run.folder.iterdir()}
     assert names == {"index.json", "best.pt", *(f"step_{step:08d}.pt" for step in run.steps)}
-
-
-class Clock:
-    """A clock that tests set, in seconds."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_a_checkpoint_is_due_by_time_once_rank_0_has_announced_it(tmp_path):
-    clock = Clock()
-    run = Run(tmp_path, clock=clock, checkpoint_interval=0, checkpoint_minutes=60.0)
-    run.set_updates(7)
-    clock.now += 3599
-    assert not run.checkpoints.time_is_up()
-    clock.now += 1
-    assert run.checkpoints.time_is_up()
-    assert not run.checkpoints.time_is_up()  # the steps until it is saved do not ask again
-    assert not run.checkpoints.due(7)  # not before all ranks know
-    run.checkpoints.request()
-    assert run.checkpoints.due(7)
-    assert run.checkpoints.reasons() == [CheckpointKind.ROLLING]
-    run.save(7)
-    assert not run.checkpoints.due(8)
-    clock.now += 3600
-    assert run.checkpoints.time_is_up()
-
-
-def test_a_checkpoint_by_steps_restarts_the_clock_of_those_by_time(tmp_path):
-    clock = Clock()
-    run = Run(tmp_path, clock=clock, checkpoint_interval=10, checkpoint_minutes=60.0)
-    clock.now += 3000
-    run.save(10)
-    clock.now += 3000
-    assert not run.checkpoints.time_is_up()
-    clock.now += 600
-    assert run.checkpoints.time_is_up()
-
-
-def test_without_minutes_no_checkpoint_is_due_by_time(tmp_path):
-    clock = Clock()
-    run = Run(tmp_path, clock=clock)
-    clock.now += 1e9
-    assert not run.checkpoints.time_is_up()
-
-
-def weights_files(run):
-    return {entry.step: entry.name for entry in read_index(run.folder) if entry.weights_only}
-
-
-def test_a_checkpoint_at_a_multiple_is_reduced_to_its_weights_when_it_leaves_the_window(tmp_path):
-    run = Run(tmp_path, keep_weights_every=4)
-    for step in range(1, 11):
-        run.save(step)
-    assert run.steps == [4, 8, 9, 10]
-    assert weights_files(run) == {4: "weights_00000004.pt"}
-    names = {path.name for path in run.folder.iterdir()}
-    assert names == {"index.json", "weights_00000004.pt", *(f"step_{step:08d}.pt" for step in (8, 9, 10))}
-    value = load_checkpoint(run.folder / "weights_00000004.pt")
-    assert (value["step"], value["optimizer"], value["rng"], value["carried"]) == (4, {}, [], {})
-    assert value["model"]["ln_f.bias"][0] == 4
-    parameters = 4 * sum(parameter.numel() for parameter in run.model.parameters())
-    assert parameters < (run.folder / "weights_00000004.pt").stat().st_size < parameters + 20_000
-
-
-def test_multiples_of_kept_weights_are_periodic_checkpoints(tmp_path):
-    run = Run(tmp_path, checkpoint_interval=10, keep_weights_every=4)
-    assert [step for step in range(1, 21) if run.checkpoints.due(step)] == [4, 8, 10, 12, 16, 20]
-
-
-def test_the_averaged_weights_are_those_that_stay(tmp_path):
-    run = Run(tmp_path, keep_weights_every=1, keep_checkpoints=1, optimizer="schedulefree").save(1)
-    full = load_checkpoint(run.folder / "step_00000001.pt")
-    run.save(2)
-    kept = load_checkpoint(run.folder / "weights_00000001.pt")
-    assert "judged" not in kept
-    assert all(torch.equal(kept["model"][name], tensor) for name, tensor in full["judged"].items())
-
-
-def test_a_permanent_checkpoint_stays_complete(tmp_path):
-    run = Run(tmp_path, keep_weights_every=2, keep_every=4, keep_checkpoints=1)
-    for step in range(1, 8):
-        run.save(step)
-    assert (run.steps, set(weights_files(run))) == ([2, 4, 6, 7], {2, 6})
-
-
-def test_weights_alone_are_skipped_by_auto_and_refused_by_name_with_the_nearest_complete_one(tmp_path):
-    run = Run(tmp_path, keep_weights_every=4)
-    for step in range(1, 11):
-        run.save(step)
-    path = run.folder / "weights_00000004.pt"
-    with pytest.raises(RecordError, match="holds weights alone") as error:
-        run.next_attempt(str(path))
-    assert f"{run.folder / 'step_00000008.pt'} (step 8)" in error.value.hint
-    for step in (8, 9, 10):
-        (run.folder / f"step_{step:08d}.pt").unlink()
-    assert run.next_attempt("auto", keep_weights_every=4).log.step == 0  # from scratch, not from weights
-    assert path.exists()
-
-
-def test_a_kill_between_the_weights_and_the_deletion_leaves_both_and_the_next_checkpoint_deletes_one(
-    tmp_path, monkeypatch
-):
-    run = Run(tmp_path, keep_weights_every=1, keep_checkpoints=1).save(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(run.checkpoints.index, "remove", lambda entries: None)  # killed here
-        run.save(2)
-    assert [(entry.step, entry.weights_only) for entry in read_index(run.folder)] == [(1, False), (1, True), (2, False)]
-    again = run.next_attempt(keep_weights_every=1, keep_checkpoints=1)
-    assert again.log.step == 2
-    again.save(3)
-    assert [(entry.step, entry.weights_only) for entry in read_index(run.folder)] == [(1, True), (2, True), (3, False)]
-
-
-def test_weights_that_cannot_be_written_leave_the_complete_checkpoint(tmp_path, monkeypatch):
-    run = Run(tmp_path, keep_weights_every=1, keep_checkpoints=1).save(1)
-
-    def only_complete(path, *arguments):
-        if path.name.startswith("weights"):
-            raise RecordError("no space")
-        return save_checkpoint(path, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(manager, "save_checkpoint", only_complete)
-        run.save(2)
-    assert [(entry.step, entry.weights_only) for entry in read_index(run.folder)] == [(1, False), (2, False)]
-    assert run.events == ["checkpoint", "checkpoint failed", "checkpoint"]
-    run.save(3)
-    assert [(entry.step, entry.weights_only) for entry in read_index(run.folder)] == [(1, True), (2, True), (3, False)]
-
-
-def test_a_lost_index_is_made_again_with_the_weights_that_are_there(tmp_path):
-    run = Run(tmp_path, keep_weights_every=4)
-    for step in range(1, 11):
-        run.save(step)
-    (run.folder / "index.json").unlink()
-    again = run.next_attempt()
-    assert again.log.step == 10
-    assert weights_files(again) == {4: "weights_00000004.pt"}
 
 
 def test_two_reasons_at_one_step_give_one_file(tmp_path):
@@ -243,7 +101,8 @@ def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tm
         return save(*arguments)
 
     monkeypatch.setattr(manager, "save_checkpoint", slow_write)
-    run = Run(tmp_path, async_checkpoint=True).save(3)
+    run = Run(tmp_path)
+    run.set_updates(3).checkpoints.save(CheckpointKind.ROLLING)
     run.set_updates(4)  # the call returned before the write, and training continues
     assert run.steps == []
     go.set()
@@ -252,18 +111,15 @@ def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tm
     assert value["model"]["ln_f.bias"][0] == value["step"] == 3
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_a_failed_periodic_save_is_an_event_and_a_failed_blocking_save_an_error(tmp_path, monkeypatch, background):
+def test_a_failed_periodic_save_is_an_event_and_a_failed_blocking_save_an_error(tmp_path, monkeypatch):
     def raise_disk_full(value, file):
         # Leave a partial file, as a write that runs out of space does.
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    run = Run(tmp_path, async_checkpoint=background).save(1)
-    run.checkpoints.wait()
+    run = Run(tmp_path).save(1)
     monkeypatch.setattr(torch, "save", raise_disk_full)
     run.save(2)
-    run.checkpoints.wait()
     assert run.events == ["checkpoint", "checkpoint failed"]
     with pytest.raises(RecordError, match="could not be written"):
         run.save(3, CheckpointKind.FINAL, wait=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.records.checkpoints import entry_of, weights_alone
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import read_matrix_status
@@ -95,7 +94,4 @@ def resume_from(text: str) -> str:
             why=f"expected a file, or one of {', '.join(RESUMES)}",
             hint="`make list-checkpoints` lists the files",
         )
-    entry = entry_of(path.resolve())
-    if entry is not None and entry.weights_only:
-        raise weights_alone(path.resolve())
     return str(path.resolve())

@@ -28,7 +28,7 @@ def saved_steps(runs: Iterable[RunDir]) -> dict[str, int]:
 def _saved_step(run: RunDir) -> int:
     step = 0
     with suppress(KmatrixError, OSError):
-        step = max((entry.step for entry in CheckpointIndex(checkpoint_dir(run)).complete), default=0)
+        step = max((entry.step for entry in CheckpointIndex(checkpoint_dir(run)).present), default=0)
     with suppress(KmatrixError, OSError):
         result = read_result(run)
         if result is not None and result.status == Status.FINISHED:
