@@ -88,7 +88,7 @@ def started(*more):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_ends_with_the_table_of_what_has_run():
     process = started("-k", "test_endings")
     try:
@@ -103,20 +103,3 @@ def test_ctrl_c_ends_with_the_table_of_what_has_run():
     assert process.returncode not in (0, None), before + after
     assert "check-gpu on the CPU" in after
     assert "Traceback" not in before + after
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_all_its_tests_pass_with_the_cpu_in_the_place_of_the_gpu():
-    """A skip is allowed only after the test has come to the line that needs a GPU.
-
-    Left out are further cases of these tests: TF32, which is FP32 on a CPU, a third architecture and a larger model.
-    """
-    process = started("-n", "2", "--dist", "loadfile", "-rs", "-k", "not tf32 and not nanochat2025 and not 350m")
-    try:
-        output, _ = process.communicate()
-    finally:
-        process.kill()
-    assert process.returncode == 0, output[-8000:]
-    reasons = [line for line in output.splitlines() if line.startswith("skipped: ")]
-    assert all("executed up to the GPU" in line for line in reasons), reasons

@@ -100,7 +100,7 @@ def test_programs_refuse_what_they_do_not_imitate(run):
     assert "--priority is not imitated" in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_programs_print_what_the_real_ones_print(slurm, run, tmp_path):
     with SlurmStage(nodes=3, gpus=2) as stage:
 

@@ -16,7 +16,7 @@ import pytest
 from slurm_stage import SlurmStage, remove_stale_stages
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 LAG_S = 3.0  # of the caches of n3
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 

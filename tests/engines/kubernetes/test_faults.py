@@ -22,6 +22,8 @@ CONFLICT = Fault(
     message='Operation cannot be fulfilled on resourcequotas "team": the object has been modified',
 )
 
+pytestmark = pytest.mark.nightly  # the same
+
 
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[FakeKubernetes]:

@@ -21,6 +21,8 @@ from kmatrix.records.jobs.usage import ShareUsage
 from skips import require_program
 from waiting import wait_until
 
+pytestmark = pytest.mark.nightly  # the official client over HTTP, and an imitation of the server
+
 LABEL = "km-4f1a2b-0001"
 
 

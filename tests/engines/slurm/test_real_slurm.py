@@ -26,7 +26,7 @@ from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
 from slurm_stage import SlurmStage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 # Instead of Python: a runner that does not end when it is asked to, unless it is that of a report (submission 3).
 STUBBORN = """#!/bin/sh
 case "$*" in *" 3"*) exit 0;; esac
