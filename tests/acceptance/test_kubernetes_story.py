@@ -177,19 +177,6 @@ def stories(cluster) -> dict[str, Story]:
     return {"lost": lost.result(), "oom": oom.result()}
 
 
-@pytest.fixture(scope="module")
-def rendered(cluster, stories) -> tuple[Story, Path]:
-    """Return a matrix that `plan` has rendered, and the folder of its manifests."""
-    require_program("kubectl")
-    results, folder = cluster.claim / "waits", cluster.claim.parent / "manifests"
-    text = cluster.make(
-        "plan", *cluster.settings(f"RESULTS_DIR={results}", "NUM_GPUS=1", "K8S_CPUS=16", f"RENDER={folder}")
-    ).stdout
-    assert f"kubectl create -f {folder}" in text
-    assert KEY not in text
-    return Story(cluster, results), folder
-
-
 def kubectl(cluster: FakeKubernetes, *words: str) -> str:
     """Return the output of kubectl."""
     command = ["kubectl", f"--kubeconfig={cluster.kubeconfig}", f"--cache-dir={cluster.kubeconfig.parent}", *words]
@@ -256,28 +243,6 @@ def test_a_killed_pod_alone_is_replaced(stories, lost):
     assert first["metadata"]["name"] in names_of(story)
 
 
-def test_rendered_manifests_are_submitted_by_kubectl_and_status_shows_why_a_pod_waits(cluster, rendered):
-    story, folder = rendered
-    objects = applied(*sorted(folder.iterdir()))
-    before = len(cluster.fake.created)
-    kubectl(cluster.fake, "create", f"--filename={folder}")
-    assert cluster.fake.created[before:] == objects
-    name = objects[0]["metadata"]["name"]
-    story.wait(
-        lambda: next(pod for pod in cluster.fake.pods() if pod["metadata"]["name"].startswith(name))["status"][
-            "conditions"
-        ],
-        "the scheduler's look at its pod",
-    )
-
-    # Lines are as long as the terminal of the test.
-    story.wait(
-        lambda: "nodes are available: 2 Insufficient cpu" in " ".join(story.make("status").split()), "the reason"
-    )
-    story.make("stop")
-    assert name not in [job["metadata"]["name"] for job in cluster.fake.jobs()]
-
-
 def test_a_run_out_of_memory_goes_on_with_a_smaller_micro_batch_in_the_same_pod(cluster, stories):
     story = stories["oom"]
     story.wait(lambda: story.status()["attempts"][-1]["micro_batch"], "a smaller micro-batch")
@@ -342,12 +307,11 @@ def test_the_replacement_of_pod_0_finishes_the_run(stories):
     assert story.status()["attempts"][-1]["resume"] != "none"
 
 
-def test_no_value_of_a_secret_is_in_a_manifest_a_file_or_a_log(cluster, stories, rendered):
+def test_no_value_of_a_secret_is_in_a_manifest_a_file_or_a_log(cluster, stories):
     assert KEY not in json.dumps(cluster.fake.created)
-    places = (cluster.claim, rendered[1])
     # Pods that end still write, remove and rename files: until none has vanished meanwhile.
     files = wait_until(
-        lambda: {path: path.read_bytes() for place in places for path in place.rglob("*") if path.is_file()}, "files"
+        lambda: {path: path.read_bytes() for path in cluster.claim.rglob("*") if path.is_file()}, "files"
     )
     assert not [path for path, content in files.items() if KEY.encode() in content]
     logs = [cluster.fake.log(pod) for pod in cluster.fake.pods(live=False)]

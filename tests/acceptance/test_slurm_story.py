@@ -177,10 +177,6 @@ def quick(cluster: Cluster) -> Cluster:
     """The same cluster with further matrices, which train while other jobs wait for their next start."""
     cluster.submit("silent", on_nodes("n3"), steps=PAUSE)  # it trains until its own test
     cluster.submit("two", "NUM_GPUS=2", "NUM_NODES=1,2", "SLURM_EXTRA_FLAGS=--exclude=n[3-7]")
-    results, scripts = cluster.clone.root / "results" / "rendered", cluster.clone.root / "rendered"
-    cluster.make("plan", "ENGINE=slurm", f"RESULTS_DIR={results}", f"RENDER={scripts}", *tiny(on_nodes("n7")))
-    cluster.stage.login(["bash", "-c", "sbatch rendered/*.sbatch"], cwd=cluster.clone.root, env=environment())
-    cluster.stories["rendered"] = Story(cluster, results)
     return cluster
 
 
@@ -356,13 +352,3 @@ def test_while_slurm_does_not_answer_status_shows_steps_and_the_run_finishes(clu
         stage.start_controller()
     shown = story.make("status")
     assert re.search(r"\bfinished\b", shown), shown
-
-
-def test_a_script_that_was_rendered_does_the_same_when_it_is_submitted_by_hand(cluster, quick):
-    story = cluster.stories["rendered"]
-    story.wait_finished()
-    shown = story.make("status")
-    assert re.search(r"\bfinished\b", shown), shown
-    assert sorted(losses(story.run)) == list(range(40))
-    # The second script, which the first job has submitted.
-    story.wait((story.matrix / "summary_report.txt").exists, "its report")

@@ -115,24 +115,13 @@ def test_continue_passes_another_micro_batch_to_the_job(user, slurm, tmp_path):
     assert read_submission(JobsDir(only_matrix(tmp_path)).submission(4)).arguments == {"MICRO_BATCH": "2"}
 
 
-def test_a_length_by_a_budget_is_refused_where_nothing_was_measured(user, slurm, tmp_path):
-    budget = ("MAX_ITERS=0", "TIME=1h", "EVAL_INTERVAL=1000000", "NUM_NODES=1")
-    message = user.refused("test-matrix", *budget)
-    assert "is not known: MAX_ITERS=0 computes it from a measured speed" in message
-    assert "ENGINE=slurm runs later, and no earlier run like it on these nodes is in RESULTS_DIR" in message
-    assert "pass PREFLIGHT=y to measure it in a job first; or set the length with MAX_ITERS=<steps>" in message
-    assert not matrix_dirs(tmp_path / "results")
-    assert not slurm.state
-
-
-def test_a_length_by_a_budget_follows_from_an_earlier_run_on_the_cluster(user, slurm, tmp_path):
+def test_the_steps_that_fit_into_a_budget_follow_from_an_earlier_run_on_the_cluster(user, slurm, tmp_path):
     user.check("test-matrix", "NUM_NODES=1")
     (run,) = only_matrix(tmp_path).runs()
     values = {"run_id": read_json(run.run_json)["run_id"], "attempt": 1, "status": "finished", "step": 10}
-    write_json(run.result, {**values, "spent_s": 30.0, "tokens_per_second": 256.0})  # steps of 8 x 32 tokens: 1 s
-    user.check("test-matrix", "NUM_NODES=1", "MAX_ITERS=0", "TIME=1h", "EVAL_INTERVAL=1000000", "REUSE=n")
-    newest = matrix_dirs(tmp_path / "results")[-1].runs()[0]
-    assert read_json(newest.run_json)["train"]["max_iters"] == 3600 - 20 - 20  # the time around the steps, twice
+    write_json(run.result, {**values, "tokens_per_second": 256.0})  # steps of 8 x 32 tokens: 1 s
+    message = user.refused("test-matrix", "NUM_NODES=1", "MAX_ITERS=0", "TIME=1h")
+    assert "pass MAX_ITERS=3585, which fits at 256 tokens/s, measured in " in message
 
 
 def test_continue_names_the_hosts_on_which_connections_were_lost(user, slurm, tmp_path):
@@ -225,46 +214,10 @@ def test_runs_that_never_start_on_the_cluster_are_refused_before_anything_is_mad
     assert not (tmp_path / "results").exists()
 
 
-def test_plan_shows_the_jobs_and_renders_them_only_when_it_is_asked_to(user, slurm, tmp_path):
+def test_plan_shows_the_jobs(user, slurm, tmp_path):
     said = user.check("plan", "NUM_NODES=2").out
     assert "Slurm: 1 run, on 2 nodes" in said
     assert "Slurm: at most 2 node-hours if each job starts once and takes its whole time" in said
-    assert not (tmp_path / "results").exists()
-    user.check("plan", NODES, f"RENDER={tmp_path}/scripts")
-    matrix = only_matrix(tmp_path)
-    names = [f"{matrix.name}-000{number}.sbatch" for number in (1, 2, 3)]  # the last one is the report
-    assert sorted(path.name for path in (tmp_path / "scripts").iterdir()) == names
-    first = JobsDir(matrix).submission(1)
-    assert (tmp_path / "scripts" / names[0]).read_bytes() == first.sbatch.read_bytes()
-    assert slurm.state == {}
-    # The user submits one of them; the other one is submitted by `continue`.
-    slurm.receive(read_submission(first).label)
-    assert "job 100: submission 1, submitted by an earlier command" in user.check("continue").out
-    assert [share.submission for share in newest_shares(matrix).values()] == [1, 4]
-
-
-def test_plan_makes_the_matrix_and_a_script_for_each_run_over_several_nodes(user, tmp_path):
-    out = user.check("plan", "ENGINE=local", "NUM_NODES=2", f"RENDER={tmp_path}/scripts").out
-    (script,) = (tmp_path / "scripts").iterdir()
-    assert f"bash {script} NODE HOST" in out
-    assert "--nnodes=2 --nproc-per-node=1" in script.read_text()
-    (matrix,) = (tmp_path / "results").iterdir()
-    assert not (matrix / "engine.json").exists()
-    assert "1 planned" in user.check("status", f"TARGET={matrix}").out
-    assert "needs 2 nodes: start it by hand" in user.refused("continue", f"TARGET={matrix}")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("RENDER={0}/file",), "is not a directory"),
-        (("RENDER={0}/data",), "is not empty"),
-        (("RENDER={0}/x", "ENGINE=local"), "ENGINE=local has none"),
-    ],
-)
-def test_a_bad_folder_for_scripts_is_refused_before_anything_is_made(user, tmp_path, words, message):
-    (tmp_path / "file").touch()
-    assert message in user.refused("plan", *(word.format(tmp_path) for word in words))
     assert not (tmp_path / "results").exists()
 
 

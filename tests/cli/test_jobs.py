@@ -216,7 +216,6 @@ def test_a_matrix_whose_jobs_all_wait_is_queued_and_need_not_be_continued(tmp_pa
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"rendered": True}, "1 run not submitted: submit the rendered scripts, or: "),
         ({"submitted": False}, "the submission was interrupted: 1 run without a job; submit: "),
         ({"path": "/elsewhere", "submitted": True}, "moved from /elsewhere: "),
     ],

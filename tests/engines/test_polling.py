@@ -84,7 +84,7 @@ def test_jobs_that_have_all_ended_are_not_asked_for_until_there_are_others(matri
 
 def test_a_job_that_nobody_noted_is_found_by_its_label(matrix):
     make_submission(matrix, [["a"], ["b"]], events=["intent"])  # the submitter was killed after sbatch
-    make_submission(matrix, [["c"]], number=2, events=[])  # rendered, and submitted by hand
+    make_submission(matrix, [["c"]], number=2, events=[])  # submitted by hand
     scheduler = FakeScheduler(phases={"77_1": "running"}, labels={"kmatrix-k7-1": "77", "kmatrix-k7-2": "78"})
     found = refresh(matrix, scheduler=scheduler).jobs
     assert {share: one.job for share, one in found.items()} == {"1.0": "77_0", "1.1": "77_1", "2.0": "78"}

@@ -337,14 +337,14 @@ def test_an_ended_job_is_believed_although_its_claim_is_fresh(matrix, slurm):
     assert not occupied_runs(matrix, read_engine(matrix), slurm, RUNS)
 
 
-def rendered(matrix, slurm, submission=WIDE):
+def prepared(matrix, slurm, submission=WIDE):
     """Write a submission that the user submits by hand."""
     with submitting(matrix) as submitter:
         return submit.prepare(submitter, read_engine(matrix), slurm, submission)[0]
 
 
 def test_a_script_that_was_submitted_by_hand_is_found_by_its_label(matrix, slurm):
-    label = read_submission(rendered(matrix, slurm)).label
+    label = read_submission(prepared(matrix, slurm)).label
     job = slurm.receive(label)
     run_command(matrix, slurm)
     assert submitted_jobs(JobsDir(matrix))[1] == job
@@ -353,7 +353,7 @@ def test_a_script_that_was_submitted_by_hand_is_found_by_its_label(matrix, slurm
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_job_with_the_claim_counts_of_two_jobs_of_one_script(matrix, slurm, which):
-    label = read_submission(rendered(matrix, slurm)).label
+    label = read_submission(prepared(matrix, slurm)).label
     jobs = [slurm.receive(label), slurm.receive(label)]
     training, idle = jobs[which], jobs[1 - which]
     claimed(matrix, "1.0", training)
@@ -379,7 +379,7 @@ def test_a_share_whose_noted_job_has_ended_is_busy_while_another_job_of_its_scri
 
 
 def test_a_script_that_was_submitted_by_hand_occupies_its_runs_before_any_command_has_noted_its_job(matrix, slurm):
-    job = slurm.receive(read_submission(rendered(matrix, slurm)).label)
+    job = slurm.receive(read_submission(prepared(matrix, slurm)).label)
     view = occupied_runs(matrix, read_engine(matrix), slurm, RUNS)["a"]
     assert (view.job, view.phase) == (job, SchedulerPhase.PENDING)
 
@@ -393,8 +393,8 @@ def test_the_scheduler_is_asked_for_all_runs_at_once_and_status_comes_to_the_sam
     assert [activity.of(run).activity for run in RUNS] == ["queued"] * 3
 
 
-def test_a_rendered_script_without_a_job_does_not_keep_its_runs(matrix, slurm):
-    rendered(matrix, slurm)
+def test_a_script_without_a_job_does_not_keep_its_runs(matrix, slurm):
+    prepared(matrix, slurm)
     assert list(run_command(matrix, slurm)) == [2, 3]
     assert (CANCELLED, 1) not in events(matrix)
 

@@ -128,16 +128,6 @@ def test_a_claim_counts_without_an_answer_until_it_is_old(matrix):
     assert activity.why_silent == "Unable to contact slurm controller"
 
 
-def test_a_rendered_script_may_have_a_job_that_nobody_can_be_asked_for(matrix):
-    make_engine(matrix, submitted=False, rendered=True)
-    make_submission(matrix, [["a"]], events=())
-    make_submission(matrix, [["b"]], number=2, events=())
-    answer(matrix, {"1.0": view("12", "pending")}, why_not="Unable to contact slurm controller")
-    activity = MatrixActivity(matrix)
-    assert [activity.of(run).activity for run in "ab"] == ["unknown", "none"]  # the older answer knew a job of one
-    assert activity.why_silent == "Unable to contact slurm controller"
-
-
 def test_an_old_answer_does_not_count(matrix):
     make_engine(matrix)
     make_submission(matrix, [["a"]])

@@ -43,12 +43,10 @@ def make_empty(root: Path, *runs: str) -> MatrixDir:
     return matrix
 
 
-def make_engine(
-    matrix: MatrixDir, *, engine: str = SLURM, submitted: bool = True, path: str = "", rendered: bool = False
-) -> None:
+def make_engine(matrix: MatrixDir, *, engine: str = SLURM, submitted: bool = True, path: str = "") -> None:
     """Write engine.json, which makes a matrix one of a cluster. path: another one than its own."""
     own = path or str(matrix.path.resolve())
-    write_engine(matrix, EngineFile(engine=engine, id="k7", path=own, submitted=submitted, rendered=rendered))
+    write_engine(matrix, EngineFile(engine=engine, id="k7", path=own, submitted=submitted))
 
 
 def make_submission(

@@ -253,7 +253,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "plan": Command(
             PLAN + "plan",
             "forecast memory, time, energy, cost and disk space of every run",
-            "GPU= GPUS= RENDER=",
+            "GPU= GPUS=",
             assigns=True,
         ),
         "test-matrix": Command(START + "test_matrix", "run the matrix", f"DETACH=1 WAIT=1 {START_TAKES}", assigns=True),

@@ -146,8 +146,6 @@ def next_steps(view: MatrixView) -> Iterator[str]:
         yield f"job {jobs.next_job} submits the next seeds, if the verdict needs any, after the jobs of this round"
     elif not jobs.unsubmitted:
         return
-    elif jobs.is_rendered:
-        yield f"{plural(jobs.unsubmitted, 'run')} not submitted: submit the rendered scripts, or: {again}"
     elif jobs.next_seeds is not None:
         why = f"; why: {printable(shown(view.path / jobs.next_log))}" if jobs.next_log else ""
         yield f"the next seeds have no job: {plural(jobs.unsubmitted, 'run')}{why}; submit: {again}"

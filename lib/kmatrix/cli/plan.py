@@ -10,7 +10,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, with_data
 from kmatrix.depth_rule import RULES, describe, describe_batch
-from kmatrix.errors import ConfigError, LaunchError, reason_of
+from kmatrix.errors import LaunchError, reason_of
 from kmatrix.experiment.cluster.data import large_data
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
 from kmatrix.experiment.inputs.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
@@ -111,7 +111,6 @@ def _plan(arguments: Arguments) -> Plan:
         kconfig=arguments.kconfig,
         gpus=arguments.get("GPUS"),
         options=arguments.takes,
-        by_hand=bool(arguments.get("RENDER")),
     )
 
 
@@ -208,8 +207,6 @@ def plan(arguments: Arguments) -> int:
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
         arguments = dataclasses.replace(arguments, assignments={**arguments.assignments, "DEVICE": "cuda"})
     made = _plan(arguments)
-    if arguments.get("RENDER"):
-        return _render(arguments, made)
     data_dir = made.data_dir
     # Group by the text itself: runs that differ only in a seed or a rate need the same.
     grouped: dict[tuple[str, ...], list[str]] = {}
@@ -244,25 +241,6 @@ def plan(arguments: Arguments) -> int:
         from kmatrix.cli.running.jobs import show_jobs
 
         show_jobs(made)
-    return 0
-
-
-def _render(arguments: Arguments, made: Plan) -> int:
-    """Make the matrix without running it, and write the scripts that run it on other nodes."""
-    if made.config.engine == LOCAL:
-        if all(planned.config.train.num_nodes == 1 for planned in made.runs):
-            raise ConfigError(
-                "RENDER= writes scripts for jobs of a cluster, or for several nodes",
-                why="ENGINE=local has none, and every run is on one node",
-                hint="pass ENGINE=slurm, or NUM_NODES=2",
-            )
-        from kmatrix.cli.running.by_hand import render_by_hand
-
-        render_by_hand(arguments, made)
-        return 0
-    from kmatrix.cli.running.jobs import render
-
-    render(arguments, made)
     return 0
 
 

@@ -77,7 +77,6 @@ class Creation:
     engine: str = LOCAL
     nodes: Nodes | None = None  # of the cluster that executes the runs; None: this machine does
     settings: Mapping[str, str] = field(default_factory=dict)  # symbol -> value, those of the scheduler of a cluster
-    rendered: bool = False  # the jobs of a cluster are submitted by the user
     initial: Mapping[str, InitialWeights] = field(default_factory=dict)  # by the text of INIT_FROM
 
 
@@ -185,7 +184,7 @@ def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Cr
     write_plan(matrix, (_planned(name, run, folder, made_from, short) for run in made_from.plan.runs))
     path = matrix.path.with_name(name).resolve()
     if made_from.engine != LOCAL:  # before the matrix is there: without this file, it would be one of this machine
-        write_engine(matrix, new_engine(made_from.engine, path, made_from.settings, rendered=made_from.rendered))
+        write_engine(matrix, new_engine(made_from.engine, path, made_from.settings))
     place = {"place": as_json(Owner.of(matrix, path))}
     write_json(matrix.matrix_json, {**_matrix_json(name, folder, made_from, {**origin, "files": code.files}), **place})
 

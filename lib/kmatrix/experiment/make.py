@@ -37,7 +37,6 @@ def make_matrix(
     preflight: bool | None = None,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
-    rendered: bool = False,
     on_message: OnMessage = ignore,
     on_progress: Callable[[RunProgress], None] | None = None,
     on_note: Callable[[str], None] | None = None,
@@ -48,14 +47,13 @@ def make_matrix(
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
     an earlier run.
-    rendered: the user submits the jobs of a cluster.  on_message: called with notes and warnings.
+    on_message: called with notes and warnings.
     on_progress, on_note: called with the progress and the notes of preflight runs.
     run_jobs: trains these runs on the cluster of the plan.
     Raises ConfigError, DataError or LaunchError before anything is made.
     """
     tries = plan.config.preflight if preflight is None else preflight
     creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
-    creation = dataclasses.replace(creation, rendered=rendered)
     if tries:
         try_runs(
             creation,

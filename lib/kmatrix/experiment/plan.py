@@ -177,7 +177,6 @@ def make_plan(
     one: bool = False,
     options: Collection[str] = (),
     machine: Path | None = None,
-    by_hand: bool = False,
 ) -> Plan:
     """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
 
@@ -185,7 +184,6 @@ def make_plan(
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
     machine: the .config whose settings of the machine replace those of `config`, which is that of a run.
-    by_hand: the user starts the runs, over several nodes also without a scheduler.
     """
     tree = open_tree(kconfig)
     asked = overrides(tree, assignments, options)
@@ -196,7 +194,7 @@ def make_plan(
     if one:
         base = _without_matrix(base, asked)
     words = tuple(f"{name}={text}" for name, text in assignments.items())
-    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, by_hand=by_hand)
+    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
@@ -231,7 +229,6 @@ def _plan(
     one: bool,
     words: tuple[str, ...],
     text: str,
-    by_hand: bool = False,
 ) -> Plan:
     """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan.
 
@@ -270,10 +267,9 @@ def _plan(
     runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
     trained = {planned.run: planned.kind.config.train for planned in runs}
     _refuse_budget_alone(kinds, found, nodes, cpu_runs)
-    verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine, by_hand=by_hand)
+    verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine)
     warned += verdict.warnings
-    if not by_hand:
-        _refuse_nodes(control.engine, kinds)
+    _refuse_nodes(control.engine, kinds)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     notes, warnings = forecast_benchmarks((kind.config.train for kind in kinds.values()), data_dir)

@@ -32,14 +32,13 @@ ENDING_S = 60.0  # jobs that were killed have ended within this time
 POLL_S = 1.0  # between two questions whether they have
 
 
-def new_engine(engine: str, path: Path, settings: Mapping[str, str], *, rendered: bool = False) -> EngineFile:
+def new_engine(engine: str, path: Path, settings: Mapping[str, str]) -> EngineFile:
     """Return a new engine.json. path: of the matrix.  settings: symbol -> value."""
     return EngineFile(
         engine=engine,
         id=_new_id(),
         path=str(path.resolve()),
         settings=dict(settings),
-        rendered=rendered,
     )
 
 
@@ -72,7 +71,7 @@ def own_engine(matrix: MatrixDir, engine: EngineFile, scheduler: Scheduler) -> t
         ended = _end_jobs(matrix, engine, scheduler)
         _forget_jobs(matrix)  # they were killed, and their claims look as if they lived
         # A new id: a copy that was made before the move is taken for a move, too, and would have the same jobs.
-        moved = replaced(engine, path=str(here), id=_new_id(), rendered=False)
+        moved = replaced(engine, path=str(here), id=_new_id())
         write_engine(matrix, moved)
         return moved, f"the matrix was moved from {former}" + (f": cancelled {ended}" if ended else "")
     _forget_jobs(matrix)

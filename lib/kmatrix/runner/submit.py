@@ -359,7 +359,7 @@ def submit_plans(
     submissions = [replaced(one, arguments=dict(arguments)) for one in submissions_of(plans, rules)]
     if submissions:
         refuse_submissions(scheduler, submissions)
-    write_engine(submitter.jobs.matrix, replaced(engine, rendered=False))
+    write_engine(submitter.jobs.matrix, engine)
     # The report is one of a command that was interrupted, too.
     last = bool(submissions) or (is_busy and not has_report(submitter.jobs, engine, scheduler))
     further = {**site, **{name: text for name, text in arguments.items() if name in OF_FURTHER_SEEDS}}

@@ -65,7 +65,7 @@ class Activity(StrEnum):
 class Handover(StrEnum):
     """What the log of the submitter says about a share."""
 
-    NO = "no"  # made, or rendered, and not submitted
+    NO = "no"  # made, and not submitted
     INTENT = "intent"  # its submitter was killed, perhaps before sbatch
     YES = "submitted"
     CANCELLED = "cancelled"
@@ -106,7 +106,7 @@ def share_activity(
     if trace is not Trace.NOTHING and (newer or scheduler is None or not answers):
         return OF_TRACE[trace]
     if not answers:
-        # A rendered script that the user has submitted is in no log: an earlier answer knew its job.
+        # A script that the user has submitted is in no log: an earlier answer knew its job.
         unknown = handover in HANDED_OVER or (handover is Handover.NO and scheduler is not None)
         return Activity.UNKNOWN if unknown and scheduler is not SchedulerPhase.ENDED else Activity.NONE
     if scheduler is None:  # submitted after the answer
@@ -221,8 +221,7 @@ class MatrixActivity:
         """The reason why the scheduler does not answer, in its words; "" if it does, or there can be no job."""
         if self.engine is None or self._answers or self._original:
             return ""
-        # The user may have submitted rendered scripts, which no log tells.
-        if not self.engine.rendered and not any(one in HANDED_OVER for one in self._handovers.values()):
+        if not any(one in HANDED_OVER for one in self._handovers.values()):
             return ""
         return self._poll.why_not or NOT_ASKED
 

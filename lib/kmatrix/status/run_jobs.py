@@ -54,7 +54,6 @@ class MatrixJobs:
     unknown: int
     silent: str = ""  # why the scheduler does not answer, in its words; "" if it does
     unsubmitted: int = 0  # unfinished runs without a job
-    is_rendered: bool = False  # its scripts were written for the user to submit
     is_interrupted: bool = False  # its submission was
     left_out: Mapping[str, str] = field(default_factory=dict)  # run whose job waits -> that its user has held it
     original: str = ""  # the path that its jobs were submitted for, if it is another one
@@ -125,8 +124,7 @@ def jobs_of(
         silent=activity.why_silent,
         # The job of the next seeds submits them.
         unsubmitted=len(without) if last is None or last.activity is Activity.NONE else 0,
-        is_rendered=engine.rendered,
-        is_interrupted=not engine.rendered and (not engine.submitted or any(one.share is not None for one in without)),
+        is_interrupted=not engine.submitted or any(one.share is not None for one in without),
         # A runner follows a request: until its job starts, only the file of the requests has it.
         left_out={
             name: asked.reason for name, asked in requests.items() if activity.of(name).activity is Activity.QUEUED

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from kmatrix.engines.slurm import commands
-from kmatrix.engines.slurm.by_hand import live_jobs, submit_others
 from kmatrix.engines.slurm.scheduler import SlurmScheduler
 from kmatrix.engines.slurm.script import JobPlace
 from kmatrix.records.jobs.files import (
@@ -77,15 +76,12 @@ def jobs(stage, monkeypatch):
 def test_jobs_are_found_killed_task_by_task_and_the_report_comes_after_them(stage, jobs):
     found, scheduler = jobs
     array = scheduler.submit(found.submission(1), SubmissionFile())
-    said: list[str] = []
-
-    submit_others(found, ENGINE, [str(found.submission(number).sbatch) for number in (1, 2, 3)], {}, said.append)
+    single = scheduler.submit(found.submission(2), SubmissionFile())
+    report = scheduler.submit(found.submission(3), SubmissionFile(kind=REPORT), [array, single])
 
     known = scheduler.find([job_label("abc", number) for number in (1, 2, 3)])
     assert known[job_label("abc", 1)] == array
-    single, report = known[job_label("abc", 2)], known[job_label("abc", 3)]
-    assert said[0] == f"job.sbatch has a job: {array}"
-    assert said[1:] == [f"submitted job.sbatch: job {single}", f"submitted job.sbatch: job {report}, after all others"]
+    assert (known[job_label("abc", 2)], known[job_label("abc", 3)]) == (single, report)
     ids = {"1.0": f"{array}_0", "1.1": f"{array}_1", "1.2": f"{array}_2", "2.0": single, "3.0": report}
 
     def phases():
@@ -105,5 +101,4 @@ def test_jobs_are_found_killed_task_by_task_and_the_report_comes_after_them(stag
     scheduler.cancel([ids["1.0"], ids["1.2"], single], now=True)
     stage.wait(lambda: set(phases().values()) == {SchedulerPhase.ENDED}, "the end of all, and of the report")
     assert scheduler.poll(ids)["3.0"].state == "COMPLETED"
-    assert live_jobs([job_label("abc", number) for number in (1, 2, 3)]) == []
     assert scheduler.find([job_label("abc", 1)]) == {job_label("abc", 1): array}

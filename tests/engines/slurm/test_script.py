@@ -136,12 +136,11 @@ def test_paths_with_blanks_and_quotes_stay_one_word(tmp_path):
     python.chmod(0o755)
     text = rendered(matrix=folder / "m", place=JobPlace(root=root, python=python), SLURM_SETUP=str(setup))
 
-    command = ["bash", "-s", "other script"]
-    done = subprocess.run(command, input=text, text=True, capture_output=True, cwd=tmp_path, check=True, env={})
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, cwd=tmp_path, check=True, env={})
 
     assert done.stdout.splitlines() == [
-        *("1", str(root), f"{root}:{root}/lib", "-m", "kmatrix.runner.share", "--script", "bash", "--"),
-        *(str(folder / "m"), "3", "other script"),
+        *("1", str(root), f"{root}:{root}/lib", "-m", "kmatrix.runner.share", "--"),
+        *(str(folder / "m"), "3"),
     ]
     assert not (tmp_path / "pwned").exists()
     output = next(line for line in directives(text) if line.startswith("--output="))

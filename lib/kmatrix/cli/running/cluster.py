@@ -120,7 +120,7 @@ def _same_matrix(plan: Plan, *, reuse: bool) -> tuple[MatrixDir | None, str]:
             engine = read_engine(matrix)
         except KmatrixError:
             continue
-        if engine is None or engine.rendered or engine.engine != plan.config.engine:
+        if engine is None or engine.engine != plan.config.engine:
             continue
         is_here = is_at_home(matrix, engine) and matrix.is_mine()
         record = read_matrix_file_or_empty(matrix)
@@ -222,7 +222,7 @@ def _submit(
         if plans or busy:
             print_job_commands(matrix)
     # Last: a command that is killed before is found, and completed, by the next one.
-    write_engine(matrix, replaced(engine, rendered=False, submitted=True))
+    write_engine(matrix, replaced(engine, submitted=True))
     return Submitted(plan=plan, is_idle=not plans and not busy)
 
 

@@ -1,20 +1,15 @@
-"""The jobs that a plan becomes on a cluster: check them, show them, and write their scripts for the user to submit."""
+"""The jobs that a plan becomes on a cluster: check them and show them."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
-from kmatrix.cli.commands import Arguments
-from kmatrix.cli.running.make import make_dirs
 from kmatrix.engines.base import Scheduler
-from kmatrix.engines.schedulers import find_scheduler, settings_of, site_settings
-from kmatrix.errors import ConfigError, LaunchError, reason_of
+from kmatrix.engines.schedulers import find_scheduler, settings_of
+from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.jobs import planned_attempts
 from kmatrix.experiment.plan import Plan
 from kmatrix.paste import make_command
-from kmatrix.records.decode import replaced
 from kmatrix.records.jobs.files import (
     REPORT,
     EngineFile,
@@ -24,12 +19,11 @@ from kmatrix.records.jobs.files import (
 )
 from kmatrix.records.jobs.usage import HOUR
 from kmatrix.records.paths import MatrixDir, below_root
-from kmatrix.runner.resume import reopen
-from kmatrix.runner.shares import parallel_notes, report_submission, submissions_of, time_notes
-from kmatrix.runner.submit import prepare, refuse_submissions, submitting
+from kmatrix.runner.shares import parallel_notes, submissions_of, time_notes
+from kmatrix.runner.submit import refuse_submissions
 from kmatrix.status.outcomes import SEED_AXIS
 from kmatrix.status.state import RunPlan
-from kmatrix.text import duration, plural, shown
+from kmatrix.text import duration, plural
 
 
 def check_plan(scheduler: Scheduler, plan: Plan) -> list[str]:
@@ -79,56 +73,6 @@ def _most_hours(shapes: Sequence[Shape]) -> str:
     nodes = sum(shape.nodes * (shape.seconds or 0.0) for shape in shapes) / HOUR
     gpus = sum(shape.nodes * shape.gpus_per_node * (shape.seconds or 0.0) for shape in shapes) / HOUR
     return f"at most {nodes:,.4g} node-hours" + (f", {gpus:,.4g} GPU-hours" if gpus else "")
-
-
-def render(arguments: Arguments, plan: Plan) -> None:
-    """Make a matrix without submitting it, and write its scripts to RENDER=, for the user to submit."""
-    folder = Path(arguments.get("RENDER")).expanduser().resolve()
-    scheduler = find_scheduler(plan.config.engine, settings_of(plan.config.engine, plan.runs[0].values.texts))
-    check_plan(scheduler, plan)
-    empty_folder(folder)
-    matrix, _ = make_dirs(arguments, plan, reuse=True, rendered=True)
-    engine, written = engine_of(matrix), []
-    with submitting(matrix) as submitter:
-        pending, rules, numbers = reopen(matrix, None), scheduler.rules(), list[int]()
-        has_seeds = pending.rounds is not None
-        site = site_settings(engine.engine, engine.settings) if has_seeds else {}
-        report = report_submission(rules, seeds=has_seeds, arguments=site)
-        for submission in [*submissions_of(pending.plans, rules), report]:
-            after = tuple(numbers) if submission.kind == REPORT else ()
-            made, _ = prepare(submitter, engine, scheduler, replaced(submission, after=after))
-            numbers.append(made.number)
-            for path in (made.sbatch, made.manifest):
-                if path.exists():
-                    copy = folder / f"{matrix.name}-{made.path.name}{path.suffix}"
-                    copy.write_bytes(path.read_bytes())
-                    written.append(copy)
-    print(f"{plural(len(pending.plans), 'run')} in {shown(matrix.path)}, not submitted")
-    for path in written:
-        print(f"  {shown(path)}")
-    place = shlex.quote(shown(folder))
-    # sbatch takes one script. With a glob, the first job submits the others, if nodes may.
-    how = f'for job in {place}/*.sbatch; do sbatch "$job"; done'
-    context = plan.runs[0].values.texts.get("K8S_CONTEXT")  # the namespace is in the manifests
-    kubectl = f"kubectl {f'--context={shlex.quote(context)} ' if context else ''}create -f {place}"
-    print(f"submit: {how if written[0].suffix == '.sbatch' else kubectl}")
-    print_job_commands(matrix)
-
-
-def empty_folder(folder: Path) -> None:
-    """Make the folder of RENDER=. Raises ConfigError if it is not empty, LaunchError if it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        there = next(folder.iterdir(), None)
-        probe = folder / ".kmatrix"
-        probe.touch()
-        probe.unlink()
-    except FileExistsError:
-        raise ConfigError(f"RENDER={folder} is not a directory", hint="pass a new directory") from None
-    except OSError as error:
-        raise LaunchError(f"cannot write RENDER={folder}", why=reason_of(error), hint="pass another one") from None
-    if there is not None:
-        raise ConfigError(f"RENDER={folder} is not empty", why=f"it has {there.name}", hint="pass a new directory")
 
 
 def content_of(submission: SubmissionFile) -> str:

@@ -35,20 +35,15 @@ def make_dirs(
     *,
     reuse: bool,
     shards: Mapping[Key, int] | None = None,
-    rendered: bool = False,
     run_jobs: Callable[[MatrixDir], object] | None = None,
 ) -> tuple[MatrixDir, RecorderLauncher | None]:
     """Make the directories of a matrix; return it and what starts the GPU recorders, None for no recording.
 
-    rendered: the user submits the jobs of a cluster.  run_jobs: trains the runs of a
-    preflight there.
+    run_jobs: trains the runs of a preflight on a cluster.
     """
     recorders = recorder_launcher(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
     check_simulation(arguments.get("SIMULATE"), (config.train.num_nodes for config in plan.configs.values()))
     preflight = yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else None
-    if rendered and (plan.config.preflight if preflight is None else preflight):
-        print("note: PREFLIGHT=n here: RENDER= submits no jobs")
-        preflight = False
     with ProgressDisplay() as display:
         matrix = make_matrix(
             plan,
@@ -56,7 +51,6 @@ def make_dirs(
             preflight=preflight,
             reuse=reuse and not arguments.get("SIMULATE"),  # a reused run would have no simulated recording
             shards=shards,
-            rendered=rendered,
             on_message=print,
             on_progress=display,
             on_note=display.note,

@@ -125,7 +125,7 @@ class LocalEngine:
         for run in runs:
             problems += [f"{run.name}: {problem}" for problem in _problems(run, len(self._gpus))]
             if run.nodes > 1 and not self._spread.has_agents(run):
-                problems.append(f"{run.name}: needs {run.nodes} nodes: start it by hand, or submit it to a cluster")
+                problems.append(f"{run.name}: needs {run.nodes} nodes: submit it to a cluster")
         return problems
 
     def plan(self, runs: Sequence[RunPlan]) -> str:

@@ -9,7 +9,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.matrix.rules import AUTO, Configuration, VerdictSettings, families_of, resolve_rules, rules_warnings
-from kmatrix.records.jobs.files import KUBERNETES, LOCAL, SLURM
+from kmatrix.records.jobs.files import KUBERNETES
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
 
@@ -29,9 +29,8 @@ def plan_verdict(
     trained: Mapping[Run, TrainConfig],
     *,
     engine: str,
-    by_hand: bool,
 ) -> PlannedVerdict:
-    """Return how the losses of these runs will be compared. by_hand: the user starts them.
+    """Return how the losses of these runs will be compared.
 
     trained: by run, where runs of a kind share that of the first one.
 
@@ -45,7 +44,7 @@ def plan_verdict(
     rules = resolve_rules(tree, matrix, settings, families)
     if not rules.seeds_auto:
         return PlannedVerdict(rules=rules)
-    _refuse_submission(engine, by_hand=by_hand)
+    _refuse_submission(engine)
     return PlannedVerdict(rules=rules, warnings=tuple(rules_warnings(rules, [len(family) for family in families])))
 
 
@@ -55,14 +54,12 @@ def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
     return *data, train.block_size, train.eval_samples
 
 
-def _refuse_submission(engine: str, *, by_hand: bool) -> None:
+def _refuse_submission(engine: str) -> None:
     """Raise ConfigError for adaptive seeds where no runner and no job can start the next ones."""
-    if engine == SLURM or (engine == LOCAL and not by_hand):
+    if engine != KUBERNETES:
         return
     raise ConfigError(
         f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
-        why="pods may not make the Jobs of further seeds"
-        if engine == KUBERNETES
-        else "nobody starts further seeds after scripts that are started by hand",
+        why="pods may not make the Jobs of further seeds",
         hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
     )

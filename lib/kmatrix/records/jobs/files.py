@@ -53,8 +53,7 @@ class EngineFile(Record, frozen=True, kw_only=True):
     id: EngineId  # random; part of the comment or label of each job
     path: str  # of the matrix when this was written: at another path, the jobs belong to the original
     settings: dict[str, str] = field(default_factory=dict)  # symbol -> value of the scheduler's settings in use
-    submitted: bool = False  # every run of the first submission was handed over; False: interrupted, or only rendered
-    rendered: bool = False  # the scripts were written for the user, who submits them
+    submitted: bool = False  # every run of the first submission was handed over; False: interrupted
 
 
 class Shape(Record, frozen=True, kw_only=True):

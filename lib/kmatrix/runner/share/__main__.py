@@ -1,4 +1,4 @@
-"""The program of a job: python -m kmatrix.runner.share [--task N] [--script PATH] MATRIX SUBMISSION [SCRIPT...]."""
+"""The program of a job: python -m kmatrix.runner.share [--task N] MATRIX SUBMISSION."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.engines.allocation import find_allocation, task_of
-from kmatrix.engines.slurm.by_hand import is_first_start, submit_others, submit_report_later
 from kmatrix.errors import KmatrixError, LaunchError, is_full, path_problem, reason_of
-from kmatrix.records.jobs.files import KUBERNETES, REPORT, SLURM, read_engine, read_submission
+from kmatrix.records.jobs.files import KUBERNETES, REPORT, read_engine, read_submission
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.runner.share.folder import RunningShare
@@ -24,19 +23,8 @@ EXIT_REFUSED = 2
 EXIT_NOT_SUBMITTED = 3  # the next seeds
 
 
-def run_job(
-    path: Path,
-    number: int,
-    task: int,
-    environment: Mapping[str, str],
-    *,
-    script: Path | None = None,
-    others: Sequence[str] = (),
-) -> int:
-    """Run the task of a submission; return the exit status of the job.
-
-    script: of the job.  others: further scripts that were given to sbatch.
-    """
+def run_job(path: Path, number: int, task: int, environment: Mapping[str, str]) -> int:
+    """Run the task of a submission; return the exit status of the job."""
     matrix = MatrixDir(path.resolve())
     folder = JobsDir(matrix).submission(number)
     engine, submission = read_engine(matrix), read_submission(folder)
@@ -47,13 +35,9 @@ def run_job(
             why="this job was submitted for a matrix that was moved, deleted or damaged since",
             hint="make continue TARGET=<the matrix> submits its runs again",
         )
-    if others and engine.engine == SLURM and is_first_start(environment):
-        submit_others(JobsDir(matrix), engine, others, environment, say)
     if submission.kind == REPORT:
         if engine.engine == KUBERNETES:  # Slurm starts this job after the others
             wait_for_others(matrix, folder, submission)
-        elif submit_report_later(folder, script, engine, say):
-            return 0
         could_submit = not submission.seeds or submit_next_seeds(matrix, folder, submission)
         return write_report(matrix, folder) or (0 if could_submit else EXIT_NOT_SUBMITTED)
     names = next((entry.runs for entry in submission.shares if entry.task == task), ())
@@ -72,21 +56,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("matrix", type=Path, help="the directory of the matrix")
     parser.add_argument("submission", type=int, help="number of the submission")
     parser.add_argument("--task", type=int, help="number of the share (default: that of the job, or 0)")
-    parser.add_argument("--script", type=Path, help="the script of this job")
-    parser.add_argument("others", nargs="*", help="further scripts of the matrix, to be submitted")
     arguments = parser.parse_args(argv)
     task = arguments.task
     if task is None:
         task = task_of(os.environ)
     try:
-        return run_job(
-            arguments.matrix,
-            arguments.submission,
-            task,
-            os.environ,
-            script=arguments.script,
-            others=arguments.others,
-        )
+        return run_job(arguments.matrix, arguments.submission, task, os.environ)
     except KmatrixError as error:
         say(f"error: {error}")
         return EXIT_REFUSED
