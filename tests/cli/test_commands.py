@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from kmatrix.matrix.axes import ELSEWHERE, resolve_name
 from programs import ROOT, Program, run
 from records_factory import FakeRun, make_matrix
 
-CONFIGURATION = sorted(name for name, command in COMMANDS.items() if "configure:" in command.handler)
 HEAVY = ("torch", "numpy", "matplotlib", "rich", "transformers", "pynvml", "psutil")
 
 
@@ -39,25 +39,20 @@ def program(*arguments: str, code: str = "", **environment: str) -> subprocess.C
     )
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_has_a_function_and_a_help_text(name):
-    import importlib
+def test_every_command_has_a_function_and_a_help_text():
+    for name, command in COMMANDS.items():
+        module, _, function = command.handler.partition(":")
+        assert callable(getattr(importlib.import_module(module), function)), name
+        assert command.help in cli.usage("make TARGET"), name
+    assert run("help").out.startswith("usage: kmatrix COMMAND")
+    assert run().status == 0
 
-    module, _, function = COMMANDS[name].handler.partition(":")
 
-    assert callable(getattr(importlib.import_module(module), function))
-    assert COMMANDS[name].help in cli.usage("make TARGET")
-
-
-def test_test_matrix_with_an_underscore_is_the_same_command():
-    assert find_command("test_matrix") is COMMANDS["test-matrix"]
+def test_a_command_has_the_names_of_the_documents_and_each_form_of_defconfig():
     assert parse("test_matrix", [])[1].target == "test-matrix"
     assert set(ALIASES.values()) <= set(COMMANDS)
-
-
-@pytest.mark.parametrize("target", ["defconfig-x", "x_defconfig", "defconfig-x+y"])
-def test_each_form_of_defconfig_is_one_command(target):
-    assert find_command(target) is COMMANDS["defconfig"]
+    for target in ("defconfig-x", "x_defconfig", "defconfig-x+y"):
+        assert find_command(target) is COMMANDS["defconfig"]
 
 
 def test_an_unknown_command_is_refused_with_the_closest_match():
@@ -117,45 +112,23 @@ def test_a_matrix_is_found_while_its_configuration_has_lines_that_are_refused(tm
     assert "unknown symbol NO_SUCH" in run("olddefconfig", f"O={tmp_path}").err
 
 
-def test_help_is_printed_with_status_0():
-    assert run("help").out.startswith("usage: kmatrix COMMAND")
-    assert run().status == 0
+def test_what_a_user_can_fix_is_an_error_a_bug_keeps_its_traceback_and_ctrl_c_ends(tmp_path, monkeypatch):
+    for raised, status, message in (
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/results/x"), 2, "a disk is full"),
+        (OSError(errno.EACCES, os.strerror(errno.EACCES), "/results/x"), 2, "Permission denied: /results/x"),
+        (OSError(errno.EIO, os.strerror(errno.EIO), "/results/x"), 2, "Input/output error: /results/x"),
+        (ZeroDivisionError(), 70, "ZeroDivisionError"),
+        (KeyboardInterrupt(), 130, "stopped"),
+    ):
 
+        def fail(_, raised=raised):
+            raise raised
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (errno.ENOSPC, "a disk is full"),
-        (errno.EACCES, "Permission denied: /results/x"),
-        (errno.EIO, "Input/output error: /results/x"),
-    ],
-)
-def test_a_full_or_unreadable_disk_is_an_error_and_not_a_bug_wherever_it_occurs(tmp_path, monkeypatch, number, message):
-    def fail(_):
-        raise OSError(number, os.strerror(number), "/results/x")
-
-    monkeypatch.setattr("kmatrix.cli.configure.open_tree", fail)
-    result = Program(tmp_path)("defconfig")
-    assert (result.status, message in result.err, "Traceback" in result.err) == (2, True, False)
-    assert "/results/x" in result.err
-
-
-def test_a_bug_keeps_its_traceback_and_exits_with_70(tmp_path, monkeypatch):
-    monkeypatch.setattr("kmatrix.cli.configure.open_tree", lambda _: 1 / 0)
-
-    result = Program(tmp_path)("defconfig")
-
-    assert result.status == 70
-    assert "ZeroDivisionError" in result.err
-
-
-def test_ctrl_c_exits_with_130(tmp_path, monkeypatch):
-    def stop(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kmatrix.cli.configure.open_tree", stop)
-
-    assert Program(tmp_path)("defconfig").status == 130
+        monkeypatch.setattr("kmatrix.cli.configure.open_tree", fail)
+        result = Program(tmp_path)("defconfig")
+        assert (result.status, "Traceback" in result.err) == (status, status == 70)
+        assert message in result.err
+        assert ("/results/x" in result.err) == (status == 2)
 
 
 # Values of MAKEFLAGS for these command lines (GNU make 4.3), and the words that the user typed.
@@ -173,53 +146,36 @@ MAKEFLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "arguments"), MAKEFLAGS)
-def test_the_variables_of_the_make_command_line_are_parsed(flags, arguments):
-    assert from_makeflags(flags) == arguments
-
-
-def test_variables_for_make_itself_are_not_assignments():
+def test_the_variables_of_the_make_command_line_are_parsed():
+    for flags, arguments in MAKEFLAGS:
+        assert from_makeflags(flags) == arguments
+    # Those of make itself are no assignments.
     _, given = parse("test-matrix", ["V=1", "PYTHON=python3", "TORCH_INDEX=x"], from_make=True)
 
     assert given.assignments == {}
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGURATION if name != "menuconfig"])
-def test_no_configuration_command_imports_anything_heavy(tmp_path, name):
-    code = (
-        "import sys; from kmatrix.cli.commands import main; status = main(sys.argv[1:]);"
-        f"print('HEAVY', sorted(set({HEAVY}) & set(sys.modules)), status)"
-    )
-    Program(tmp_path).check("defconfig")
-    Program(tmp_path).check("olddefconfig", "SEED=3")
-    arguments = {"defconfig": ["DEFCONFIG=gpt2-cpu-quick"], "savedefconfig": [f"DEFCONFIG={tmp_path}/saved"]}
-
-    result = program(name, *arguments.get(name, []), f"O={tmp_path}", code=code)
-
-    assert result.stdout.splitlines()[-1] == "HEAVY [] 0", result.stderr
-
-
-def test_the_dry_run_imports_neither_torch_nor_numpy_nor_matplotlib(tmp_path):
-    code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); print('HEAVY', sorted(sys.modules))"
-    Program(tmp_path).check("defconfig")
-
-    result = program("test-matrix-dry-run", f"O={tmp_path}", code=code)
-
-    loaded = result.stdout.splitlines()[-1]
-    assert "'torch'" not in loaded
-    assert "'matplotlib'" not in loaded
-    assert "'numpy'" not in loaded
-
-
-def test_python_m_kmatrix_returns_the_status_to_the_shell(tmp_path):
-    assert program("defconfig", f"O={tmp_path}").returncode == 0
-    result = program("test-matrix-dry-run", "MAX_ITER=5", f"O={tmp_path}")
+@pytest.mark.process
+def test_configuration_and_the_dry_run_import_nothing_heavy_and_return_their_status_to_the_shell(tmp_path):
+    code = f"""
+import sys
+from kmatrix.cli.commands import main
+first, saved = "DEFCONFIG=gpt2-cpu-quick", "DEFCONFIG={tmp_path}/saved"
+for words in (["defconfig", first], ["olddefconfig"], ["savedefconfig", saved], ["list-defconfigs"]):
+    assert main([*words, "O={tmp_path}"]) == 0, words
+    assert not {{*{HEAVY}}} & set(sys.modules), words
+assert main(["test-matrix-dry-run", "O={tmp_path}"]) == 0
+assert not {{"torch", "numpy", "matplotlib"}} & set(sys.modules)
+sys.exit(main(["test-matrix-dry-run", "MAX_ITER=5", "O={tmp_path}"]))
+"""
+    result = program(code=code)
 
     assert result.returncode == 2
     assert "did you mean MAX_ITERS" in result.stderr
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.process
 def test_a_closed_pipe_is_not_a_bug(tmp_path):
     Program(tmp_path).check("defconfig")
     # 1,000 lines: more than a pipe holds
@@ -249,20 +205,12 @@ def test_paths_are_printed_relative_to_the_current_directory(tmp_path, monkeypat
     assert Path("out/.config").is_file()
 
 
-@pytest.mark.parametrize(
-    ("name", "symbol"),
-    [("DEVICE_BATCH_SIZE", "BATCH_SIZE"), ("TOTAL_BATCH_SIZE", "PARALLEL_BATCH_SIZE"), ("MAX_SEQ_LEN", "BLOCK_SIZE")],
-)
-def test_a_name_of_another_trainer_is_answered_with_ours(tmp_path, name, symbol):
-    program = Program(tmp_path)
+def test_a_name_of_another_trainer_is_answered_with_ours(tmp_path):
+    program, tree = Program(tmp_path), Tree.parse(srctree=ROOT)
     program.check("defconfig")
-    message = program.refused("test-matrix-dry-run", f"{name}=8")
-    assert f"unknown symbol {name}" in message
-    assert f"did you mean {symbol}" in message
-
-
-def test_names_of_other_trainers_lead_to_symbols_that_exist():
-    tree = Tree.parse(srctree=ROOT)
+    message = program.refused("test-matrix-dry-run", "DEVICE_BATCH_SIZE=8")
+    assert "unknown symbol DEVICE_BATCH_SIZE" in message
+    assert "did you mean BATCH_SIZE" in message
     assert all(resolve_name(tree, answer.split()[0]) for answer in ELSEWHERE.values())
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,7 +82,8 @@ def jump_to(terminal, name):
     terminal.wait("[Space/Enter] Toggle/enter")
 
 
-def test_saved_values_are_shown_when_menuconfig_opens_again(program, screen):
+@pytest.mark.story
+def test_saved_values_are_shown_again_and_defaults_follow_the_choices_on_the_screen(program, screen):
     program.check("defconfig")
     before = program.config.read_bytes()
     terminal = screen()
@@ -92,24 +93,12 @@ def test_saved_values_are_shown_when_menuconfig_opens_again(program, screen):
     terminal.wait("Steps (int)")
     terminal.keys("BSpace", "BSpace", "BSpace", "BSpace", "BSpace", "77", "Enter")
     terminal.wait("(77) Steps")
-    terminal.keys("q")
-    terminal.wait("Save configuration?")
-    terminal.keys("y")
-    terminal.wait("STATUS 0")
-
-    assert program.value("GPT2_MAX_ITERS") == "77"
-    assert (program.folder / ".config.old").read_bytes() == before
-    second = screen()
-    second.wait("Model")
-    jump_to(second, "GPT2_MAX_ITERS")
-    second.wait("(77) Steps")
-    assert "no change" in program.check("olddefconfig").out
-
-
-def test_a_default_follows_the_choice_on_the_screen_and_is_not_pinned(program, screen):
-    program.check("defconfig")
-    terminal = screen()
-    terminal.wait("Model")
+    jump_to(terminal, "GPT2_DROPOUT")
+    terminal.keys("Enter")
+    terminal.wait("Dropout (probability) (string)")
+    terminal.keys("BSpace", "BSpace", "BSpace", "1.5", "Enter")
+    terminal.wait("out of range: [0, 0.95]")
+    terminal.keys("Enter", "Escape")
     jump_to(terminal, "GPT2_OPTIMIZER_MUON")
     terminal.keys("Enter")
     terminal.keys("q")
@@ -117,36 +106,22 @@ def test_a_default_follows_the_choice_on_the_screen_and_is_not_pinned(program, s
     terminal.keys("y")
     terminal.wait("STATUS 0")
 
+    assert program.value("GPT2_MAX_ITERS") == "77"
     assert program.value("GPT2_LEARNING_RATE") == '"0.02"'
-    assert explicit_names(program.config) == {"GPT2_OPTIMIZER_MUON"}
+    assert explicit_names(program.config) == {"GPT2_OPTIMIZER_MUON", "GPT2_MAX_ITERS"}
+    assert (program.folder / ".config.old").read_bytes() == before
+    saved = program.config.stat().st_mtime_ns
+    second = screen()
+    second.wait("Model")
+    jump_to(second, "GPT2_MAX_ITERS")
+    second.wait("(77) Steps")
+    second.keys("q")
+    second.wait("STATUS 0")
+    assert "no change" in second.text()
+    assert program.config.stat().st_mtime_ns == saved
 
 
-def test_trackers_can_be_ticked_and_an_invalid_project_is_refused_on_the_screen(program, screen):
-    program.check("defconfig-gpt2-cpu-quick", "PROJECT=mine")
-    terminal = screen()
-    terminal.wait("Model")
-    jump_to(terminal, "TRACKER_TRACKIO")
-    terminal.keys("Enter")
-    terminal.wait("[*] Trackio")
-    jump_to(terminal, "TRACKER_PROJECT")
-    terminal.keys("Enter")
-    terminal.wait("(string)")
-    terminal.keys(*["BSpace"] * 4, "M", "y", "Enter")
-    terminal.wait("lower-case letters")
-    terminal.keys("Enter")
-    terminal.wait("(string)")
-    terminal.keys("BSpace", "BSpace", "o", "u", "r", "s", "Enter")
-    terminal.wait("(ours)")
-    terminal.keys("q")
-    terminal.wait("Save configuration?")
-    terminal.keys("y")
-    terminal.wait("STATUS 0")
-
-    assert program.value("TRACKER_TRACKIO") == "y"
-    assert program.value("TRACKER_WANDB") == "n"
-    assert program.value("TRACKER_PROJECT") == '"ours"'
-
-
+@pytest.mark.story
 def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(program, screen):
     program.check("defconfig")
     before = program.config.read_bytes()
@@ -165,86 +140,35 @@ def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(prog
     assert "CONFIG_PARALLEL_BATCH_SIZE=25" in (program.folder / ".config.refused").read_text(encoding="utf-8")
 
 
-def test_leaving_without_a_change_keeps_the_file(program, screen):
-    program.check("defconfig-gpt2-cpu-quick")
-    before = program.config.stat().st_mtime_ns
-    terminal = screen()
-    terminal.wait("Model")
-    terminal.keys("q")
-    terminal.wait("STATUS 0")
-
-    assert "no change" in terminal.text()
-    assert program.config.stat().st_mtime_ns == before
-
-
-def test_an_invalid_float_is_refused_in_the_edit_dialog(program, screen):
+@pytest.mark.nightly
+def test_unusual_locales_and_terminals_open_the_screen(program, screen):
     program.check("defconfig")
-    terminal = screen()
-    terminal.wait("Model")
-    jump_to(terminal, "GPT2_DROPOUT")
-    terminal.keys("Enter")
-    terminal.wait("Dropout (probability) (string)")
-    terminal.keys("BSpace", "BSpace", "BSpace", "1.5", "Enter")
+    for environment in (
+        {"LANG": "xx_YY.UTF-8", "LC_ALL": "xx_YY.UTF-8"},
+        {"LC_CTYPE": "xx_YY.UTF-8"},
+        {"TERM": "xterm-kitty"},
+        {"TERM": None},
+        {"TERM": ""},
+        {"TERM": "vt100"},
+        {"LC_ALL": "C"},
+    ):
+        terminal = screen(environment=environment)
+        text = terminal.wait("Optimizer")
+        terminal.keys("q")
+        terminal.wait("STATUS 0")
 
-    terminal.wait("out of range: [0, 0.95]")
-
-
-UNUSUAL_ENVIRONMENTS = [
-    {"LANG": "xx_YY.UTF-8", "LC_ALL": "xx_YY.UTF-8"},
-    {"LC_CTYPE": "xx_YY.UTF-8"},
-    {"TERM": "xterm-kitty"},
-    {"TERM": "xterm-ghostty"},
-    {"TERM": None},
-    {"TERM": ""},
-    {"TERM": "vt100"},
-    {"LC_ALL": "C"},
-]
+        assert "Traceback" not in text + terminal.text(), environment
 
 
-@pytest.mark.parametrize("environment", UNUSUAL_ENVIRONMENTS, ids=str)
-def test_unusual_locales_and_terminals_open_the_screen(program, screen, environment):
+def test_without_a_terminal_that_can_draw_or_with_an_invalid_line_menuconfig_is_refused(program, monkeypatch):
     program.check("defconfig")
-    terminal = screen(environment=environment)
+    assert "menuconfig needs a terminal" in program.refused("menuconfig")
 
-    text = terminal.wait("Optimizer")
-    terminal.keys("q")
-    terminal.wait("STATUS 0")
-
-    assert "Traceback" not in text + terminal.text()
-
-
-def test_a_terminal_without_cursor_addressing_is_refused(program, screen):
-    program.check("defconfig")
-
-    text = screen(environment={"TERM": "dumb"}).wait("STATUS 2")
-
-    assert "TERM=dumb cannot draw a menu" in text
-
-
-def test_an_invalid_line_is_refused_before_the_screen_opens(program, screen):
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr("kmatrix.cli.configure.sys", SimpleNamespace(stdin=terminal, stdout=terminal))
+    monkeypatch.setenv("TERM", "dumb")
+    assert "TERM=dumb cannot draw a menu" in program.refused("menuconfig")
     program.write("CONFIG_GPT2_BACH_SIZE=4")
     before = program.config.read_bytes()
-
-    text = screen().wait("STATUS 2")
-
-    assert "unknown symbol" in " ".join(text.split())
+    assert "unknown symbol" in program.refused("menuconfig")
     assert program.config.read_bytes() == before
-
-
-def test_without_a_terminal_menuconfig_is_refused_at_once(program):
-    program.check("defconfig")
-    started = time.monotonic()
-
-    result = subprocess.run(
-        [sys.executable, "-m", "kmatrix", "menuconfig", f"O={program.folder}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
-
-    assert result.returncode == 2
-    assert "menuconfig needs a terminal" in result.stderr
-    assert time.monotonic() - started < 10
