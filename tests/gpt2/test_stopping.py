@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -20,13 +19,11 @@ from gpt2.stopping import (
     Budget,
     EarlyStopping,
     Limit,
-    check_until,
     limit_of,
     not_finite,
     process_age,
     spent_before,
 )
-from kmatrix.errors import ConfigError
 from kmatrix.records.run_lock import LAUNCHER, SPENT, launched_at
 from kmatrix.records.train_config import TrainConfig
 from waiting import wait_until
@@ -157,13 +154,6 @@ def test_the_clock_starts_with_the_process():
 
 def early_of(tmp_path, patience, min_delta=0.0):
     return EarlyStopping(config_of(tmp_path, early_stopping_patience=patience, early_stopping_min_delta=min_delta))
-
-
-@pytest.mark.parametrize(("until", "is_right"), [(2, True), (10, True), (0, False), (3, False), (12, False)])
-def test_a_run_waits_only_at_an_evaluation_before_its_end(tmp_path, until, is_right):
-    config = TrainConfig.from_json(train_fields(tmp_path, "", max_iters=12, eval_interval=2))
-    with nullcontext() if is_right else pytest.raises(ConfigError, match=f"--until {until} "):
-        check_until(until, config)
 
 
 def test_early_stopping_counts_evaluations_without_progress(tmp_path):
