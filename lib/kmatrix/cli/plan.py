@@ -11,7 +11,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, with_data
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import LaunchError, reason_of
-from kmatrix.experiment.cluster.data import large_data
+from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
 from kmatrix.experiment.inputs.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import (
@@ -180,11 +180,8 @@ def prepare(arguments: Arguments) -> int:
             f"cannot make DATA_DIR={data_dir}", why=reason_of(error), hint="choose a writable directory"
         ) from None
     fetch_benchmarks(fields, data_dir, ROOT)
-    if made.config.engine == SLURM and (large := large_data(data_dir, fields)):
-        from kmatrix.cli.running.data import prepare_in_job
-
-        if status := prepare_in_job(made, large):
-            return status
+    if made.config.engine == SLURM:
+        refuse_large_data(data_dir, fields)
     data = prepare_data(Path(sys.executable), ROOT, data_dir, fields)
     for found in data.values():
         if not found.train_tokens:  # streamed: nothing is made yet

@@ -30,33 +30,6 @@ class JobPlace:
     python: Path  # interpreter with torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A job that trains nothing: commands on one node, one after the other, until one fails."""
-
-    folder: Path  # of its files, on storage that all nodes share
-    name: str  # of the job
-    title: str  # a sentence, for the script
-    label: str  # comment of the job, which it is found by
-    commands: tuple[tuple[str, ...], ...]
-    cpus: int
-    seconds: float | None  # time limit; None: the default of the partition
-
-    @property
-    def script(self) -> Path:
-        return self.folder / "job.sbatch"
-
-    @property
-    def log(self) -> Path:
-        """Return the output of the job, of all its starts."""
-        return self.folder / "slurm.log"
-
-    @property
-    def end(self) -> Path:
-        """Return the file with the exit status, written by the job as its last act."""
-        return self.folder / "exit"
-
-
 def render_script(folder: SubmissionDir, submission: SubmissionFile, settings: SlurmSettings, place: JobPlace) -> str:
     """Return the script of a submission. Raises LaunchError if a path cannot be written into it."""
     directives = [directive(*flag) for flag in _flags(folder, submission, settings)]
@@ -68,7 +41,6 @@ def render_script(folder: SubmissionDir, submission: SubmissionFile, settings: S
         number=folder.number,
         matrix=matrix,
         content=_content(submission),
-        script=folder.sbatch,
         directives=directives,
         setup=settings.setup,
         path=program_path(place.root),
@@ -76,39 +48,6 @@ def render_script(folder: SubmissionDir, submission: SubmissionFile, settings: S
         python=place.python,
     )
     return text
-
-
-def render_task(task: Task, settings: SlurmSettings, place: JobPlace) -> str:
-    """Return the script of a task. Raises LaunchError if a path cannot be written into it."""
-    for path in (task.folder, place.root, place.python, settings.setup or task.folder):
-        _quoted(str(path))
-    flags = [
-        ("--job-name", task.name),
-        ("--comment", task.label),
-        ("--output", str(task.log).replace("%", "%%")),
-        ("--open-mode", "append"),
-        *_place(settings),
-        ("--nodes", "1"),
-        ("--ntasks-per-node", "1"),
-        ("--cpus-per-task", str(task.cpus)),
-        *([("--mem", _memory(settings.memory_mib))] if settings.memory_mib is not None else []),
-        *([("--time", time_text(task.seconds))] if task.seconds is not None else []),
-        ("--requeue", ""),
-    ]
-    text: str = _template("task.sbatch.j2").render(
-        title=task.title,
-        directives=[*(directive(*flag) for flag in flags), *_extra(settings)],
-        setup=settings.setup,
-        path=program_path(place.root),
-        root=place.root,
-        commands=[shlex.join(command) for command in task.commands],
-        end=task.end,
-    )
-    return text
-
-
-def _extra(settings: SlurmSettings) -> list[str]:
-    return [" ".join(_quoted(word) for word in flag) for flag in settings.extra_flags]
 
 
 def _memory(mib: int) -> str:

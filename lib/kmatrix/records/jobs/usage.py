@@ -4,7 +4,7 @@ A job holds its nodes from its start to its end: for set-up, restarts and lost w
 Kubernetes) knows that best, and its newest answer is kept in jobs/usage.json, because it forgets. Where it does not
 answer, the runners in the jobs have noted each start in starts.jsonl of their share: seconds by the clock of one host
 since the script of the job began, and of a start that was killed, until its last sign of life. Waiting in the queue
-costs nothing. Jobs of a preflight, of `prepare-data` and of the report are not counted.
+costs nothing. Jobs of a preflight and of the report are not counted.
 """
 
 from __future__ import annotations
