@@ -198,7 +198,7 @@ def test_a_full_disk_is_named_with_its_last_step_and_the_space_to_free(busy_matr
     assert f"no step was logged since {time_of_day(NOW)}; free at least " in first
     assert "the disk is full" in "\n".join(line.text for line in screen(view, width=60, height=12))
     assert as_json(view)["full_disk"]["last_write"] == NOW
-    assert first in estimate_lines(view, NOW, {})
+    assert first in estimate_lines(view, NOW)
 
 
 def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
@@ -219,7 +219,7 @@ def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
 def test_few_epochs_are_shown_without_an_exponent(busy_matrix, read, total, shown):
     view = current_view(busy_matrix)
     runs = tuple(replace(run, epochs=read, all_epochs=total) for run in view.runs)
-    rows = estimate_lines(replace(view, runs=runs), NOW, {})[2 : 2 + len(runs)]
+    rows = estimate_lines(replace(view, runs=runs), NOW)[2 : 2 + len(runs)]
     assert all(f" {shown} " in row for row in rows), rows
 
 
@@ -292,7 +292,7 @@ def test_a_spent_budget_is_named_with_a_command_that_is_not_refused(tmp_path):
     assert f"the budget of the matrix is spent: {spent}" in plain(view)
     more = int(command.rpartition(" BUDGET_DOLLARS=")[2])
     assert view.dollars < more <= view.dollars + 2  # as much again, in whole dollars
-    (left,) = [line for line in estimate_lines(view, NOW, {}) if line.startswith("left: ")]
+    (left,) = [line for line in estimate_lines(view, NOW) if line.startswith("left: ")]
     assert f"the budget of the matrix is spent ({spent}), not running: " in left
     assert left.endswith(f" BUDGET_DOLLARS={more}")
     # A budget that an execution had in place of the configured one holds, until it is spent, too.

@@ -364,7 +364,7 @@ def test_the_estimate_has_progress_date_memory_and_cost(script):
     gpus = [{"gpu_index": 0, "memory_used": {"max": 2048.0}, "memory_total": 81920.0}]
     write_json(made.made.run("a").gpu_summary, {"gpus": gpus})
     view = made.observe(now)
-    text = "\n".join(lines(view, T0 + now, {}))
+    text = "\n".join(lines(view, T0 + now))
     assert "GPU 0 2.0 of 80.0" in text
     assert "its own steps" in text
     assert "480/1000  0.96/2.00" in text

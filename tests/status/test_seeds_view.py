@@ -48,7 +48,7 @@ def test_runs_whose_seeds_are_not_needed_are_a_reserve_and_the_matrix_is_finishe
     assert "6 runs in reserve: their seeds are not needed so far" in text
     assert sum(" reserve " in line for line in text) == 6
     assert "continue:" not in "\n".join(text)
-    estimate = lines(view, NOW, {})
+    estimate = lines(view, NOW)
     assert "nothing is left to run" in estimate
     assert "6 runs in reserve: their seeds are not needed so far" in estimate
     # Programs find the status that the files have, and the reserve next to it.
@@ -63,13 +63,13 @@ def test_the_estimate_has_what_is_wanted_what_is_expected_and_the_most(matrix):
     view = Overview(matrix).poll(NOW)
     assert (view.left_s, view.seeds.runs, view.seeds.likely_runs) == (500.0, 6, None)
     assert view.seeds.most_s == 1100.0
-    assert any("nothing is expected before the first look" in line for line in lines(view, NOW, {}))
+    assert any("nothing is expected before the first look" in line for line in lines(view, NOW))
     # Afterwards one more seed of both is wanted, and more are expected.
     end(matrix, OPEN)
     view = Overview(matrix).poll(NOW)
     assert (view.status, view.left_s) == ("stopped", 200.0)
     assert (view.seeds.runs, view.seeds.likely_runs, view.seeds.most_s) == (4, 4, 600.0)
-    (further,) = [line for line in lines(view, NOW, {}) if line.startswith("with further seeds")]
+    (further,) = [line for line in lines(view, NOW) if line.startswith("with further seeds")]
     assert further == "with further seeds: about 10m00s (4 runs), at most 10m00s (4 runs in reserve)"
 
 

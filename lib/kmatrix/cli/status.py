@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -425,31 +425,24 @@ def estimate(arguments: Arguments) -> int:
     now = time.time()
     matrix = running_target(arguments) or find_target(arguments)
     view = Overview(matrix, ask=lambda: ask(matrix)).poll(now)
-    from kmatrix.status.view.forecasts import forecast_json, forecast_text, forecasts
-
-    found = forecasts(matrix, [run.name for run in view.runs if run.status is Status.RUNNING])
     if yes(arguments, "JSON"):
-        print(json.dumps(estimate_json(view, now, {name: forecast_json(one) for name, one in found.items()}), indent=2))
+        print(json.dumps(estimate_json(view, now), indent=2))
     else:
-        print("\n".join(lines(view, now, {name: forecast_text(one) for name, one in found.items()})))
+        print("\n".join(lines(view, now)))
     return 0
 
 
-def estimate_json(view: MatrixView, now: float, forecasts: Mapping[str, object]) -> dict[str, object]:
-    """Return the estimate for programs; times are in seconds from `now` (Unix seconds); unknown is None.
-
-    forecasts: of the final validation losses of running runs.
-    """
-    return {"schema": SCHEMA, "now": now, **_fields(view), "counts": view.counts, "forecasts": forecasts}
+def estimate_json(view: MatrixView, now: float) -> dict[str, object]:
+    """Return the estimate for programs; times are in seconds from `now` (Unix seconds); unknown is None."""
+    return {"schema": SCHEMA, "now": now, **_fields(view), "counts": view.counts}
 
 
-def lines(view: MatrixView, now: float, forecasts: Mapping[str, str]) -> list[str]:
-    """Return the estimate as text: a table, final losses, the memory of the devices, and the matrix as a whole."""
+def lines(view: MatrixView, now: float) -> list[str]:
+    """Return the estimate as text: a table, the memory of the devices, and the matrix as a whole."""
     head = f"{view.name}: {', '.join(_counts(view))}"
     rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
     jobs = [text for text in (silence(view), *next_steps(view), *waits(view)) if text]
-    ends = [f"validation loss of {name} at the end: {text}" for name, text in forecasts.items()]
-    return [head, *rows, *ends, *_peak_memory(view), *_cut_schedules(view), *jobs, *_totals(view, now)]
+    return [head, *rows, *_peak_memory(view), *_cut_schedules(view), *jobs, *_totals(view, now)]
 
 
 def _cut_schedules(view: MatrixView) -> Iterator[str]:

@@ -12,12 +12,10 @@ from scipy import stats
 
 from html_reader import read_html
 from kmatrix.curves.values import Evaluations, Knots, RunCurves, TrainingCurve
-from kmatrix.records.lock import held
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
 from kmatrix.report.page.curves import curve_of, curves, evaluations_of, series, training_columns
 from kmatrix.report.page.parts.groups import page_groups
-from kmatrix.status.view.forecasts import forecasts
 from page_sections import section as section_by_id
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
@@ -173,34 +171,6 @@ def test_failed_runs_alone_have_curves_but_no_static_figure(tmp_path):
 
     assert section.static is None
     assert section.script["runs"][0]["v"]["y"]
-
-
-def test_runs_that_are_going_have_a_forecast_with_its_backtest(tmp_path):
-    runs = [replace(run, steps=400) for run in two_optimizers(2)]
-    going = FakeRun(seed=3, axes={"seed": "3"}, status="running", stop_at=200, result=False, steps=400)
-    matrix = make_matrix(tmp_path, [*runs, going], took=None)
-    with held(matrix):
-        numbers = analyse(matrix)
-        section = curves(numbers, page_groups(numbers))
-        found = read_html(render_page(numbers))
-
-    (row,) = section.running.rows
-    assert (row.steps, row.max_iters, row.loss) == (200, 400, numbers.runs[-1].val[-1].loss)
-    forecast = forecasts(matrix, [going.name])[going.name]
-    share = forecast.backtest
-    head, _, tested = row.at_the_end.partition(" (")
-    loss, half = map(float, head.split(" ± "))
-    assert abs(loss - forecast.loss) <= 0.5 * 10 ** -len(head.split(" ")[0].partition(".")[2]) + 1e-9
-    assert half >= forecast.half  # rounded up: the interval that was tested is in it
-    assert f"90 %, backtested on {share.runs} " in tested
-    assert f"held {share.held}" in tested
-    assert row.at_the_end in section_by_id(found, "curves").text
-    assert f"{row.name}" in section_by_id(found, "curves").text
-
-
-def test_a_matrix_that_has_ended_forecasts_nothing(tmp_path):
-    _, section = section_of(tmp_path, *two_optimizers(1))
-    assert section.running is None
 
 
 def test_runs_without_a_second_loss_have_a_sentence_instead_of_figures(tmp_path):

@@ -10,7 +10,6 @@ from itertools import pairwise
 from kmatrix.curves.values import Evaluations, Knots, TrainingCurve
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_labels
-from kmatrix.report.page.parts.forecasts import RunningRuns, running_runs
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.stats import critical_t, mean
 
@@ -63,7 +62,6 @@ class CurvesSection:
     """The curves of all runs."""
 
     static: StaticCurves | None  # None: no configuration has two evaluations in all of its finished runs
-    running: RunningRuns | None  # None: no run is going
     reference: str  # "leader" or "baseline": what differences are to
     is_drawn: bool  # some run has two losses of one kind
     is_simulated: bool  # energy is that of simulated GPUs
@@ -81,7 +79,6 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
     return CurvesSection(
         reference="baseline" if baselines else "leader",
         static=static_curves(groups),
-        running=running_runs(numbers, groups),
         is_drawn=any(max(len(run.curves.val), len(run.curves.train)) > 1 for run in numbers.runs),
         is_simulated=any(run.curves.simulated for run in numbers.runs),
         script={

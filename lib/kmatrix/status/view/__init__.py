@@ -1,1 +1,1 @@
-"""The parts of the view of a matrix: values, devices of runs, estimates, forecasts, and which files changed."""
+"""The parts of the view of a matrix: values, devices of runs, estimates, and which files changed."""
