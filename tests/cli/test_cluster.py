@@ -18,14 +18,12 @@ from kmatrix.records.decode import replaced
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs.files import (
     SchedulerPhase,
-    ShareOwner,
     newest_shares,
     read_engine,
     read_submission,
     write_engine,
 )
 from kmatrix.records.jobs.paths import JobsDir
-from kmatrix.records.jobs.usage import record_start
 from kmatrix.records.paths import matrix_dirs
 from kmatrix.records.runs import Status
 from kmatrix.runner.loop import EXIT_STOPPED
@@ -51,7 +49,7 @@ def slurm(tmp_path, monkeypatch):
         fake.settings = dict(settings)
         return fake
 
-    asking = ("engines.polling", "engines.accounting")
+    asking = ("engines.polling",)
     for module in (*asking, "experiment.cluster.nodes", "cli.running.cluster", "cli.running.jobs", "cli.control.stop"):
         monkeypatch.setattr(f"kmatrix.{module}.find_scheduler", found)
     return fake
@@ -328,22 +326,6 @@ def _ended(slurm, folder):
     job = slurm.receive(read_submission(folder).label)
     slurm.change(job, SchedulerPhase.ENDED)
     return job
-
-
-def test_the_summary_has_the_allocated_hours_and_says_if_nobody_answers(user, slurm, tmp_path):
-    user.check("test-matrix", "NUM_NODES=2")
-    (share,) = set(newest_shares(only_matrix(tmp_path)).values())
-    record_start(share, ShareOwner(job="100"), 1800.0)
-
-    found = user.check("summary")
-    assert re.search(r"^allocated +1\.00 +100\.0%$", found.out, re.MULTILINE)
-    assert "no answer" not in found.err
-
-    slurm.is_down = True
-    found = user.check("summary")
-    assert "1 job, " in found.out
-    assert "from the files of the jobs" in found.out
-    assert "note: no answer about allocated hours: asked at" in found.err
 
 
 SEEDS = ("OPTIMIZER=adamw,sgd", "NUM_NODES=1", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4")

@@ -250,13 +250,13 @@ def test_an_estimate_knows_the_start_that_the_scheduler_expects(matrix):
     (shown,) = [one for one in found.runs if one.name == ALSO.name]
     assert shown.starts_s == pytest.approx(3600, abs=10)
     assert shown.ends_s == pytest.approx(3600 + shown.left_s, abs=10)
-    assert any(line.startswith("end: ") for line in lines(found, now, {}))
+    assert any(line.startswith("end: ") for line in lines(found, now))
 
 
 def test_an_estimate_without_an_expected_start_says_so(matrix):
     reply(matrix)
     now = time.time()
-    text = lines(Overview(matrix).poll(now), now, {})
+    text = lines(Overview(matrix).poll(now), now)
     assert any(
         line.startswith("time left: unknown (Slurm expects no start of 2 runs yet; the longest") for line in text
     )

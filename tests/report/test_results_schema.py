@@ -184,7 +184,7 @@ def test_unknown_keys_are_refused_below_a_run(key, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"unknown": 1}, {"runs": [{}]}, {"created": "yesterday"}, {"schema": 2}, {"allocation": {}}, {"status": "over"}],
+    [{"unknown": 1}, {"runs": [{}]}, {"created": "yesterday"}, {"schema": 2}, {"status": "over"}],
 )
 def test_other_objects_are_refused(change, tmp_path):
     results = results_of(make_matrix(tmp_path, [FakeRun()]))

@@ -377,7 +377,7 @@ def test_the_estimate_has_progress_date_memory_and_cost(script):
 def test_a_matrix_without_measurements_prints_what_is_missing(script):
     made = script()
     made.add("a")
-    text = lines(made.observe(0.0), T0, {})
+    text = lines(made.observe(0.0), T0)
     assert "time left: unknown (no measurement for a yet)" in text
 
 

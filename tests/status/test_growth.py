@@ -53,7 +53,7 @@ def first_view(matrix, slurm):
 
 
 def estimate(matrix, slurm):
-    lines(Overview(matrix, ask=lambda: refresh(matrix, scheduler=slurm, now=True)).poll(), 0.0, {})
+    lines(Overview(matrix, ask=lambda: refresh(matrix, scheduler=slurm, now=True)).poll(), 0.0)
 
 
 def busy(matrix, slurm):

@@ -31,7 +31,6 @@ from kmatrix.records.jobs.files import (
     write_submission,
 )
 from kmatrix.records.jobs.paths import JobsDir, NodeDir, ShareDir
-from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.records.paths import MatrixDir
 
 
@@ -122,7 +121,6 @@ class FakeScheduler:
     reasons: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)  # job -> the label that it has
-    used: dict[str, ShareUsage] = field(default_factory=dict)  # share id -> what accounting says
     why_not: str = ""
     questions: int = 0
     cancelled: list[tuple[str, ...]] = field(default_factory=list)
@@ -165,11 +163,6 @@ class FakeScheduler:
             )
             for share, job in jobs.items()
         }
-
-    def usage(self, jobs: Mapping[str, str], *, since_s: float) -> Mapping[str, ShareUsage]:
-        self._asked()
-        assert since_s >= 0
-        return {share: used for share, used in self.used.items() if share in jobs}
 
     def cancel(self, jobs: Sequence[str], *, now: bool = False) -> None:
         self._asked()

@@ -15,7 +15,6 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.files import replacing
 from kmatrix.records.jobs.files import JobView, SchedulerPhase, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
-from kmatrix.records.jobs.usage import ShareUsage
 
 # What sbatch does, in a process of its own, which inherits the lock of the submitter.
 CLIENT = """
@@ -128,10 +127,6 @@ class FakeScheduler:
             phase = SchedulerPhase(about["phase"]) if about else SchedulerPhase.UNKNOWN
             found[share] = JobView(job=job, phase=phase, state=phase.upper())
         return found
-
-    def usage(self, jobs: Mapping[str, str], *, since_s: float) -> Mapping[str, ShareUsage]:
-        self._answer()
-        return {}
 
     def cancel(self, jobs: Collection[str], *, now: bool = False) -> None:
         self._answer()

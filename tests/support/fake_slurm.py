@@ -656,7 +656,7 @@ def sinfo(folder: Path, words: list[str]) -> int:
 def sacct(folder: Path, words: list[str]) -> int:
     """List jobs as JobID|State, if the cluster has accounting."""
     values = {"o": "format", "j": "jobs", "S": "starttime", "u": "user"}
-    flags = {"n": "noheader", "P": "parsable2", "X": "allocations", "D": "duplicates"}
+    flags = {"n": "noheader", "P": "parsable2", "X": "allocations"}
     options, _ = options_of(words, values, flags)
     with _state(folder) as state:
         if not state["cluster"]["accounting"]:

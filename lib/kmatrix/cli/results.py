@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import ask, find_named, find_target, results_dir, warn_missing
-from kmatrix.engines.accounting import refresh_usage
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
@@ -85,8 +84,6 @@ def _current(arguments: Arguments) -> MatrixDir:
     """Return the matrix of TARGET=, with what its engine knows by now about its runs."""
     matrix = find_target(arguments)
     ask(matrix)  # which runs are running
-    if why := refresh_usage(matrix):
-        print(f"note: no answer about allocated hours: {why}", file=sys.stderr)
     warn_missing(matrix)
     return matrix
 

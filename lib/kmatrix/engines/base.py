@@ -18,7 +18,6 @@ from typing import Protocol
 from kmatrix.errors import LaunchError
 from kmatrix.records.jobs.files import JobView, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
-from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.status.state import JobState, RunPlan
 
 GRACE_S = 35.0  # torchrun gives its workers 30 s to save a checkpoint; then it kills them itself
@@ -171,12 +170,6 @@ class Scheduler(Protocol):
         """Return share id -> view with the label of the job, for which nothing was checked: `polling.own_views` does.
 
         jobs: share id -> job, with the task of an array: 12_3. One question for all.
-        """
-
-    def usage(self, jobs: Mapping[str, str], *, since_s: float) -> Mapping[str, ShareUsage]:
-        """Return share id -> what its jobs were allocated, of the shares that accounting knows; none without it.
-
-        jobs: as for `poll`.  since_s: none of them was submitted more seconds ago: another job may have had its id.
         """
 
     def cancel(self, jobs: Collection[str], *, now: bool = False) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Scalar
-from kmatrix.records.jobs.usage import usage_of
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import (
@@ -102,7 +101,6 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
             *_tuning_warnings(settings),
         ),
         engine=activity.engine.engine if activity.engine else "",
-        usage=usage_of(matrix, activity.claim_ages()) if activity.engine else None,
     )
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from kmatrix.curves.values import Evaluations, RunCurves
 from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar
-from kmatrix.records.jobs.usage import MatrixUsage
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
@@ -364,7 +363,6 @@ class MatrixNumbers:
     engine: str = ""  # of a cluster, as in engine.json; "" for this machine
     reserve: frozenset[str] = frozenset()  # runs with adaptive seeds that the verdict does not want (now)
     confidence: float = LEVEL  # MATRIX_CONFIDENCE: the level of all intervals
-    usage: MatrixUsage | None = None  # what its jobs were allocated; None on one machine, and before the first job
 
     def count(self, status: Status) -> int:
         """Return the number of runs with this status."""

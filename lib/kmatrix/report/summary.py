@@ -10,7 +10,6 @@ from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
-from kmatrix.report.formats.allocation import allocation_lines
 from kmatrix.report.formats.facts import MAX_HOSTS, code, devices, machines, models, software
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
@@ -75,7 +74,6 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
         _scaling_section(numbers.scalings),
         ("Benchmarks", _benchmarks(numbers.runs)),
         ("Nodes", _nodes(numbers.runs)),
-        ("Allocated hours", allocation_lines(numbers)),
         *gpu_sections(gpu_runs(numbers)),
         ("Trackers", trackers),
         ("Attempts", [line for run in numbers.runs if len(run.attempts) > 1 for line in _attempts(run)]),

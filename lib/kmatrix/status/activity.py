@@ -262,15 +262,6 @@ class MatrixActivity:
             self._counts = Counter(state.activity for state in [*self.shares(), *([last] if last else [])])
         return self._counts
 
-    def claim_ages(self) -> dict[str, float]:
-        """Return share id -> seconds since its claim was rewritten, of the jobs that run and show signs of life."""
-        return {
-            state.share.id: state.quiet_s
-            for state in self.shares()
-            if state.share is not None and state.quiet_s is not None and state.quiet_s < QUIET_S
-            if state.activity is Activity.RUNNING and state.end is None
-        }
-
     def unlisted(self, runs: Iterable[str]) -> list[str]:
         """Return those of the runs that no submission lists; none on this machine."""
         return [] if self.engine is None else [run for run in runs if run not in self._runs]

@@ -17,7 +17,6 @@ from kmatrix.engines.schedulers import find_scheduler
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records.jobs.files import KUBERNETES, SchedulerPhase, Shape, ShareEntry, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
-from kmatrix.records.jobs.usage import ShareUsage
 from skips import require_program
 from waiting import wait_until
 
@@ -468,35 +467,6 @@ def test_jobsets_are_created_found_and_deleted(cluster, folder, tmp_path, severa
     kubernetes.cancel(list(shares.values()))
     assert not [key for key in cluster.objects if key[0] == "jobsets"]
     assert kubernetes.find([LABEL]) == {}
-
-
-def held(begun: str, ended: str | None) -> dict:
-    """Return the status of a pod that held its node in this time. ended: None while it does."""
-    state = {"terminated": {"exitCode": 0, "finishedAt": ended}} if ended else {"running": {"startedAt": begun}}
-    return {"startTime": begun, "containerStatuses": [{"name": "kmatrix", "state": state}]}
-
-
-def test_hours_of_a_share_are_those_of_its_pods_once_all_have_ended(cluster, folder, tmp_path):
-    jobs = scheduler(tmp_path)
-    jobs.submit(folder, submission(3))
-    set_pod(cluster, 0, {"phase": "Succeeded", **held("2026-11-23T05:00:00Z", "2026-11-23T05:10:00Z")})
-    set_pod(cluster, 1, {"phase": "Running", **held("2026-11-23T05:00:00Z", None)})
-
-    used = jobs.usage({f"1.{task}": f"{LABEL}_{task}" for task in range(3)}, since_s=0.0)
-
-    assert used == {"1.0": ShareUsage(starts=1, node_s=600.0)}
-
-
-def test_hours_of_a_run_over_several_nodes_are_those_of_all_pods(cluster, folder, tmp_path):
-    jobs = scheduler(tmp_path)
-    jobs.submit(folder, submission(1, nodes=2))
-    set_pod(cluster, 0, {"phase": "Succeeded", **held("2026-11-23T05:00:00Z", "2026-11-23T05:10:00Z")})
-    set_pod(cluster, 1, {"phase": "Running", **held("2026-11-23T05:00:00Z", None)})
-    assert jobs.usage({"1.0": LABEL}, since_s=0.0) == {}
-
-    # Its node's clock is an hour ahead: only times of one node are compared.
-    set_pod(cluster, 1, {"phase": "Succeeded", **held("2026-11-23T06:00:00Z", "2026-11-23T06:09:00Z")})
-    assert jobs.usage({"1.0": LABEL}, since_s=0.0) == {"1.0": ShareUsage(starts=1, node_s=1140.0)}
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "clusters: 3", '{"current-context": "x"}', None])

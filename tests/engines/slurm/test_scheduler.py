@@ -11,7 +11,6 @@ from kmatrix.engines.slurm.scheduler import SlurmScheduler, wait_text
 from kmatrix.engines.slurm.script import JobPlace
 from kmatrix.records.jobs.files import SchedulerPhase, Shape, ShareEntry, SubmissionFile
 from kmatrix.records.jobs.paths import JobsDir
-from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.records.paths import MatrixDir
 from slurm_answers import answer
 
@@ -290,43 +289,3 @@ def test_tasks_that_were_cancelled_while_they_waited_have_ended(monkeypatch):
     assert [views[share].phase for share in ("1.0", "1.2", "1.3")] == [
         *(SchedulerPhase.RUNNING, SchedulerPhase.ENDED, SchedulerPhase.ENDED)
     ]
-
-
-# sacct --noheader --parsable2 --allocations --duplicates --format=JobID,ElapsedRaw,AllocNodes,AllocCPUS,AllocTRES, as
-# Slurm 22.05.8 with slurmdbd printed it: 21_0 was requeued after 3 s, 22 has two whole nodes with two GPUs each.
-ACCOUNTED = """\
-22|8|2|32|billing=32,cpu=32,gres/gpu=4,node=2
-21_0|3|1|4|billing=4,cpu=4,gres/gpu=1,node=1
-21_2|2|1|4|billing=4,cpu=4,node=1
-23|0|0|0|
-21_[3-4]|0|0|0|
-21_0|20|1|4|billing=4,cpu=4,gres/gpu=1,node=1
-99|20|1|4|billing=4,cpu=4,gres/gpu=1,node=1
-sacct: some plugin says hello
-"""
-
-
-def test_hours_are_those_of_all_starts_that_accounting_knows(monkeypatch):
-    answers = answer(monkeypatch)
-    answers.say("sacct", ACCOUNTED)
-
-    used = scheduler().usage({"1.0": "21_0", "1.2": "21_2", "1.3": "21_3", "2.0": "22", "3.0": "23"}, since_s=7300.0)
-
-    assert used == {
-        "1.0": ShareUsage(starts=2, node_s=23.0, cpu_s=92.0, gpu_s=23.0),
-        "1.2": ShareUsage(starts=1, node_s=2.0, cpu_s=8.0),  # no GPUs in the accounts
-        "2.0": ShareUsage(starts=1, node_s=16.0, cpu_s=256.0, gpu_s=32.0),
-    }
-    (call,) = answers.calls
-    assert "--duplicates" in call  # without it, only the last start
-    assert "--starttime=now-26hours" in call  # another job may have had the id before
-    assert call[-1] == "--jobs=21,22,23"
-
-
-def test_hours_are_unknown_without_accounting(monkeypatch):
-    answer(monkeypatch)
-
-    with pytest.raises(UnreachableError) as caught:
-        scheduler().usage({"1.0": "21"}, since_s=0.0)
-
-    assert caught.value.why == "Slurm accounting storage is disabled"

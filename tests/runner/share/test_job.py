@@ -36,7 +36,6 @@ from kmatrix.records.jobs.files import (
     write_engine,
 )
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
-from kmatrix.records.jobs.usage import own_usage
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.states import Request, change_requests
 from kmatrix.runner.loop import Outcome
@@ -76,8 +75,6 @@ def test_a_job_trains_its_share_alone_with_files_of_its_own(share, matrix, capsy
     assert {"owner.json", "status.json", "journal.jsonl", "end.json"} < {path.name for path in mine.folder.iterdir()}
     end = read_share_end(mine)
     assert (end.job, end.counts, end.requeued, end.kind) == ("12", {"finished": 1}, False, None)
-    assert own_usage(mine, 1).starts == 1
-    assert own_usage(mine, 1).node_s >= read_share_owner(mine).seconds > 0
     assert read_share_owner(mine).nodes == allocation.hosts
     said = capsys.readouterr().out.splitlines()
     assert "job 12 of Slurm, first start" in said[0]
@@ -110,26 +107,7 @@ def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys):
     assert job.run() == 0
     state = state_of(mine)
     assert (state.status, [attempt.resume for attempt in state.attempts]) == ("finished", ["none", "auto"])
-    assert own_usage(mine, 1).starts == 2
     assert read_share_owner(mine).idle == 1  # the fake trainer has no index of checkpoints
-
-
-def test_the_time_of_a_start_is_recorded_before_its_job_starts_again(share):
-    """In a pod, the program does not return from that call."""
-    mine, noted = share("a"), []
-
-    class Pod(FakeAllocation):
-        def requeue(self) -> str:
-            noted.append(own_usage(mine, 1))
-            return super().requeue()
-
-    job, _ = start(mine, "hang", Pod(why=LIMIT))
-    thread = signal_when_training(mine, signal.SIGUSR1)
-    job.run()
-    thread.join()
-    (used,) = noted
-    assert (used.starts, mine.starts.exists()) == (1, True)
-    assert used.node_s > read_share_owner(mine).seconds
 
 
 def test_a_cancelled_job_is_stopped_and_not_requeued(share):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_factory import FakeScheduler
-from kmatrix.engines import accounting
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs import claim
@@ -25,7 +23,6 @@ from kmatrix.records.jobs.files import (
     write_submission,
 )
 from kmatrix.records.jobs.paths import JobsDir
-from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.runner.share import report
 from kmatrix.runner.share.__main__ import main
 from share_job import start
@@ -178,26 +175,3 @@ def test_a_report_does_not_wait_for_a_share_whose_runs_have_a_newer_one(waiting,
     second = JobsDir(matrix).submission(2).share(0)
     monkeypatch.setattr(report, "newest_shares", lambda _: {"a": second, "b": second})
     assert wait()
-
-
-def test_the_last_job_asks_for_the_allocated_hours(matrix_of_jobs, matrix, monkeypatch):
-    used = ShareUsage(starts=1, node_s=7200.0, cpu_s=7200.0, gpu_s=0.0)
-    monkeypatch.setattr(accounting, "find_scheduler", lambda *_: FakeScheduler(used={"1.0": used}))
-    monkeypatch.setattr(accounting, "known_jobs", lambda *_: {"1.0": "12"})
-
-    assert matrix_of_jobs() == 0
-
-    found = read_json(matrix.results)["allocation"]
-    assert (found["counted_by_accounting"], found["allocated"]["node_hours"]) == (1, 2.0)
-
-
-def test_a_report_without_an_answer_counts_on_the_files_of_the_jobs(matrix_of_jobs, matrix, monkeypatch, capsys):
-    silent = FakeScheduler(why_not="Slurm accounting storage is disabled")
-    monkeypatch.setattr(accounting, "find_scheduler", lambda *_: silent)
-
-    assert matrix_of_jobs() == 0
-
-    assert "note: no answer about allocated hours: Slurm accounting storage is disabled" in capsys.readouterr().out
-    found = read_json(matrix.results)["allocation"]
-    assert (found["counted_by_accounting"], found["jobs"]) == (0, 1)
-    assert found["allocated"]["node_hours"] > 0

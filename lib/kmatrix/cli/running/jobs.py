@@ -17,7 +17,6 @@ from kmatrix.records.jobs.files import (
     SubmissionFile,
     read_engine,
 )
-from kmatrix.records.jobs.usage import HOUR
 from kmatrix.records.paths import MatrixDir, below_root
 from kmatrix.runner.shares import parallel_notes, submissions_of, time_notes
 from kmatrix.runner.submit import refuse_submissions
@@ -70,8 +69,8 @@ def _most_hours(shapes: Sequence[Shape]) -> str:
     """Return `at most 2.5 node-hours, 20 GPU-hours` of jobs of these shapes, "" if one has no time limit."""
     if not shapes or any(shape.seconds is None for shape in shapes):
         return ""
-    nodes = sum(shape.nodes * (shape.seconds or 0.0) for shape in shapes) / HOUR
-    gpus = sum(shape.nodes * shape.gpus_per_node * (shape.seconds or 0.0) for shape in shapes) / HOUR
+    nodes = sum(shape.nodes * (shape.seconds or 0.0) for shape in shapes) / 3600
+    gpus = sum(shape.nodes * shape.gpus_per_node * (shape.seconds or 0.0) for shape in shapes) / 3600
     return f"at most {nodes:,.4g} node-hours" + (f", {gpus:,.4g} GPU-hours" if gpus else "")
 
 

@@ -31,7 +31,6 @@ from kmatrix.records.jobs.files import (
     read_node_end,
 )
 from kmatrix.records.jobs.paths import JobsDir, NodeDir, ShareDir, SubmissionDir
-from kmatrix.records.jobs.usage import begin_again
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.status.state import PREEMPTED, RunPlan
 
@@ -188,7 +187,6 @@ class PodJob:
         if not self.head or self.leaves:
             os._exit(AGAIN)
         # Another pod is lost, and Kubernetes replaces that one alone: this one keeps its node, image and caches.
-        begin_again()
         try:
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
         except OSError as error:

@@ -27,13 +27,11 @@ from kmatrix.engines.kubernetes.settings import is_below, mib, read_settings
 from kmatrix.engines.kubernetes.views import (
     CREATING,
     ENDED,
-    PodTime,
     PodView,
     gone_view,
     lacks_pods,
     newest,
     open_indexes,
-    pod_time,
     pod_view,
     share_view,
 )
@@ -41,7 +39,6 @@ from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records.files import write_text
 from kmatrix.records.jobs.files import JobView, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
-from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.redaction.redactor import keys_in
 from kmatrix.text import plural
 
@@ -175,24 +172,6 @@ class KubernetesScheduler:
                 of_index = [pods[base, task]] if (base, task) in pods else []
                 ended = [*nodes.get(own, ()), *of_index]
                 found[share] = gone_view(job, ended, has_ttl=self.settings.ttl_s is not None)
-        return found
-
-    def usage(self, jobs: Mapping[str, str], *, since_s: float) -> Mapping[str, ShareUsage]:
-        """Return share id -> what its pods held, of shares without a live pod whose pods are still listed."""
-        del since_s  # names of Jobs are not used again
-        bases = {share: _split(job) for share, job in jobs.items()}
-        times: dict[tuple[str, int | None], list[PodTime]] = {}
-        for pod in self.api.pods(_selector(base for base, _ in bases.values())):
-            if (time := pod_time(pod)) is not None:
-                times.setdefault((time.job, None), []).append(time)
-                times.setdefault((time.job, time.index), []).append(time)
-        found = {}
-        for share, (base, task) in bases.items():
-            own = times.get((job_name(base, task), None)) or times.get((base, task)) or []
-            known = [time.seconds for time in own if time.seconds is not None]
-            if known and len(known) == len(own):
-                starts = sum(time.index == own[0].index for time in own)
-                found[share] = ShareUsage(starts=starts, node_s=sum(known))
         return found
 
     def cancel(self, jobs: Collection[str], *, now: bool = False) -> None:

@@ -78,29 +78,6 @@ def pod_view(pod: Mapping[str, Any]) -> PodView | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PodTime:
-    """How long a pod held its node."""
-
-    job: str  # name of its Job
-    index: int
-    seconds: float | None  # None: it still does, or that is not known
-
-
-def pod_time(pod: Mapping[str, Any]) -> PodTime | None:
-    """Return how long a pod held its node, None if it is not one of a Job of ours, or never had a node."""
-    view, status = pod_view(pod), pod.get("status") or {}
-    begun = _seconds(status.get("startTime"))
-    if view is None or begun is None:
-        return None
-    # Both times are those of the kubelet of its node, by one clock.
-    ends = [(one.get("state") or {}).get("terminated") for one in status.get("containerStatuses") or ()]
-    known = [_seconds(end.get("finishedAt")) if end else None for end in ends]
-    last = max((end for end in known if end is not None), default=None)
-    over = last is not None and None not in known
-    return PodTime(view.job, view.index, max(0.0, last - begun) if over and last is not None else None)
-
-
 def _seconds(text: object) -> float | None:
     """Return a time of the API in Unix seconds, None if there is none."""
     try:

@@ -80,50 +80,6 @@ def sacct(jobs: Sequence[str]) -> Mapping[str, str]:
     return {words[0]: words[1].split()[0] for words in lines if len(words) == 2 and words[1].split()}
 
 
-@dataclass(frozen=True, slots=True)
-class AccountingLine:
-    """A line of sacct: one start of a job, or of a task of an array."""
-
-    job: str  # 12 or 12_3
-    seconds: int  # from its start to its end, or until now
-    nodes: int
-    cpus: int
-    gpus: int | None  # of all nodes; None: accounting does not count GPUs (AccountingStorageTRES)
-
-
-def sacct_starts(jobs: Sequence[str], *, hours: int) -> list[AccountingLine]:
-    """Return the starts of these jobs that accounting knows. hours: no job that has ended longer ago is one of them.
-
-    Raises UnreachableError without accounting, or without an answer.
-    """
-    found: list[AccountingLine] = []
-    for first in range(0, len(jobs), MOST_JOBS):
-        output = _ask(
-            "sacct",
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            "--duplicates",  # each restart of a job is a line
-            f"--starttime=now-{hours}hours",
-            "--format=JobID,ElapsedRaw,AllocNodes,AllocCPUS,AllocTRES",
-            f"--jobs={','.join(jobs[first : first + MOST_JOBS])}",
-        )
-        found += [line for text in output.splitlines() if (line := _accounting_line(text)) is not None]
-    return found
-
-
-def _accounting_line(text: str) -> AccountingLine | None:
-    """Return a line of sacct, None for a message, and for a job that waits or never started."""
-    words = text.split(SEPARATOR)
-    if len(words) != 5 or not all(word.isdecimal() for word in words[1:4]) or words[2] == "0":
-        return None
-    job, seconds, nodes, cpus = words[0], *(int(word) for word in words[1:4])
-    # billing=2,cpu=2,gres/gpu=4,gres/gpu:a10g=4,mem=8G,node=2; GPUs only if the cluster accounts for them.
-    kinds = dict(item.partition("=")[::2] for item in words[4].split(","))
-    gpus = kinds.get("gres/gpu", "")
-    return AccountingLine(job, seconds, nodes, cpus, int(gpus) if gpus.isdecimal() else None)
-
-
 def sbatch(script: Path, options: Sequence[str] = ()) -> str:
     """Submit a script and return the id of the job.
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from kmatrix.engines.base import Capacity, JobRules, NodeKind, Partition
 from kmatrix.engines.slurm import capacity as cluster
 from kmatrix.engines.slurm.arrays import by_array, hosts_of, short_jobs, split_job, tasks_of
-from kmatrix.engines.slurm.commands import QueueLine, refusal_of, sacct, sacct_starts, sbatch, scancel, squeue
+from kmatrix.engines.slurm.commands import QueueLine, refusal_of, sacct, sbatch, scancel, squeue
 from kmatrix.engines.slurm.script import JobPlace, render_script, time_text
 from kmatrix.engines.slurm.settings import SlurmSettings, read_settings
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LIVE, JobView, SchedulerPhase, Shape, SubmissionFile
 from kmatrix.records.jobs.paths import SubmissionDir
-from kmatrix.records.jobs.usage import ShareUsage
 from kmatrix.records.paths import ROOT
 from kmatrix.text import duration, memory_size, plural
 
@@ -229,29 +228,6 @@ class SlurmScheduler:
         for job, state in sacct(sorted({split_job(job)[0] for job in jobs})).items():
             base = job.partition("_")[0]
             found.update((base if task is None else f"{base}_{task}", state) for task in tasks_of(job))
-        return found
-
-    def usage(self, jobs: Mapping[str, str], *, since_s: float) -> Mapping[str, ShareUsage]:
-        """Return share id -> what its jobs were allocated, of the shares that sacct knows.
-
-        since_s: none of them was submitted more seconds ago. Ids start again at 1 after a while.
-        """
-        wanted = by_array(jobs)
-        found: dict[str, ShareUsage] = {}
-        # A day more: the clock of the database may be another one.
-        for line in sacct_starts(sorted(wanted), hours=int(since_s / 3600) + 24):
-            base, task = split_job(line.job)
-            key = wanted.get(base, {}).get(task)
-            if key is None:
-                continue
-            known = found.get(key, ShareUsage())
-            gpu_s = known.gpu_s if line.gpus is None else (known.gpu_s or 0.0) + line.gpus * line.seconds
-            found[key] = ShareUsage(
-                starts=known.starts + 1,
-                node_s=known.node_s + line.nodes * line.seconds,
-                cpu_s=(known.cpu_s or 0.0) + line.cpus * line.seconds,
-                gpu_s=gpu_s,
-            )
         return found
 
     def cancel(self, jobs: Collection[str], *, now: bool = False) -> None:

@@ -34,7 +34,6 @@ class Claim:
     share: ShareDir
     owner: ShareOwner
     on_loss: Callable[[], None] | None = None  # called in a thread when another runner has taken the share
-    age: Callable[[], float] = lambda: 0.0  # returns the seconds since the script of this start began
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -75,7 +74,7 @@ class Claim:
 
     def _write(self) -> None:
         with self._lock:
-            self.owner = replaced(self.owner, counter=self.owner.counter + 1, seconds=self.age())
+            self.owner = replaced(self.owner, counter=self.owner.counter + 1)
             write_json(self.share.owner, as_json(self.owner), durable=False, parents=False)
 
 

@@ -113,7 +113,6 @@ class ShareOwner(Record, frozen=True, kw_only=True):
     idle: Count = 0  # starts of the job in a row that saved no later step
     lost_starts: Count = 0  # starts in a row that ended at once, because a lost host was in the job again
     spent: dict[str, Amount] = field(default_factory=dict)  # run -> time (s) of all its attempts, for the budget
-    seconds: Amount = 0.0  # since the script of this start began, by the clock of its host
 
 
 class ShareEnd(Record, frozen=True, kw_only=True):

@@ -52,11 +52,6 @@ class JobsDir:
         return self.path / "poll.json"
 
     @property
-    def usage(self) -> Path:
-        """Return the newest answer of accounting about the hours of the jobs."""
-        return self.path / "usage.json"
-
-    @property
     def poll_lock(self) -> Path:
         """Return the lock of the process that asks the scheduler, so that others on its machine wait for its answer."""
         return self.path / ".poll.lock"
@@ -133,11 +128,6 @@ class ShareDir(MatrixDir):
     def end(self) -> Path:
         """Return the file that tells how the last start of the job ended."""
         return self.folder / "end.json"
-
-    @property
-    def starts(self) -> Path:
-        """Return the append-only log of the starts of the job: how long each took."""
-        return self.folder / "starts.jsonl"
 
     @property
     def log(self) -> Path:

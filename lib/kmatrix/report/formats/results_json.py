@@ -13,7 +13,6 @@ from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, ind
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.report.formats.allocation import allocation_object
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
     CostDifference,
@@ -88,7 +87,6 @@ def results(numbers: MatrixNumbers, pack: Callable[[dict[str, Any]], object] | N
         "settings": [_settings(one) for one in numbers.settings],
         "scaling": [_scaling(scaling) for scaling in numbers.scalings],
         "warnings": list(numbers.warnings),
-        "allocation": allocation_object(numbers),
     }
 
 

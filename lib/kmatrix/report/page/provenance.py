@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kmatrix.report.formats import facts
-from kmatrix.report.formats.allocation import allocation_lines
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import date_time
@@ -77,7 +76,6 @@ def _facts(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     yield "Driver", ", ".join(f"{name} {value}" for name, value in driver.items() if value)
     yield "Kernel", recorded.get("kernel") or ""
     yield "Environment", " ".join(f"{name}={value}" for name, value in (recorded.get("environment") or {}).items())
-    yield "Allocated", "; ".join(allocation_lines(numbers))
 
 
 def _data(runs: Sequence[RunNumbers]) -> str:

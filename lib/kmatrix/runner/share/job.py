@@ -31,7 +31,6 @@ from kmatrix.records.jobs.files import (
     SubmissionFile,
     read_share_end,
 )
-from kmatrix.records.jobs.usage import process_seconds, record_killed_start, record_start
 from kmatrix.records.lock import this_process
 from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import Status, read_run_file_or_empty
@@ -135,13 +134,6 @@ class ShareJob:
         finally:
             if self.claim is not None:
                 self.claim.end()
-                self._record_start()
-
-    def _record_start(self) -> None:
-        """Record what this start took, for the report."""
-        if self.claim is not None:
-            with suppress(OSError):  # a full disk: the claim has what was known at the last pulse
-                record_start(self.share, self.claim.owner, process_seconds())
 
     def _is_cancelled(self) -> bool:
         return has_been_cancelled(self.share, self.allocation)
@@ -173,8 +165,6 @@ class ShareJob:
 
     def _begin_claim(self, steps: Mapping[str, int], idle: int, *, lost_starts: int = 0) -> None:
         self.share.folder.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):
-            record_killed_start(self.share, fresh_owner(self.share), self.allocation.job, self.allocation.restart)
         me = this_process()
         owner = ShareOwner(
             job=self.allocation.job,
@@ -186,7 +176,7 @@ class ShareJob:
             idle=idle,
             lost_starts=lost_starts,
         )
-        self.claim = Claim(self.share, owner, on_loss=self._leave_at_once, age=process_seconds)
+        self.claim = Claim(self.share, owner, on_loss=self._leave_at_once)
         self.claim.begin()
 
     def _leave_at_once(self) -> None:
@@ -363,7 +353,6 @@ class ShareJob:
 
     def _requeue(self, end: ShareEnd) -> bool:
         """Queue the job again, which ends this start; return whether that was possible."""
-        self._record_start()  # in a pod, the next call does not return
         left, known = self.allocation.left_s(), len(self.signals.names)
         deadline = time.monotonic() + (60.0 if left is None else max(LEAST_TRY_S, left - MARGIN_S))
         while why := self.allocation.requeue():

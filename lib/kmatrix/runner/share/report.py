@@ -7,19 +7,16 @@ import signal
 import time
 from collections import Counter
 
-from kmatrix.engines.accounting import refresh_usage
 from kmatrix.errors import KmatrixError
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.claim import fresh_owner, is_claimed, is_listed
 from kmatrix.records.jobs.files import (
     CANCELLED,
     HAVE_ENDED,
-    KUBERNETES,
     REPORT,
     SubmissionFile,
     job_lines,
     newest_shares,
-    read_engine,
     read_poll,
     read_share_end,
     read_submission,
@@ -44,11 +41,6 @@ def write_report(matrix: MatrixDir, folder: SubmissionDir) -> int:
         say(f"submission {later} is newer: its own last job writes the report")
         return 0
     write_status(matrix)
-    engine = read_engine(matrix)
-    # Pods cannot ask Kubernetes: `make summary` does.
-    asks = engine is not None and engine.engine != KUBERNETES
-    if asks and (why := refresh_usage(matrix)):
-        say(f"note: no answer about allocated hours: {why}")
     values, code = symbols(matrix), 0
     try:
         # Here, not at the top: 70 ms that each of the other jobs would wait, too.
