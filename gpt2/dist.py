@@ -18,7 +18,6 @@ import torch
 import torch.distributed
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.disk import limit_from_environment
 from kmatrix.records.run_lock import launcher_died
 from kmatrix.records.train_config import TrainConfig
 
@@ -102,10 +101,9 @@ def start(config: TrainConfig) -> World:
     if backend:
         torch.distributed.init_process_group(
             # device_id: the communicator is created now, on this GPU, instead of in the first collective.
-            # More if rank 0 may hold a write on a full disk, while the others wait for it in a collective.
             backend,
             device_id=device if backend == "nccl" else None,
-            timeout=timedelta(seconds=TIMEOUT_S + limit_from_environment()),
+            timeout=timedelta(seconds=TIMEOUT_S),
         )
     return World(
         rank=rank,

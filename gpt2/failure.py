@@ -26,7 +26,6 @@ from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
 from kmatrix.records.decode import as_json, decode_optional
-from kmatrix.records.disk import is_holding, limit_from_environment
 from kmatrix.records.files import write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
@@ -41,9 +40,9 @@ SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stoppi
 DATA, FORWARD, BACKWARD, UPDATE, NUMBERS = "data", "forward", "backward", "update", "numbers"  # places in a step
 ORDER = ("", DATA, FORWARD, BACKWARD, UPDATE, NUMBERS)  # of the places, to compare the progress of ranks
 SILENT_S = 10.0  # a state that is not rewritten for this long means that the process does not run
-# A rank that holds a write by its state, and has not rewritten the state for this long, is gone. Longer than the caches
-# of network storage (acregmax of nfs(5): 60 s).
-HOLD_S = 90.0
+# A rank that waits for data by its state, and has not rewritten the state for this long, is gone. Longer than the
+# caches of network storage (acregmax of nfs(5): 60 s).
+GONE_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
 ANSWER_S = 10.0  # time for a rank whose Python does not run, after it was asked for its stacks
 TURN_S = 25.0  # then another rank takes rank 0's role; longer than SILENT_S and ANSWER_S, which rank 0 may wait
@@ -174,7 +173,7 @@ class RankState:
     kind: str  # of work
     place: str  # within a step
     counter: int | None = None  # grows with each write
-    holding: bool = False  # it holds a write on a full disk, or waits for streamed data
+    waits: bool = False  # for streamed data
 
 
 class Watchdog:
@@ -196,8 +195,7 @@ class Watchdog:
         self._counter = 0  # of states that were written
         self._over = threading.Event()
         self._stacks_lock = threading.Lock()  # the loop may end while the thread writes stacks
-        self._is_full = False  # the disk took no state lately
-        self._held: dict[int, tuple[int | None, float]] = {}  # rank -> its last counter, and since when it is known
+        self._waited: dict[int, tuple[int | None, float]] = {}  # rank -> its last counter, and since when it is known
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
         self.spent_before = spent_before(self._dir, self._attempt)
         self._dir.rank(rank).mkdir(parents=True, exist_ok=True)
@@ -266,7 +264,6 @@ class Watchdog:
 
     def _watch(self) -> None:
         last = time.monotonic()
-        can_hold = limit_from_environment() > 0
         self._write_state(0.0)  # at once, so that a rank that freezes before its first tick can be continued
         while not self._over.wait(TICK_S):
             now = time.monotonic()
@@ -274,8 +271,8 @@ class Watchdog:
             if now - last > TICK_S + SUSPENDED_S:
                 self._began += now - last
             last = now
-            if self._is_held(now - self._began, can_hold=can_hold):
-                self._began = now  # the time of a held write does not count, in any rank
+            if self._data_are_late(now - self._began):
+                self._began = now  # the time of a wait for data does not count, in any rank
             began = self._began  # before the limit, as `work` writes them
             limit, age = self.limit_s(), now - began
             self._write_state(age)
@@ -283,27 +280,24 @@ class Watchdog:
                 self._end_run(began, age, limit)
                 last = time.monotonic()  # it waited for other ranks: the process was not suspended
 
-    def _is_held(self, age: float, *, can_hold: bool) -> bool:
-        """Return whether this rank, or another one that it may wait for, holds a write, or waits for data."""
-        if is_waiting() or (can_hold and is_holding()):
-            return True
-        # The ranks tell each other by their states, which other hosts see, too. If the disk that is full has the states
-        # as well, each rank notices it by its own.
+    def _data_are_late(self, age: float) -> bool:
+        """Return whether this rank, or another one that it may wait for, waits for streamed data."""
+        # The ranks tell each other by their states, which other hosts see, too.
         others = (rank for rank in range(self._size) if rank != self._rank)
-        return age > 2 * TICK_S and ((can_hold and self._is_full) or any(self._holds(rank) for rank in others))
+        return is_waiting() or (age > 2 * TICK_S and any(self._waits(rank) for rank in others))
 
-    def _holds(self, rank: int) -> bool:
-        """Return whether another rank holds a write, as its state says: only as long as it rewrites the state."""
+    def _waits(self, rank: int) -> bool:
+        """Return whether another rank waits for data, as its state says: only as long as it rewrites the state."""
         state = _state(self._dir, rank, self._attempt)
-        if state is None or not state.holding:
-            self._held.pop(rank, None)
+        if state is None or not state.waits:
+            self._waited.pop(rank, None)
             return False
         now = time.monotonic()
-        counter, since = self._held.get(rank, (None, now))
-        if rank not in self._held or counter != state.counter:
-            self._held[rank] = state.counter, now
+        counter, since = self._waited.get(rank, (None, now))
+        if rank not in self._waited or counter != state.counter:
+            self._waited[rank] = state.counter, now
             return True
-        return now - since < HOLD_S
+        return now - since < GONE_S
 
     def _write_state(self, age: float) -> None:
         # On a full disk the state is outdated for a while; the training must not end for it. Not durable, because an
@@ -320,14 +314,10 @@ class Watchdog:
             "place": self._place,
             "age_s": age,
             "spent_s": self._spent_s() if self._rank == 0 else None,
-            "holding": is_holding() or is_waiting(),
             "waits": is_waiting(),
         }
-        try:
+        with suppress(OSError):
             write_json(self._dir.rank_state(self._rank), record, durable=False, parents=False)
-            self._is_full = False
-        except OSError as error:
-            self._is_full = is_full(error)
 
     def _spent_s(self) -> float:
         """Return the seconds that the run has taken; before this attempt knows, those of earlier attempts."""
@@ -440,7 +430,7 @@ def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
         kind=value.work,
         place=value.place,
         counter=value.counter,
-        holding=value.holding,
+        waits=value.waits,
     )
 
 

@@ -29,7 +29,6 @@ from gpt2.optim.optimizers import Optimizers
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
 from kmatrix.depth_rule import describe
-from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
@@ -183,7 +182,7 @@ class RunLog:
     def say(self, text: str) -> None:
         """Print one line and flush."""
         if self.main:  # one write, because the checkpoint thread prints too
-            when_there_is_space(self.dir.output_log, lambda: print(f"{text}\n", end="", flush=True))
+            print(f"{text}\n", end="", flush=True)
 
     def event(self, step: int, event: str, text: str) -> None:
         """Record and print an event."""

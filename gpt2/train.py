@@ -56,7 +56,6 @@ from gpt2.stopping import (
 )
 from kmatrix.errors import ConfigError, DataError, KmatrixError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
-from kmatrix.records.disk import SpaceWait, has_space, limit_from_environment, waiting_for_space
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
@@ -91,10 +90,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
     try:
-        with (
-            waiting_for_space(space_wait(log, stop)),
-            Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog,
-        ):
+        with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog:
             code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
     # The error is printed with its traceback, recorded, and ends the process.
@@ -112,21 +108,6 @@ def phases_of_node(run_dir: RunDir) -> Path | None:
     _, local_rank, _ = dist.environment()
     # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
     return node.recording.phases if local_rank == 0 and node.recording.path.is_dir() else None
-
-
-def space_wait(log: RunLog, stop: dist.Stop) -> SpaceWait:
-    """Return how this rank writes its files on a full disk: the runner sets the limit, and a stop ends the wait."""
-
-    limit_s = limit_from_environment()
-
-    def full(path: Path) -> None:
-        if has_space(log.dir.path):  # the checkpoints are on another disk, or one is too large
-            log.event(log.step, "disk", f"{path} has no space: waiting {limit_s:g} s for it")
-
-    def space(seconds: float) -> None:
-        log.event(log.step, "disk", f"there is space again: writes were held for {seconds:.1f} s")
-
-    return SpaceWait(limit_s, on_full=full, on_space=space, is_cancelled=lambda: stop.requested)
 
 
 def train(

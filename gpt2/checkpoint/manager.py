@@ -39,7 +39,6 @@ from kmatrix.records.checkpoints import (
     sha256_of,
     superseded,
 )
-from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import free_path
 from kmatrix.text import disk_size
 
@@ -198,7 +197,7 @@ class CheckpointManager:
         if not self.training.world.main or not self._saves():
             return
         each = self._expected_bytes()
-        free = when_there_is_space(self.folder, lambda: self._room_for_one(each))
+        free = self._room_for_one(each)
         most = self.config.keep_checkpoints + 2 if self.config.checkpoint_interval else 2
         self.log.say(
             f"Checkpoints: about {disk_size(each)} each, {most} at most, in {self.folder} ({disk_size(free)} free)"
@@ -249,13 +248,9 @@ class CheckpointManager:
         """Write one checkpoint, and delete those that it supersedes."""
         if ready:
             ready()
-
-        def write() -> tuple[Path, WrittenCheckpoint]:
-            self._make_room(size_of(value) + MIB)
-            path = self._unused(pending.step)
-            return path, save_checkpoint(path, value, lambda written: self._announce(path.name, pending, written))
-
-        path, written = when_there_is_space(self.folder, write)
+        self._make_room(size_of(value) + MIB)
+        path = self._unused(pending.step)
+        written = save_checkpoint(path, value, lambda written: self._announce(path.name, pending, written))
         self._speed.measured(written)
         self._names[pending.step] = path.name
         # Only now, when the new file is complete: until then the old one is the only one of this step.

@@ -28,7 +28,6 @@ from gpt2.stopping import (
     NotFiniteError,
     not_finite,
 )
-from kmatrix.records.disk import held_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +67,10 @@ class BetweenSteps:
             return None
         if text := not_finite(numbers.step, numbers.loss, numbers.norm):
             raise NotFiniteError(text)
-        held = held_s()
         for line in self.batches.epochs_begun(numbers.step) if self.training.world.main else ():
             self.log.say(f"Iter {numbers.step} | {line}")
         self.log.training(numbers, self.batches.epoch(numbers.step))
         self.timings.add(numbers)
-        if held_s() > held:
-            self.steps.restart()  # the disk was full: the next step must not count that time
         self.budget.stepped(numbers.seconds)
         if numbers.stop:
             return EndReason.STOP

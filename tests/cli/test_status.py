@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,7 +23,7 @@ from kmatrix.records.lock import held
 from kmatrix.records.runs import Status
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.view.overview import Overview
-from kmatrix.text import money, time_of_day
+from kmatrix.text import money
 from records_factory import CREATED, FakeRun, make_matrix
 
 NOW = CREATED + 50.0
@@ -180,25 +179,6 @@ def test_failures_are_listed_before_other_runs(busy_matrix):
     lines = plain(current_view(busy_matrix))
     failed = next(index for index, text in enumerate(lines) if text.startswith("gpt2_sgd_1gpu failed"))
     assert failed < lines.index("gpt2_adamw_1gpu: attempt 2")
-
-
-def test_a_full_disk_is_named_with_its_last_step_and_the_space_to_free(busy_matrix, monkeypatch):
-    """All of a small screen has room for it, and so have the estimate and programs."""
-    from kmatrix.status import disk_space
-
-    assert Overview(busy_matrix).poll(NOW).full_disk is None
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(24 * 2**20, 0, 1000))
-    running = [run for run in busy_matrix.runs() if read_json(run.status)["status"] == "running"]
-    for at, run in enumerate(running):
-        os.utime(run.metrics, (NOW, NOW - 10 * at))
-    assert Overview(busy_matrix).poll(NOW).full_disk is None  # without a runner, nothing waits
-    with held(busy_matrix):
-        view = Overview(busy_matrix).poll(NOW)
-    first = next(line for line in plain(view) if line.startswith("the disk is full: "))
-    assert f"no step was logged since {time_of_day(NOW)}; free at least " in first
-    assert "the disk is full" in "\n".join(line.text for line in screen(view, width=60, height=12))
-    assert as_json(view)["full_disk"]["last_write"] == NOW
-    assert first in estimate_lines(view, NOW)
 
 
 def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from factories import environment
 from gpt2.data.waiting import waiting_for_data
 from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innermost, spent_before
 from gpt2.log import RunLog
-from kmatrix.records.disk import SpaceWait, is_holding, waiting_for_space, when_there_is_space
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from waiting import wait_until
@@ -145,8 +143,7 @@ def test_a_progressing_run_is_not_reported_and_writes_no_stacks(tmp_path):
 
 @pytest.fixture
 def ticks(monkeypatch):
-    """Return the ages of a fast watchdog's ticks, in a trainer that may hold writes."""
-    monkeypatch.setenv("KMATRIX_DISK_WAIT", "600")
+    """Return the ages of a fast watchdog's ticks."""
     monkeypatch.setattr(watchdog, "TICK_S", 0.01)
     for name in ("WAIT_S", "TURN_S"):
         monkeypatch.setattr(watchdog, name, 0.0)
@@ -162,33 +159,8 @@ def enforce(rank_watchdog):
     rank_watchdog.begin(factor=1, floor_s=0.05)
 
 
-def says_that_it_holds(rank_dir):
-    return RunDir(rank_dir).rank_state(0).exists() and read_json(RunDir(rank_dir).rank_state(0))["holding"]
-
-
-def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
-    reports, space = [], threading.Event()
-    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
-
-    def write():
-        if not space.is_set():
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with waiting_for_space(SpaceWait(600.0, sleep=lambda seconds: space.wait(0.001))):
-        holder = threading.Thread(target=when_there_is_space, args=(tmp_path, write))  # of a checkpoint in this case
-        holder.start()
-        wait_until(is_holding)
-        enforce(rank_watchdog)
-        wait_until(lambda: says_that_it_holds(tmp_path))
-        seen = len(ticks)
-        wait_until(lambda: len(ticks) > seen + 50)
-        assert reports == []
-        space.set()
-        holder.join()
-        assert not is_holding()
-        wait_until(lambda: reports)
-    assert not says_that_it_holds(tmp_path)
-    rank_watchdog.end()
+def says_that_it_waits(rank_dir):
+    return RunDir(rank_dir).rank_state(0).exists() and read_json(RunDir(rank_dir).rank_state(0))["waits"]
 
 
 def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
@@ -196,8 +168,7 @@ def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, t
     rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
     with waiting_for_data():
         enforce(rank_watchdog)
-        wait_until(lambda: says_that_it_holds(tmp_path))
-        assert read_json(RunDir(tmp_path).rank_state(0))["waits"]
+        wait_until(lambda: says_that_it_waits(tmp_path))
         seen = len(ticks)
         wait_until(lambda: len(ticks) > seen + 50)
         assert reports == []
@@ -205,54 +176,33 @@ def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, t
     rank_watchdog.end()
 
 
-def write_holding(run_dir, counter, *, holding=True):
-    """Write the state of rank 0 on another host, which holds a write, or does not."""
+def write_waiting(run_dir, counter, *, waits=True):
+    """Write the state of rank 0 on another host, which waits for data, or does not."""
     state = {"rank": 0, "attempt": 1, "host": "n1", "pid": 7, "counter": counter, "work": "checkpoint"}
-    write_json(run_dir.rank_state(0), {**state, "holding": holding}, durable=False)
+    write_json(run_dir.rank_state(0), {**state, "waits": waits}, durable=False)
 
 
-def test_a_rank_that_waits_for_one_on_another_host_that_holds_a_write_does_not_hang(ticks, tmp_path, monkeypatch):
+def test_a_rank_that_waits_for_one_on_another_host_that_waits_for_data_does_not_hang(ticks, tmp_path, monkeypatch):
     reports, run_dir = [], RunDir(tmp_path)
     monkeypatch.setattr(watchdog, "SILENT_S", 0.0)
-    write_holding(run_dir, 1)
+    write_waiting(run_dir, 1)
     rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
     enforce(rank_watchdog)
     seen = len(ticks)
     wait_until(lambda: len(ticks) > seen + 50)
     assert reports == []
-    write_holding(run_dir, 2, holding=False)
+    write_waiting(run_dir, 2, waits=False)
     wait_until(lambda: reports)
     rank_watchdog.end()
 
 
-def test_a_rank_that_died_while_it_held_a_write_holds_nobody(ticks, tmp_path, monkeypatch):
+def test_a_rank_that_died_while_it_waited_for_data_holds_nobody(ticks, tmp_path, monkeypatch):
     reports = []
-    monkeypatch.setattr(watchdog, "HOLD_S", 0.2)
+    monkeypatch.setattr(watchdog, "GONE_S", 0.2)
     monkeypatch.setattr(watchdog, "SILENT_S", 0.0)
-    write_holding(RunDir(tmp_path), 1)
+    write_waiting(RunDir(tmp_path), 1)
     rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
     enforce(rank_watchdog)
-    wait_until(lambda: reports)
-    rank_watchdog.end()
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_rank_whose_own_state_finds_no_space_does_not_hang(ticks, tmp_path, monkeypatch, number):
-    """The rank that holds a write cannot tell the others: the disk that is full has the states, too."""
-    reports, is_full = [], threading.Event()
-
-    def write(*args, **options):
-        if is_full.is_set():
-            raise OSError(number, "no space")
-
-    monkeypatch.setattr(watchdog, "write_json", write)
-    is_full.set()
-    rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
-    enforce(rank_watchdog)
-    seen = len(ticks)
-    wait_until(lambda: len(ticks) > seen + 50)
-    assert reports == []
-    is_full.clear()
     wait_until(lambda: reports)
     rank_watchdog.end()
 

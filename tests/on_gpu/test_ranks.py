@@ -161,7 +161,6 @@ def test_a_collective_that_hangs_times_out_and_the_log_says_so(device, *, sizes,
         FAULT_HANGS=tmp_path / "hangs",
         FAULT_COLLECTIVE_S=COLLECTIVE_S if device.is_gpu else 8,
         TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=60,
-        KMATRIX_DISK_WAIT=0,
     )
     output = output_of(process)
     assert process.returncode != 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 
 import pytest
 
 from kmatrix.errors import SchemaError
+from kmatrix.records import files
 from kmatrix.records.files import (
     CHUNK,
     LineTail,
     append_jsonl,
+    end_torn_line,
     finite,
     last_lines,
     own_copies,
@@ -182,3 +185,42 @@ def test_a_folder_that_was_moved_away_does_not_begin_again(tmp_path):
     write_json(path, {}, durable=False)
     write_json(path, {"again": True}, durable=False, parents=False)
     assert read_json(path)["again"]
+
+
+class FullFile:
+    """A file on a disk that has space for a few bytes more."""
+
+    def __init__(self, file, room):
+        self._file, self._room = file, room
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        if not self._room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fits, self._room = min(len(data), self._room), max(0, self._room - len(data))
+        return self._file.write(data[:fits])
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_no_part_of_it_and_its_error_names_the_file(tmp_path, monkeypatch):
+    log, real = tmp_path / "metrics.jsonl", open
+    append_jsonl(log, {"step": 1})
+    before = log.read_bytes()
+    monkeypatch.setattr(files, "open", lambda *given, **more: FullFile(real(*given, **more), 7), raising=False)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        append_jsonl(log, {"step": 2})
+    assert (log.read_bytes(), caught.value.filename) == (before, str(log))
+
+
+def test_a_torn_line_is_ended(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b'{"a": 1}\n{"b"')
+    end_torn_line(log)
+    assert log.read_bytes() == b'{"a": 1}\n{"b"\n'

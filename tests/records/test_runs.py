@@ -87,7 +87,7 @@ def test_an_unreadable_result_is_none(tmp_path):
         {"symbols": {"BUDGET_DOLLARS": "abc"}},
         {"symbols": {"BUDGET_HOURS": "inf"}},
         {"symbols": {"PARALLEL_JOBS": "-1"}},
-        {"symbols": {"DISK_WAIT": "9" * 400}},
+        {"symbols": {"BUDGET_HOURS": "9" * 400}},
         {"symbols": {"ALERT_VRAM": "high"}},
         {"symbols": {"ALERT_SPIKE": "1e"}},
         {"symbols": {"ALERT_SPIKE": "nan"}},

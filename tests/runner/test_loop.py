@@ -21,12 +21,11 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
 from kmatrix.records.lock import held, holder, try_lock
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.run_lock import begin_attempt
 from kmatrix.records.runs import Status
-from kmatrix.records.states import BudgetEntry, Request, change_requests, read_matrix_status
+from kmatrix.records.states import BudgetEntry, read_matrix_status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.runner.execute import check_plans
-from kmatrix.runner.loop import EXIT_FAILED, drive
+from kmatrix.runner.loop import drive
 from kmatrix.runner.signals import SAME_KEY_S, StopRequest
 from kmatrix.status.classify import describe_exit
 from kmatrix.status.cost import MatrixBudget, SpentBudget
@@ -532,87 +531,6 @@ def test_a_runner_that_fails_before_it_knows_the_runs_writes_no_status(matrix, p
     assert not matrix.status.exists()  # no runs at all would count as finished
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_on_a_full_disk_is_recorded_with_the_reserved_space(matrix, plan, disk, number):
-    """The runner goes on polling while it waits for space: progress is shown, and a stop request is handled."""
-    run, signalled = plan("a", "hang"), []
-    disk(lambda: run.dir.output_log.exists() and matrix.reserve.exists())
-
-    def show(progress):
-        if (progress.step or 0) >= 20 and not signalled:  # a busy runner does not see every step
-            signalled.append(number)
-            assert status_of(run)["status"] == "planned"  # the runner could not write it yet
-            os.kill(os.getpid(), number)
-
-    notes = []
-    outcome = drive(
-        matrix, [run, plan("b")], engine(), on_progress=show, on_note=notes.append, disk_s=600, poll_s=0.001
-    )
-    assert outcome.exit_code == 130
-    assert read_json(run.dir.result)["status"] == "stopped"
-    state = recover_status(run.dir, has_runner=False)
-    assert (state.status, state.reason) == (Status.STOPPED, "asked to stop")
-    assert read_json(matrix.status)["counts"] == {"planned": 1, "stopped": 1}
-    assert [line["event"] for line in read_jsonl(matrix.journal)][-3:] == ["stop asked", "run ended", "matrix ended"]
-    assert not matrix.reserve.exists()
-    assert [note for note in notes if note.startswith("no space for this user or for more files: ")] == notes[:1]
-
-
-def test_delayed_writes_are_in_order_and_complete_once_there_is_space(matrix, plan, disk, monkeypatch):
-    run, tries = plan("a"), itertools.count()
-    monkeypatch.setattr("kmatrix.runner.status_writer.POLL_S", 0.01)
-    disk(lambda: run.dir.output_log.exists() and next(tries) < 5)
-    outcome = drive(matrix, [run], engine(), disk_s=600, poll_s=0.001)
-    assert outcome.exit_code == 0
-    assert status_of(run)["status"] == read_json(matrix.status)["status"] == "finished"
-    events = [line["event"] for line in read_jsonl(matrix.journal)]
-    assert events.count("disk was full") == 1  # after the end of the run, unless that took more than a second
-    assert [event for event in events if event != "disk was full"] == [
-        "matrix started",
-        "run started",
-        "run ended",
-        "matrix ended",
-    ]
-
-
-def test_requests_are_followed_while_the_disk_is_full_and_written_once_there_is_space(matrix, plan, disk, monkeypatch):
-    plans, is_asked = [plan("a"), plan("b"), plan("c")], []
-    monkeypatch.setattr("kmatrix.runner.status_writer.POLL_S", 0.01)
-    monkeypatch.setattr("kmatrix.runner.execution.requests.READ_EVERY_S", 0.0)
-    disk(lambda: plans[0].dir.output_log.exists() and not plans[2].dir.result.exists())
-
-    def show(progress):
-        if progress.run == "a" and plans[0].dir.output_log.exists() and not is_asked:  # the disk is full
-            is_asked.append(change_requests(matrix, ["b"], Request.SKIP))
-
-    assert drive(matrix, plans, engine(), on_progress=show, disk_s=600, poll_s=0.001).exit_code == EXIT_FAILED
-    assert [status_of(one)["status"] for one in plans] == ["finished", "skipped", "finished"]
-    events = [line["event"] for line in read_jsonl(matrix.journal) if line.get("run") == "b"]
-    assert events == ["run skip asked", "run left out"]
-
-
-def test_a_run_that_cannot_start_on_a_full_disk_waits_and_then_starts(matrix, plan, monkeypatch):
-    tries, notes = [], []
-
-    def begin(run, attempt):
-        tries.append(attempt)
-        if len(tries) < 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return begin_attempt(run, attempt)
-
-    monkeypatch.setattr("kmatrix.engines.local.engine.begin_attempt", begin)
-    monkeypatch.setattr("kmatrix.engines.local.engine.POLL_S", 0.01)
-    outcome = drive(
-        matrix, [plan("a")], engine(disk_s=600), on_progress=lambda shown: notes.append(shown.note), poll_s=0.002
-    )
-    assert outcome.exit_code == 0
-    assert tries == [1, 1, 1]
-    assert notes[0] == "waiting for space on the disk"
-    tries.clear()
-    assert drive(matrix, [plan("b")], engine(), poll_s=0.002).exit_code == 1
-    assert "could not be started: [Errno 28] No space left" in status_of(plan("b"))["reason"]
-
-
 def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(matrix, plan):
     run, later, place = plan("a", "until asked"), plan("b"), matrix.path.with_name("moved")
 
@@ -748,7 +666,7 @@ def test_progress_has_step_loss_speed_and_counts(matrix, plan):
     assert (seen[0].run, seen[0].status, seen[0].reason) == ("c", Status.SKIPPED, "why")
     last = seen[-1]
     assert (last.run, last.index, last.total, last.status) == ("b", 2, 2, Status.FINISHED)
-    assert (last.step, last.until, last.val_loss, last.tokens_per_second) == (
+    assert (last.step, last.max_iters, last.val_loss, last.tokens_per_second) == (
         MAX_ITERS - 1,
         MAX_ITERS,
         2.75,

@@ -44,7 +44,7 @@ MATRIX = "TARGET= RESULTS_DIR="
 OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|PACK_NODES|STAGE_DIR")
 RUNS = "TARGET= RUN= RESULTS_DIR="
 START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE="
-RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS="
+RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= BUDGET_HOURS= BUDGET_DOLLARS="
 REQUESTS = frozenset({"prepare-data", "test-matrix-dry-run", "plan", "test-matrix", "train"})  # of the same symbols
 ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 

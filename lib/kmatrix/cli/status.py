@@ -26,7 +26,6 @@ from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.activity import Activity
-from kmatrix.status.disk_space import FullDisk
 from kmatrix.status.outcomes import NOT_NEEDED
 from kmatrix.status.view.matrix_view import DeviceMemory, FurtherSeeds, GpuView, MatrixView, RunView
 from kmatrix.status.view.overview import Overview
@@ -35,7 +34,6 @@ from kmatrix.text import (
     Column,
     columns,
     count,
-    disk_size,
     duration,
     first_names,
     memory_size,
@@ -295,8 +293,6 @@ def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
 def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
     """Yield notes on single runs and GPUs, failures and alerts first."""
     # In this order, because a small screen shows only the first notes.
-    if view.full_disk is not None:
-        yield Status.FAILED, _full_disk(view.full_disk)
     for run in view.runs:
         if run.reason and run.status in (Status.FAILED, Status.SKIPPED):
             yield run.status, f"{run.name} {run.status}: {run.reason}"
@@ -330,13 +326,6 @@ def _continue(view: MatrixView) -> str:
     """Return the command that continues a matrix: without a larger budget than one that is spent, it is refused."""
     larger = {} if view.spent is None else {view.spent.symbol: str(view.spent.more)}
     return make_command("continue", view.path, **larger)
-
-
-def _full_disk(disk: FullDisk) -> str:
-    """Return a note such as `the disk is full: /results has 0 B of 512 GB free; no step was logged since ...`."""
-    since = "" if disk.last_write is None else f"; no step was logged since {time_of_day(disk.last_write)}"
-    hint = f"free at least {disk_size(disk.needed)}: the runs wait for DISK_WAIT seconds at most"
-    return f"the disk is full: {disk.text}{since}; {hint}"
 
 
 def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
@@ -503,8 +492,6 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
     yield from (text for text in _reserve_notes(view) if view.seeds is None)
     if view.dollars is not None:
         yield f"cost: {money(view.dollars)} so far, {money(view.all_dollars)} in total"
-    if view.full_disk is not None:
-        yield _full_disk(view.full_disk)
     if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
         yield f"{failed} failed or skipped: not counted"
 

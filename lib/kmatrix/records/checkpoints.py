@@ -17,7 +17,6 @@ from kmatrix.errors import RecordError, is_full
 from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoint_dir import INDEX
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, replaced
-from kmatrix.records.disk import at_once
 from kmatrix.records.files import replacing, write_json
 
 PARTIAL = ".*.partial"  # left by a save that was killed
@@ -119,8 +118,7 @@ class CheckpointIndex:
         self.entries = [entry for entry in self.entries if entry.name not in going]
         self.deleting = [*self.deleting, *sorted(going)]
         try:
-            with at_once():
-                self._write()
+            self._write()
         except OSError as error:
             if not is_full(error):
                 raise

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from kmatrix.own_file import open_own, open_to_read, opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
-from kmatrix.records.disk import when_there_is_space
 from kmatrix.redaction.redactor import redact_json
 
 
@@ -44,8 +43,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True, parents: bool = True) -> None:
     """Write a JSON object with its schema, without keys, atomically.
 
-    durable: wait until the data are on disk, and until a full disk has space (`kmatrix.records.disk`); not worth it for
-    a file that is rewritten every second.  parents: as for `write_bytes`.
+    durable: wait until the data are on disk; not worth it for a file that is rewritten every second.
+    parents: as for `write_bytes`.
     """
     write_bytes(path, json_text(value).encode(), durable=durable, parents=parents)
 
@@ -66,8 +65,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool 
     durable: flush it to disk before it replaces the old one.  private: only its owner may read it.
     parents: without it, a missing folder raises FileNotFoundError: what was moved must not begin again at its old path.
     """
-
-    def write() -> None:
+    with _named(path):
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, _create(temporary, private=private) as file:
@@ -77,10 +75,16 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool 
             if durable:
                 os.fsync(file.fileno())
 
-    if durable:
-        when_there_is_space(path, write)
-    else:
-        write()
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Give an error of a disk the name of the file: one while bytes are written has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _create(path: Path, *, private: bool) -> BinaryIO:
@@ -176,11 +180,7 @@ def _is_shared(entry: os.DirEntry[str]) -> bool:
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
     """Append one line to an append-only log, without keys: the whole line, or nothing if an OSError is raised."""
     line = (json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n").encode()
-    when_there_is_space(path, lambda: _append(path, line))
-
-
-def _append(path: Path, line: bytes) -> None:
-    with _appending, open(path, "ab", buffering=0, opener=opener) as file:
+    with _named(path), _appending, open(path, "ab", buffering=0, opener=opener) as file:
         size, rest = file.seek(0, os.SEEK_END), line
         try:
             while rest:  # the last block of a disk may have space for a part of the line
@@ -197,15 +197,10 @@ def _append(path: Path, line: bytes) -> None:
 
 def end_torn_line(path: Path) -> None:
     """End the last line of an append-only log after a crash, so that the next entry starts on its own line."""
-
-    def write() -> None:
-        with open(path, "rb+", buffering=0, opener=opener) as file:
-            # An empty file has no last byte to seek to.
-            if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
-                file.write(b"\n")
-
-    with suppress(FileNotFoundError):
-        when_there_is_space(path, write)
+    with suppress(FileNotFoundError), _named(path), open(path, "rb+", buffering=0, opener=opener) as file:
+        # An empty file has no last byte to seek to.
+        if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -256,11 +256,6 @@ class MatrixDir:
         return self.path / ".lock"
 
     @property
-    def reserve(self) -> Path:
-        """Return the file that reserves space for the last status, while a runner holds the matrix."""
-        return self.path / ".reserve"
-
-    @property
     def runner_log(self) -> Path:
         """Return the log of a runner in the background."""
         return self.path / "runner.log"

@@ -149,8 +149,7 @@ class RankStateFile(Record, frozen=True, kw_only=True):
     place: str = ""
     spent_s: Amount | None = None
     counter: Count | None = None  # grows with each write; None in files of earlier versions
-    holding: bool = False  # the rank holds a write on a full disk, or waits for streamed data
-    waits: bool = False  # it waits for streamed data
+    waits: bool = False  # the rank waits for streamed data
 
 
 class EventLine(Record, frozen=True, kw_only=True):

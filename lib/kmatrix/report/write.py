@@ -9,7 +9,6 @@ from typing import TypeVar
 from kmatrix.errors import RecordError
 from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import refuse_link
-from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report import graphs
@@ -76,7 +75,7 @@ def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
     for path in (matrix.graphs, *matrix.graphs.glob("*")):
         refuse_link(matrix, path)
     try:
-        return when_there_is_space(matrix.path, action)
+        return action()
     except OSError as error:
         again = make_command("summary", matrix.path)
         raise RecordError(

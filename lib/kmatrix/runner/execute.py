@@ -39,7 +39,6 @@ from kmatrix.track.processes import TrackerProcesses
 
 FINISH_LIMIT_S = 60.0  # the ON_FINISH command is killed after this time
 START_S = 60.0  # a detached runner holds its matrix within this time, or it has failed
-DISK_WAIT_S = 600.0  # default of DISK_WAIT
 TAIL_LINES = 20
 PAIR = 2  # with two GPUs there is no placement to choose
 
@@ -53,18 +52,16 @@ def execute(
     trackers: TrackerProcesses | None = None,
     on_progress: Callable[[RunProgress], None] | None = None,
     on_note: Callable[[str], None] | None = None,
-    disk_wait: float | None = None,
     budget: MatrixBudget | None = None,
 ) -> Outcome:
     """Run the pending attempts of a matrix on these GPUs, or on the CPU, and return the outcome.
 
     recorders: starts the GPU recorders, None for no recording.  trackers: starts the tracker processes, None for none.
-    on_progress: called with the progress of each run.  on_note: called with each note about a GPU or a full disk.
-    disk_wait: replaces DISK_WAIT of the matrix (s), None to keep it.  budget: the same for the budget of the matrix.
+    on_progress: called with the progress of each run.  on_note: called with each note about a GPU.
+    budget: replaces the budget of the matrix, None to keep it.
     Raises LaunchError if the runs cannot start here or another runner holds the matrix.
     """
     values = symbols(matrix)
-    disk_s = disk_wait_s(values) if disk_wait is None else disk_wait
     every = (*plan.plans, *plan.reserve)
     pool = gpu_pool(gpus, values) if any(run.cuda for run in every) else None
     engine = LocalEngine(
@@ -73,7 +70,6 @@ def execute(
         gpus=pool or (),
         cores=usable_cores(),
         limits=Limits.of(values),
-        disk_s=disk_s,
         recorders=recorders,
         trackers=trackers,
     )
@@ -89,7 +85,6 @@ def execute(
         on_note=on_note,
         limits=Thresholds.of(values),
         pool=pool,
-        disk_s=disk_s,
         budget=MatrixBudget.of(values) if budget is None else budget,
     )
 
@@ -174,11 +169,6 @@ def recording(values: Mapping[str, str]) -> tuple[int, int]:
     """Return the sampling rate (samples/s, 0: no recording) and the Prometheus port of a configuration."""
     hz = int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
     return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
-
-
-def disk_wait_s(values: Mapping[str, str]) -> float:
-    """Return the time (s) to wait for space on a full disk; a matrix of an old version has no such symbol."""
-    return float(values.get("DISK_WAIT") or 0 if "DISK_WAIT" in values else DISK_WAIT_S)
 
 
 def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, str]) -> Pool:

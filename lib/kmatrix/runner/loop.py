@@ -6,7 +6,6 @@ The runner is one process that holds the lock of the matrix. On SIGINT or SIGTER
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +25,6 @@ from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.execution.attempts import Attempts
 from kmatrix.runner.execution.budget import BudgetWatch
-from kmatrix.runner.execution.disk_hold import DiskHold
 from kmatrix.runner.execution.display import RunDisplay, ignoring_errors, with_retry
 from kmatrix.runner.execution.gpus import PoolWatch
 from kmatrix.runner.execution.requests import RequestWatch
@@ -80,7 +78,6 @@ def drive(
     limits: Thresholds | None = None,
     pool: Pool | None = None,
     on_note: Callable[[str], None] | None = None,
-    disk_s: float = 0.0,
     budget: MatrixBudget | None = None,
     elsewhere: Callable[[], Spent] | None = None,
     on_stop: Callable[[str], None] | None = None,
@@ -96,7 +93,7 @@ def drive(
 
     skipped: run name -> why it is not run.  on_progress: called with the progress of each run, every poll_s seconds.
     limits: thresholds of the alerts.  pool: the engine's GPUs; lost ones are quarantined.
-    on_note: called with each note about a GPU or a full disk.  disk_s: time (s) to wait for space on a full disk.
+    on_note: called with each note about a GPU or the budget.
     budget: of all runs of the matrix; when it is spent, the runs stop as on SIGTERM.
     elsewhere: returns what other runners of the matrix have spent of it.
     on_stop: called with the name of the first signal.  cause: called after it, when a run has ended; returns the kind
@@ -126,19 +123,17 @@ def drive(
             reserve=reserve,
             rounds=rounds,
             again=again,
-            disk_s=disk_s,
         )
         released.callback(driver.requests.close)
         try:
             driver.begin()
             driver.loop(request, poll_s)
-            return driver.end(request, poll_s)
+            return driver.end(request)
         except LaunchError:
             driver.drain(request, poll_s)  # the runs can still save their checkpoints
             raise
         finally:
             engine.cancel(driver.jobs, now=True)  # whatever happened: no trainer outlives its runner
-            driver.close()
 
 
 class _Driver:
@@ -164,15 +159,13 @@ class _Driver:
         reserve: Sequence[RunPlan],
         rounds: SeedRounds | None,
         again: bool,
-        disk_s: float,
     ) -> None:
         self._matrix, self._engine, self._skipped = matrix, engine, skipped
         self._limits, self._on_note = limits, on_note
         every = (*plans, *reserve)
         self._attempts = Attempts(every, again=again or rounds is not None, left=left)
         self._plans, self._train = self._attempts.plans, self._attempts.train
-        self._hold = DiskHold(matrix, [plan.dir for plan in every], on_note, limit_s=disk_s)
-        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None, self._hold.report)
+        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in every) else None)
         self._writer.budget = budget
         self._pool = None if pool is None else PoolWatch(pool, self._writer, on_note)
         self._watches: dict[str, RunWatch] = {}
@@ -247,16 +240,12 @@ class _Driver:
     def loop(self, request: StopRequest, poll_s: float) -> None:
         """Poll the engine until all runs have ended, and forward stop requests to it."""
         stopping = killed = hung_up = False
-        # Until now, a full disk is an error: the user is there.
-        self._writer.limit_s = self._hold.limit_s
         while self.requests.follow(stopping=stopping):
             if request.kill and not killed:
                 self._engine.cancel(self.jobs, now=True)
-                self._writer.limit_s = math.inf
                 killed = stopping = True
             elif request.since is not None and not stopping:
                 self._engine.cancel(self.jobs)
-                self._writer.limit_s = math.inf  # the stop ends the wait for space, and `close` writes the rest
                 self._writer.log("stop asked", signal=request.by)
                 stopping = self._is_signalled = True
                 if self._on_stop is not None:
@@ -269,7 +258,6 @@ class _Driver:
                     self._handle(name, job, stopping=stopping)
             if self._pool is not None and self._pool.report():
                 self._writer.write_matrix(Status.RUNNING)
-            self._write_later()
             if not killed:
                 self._curves.write_next()
             if not stopping and self.has_spent():
@@ -318,17 +306,9 @@ class _Driver:
         """Write the status of a run."""
         self._write_run(name)
 
-    def _write_later(self, *, now: bool = False) -> None:
-        """Write what a full disk has delayed; report that a disk is full, or has space again. now: not throttled."""
-        self._writer.flush()
-        seconds = self._hold.check(pending=self._writer.is_pending, now=now)
-        if seconds is not None:
-            self._writer.log("disk was full", seconds=seconds)
-
     def drain(self, request: StopRequest, poll_s: float) -> None:
         """Stop the running runs after a status could not be written; SIGINT kills them."""
         first = request.since is None  # then even the first SIGINT kills
-        self._writer.limit_s = math.inf  # one error was enough: `close` writes what it can
         self._engine.cancel(self.jobs)
         # Wait until all have saved; the loop that handles stop requests is gone, so SIGINT is handled here.
         while self.open & self.jobs.keys():
@@ -344,23 +324,14 @@ class _Driver:
         with suppress(LaunchError):
             self._writer.write_matrix(self._reserve.overall())
 
-    def close(self) -> None:
-        """Write what a full disk has delayed, as far as possible: nothing is tried after this."""
-        self._writer.close()
-
-    def end(self, request: StopRequest, poll_s: float) -> Outcome:
+    def end(self, request: StopRequest) -> Outcome:
         """Write the final status of the matrix, and return the outcome."""
         while not request.kill and self._curves.write_next():
             pass
         counts = self._writer.counts()
         status, reserve = self._reserve.overall(), self._reserve.unneeded()
-        self._write_later(now=True)
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
-        while self._writer.is_pending and request.since is None:
-            time.sleep(poll_s)
-            self._write_later()
-        self._write_later(now=True)  # that there is space again
         now = {self.states[name].status for name in (*self._plans, *self._skipped) if name not in reserve}
         unfinished = now & {Status.STOPPED, Status.PLANNED}
         # A stop that came after the last run had ended stopped nothing: the results decide.
@@ -430,8 +401,6 @@ class _Driver:
         if self._pool is not None:
             self._pool.leave_out_lost(plan.name, end)
         self.open.discard(plan.name)
-        if end.kind == DISK and not stopping:
-            self._writer.limit_s = 0.0  # the trainer has waited for the same disk
         self._writer.apply(
             plan.name,
             Ended(

@@ -59,7 +59,7 @@ from kmatrix.status.state import RunPlan
 from kmatrix.text import first_names, shown
 
 # Arguments of a command that also hold for the seeds that are submitted after its runs.
-OF_FURTHER_SEEDS = frozenset({"TRACKER", "DISK_WAIT", "SIMULATE", "BUDGET_HOURS", "BUDGET_DOLLARS"})
+OF_FURTHER_SEEDS = frozenset({"TRACKER", "SIMULATE", "BUDGET_HOURS", "BUDGET_DOLLARS"})
 LOCK_S = 60.0  # wait for a submitter, or for an sbatch that has outlived its own
 WAIT_S = 0.1  # between two tries
 MOST_LOST = 3  # submissions in a row without their folders that are looked for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError
@@ -17,24 +16,6 @@ from kmatrix.text import disk_size
 
 FULL = 64 * 1024  # bytes: with less, a run can write neither its status nor its log
 RECORDS = 4 * 2**20  # bytes of metrics, recordings and reports per run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullDisk:
-    """A full disk that running runs write to."""
-
-    text: str  # its mount point and free space: "/results has 0 B of 25.2 MB free"
-    needed: int  # bytes to free, so that all open runs can end
-    last_write: float | None  # Unix seconds of the last line of a running run, None before the first
-
-
-def full_disk(matrix: MatrixDir, running: Sequence[RunDir]) -> FullDisk | None:
-    """Return the first full disk of a matrix, None if all have space. running: its running runs."""
-    full = next((path for path in disks(matrix, running) if is_full(path)), None)
-    if full is None:
-        return None
-    times = [run.metrics.stat().st_mtime for run in running if run.metrics.exists()]
-    return FullDisk(text=how_full(full), needed=needed(matrix), last_write=max(times, default=None))
 
 
 def disks(matrix: MatrixDir, runs: Sequence[RunDir]) -> tuple[Path, ...]:

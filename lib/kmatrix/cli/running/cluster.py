@@ -17,7 +17,6 @@ from kmatrix.cli.running.jobs import (
 )
 from kmatrix.cli.running.limits import (
     asked_budget,
-    asked_disk_wait,
     asked_micro_batch,
     check_budget,
     refuse_if_spent,
@@ -72,7 +71,7 @@ from kmatrix.text import first_names, plural, shown
 TRIAL_S, TRIAL_LINES = 1800.0, 10  # of a preflight: time limit of its jobs; lines of the log of one that died
 AGAIN_S = 60.0  # within this time, the same command repeats the last one, whose end was perhaps not seen
 # Of `continue`, for the runner in the job.
-FOR_RUNNER = ("RETRY_FAILED", "MICRO_BATCH", "TRACKER", "DISK_WAIT", "SIMULATE", *BUDGETS)
+FOR_RUNNER = ("RETRY_FAILED", "MICRO_BATCH", "TRACKER", "SIMULATE", *BUDGETS)
 HERE_ONLY = ("GPUS",)  # arguments about devices of this machine
 
 
@@ -325,7 +324,6 @@ def refuse_if_busy(matrix: MatrixDir, arguments: Arguments, names: Collection[st
 def _checked_arguments(arguments: Arguments) -> dict[str, str]:
     """Return the arguments for the runner in the job. Raises ConfigError for an invalid one."""
     asked_trackers(arguments)
-    asked_disk_wait(arguments)
     asked_micro_batch(arguments)
     check_budget(arguments)
     yes(arguments, "RETRY_FAILED")

@@ -1,4 +1,4 @@
-"""Arguments of the commands that train: budgets, the time to wait for disk space, the start of an attempt."""
+"""Arguments of the commands that train: budgets, the start of an attempt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from kmatrix.status.cost import BUDGETS, MatrixBudget
 from kmatrix.status.status_file import recover_status
 
 RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
-MOST_DIGITS = 7  # of a budget or a time
-MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
+MOST_DIGITS = 7  # of a budget
 
 
 def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
@@ -61,16 +60,6 @@ def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
 def _is_count(text: str) -> bool:
     """Return whether a text is a whole number in ASCII digits, short enough for every use."""
     return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
-
-
-def asked_disk_wait(arguments: Arguments) -> float | None:
-    """Return DISK_WAIT= (s), None if it is not given. Raises ConfigError for another value than a number of seconds."""
-    text = arguments.get("DISK_WAIT")
-    if not text:
-        return None
-    if not _is_count(text) or int(text) > MOST_DISK_WAIT_S:
-        raise ConfigError(f"DISK_WAIT={text}", why=f"expected seconds, 0 to {MOST_DISK_WAIT_S}")
-    return float(text)
 
 
 def asked_micro_batch(arguments: Arguments) -> int | None:

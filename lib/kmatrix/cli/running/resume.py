@@ -5,7 +5,6 @@ from __future__ import annotations
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.running.limits import (
     asked_budget,
-    asked_disk_wait,
     asked_micro_batch,
     check_budget,
     refuse_if_spent,
@@ -56,7 +55,7 @@ def continue_(arguments: Arguments) -> int:
     background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
     # Refuse what can be refused before anything is written.
     need_torch()
-    chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
+    chosen = asked_trackers(arguments)
     check_budget(arguments)
     micro_batch = asked_micro_batch(arguments)
     resume = resume_from(arguments.get("RESUME", "auto"))
@@ -84,7 +83,6 @@ def continue_(arguments: Arguments) -> int:
             "GPUS",
             "SIMULATE",
             "TRACKER",
-            "DISK_WAIT",
             *BUDGETS,
         )
     # A run that failed before and was not retried counts as well: the matrix has not succeeded.
@@ -93,9 +91,7 @@ def continue_(arguments: Arguments) -> int:
         print(f"Report: {shown(matrix.summary)}")
         return exit_code(matrix, EXIT_FAILED if failed else 0, lost, plan.damaged)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = run_and_report(
-        matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget
-    )
+    status = run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, budget=budget)
     return exit_code(matrix, status or (EXIT_FAILED if failed else 0), lost, plan.damaged)
 
 
@@ -116,7 +112,7 @@ def test_rerun(arguments: Arguments) -> int:
     matrix = find_target(arguments)
     # All checks come before the first result is archived.
     need_torch()
-    chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
+    chosen = asked_trackers(arguments)
     check_budget(arguments)
     on_cluster = read_engine(matrix) is not None
     if not on_cluster:
@@ -152,9 +148,7 @@ def test_rerun(arguments: Arguments) -> int:
 
         return submit_runs(matrix, arguments, {run.name for run in runs}, unasked=True)
     plan = reopen(matrix, gpus, names={run.name for run in runs}, unasked=True)
-    status = run_and_report(
-        matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget
-    )
+    status = run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, budget=budget)
     return exit_code(matrix, status, lost, ())
 
 

@@ -24,7 +24,6 @@ from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import original_of
-from kmatrix.records.disk import SpaceWait, waiting_for_space
 from kmatrix.records.jobs.files import LOCAL, read_engine
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import Status
@@ -33,7 +32,6 @@ from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.runner.execute import (
     check_simulation,
     detach,
-    disk_wait_s,
     execute,
     finish,
     first_record,
@@ -141,13 +139,11 @@ def run_and_report(
     gpus: Sequence[Gpu] = (),
     recorders: RecorderLauncher | None = None,
     chosen: Sequence[str] | None = None,
-    disk_wait: float | None = None,
     budget: MatrixBudget | None = None,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.
 
-    chosen: replaces the trackers of the matrix, None to keep them.  disk_wait: the same for DISK_WAIT (s).
-    budget: the same for the budget of the matrix.
+    chosen: replaces the trackers of the matrix, None to keep them.  budget: the same for the budget of the matrix.
     """
     # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
     with outlived(matrix.runner_log) as terminal:
@@ -165,7 +161,6 @@ def run_and_report(
                 trackers=trackers,
                 on_progress=display,
                 on_note=display.note,
-                disk_wait=disk_wait,
                 budget=budget,
             )
         if trackers is not None:
@@ -175,8 +170,7 @@ def run_and_report(
         command = str(values.get("ON_FINISH") or "")
         try:
             draw = values.get("AUTO_GENERATE_GRAPHS") == "y"
-            limit_s = disk_wait_s(values) if disk_wait is None else disk_wait
-            terminal.outlive(lambda: _report(matrix, outcome, draw=draw, disk_s=limit_s))
+            terminal.outlive(lambda: _report(matrix, outcome, draw=draw))
         finally:  # also if the report cannot be written: the matrix has ended
             if why := finish(matrix, command):
                 terminal.outlive(lambda: print(f"note: {why}"))
@@ -184,21 +178,12 @@ def run_and_report(
     return outcome.exit_code
 
 
-def _report(matrix: MatrixDir, outcome: Outcome, *, draw: bool, disk_s: float) -> None:
-    """Write and print the report; on a full disk wait for space, unless the user has stopped the matrix.
-
-    disk_s: time (s) to wait.
-    """
-    stopped = outcome.exit_code == EXIT_STOPPED
-    policy = SpaceWait(
-        0.0 if stopped else disk_s,
-        on_full=lambda path: print(f"note: the disk is full: {how_full(path)}; the report waits for space (DISK_WAIT)"),
-    )
+def _report(matrix: MatrixDir, outcome: Outcome, *, draw: bool) -> None:
+    """Write and print the report."""
     try:
-        with waiting_for_space(policy):
-            report_in_short(matrix, draw=draw)
+        report_in_short(matrix, draw=draw)
     except KmatrixError as error:
-        if not stopped:
+        if outcome.exit_code != EXIT_STOPPED:
             raise
         print(f"note: {error}")  # the status is that of the stop
 

@@ -20,7 +20,6 @@ from kmatrix.engines.node import PULSE_S
 from kmatrix.engines.spread import AgentSettings, Local, Spread, agent_argv, free_port, signal_agent
 from kmatrix.errors import LaunchError
 from kmatrix.records.decode import replaced
-from kmatrix.records.disk import WAIT
 from kmatrix.records.jobs.claim import fresh_owner, is_listed
 from kmatrix.records.jobs.files import (
     CANCELLED,
@@ -46,7 +45,6 @@ class Pods:
     job: str
     restart: int
     head: str  # name of this pod in the DNS
-    disk_s: float = 0.0
 
     def has_agents(self, run: RunPlan) -> bool:
         """Return whether a run has other pods."""
@@ -75,7 +73,6 @@ class Pods:
             resume=run.resume,
             micro_batch=run.micro_batch,
             spent_s=run.spent_s,
-            disk_s=float(os.environ.get(WAIT) or self.disk_s),
             grace_s=settings.grace_s,
             hz=recorders.hz if recorders else 0,
             prometheus=recorders.prometheus if recorders else 0,

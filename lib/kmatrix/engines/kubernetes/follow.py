@@ -17,7 +17,6 @@ from kmatrix.engines.kubernetes.orders import AGAIN, READY_S, Orders, Ready, rea
 from kmatrix.engines.local.engine import MARGIN_S, trainer_variables
 from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.engines.spread import RENDEZVOUS_S, AgentSettings, agent_argv
-from kmatrix.records.disk import WAIT
 from kmatrix.records.jobs.claim import fresh_owner, is_listed
 from kmatrix.records.jobs.files import newest_shares, read_node, read_node_end, read_share_end
 from kmatrix.records.jobs.paths import NodeDir, ShareDir
@@ -125,7 +124,7 @@ class Follower:
             address=orders.address,
             port=orders.port,
         )
-        variables = {**trainer_variables(plan, ROOT), WAIT: str(orders.disk_s), SPENT: str(orders.spent_s)}
+        variables = {**trainer_variables(plan, ROOT), SPENT: str(orders.spent_s)}
         self.say(f"attempt {orders.attempt} as node {self.index}, with {orders.address}")
         self._current, self._handled, self._ended_since = orders, orders.key, None
         self._agent = subprocess.Popen(

@@ -34,7 +34,6 @@ class Orders(Record, frozen=True, kw_only=True):
     resume: str = "none"  # start of the training, as --resume has it
     micro_batch: Count | None = None  # sequences, None for that of run.json
     spent_s: Amount = 0.0  # time of the attempts before
-    disk_s: Amount = 0.0  # time to wait for space on a full disk
     grace_s: Amount = 35.0  # time to save a checkpoint
     hz: Count = 0  # samples/s of the recorder, 0: none
     prometheus: Count = 0  # port of its metrics, 0: none

@@ -21,9 +21,8 @@ from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.engines.node_watch import NodeWatch
 from kmatrix.engines.spread import AgentSettings, Local, Spread
-from kmatrix.errors import KmatrixError, is_full
+from kmatrix.errors import KmatrixError
 from kmatrix.packing import Limits, PackedJob, startable
-from kmatrix.records.disk import POLL_S, WAIT
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.files import NodeEnd
 from kmatrix.records.paths import extended_path, program_environment
@@ -50,7 +49,6 @@ FORMER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"  # the name of that variable before
 
 MOST_RECORDERS = 5  # restarts of a killed recorder per run
 ONE = Limits(jobs=1)  # default: one run at a time
-NO_SPACE = "waiting for space on the disk"
 NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
 KILLED_S = 10.0  # a process of an earlier attempt that lives so long after its kill is stuck in the kernel
@@ -72,8 +70,6 @@ class _Job:
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt to end
     killed_at: float | None = None  # monotonic seconds: the processes of that attempt, for the first time
     looked_at: float = -math.inf  # monotonic seconds, for the processes of an earlier attempt
-    full_since: float | None = None  # monotonic seconds: its files could not be written
-    tried_at: float = -math.inf  # monotonic seconds
 
 
 class LocalEngine:
@@ -89,7 +85,6 @@ class LocalEngine:
         cores: int = 1,
         limits: Limits = ONE,
         grace_s: float = GRACE_S,
-        disk_s: float = 0.0,
         recorders: RecorderLauncher | None = None,
         trackers: TrackerProcesses | None = None,
         spread: Spread | None = None,
@@ -100,7 +95,6 @@ class LocalEngine:
         python: interpreter with torch.  root: the checkout.  torchrun: command line of the launcher, default
         `python -m torch.distributed.run`.  gpus: usable ones, or their UUIDs in the driver's order.  cores: for runs on
         the CPU.  limits: of runs at the same time.  grace_s: time (s) that a stopped run has to save a checkpoint.
-        disk_s: time (s) that the trainer waits for space on a full disk.
         recorders: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
         spread: starts runs on all of their nodes, None for this machine alone.  stage_dir: for copies of the data on
         each node, "" for none.
@@ -108,7 +102,7 @@ class LocalEngine:
         self.lost_hosts: list[str] = []  # that stopped answering while a run used them
         self._spread = spread or Local()
         self._settings = AgentSettings(grace_s=grace_s, recorders=recorders, stage_dir=stage_dir)
-        self._python, self._root, self._grace_s, self._disk_s = python, root, grace_s, disk_s
+        self._python, self._root, self._grace_s = python, root, grace_s
         # The runner passes its own pool, so that a GPU that it quarantines is no longer handed out here.
         self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus) if gpus else None
         self._cores, self._limits = cores, limits
@@ -247,20 +241,10 @@ class LocalEngine:
 
     def _start(self, job: _Job) -> None:
         """Start a run, or let it wait while processes of an earlier attempt still exit."""
-        now = time.monotonic()
-        if now - job.tried_at < POLL_S:
-            return
         plan = self._with_gpus(job.plan)
         try:
             begun = self._launch(plan)
         except (OSError, KmatrixError) as error:  # ends this run only; the others may start
-            # On a full disk, neither the lock nor the log can be written: the next poll tries again.
-            if is_full(error):
-                job.tried_at = now
-                job.full_since = now if job.full_since is None else job.full_since
-                if now - job.full_since < self._disk_s:
-                    job.state = replace(job.state, reason=NO_SPACE)
-                    return
             self._give_up(job, f"could not be started: {str(error).splitlines()[0]}")
             return
         if begun is None:
@@ -302,7 +286,7 @@ class LocalEngine:
                 env=program_environment(
                     self._root,
                     **self._changes(plan),
-                    **{TOKEN: token, WAIT: str(self._disk_s), SPENT: str(plan.spent_s)},
+                    **{TOKEN: token, SPENT: str(plan.spent_s)},
                 ),
                 log=log,
                 python=self._python,

@@ -83,7 +83,7 @@ class SubmissionFile(Record, frozen=True, kw_only=True):
     shares: tuple[ShareEntry, ...] = ()
     after: tuple[Count, ...] = ()  # submissions that must have ended before this one starts
     # NAME=value of the command that submitted it, for the first start of the runner: RESUME, RETRY_FAILED, MICRO_BATCH,
-    # TRACKER, DISK_WAIT, SIMULATE, BUDGET_HOURS, BUDGET_DOLLARS.
+    # TRACKER, SIMULATE, BUDGET_HOURS, BUDGET_DOLLARS.
     arguments: dict[str, str] = field(default_factory=dict)
     seeds: bool = False  # of a report: its job first submits the seeds that the verdict wants next, if there are any
 

@@ -147,10 +147,6 @@ class ShareDir(MatrixDir):
         return self.folder / ".lock"
 
     @property
-    def reserve(self) -> Path:
-        return self.folder / ".reserve"
-
-    @property
     def runner_log(self) -> Path:
         return self.log
 

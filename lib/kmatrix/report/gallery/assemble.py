@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kmatrix.errors import RecordError
-from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.gallery.cards import MatrixCard, card
@@ -20,7 +19,7 @@ def write_gallery(folder: Path, matrices: Iterable[MatrixDir]) -> Path:
     path = folder / FILE
     html = render_gallery([card(matrix, folder) for matrix in matrices])
     try:
-        when_there_is_space(folder, lambda: write_text(path, html))
+        write_text(path, html)
     except OSError as error:
         raise RecordError(
             f"{path} cannot be written",

@@ -36,7 +36,6 @@ from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import Status, read_run_file_or_empty
 from kmatrix.runner.execute import (
     check_plans,
-    disk_wait_s,
     gpu_pool,
     matrix_trackers,
     recorder_launcher,
@@ -268,7 +267,6 @@ class ShareJob:
             cores=usable_cores(),
             limits=limits,
             grace_s=grace_of(kill_s),
-            disk_s=float(arguments.get("DISK_WAIT") or disk_wait_s(values)),
             recorders=recorder_launcher(arguments.get("SIMULATE") or "", *recording(values)),
             trackers=matrix_trackers(self.share, _trackers(arguments)),
             spread=self.spread,
@@ -304,7 +302,6 @@ class ShareJob:
             on_note=lambda text: say(f"note: {text}"),
             limits=Thresholds.of(values),
             pool=engine.pool,
-            disk_s=float(self.submission.arguments.get("DISK_WAIT") or disk_wait_s(values)),
             budget=budget,
             elsewhere=None if shared is None else shared.elsewhere,
             on_stop=on_stop,

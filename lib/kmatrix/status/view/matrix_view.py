@@ -10,7 +10,6 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncStatus
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import SpentBudget
-from kmatrix.status.disk_space import FullDisk
 from kmatrix.status.estimate import EstimateSource
 from kmatrix.status.run_jobs import MatrixJobs, RunJob
 
@@ -124,7 +123,6 @@ class MatrixView:
     runs: tuple[RunView, ...]
     ends: float | None = None  # Unix seconds of its end, if it runs or is continued now
     gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order
-    full_disk: FullDisk | None = None  # that its running runs wait for
     jobs: MatrixJobs | None = None  # on a cluster; None on one machine
     looks: tuple[str, ...] = ()  # with adaptive seeds: what was decided at the last look at the verdict
     seeds: FurtherSeeds | None = None  # with adaptive seeds, while there are runs in reserve

@@ -20,7 +20,6 @@ from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_sta
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity
 from kmatrix.status.cost import BUDGETS, MatrixBudget, Spent, spent_of, total_dollars
-from kmatrix.status.disk_space import FullDisk, full_disk
 from kmatrix.status.estimate import (
     EstimateSource,
     Phase,
@@ -99,7 +98,6 @@ class Overview:
             all_dollars=_all_dollars(views),
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(self._gpus_now(record.gpus, views, now)),
-            full_disk=self._full_disk(views) if running else None,
             jobs=jobs_of(
                 self._activity,
                 ((view.name, view.status) for view in views if not view.reserve),
@@ -130,12 +128,6 @@ class Overview:
         if activity is not Activity.NONE:
             return Status.RUNNING
         return overall([view.status for view in views if not view.reserve])
-
-    def _full_disk(self, views: Sequence[RunView]) -> FullDisk | None:
-        with suppress(RecordError):  # a damaged matrix.json: the folder of checkpoints is unknown
-            names = [view.name for view in views if view.status is Status.RUNNING]
-            return full_disk(self._matrix, [self._matrix.run(name) for name in names])
-        return None
 
     def _gpus_now(self, listed: Sequence[GpuEntry] | None, views: Sequence[RunView], now: float) -> Sequence[GpuView]:
         if self._activity is None or self._activity.engine is None:
