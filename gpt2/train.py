@@ -385,7 +385,7 @@ def check_data(config: TrainConfig, log: RunLog) -> None:
     folder = Path(config.data_path)
     found = data.planned_sha256(config)
     if found is None:
-        log.say(f"Data: {folder} has no dataset.json for these files; their hash is not checked")
+        log.say(f"Data: {folder} has no dataset.json; the hash of its files is not checked")
     elif found != config.data_sha256:  # a loss on other data must not be compared with the rest of the matrix
         raise DataError(
             f"the data in {folder} changed after the run was planned",

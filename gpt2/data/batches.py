@@ -27,7 +27,7 @@ SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards an
 
 
 def planned_sha256(config: TrainConfig) -> str | None:
-    """Return the hash of the data according to dataset.json; None if that does not match the files."""
+    """Return the hash of the data according to dataset.json, None without that. Raises DataError if a shard changed."""
     found = _sha256_of_streams(config) if config.data_streaming else _sha256_of_shards(config)
     return found and sha256_of_layout(found, config.data_layout)
 

@@ -229,17 +229,31 @@ def recorded(folder: Path) -> list[ShardInfo]:
 
 
 def recorded_sha256(folder: Path, count: int = 0) -> str | None:
-    """Return the hash of a folder according to dataset.json; None if it does not match the files there.
+    """Return the hash of a folder according to dataset.json, None without that.
 
     count: hash only the first `count` training shards, and all validation shards; 0: all.
+    Raises DataError if a shard is not the one that dataset.json lists.
     """
     known = {shard.name: shard for shard in recorded(folder)}
+    if not known:
+        return None
     paths = [*find(folder, "train", count), *find(folder, "val")]
     for path in paths:
-        shard, stat = known.get(path.name), path.stat()
-        if shard is None or (shard.size, shard.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-            return None
+        if not _is_recorded(path, known.get(path.name)):
+            raise DataError(
+                f"{path} changed after the data were prepared",
+                why=f"it is not the shard that {folder / RECORD} lists",
+                hint="restore the former shard, or run `make prepare-data` and create a new matrix",
+            )
     return folder_sha256([known[path.name] for path in paths])
+
+
+def _is_recorded(path: Path, shard: ShardInfo | None) -> bool:
+    """Return whether a file has the recorded size and contents. It is read only if its modification time differs."""
+    stat = path.stat()
+    if shard is None or shard.size != stat.st_size:
+        return False
+    return shard.mtime_ns == stat.st_mtime_ns or read_info(path).sha256 == shard.sha256
 
 
 def folder_sha256(listed: Sequence[ShardInfo]) -> str:

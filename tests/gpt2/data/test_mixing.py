@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gpt2.data.sequences import sources
 from gpt2.dist import World
 from gpt2.evaluate import Validation
 from gpt2.prepare.dataset import prepare
-from kmatrix.errors import ConfigError
+from kmatrix.errors import ConfigError, DataError
 from kmatrix.records.train_config import TrainConfig, parse_mix
 
 PARTS = ("shards=a:65", "shards=b:34", "shards=c:1")
@@ -168,6 +169,36 @@ def test_a_dataset_changed_since_the_plan_is_detected(tmp_path):
     both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1 shards=b:1")
     make_data(tmp_path / "b", seed=5)
     assert planned_sha256(config_of(both)) != both["sha256"]
+
+
+def replace_shard(folder):
+    """Write other tokens into the training shard of a folder, as a copy of another file of the same size would."""
+    (path,) = folder.glob("*_train_*.bin")
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    return path
+
+
+def test_a_shard_that_was_replaced_after_planning_is_refused_by_its_name(tmp_path):
+    sha256 = make_data(tmp_path)
+    config = config_of({"path": str(tmp_path), "sha256": sha256}, dataset="shards")
+    assert planned_sha256(config) == sha256
+    os.utime(next(tmp_path.glob("*_train_*.bin")), ns=(1, 1))  # a copy with the same contents
+    assert planned_sha256(config) == sha256
+    path = replace_shard(tmp_path)
+    with pytest.raises(DataError, match=f"{path} changed after the data were prepared"):
+        planned_sha256(config)
+
+
+def test_a_shard_of_a_mix_that_was_replaced_after_planning_is_refused_by_its_name(tmp_path):
+    for name in "ab":
+        make_data(tmp_path / name)
+    both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1 shards=b:1")
+    path = replace_shard(tmp_path / "b")
+    with pytest.raises(DataError, match=f"{path} changed after the data were prepared"):
+        planned_sha256(config_of(both))
 
 
 def test_a_named_dataset_is_reported_by_its_name(tmp_path):
