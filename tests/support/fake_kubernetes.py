@@ -621,8 +621,6 @@ def check_object(value: Object, version: str, has_claim: Callable[[str], bool]) 
     if value["kind"] in ("Job", "JobSet"):
         spec = value["spec"] if value["kind"] == "Job" else value["spec"]["replicatedJobs"][0]["template"]["spec"]
         _check_job(name, spec, has_claim)
-    elif value["kind"] == "Pod":
-        _check_pod(value["spec"], has_claim)
 
 
 def _check_job(name: str, spec: Object, has_claim: Callable[[str], bool]) -> None:

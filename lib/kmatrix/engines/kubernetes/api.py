@@ -62,7 +62,6 @@ class Api:
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().create_namespaced_job(place, value, **options),
             "Service": lambda: self._core().create_namespaced_service(place, value, **options),
-            "Pod": lambda: self._core().create_namespaced_pod(place, value, **options),
             "JobSet": lambda: self._custom().create_namespaced_custom_object(
                 *JOBSET[:2], place, JOBSET[2], value, **options
             ),
@@ -76,7 +75,6 @@ class Api:
             "JobSet": lambda: self._custom().get_namespaced_custom_object(
                 *JOBSET[:2], self.place, JOBSET[2], name, **RAW
             ),
-            "Pod": lambda: self._core().read_namespaced_pod(name, self.place, **RAW),
             "PersistentVolumeClaim": lambda: self._core().read_namespaced_persistent_volume_claim(
                 name, self.place, **RAW
             ),
@@ -123,7 +121,6 @@ class Api:
         options |= {} if grace_s is None else {"grace_period_seconds": grace_s}
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().delete_namespaced_job(name, self.place, **options),
-            "Pod": lambda: self._core().delete_namespaced_pod(name, self.place, **options),
             "Service": lambda: self._core().delete_namespaced_service(name, self.place, **options),
             "JobSet": lambda: self._custom().delete_namespaced_custom_object(
                 *JOBSET[:2], self.place, JOBSET[2], name, propagation_policy=propagation, **RAW

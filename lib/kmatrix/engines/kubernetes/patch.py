@@ -180,7 +180,7 @@ def _check(path: Path, document: Mapping[str, Any], old: Object, new: Object) ->
     kept += [(f"metadata.labels[{key}]", value, now.get(key)) for key, value in labels.items()]
     if old["kind"] == "Service":
         kept += [(f"spec.{key}", value, new.get("spec", {}).get(key)) for key, value in old["spec"].items()]
-    elif old["kind"] != "Pod":
+    else:
         kept += [(name, *values) for name, *values in _pod_facts(old, new)]
     for name, before, after in kept:
         if before != after:
