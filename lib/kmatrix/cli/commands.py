@@ -316,6 +316,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "serve Trackio's page of the results on this machine",
             f"PROJECT= {PAGE} RESULTS_DIR=",
         ),
+        "trackio-web": Command(PAGES + "web", "print the address of that page", "PROJECT= RESULTS_DIR="),
         "tensorboard": Command(PAGES + "show", "serve TensorBoard's page of a matrix", f"{PAGE} {MATRIX}"),
         "wandb-test": Command(TRACKERS + "wandb_test", "send a synthetic run to W&B, and read it back", "PROJECT="),
         "trackio-test": Command(

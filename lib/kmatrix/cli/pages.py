@@ -69,6 +69,17 @@ def trackio_view(arguments: Arguments) -> int:
     return 0
 
 
+def web(arguments: Arguments) -> int:
+    """Print the URL of Trackio's page, running or not."""
+    folder = data_dir(results_dir(arguments))
+    if page := StateFile(folder).living():
+        return _print_served(page, _project(arguments, folder), arguments)
+    project = _project(arguments, folder) if known_projects(folder) else _project_name(arguments)
+    print(f"URL: http://localhost:{configured(arguments, 'TRACKIO_PORT')}/?project={project}")
+    print("not running: start it with make trackio-view")
+    return 0
+
+
 def _print_served(page: Page | None, project: str, arguments: Arguments) -> int:
     """Print the address of a page that another process serves, and the arguments that it cannot follow."""
     if page is None:
