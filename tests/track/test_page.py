@@ -137,7 +137,7 @@ def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
 def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_results, tmp_path, run_command):
     result = run_command("trackio-web", f"RESULTS_DIR={trackio_results}")
     assert result.status == 0
-    assert result.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
+    assert result.out.startswith("URL: http://localhost:7860/?project=gpt2-newer\nnot running: ")
     assert "/?project=mine\n" in run_command("trackio-web", f"RESULTS_DIR={tmp_path}", "PROJECT=mine").out
     assert not data_dir(tmp_path).exists()
 
