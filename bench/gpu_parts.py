@@ -252,8 +252,6 @@ def ranks(results: Results, model: str = "124m") -> Iterator[Item]:
     count = 2 if results.scale.tiny else results.scale.gpus
     rows: list[tuple[str, dict[str, str]]] = [
         ("adamw", {}),
-        ("adamw DDP_OVERLAP", {"DDP_OVERLAP": "y"}),
-        ("adamw DDP_BUCKET_MB=100", {"DDP_BUCKET_MB": "100"}),
         ("adamw DDP_BF16_GRADIENTS", {"DDP_BF16_GRADIENTS": "y"}),
         ("adamw ZERO_STAGE=1", {"ZERO_STAGE": "1"}),
         ("muon", {"OPTIMIZER": "muon"}),

@@ -55,7 +55,7 @@ TINY: dict[str, str] = {  # replaces the sizes of a run in the check on the CPU
     **{"CPU_THREADS": "1", "COMPILE": "n"},
 }
 # Not with COMPILE=n, or not on the CPU: the check on the CPU leaves them out.
-ONLY_COMPILED = ("COMPILE_MODE", "DDP_OVERLAP", "ATTENTION_KERNEL")
+ONLY_COMPILED = ("COMPILE_MODE", "ATTENTION_KERNEL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ def worker(args: argparse.Namespace) -> None:
 
 def compare(name: str, args: argparse.Namespace, shape: ModelShape, world: dist.World) -> list[str]:
     """Train with both ways in turn, and return a line for each."""
-    config = SimpleNamespace(optimizer=name, ddp_find_unused_params=False, ddp_bucket_mb=None, **SETTINGS)
+    config = SimpleNamespace(optimizer=name, ddp_find_unused_params=False, **SETTINGS)
     models, optimizers, replicas = {}, {}, {}
     for way, stage in WAYS.items():
         models[way] = GPT(shape, seed=1).to(world.device)

@@ -35,6 +35,7 @@ from kmatrix.stats import bits_per_byte
 from kmatrix.text import count, plural
 
 PROGRESS_S = 60.0  # between two lines about a long benchmark
+SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 64, 0.8  # of each text; it ends earlier with its document
 PROMPT_SEPARATOR = "|"  # in sample_prompt, whose prompts may have spaces and commas
 
 
@@ -224,8 +225,8 @@ class SampleTexts:
             GeneratedText(
                 tokens,
                 Sampling(
-                    max_tokens=self.config.sample_tokens or 1,
-                    temperature=self.config.sample_temperature or 0.0,
+                    max_tokens=SAMPLE_TOKENS,
+                    temperature=SAMPLE_TEMPERATURE,
                     seed=self.config.seed + number,
                 ),
                 self.tokenizer,

@@ -64,7 +64,6 @@ class RunLog:
         self.world: World | None = None
         self.params: int | None = None
         self.pruner: Pruner | None = None
-        self.spikes: int | None = None  # of the gradient norm so far; None without that rule of SPAM
         self.started = time.perf_counter()
         self.started_at = both_clocks()
         self.step = 0  # updates done
@@ -161,7 +160,6 @@ class RunLog:
             "val": columns(self.val),
             "elapsed_s": self.elapsed_s,
             "steady": list(self._steady()),
-            "spikes": self.spikes,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -170,7 +168,6 @@ class RunLog:
         self.before_s = state["elapsed_s"]
         self.steady_before = array("d", state["steady"])
         self.seconds, self.since_line = array("d"), 0
-        self.spikes = state.get("spikes", self.spikes)  # checkpoints of earlier versions have none
 
     def resumed(self, step: int) -> None:
         """Mark in metrics.jsonl that training continues from a step, which voids the lines of later steps."""
@@ -213,10 +210,6 @@ class RunLog:
         assert self.config
         self.seconds.append(numbers.seconds)
         self.since_line += 1
-        if self.spikes is not None and numbers.spikes > self.spikes:
-            self.spikes = numbers.spikes
-            text = f"gradient norm {numbers.norm:.4g} is spike {numbers.spikes}: optimizer state weakened"
-            self.event(numbers.step, "spam", text)
         if numbers.step % self.config.log_interval and numbers.step != self.config.max_iters - 1:
             return
         # The mean since the last line: a single step says little on a shared machine
@@ -234,7 +227,6 @@ class RunLog:
                 "throughput/mfu": used,
                 "throughput/step_ms": 1e3 * seconds,
                 **({"sparsity": self.pruner.sparsity(numbers.step)} if self.pruner else {}),
-                **({} if self.spikes is None else {"spam/spikes": numbers.spikes}),
             },
             self.norms.of(numbers.step) if self.norms else {},
         )

@@ -24,17 +24,15 @@ LAG = 4  # counts that are kept, because the log reads them one step late
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """Sparsity over time, with progress p = (t - t_0) / (t_1 - t_0) and initial sparsity 0.
+    """Sparsity over time: s(t) = s_f (1 - (1 - p)^3) with progress p = (t - t_0) / (t_1 - t_0).
 
-    cubic: s(t) = s_f (1 - (1 - p)^3). Source: Zhu and Gupta 2017 (arXiv:1710.01878), equation 1.
-    linear: s(t) = s_f p. Source: mcgrof/AdamWPrune, lib/magnitude_pruning.py at commit e3d79680.
+    Source: Zhu and Gupta 2017 (arXiv:1710.01878), equation 1, with initial sparsity 0.
     """
 
     target: float  # final sparsity s_f, 0 to 1
     begin: int  # t_0, updates
     end: int  # t_1, updates
     every: int  # updates between two changes of the masks; the last change is at `end`
-    schedule: str = "cubic"
 
     @classmethod
     def of(cls, config: Any) -> Ramp:
@@ -50,7 +48,6 @@ class Ramp:
             begin=begin,
             end=end,
             every=config.pruning_frequency,
-            schedule=config.pruning_schedule,
         )
 
     def due(self, updates: int) -> bool:
@@ -62,7 +59,7 @@ class Ramp:
     def sparsity(self, updates: int) -> float:
         """Return the target sparsity after this many updates."""
         done = min(max(updates - self.begin, 0) / (self.end - self.begin), 1.0)
-        return self.target * (done if self.schedule == "linear" else 1 - (1 - done) ** 3)
+        return self.target * (1 - (1 - done) ** 3)
 
 
 def build(config: Any, model: nn.Module, optimizers: Optimizers) -> Pruner | None:
@@ -82,21 +79,19 @@ class Pruner:
       published: that paper's method: the score of every weight, pruned or not, is trained by SGD at the learning rate
       of the run (straight-through estimator: its gradient is that of the masked weight times w), and a pruned weight
       comes back with the value that it had if its score is no longer among the lowest.
-      distance: w (w - w_0) with the initial weight w_0 (mcgrof/AdamWPrune, lib/movement_pruning.py).
     state: w^2 |m| / (sqrt(v) + 1e-8) with the optimizer's moments m and v (mcgrof/AdamWPrune).
     """
 
     def __init__(self, config: Any, matrices: Sequence[nn.Parameter], optimizers: Optimizers) -> None:
-        self.method, self.global_threshold = config.pruning, bool(config.pruning_global)
+        self.method = config.pruning
         self.ramp = Ramp.of(config)
         self.matrices: list[torch.Tensor] = list(matrices)
         self.optimizers = optimizers
         self.total = sum(matrix.numel() for matrix in self.matrices)
         self.pruned = [torch.zeros_like(matrix, dtype=torch.bool) for matrix in self.matrices]
         self.rule = config.movement_rule if self.method == "movement" else None
-        # The scores of the weights so far; with the rule "distance" their initial values.
+        # The scores of the weights so far.
         self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if self.rule else []
-        self.has_initial = False
         # The values of pruned weights that may come back; 0 for all others.
         returns = self.rule == "published"
         self.values = [torch.zeros_like(matrix) for matrix in self.matrices] if returns else []
@@ -109,9 +104,7 @@ class Pruner:
     def gradients(self) -> None:
         """Update the movement scores with a step's averaged gradients, and zero the gradients of pruned weights."""
         found = [(number, matrix.grad) for number, matrix in enumerate(self.matrices) if matrix.grad is not None]
-        if self.rule == "distance":
-            self._keep_initial()
-        elif self.rule and found:
+        if self.rule and found:
             self._score([self.movement[n] for n, _ in found], [grad for _, grad in found], [n for n, _ in found])
         # Otherwise pruned weights would count in the norm that clips, and keep feeding the optimizer's moments.
         if self.begun:
@@ -148,7 +141,6 @@ class Pruner:
     def state_dict(self) -> dict[str, Any]:
         measured = [(at, float(zeros)) for at, zeros in self._measured]
         flags = {"begun": self.begun, "waiting": self.waiting}
-        flags |= {"has_initial": self.has_initial}
         return {"pruned": self.pruned, "movement": self.movement, "values": self.values, "measured": measured, **flags}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,11 +151,10 @@ class Pruner:
         for tensor, value in zip(mine, saved, strict=True):
             tensor.copy_(value)
         self.begun, self.waiting = state["begun"], state["waiting"]
-        self.has_initial = state.get("has_initial", False)
         self._measured = deque(((int(at), float(zeros)) for at, zeros in state["measured"]), maxlen=LAG)
 
     def _prune(self, share: float) -> None:
-        """Extend the masks to `share` of all matrices together, or of each one."""
+        """Extend the masks to `share` of all matrices together."""
         if self.values:
             scores = list(self._scores())
             for matrix, value in zip(self.matrices, self.values, strict=True):
@@ -172,10 +163,7 @@ class Pruner:
             # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
             pairs = zip(self._scores(), self.pruned, strict=True)
             scores = [score.masked_fill(gone, -torch.inf) for score, gone in pairs]
-        if self.global_threshold:
-            self.pruned = lowest(scores, round(share * self.total))
-        else:
-            self.pruned = [lowest([score], round(share * score.numel()))[0] for score in scores]
+        self.pruned = lowest(scores, round(share * self.total))
         if self.values:
             for value, matrix, gone in zip(self.values, self.matrices, self.pruned, strict=True):
                 value.copy_(torch.where(gone, matrix, 0.0))
@@ -183,8 +171,6 @@ class Pruner:
     def _scores(self) -> Iterable[torch.Tensor]:
         if self.method == "magnitude":
             return (matrix.abs() for matrix in self.matrices)
-        if self.rule == "distance":
-            return (matrix * (matrix - first) for matrix, first in zip(self.matrices, self.movement, strict=True))
         if self.rule:
             return self.movement
         return (self._state_score(matrix) for matrix in self.matrices)
@@ -199,12 +185,6 @@ class Pruner:
         # The gradient of a pruned weight is that at 0, and its value is in `values`.
         for part in (weights, [self.values[place] for place in places]):
             torch._foreach_addcmul_(scores, grads, part, value=-self.optimizers.lr)
-
-    def _keep_initial(self) -> None:
-        """Copy the weights before the first update: those of a checkpoint, if the run starts from one."""
-        if not self.has_initial:
-            torch._foreach_copy_(self.movement, self.matrices)
-            self.has_initial = True
 
     def _state_score(self, matrix: torch.Tensor) -> torch.Tensor:
         state = next(o.state[matrix] for o in self.optimizers.optimizers if matrix in o.state)

@@ -39,7 +39,6 @@ class StepNumbers:
     seconds: float  # duration of the step
     compute_s: float  # time until this rank had its own gradients, without waiting for other ranks
     over_budget: bool = False  # rank 0: the budget is used up
-    spikes: int = 0  # of the gradient norm, in this step and before (gpt2.optim.spam.NormSpikes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class PendingStep:
 
     step: int
     lr: float
-    values: torch.Tensor  # (5,): loss, norm, stop, over_budget, spikes; sums over the ranks once `work` is done
+    values: torch.Tensor  # (4,): loss, norm, stop, over_budget; sums over the ranks once `work` is done
     work: torch.distributed.Work | None
     start: Mark
     computed: Mark
@@ -85,23 +84,21 @@ class Steps:
         norm: torch.Tensor,
         stop: bool,
         over_budget: bool = False,
-        spikes: torch.Tensor | None = None,
     ) -> StepNumbers | None:
         """Send the numbers of a step, and return those of the step before if they were not read yet.
 
         over_budget: the budget is used up; only rank 0 sets it.
-        spikes: number of spikes so far (), on the device.
         """
         # One reduction for numbers and requests: a separate one would cost its latency in each step.
         flags = [self._yes if flag else self._no for flag in (stop, over_budget)]
-        values = torch.stack([loss.double(), norm.double(), *flags, self._no if spikes is None else spikes])  # (5,)
+        values = torch.stack([loss.double(), norm.double(), *flags])  # (4,)
         work = torch.distributed.all_reduce(values, async_op=True) if self.world.size > 1 else None
         if self.world.device.type == "cuda" and self.world.backend != "gloo":
             if work:
                 work.wait()  # the GPU's stream waits, not this process
                 work = None
             # Without pinned memory, non_blocking has no effect. The event below comes after the copy in the stream.
-            values = torch.empty(5, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
+            values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
         end = self._now()
         posted = PendingStep(
             step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end
@@ -120,7 +117,7 @@ class Steps:
             posted.work.wait()
         # Before `values` is read: on a GPU this waits for the event that follows their copy.
         seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
-        loss, norm, stop, over_budget, spikes = posted.values.tolist()
+        loss, norm, stop, over_budget = posted.values.tolist()
         size = self.world.size
         return StepNumbers(
             step=posted.step,
@@ -129,7 +126,6 @@ class Steps:
             norm=norm / size,
             stop=stop > 0,
             over_budget=over_budget > 0,
-            spikes=round(spikes / size),
             seconds=seconds,
             compute_s=compute_s,
         )
@@ -182,13 +178,11 @@ class Timings:
 
 def distributed(model: nn.Module, config: TrainConfig, world: World) -> DistributedDataParallel:
     """Return the model wrapped in DDP, which averages gradients after the last micro-batch of a step."""
-    size: dict[str, Any] = {} if config.ddp_bucket_mb is None else {"bucket_cap_mb": config.ddp_bucket_mb}
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # gradients are views of the buckets: no copies, and less memory by their size
         **NO_BUFFERS,
-        **size,
         find_unused_parameters=bool(config.ddp_find_unused_params),
     )
 

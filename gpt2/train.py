@@ -43,7 +43,6 @@ from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.sharded import shard
-from gpt2.optim.spam import NormSpikes, norm_spikes
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
 from gpt2.stopping import (
@@ -184,8 +183,6 @@ def set_up(
     log.say(configure(config, world.device))
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
     optimizers = shard(build_optimizers(config, raw), config.zero_stage, world)
-    spikes = norm_spikes(config, optimizers, world.device)
-    log.spikes = 0 if spikes else None
     pruner = prune.build(config, raw, optimizers)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled = compile_model(raw, config) if config.compile else raw
@@ -203,7 +200,6 @@ def set_up(
         "judge": benchmarks,
     }  # version 0.1's names
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
-    stateful |= {"spikes": spikes} if spikes else {}
     stateful |= {"data": batches.client.record} if batches.client else {}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     checkpoints = CheckpointManager(training, log)
@@ -250,7 +246,6 @@ def set_up(
         between=between,
         ddp=ddp,
         pruner=pruner,
-        spikes=spikes,
         norms=norms,
         profile=profile,
         parameters=list(raw.parameters()),
@@ -264,7 +259,6 @@ class TrainingLoop:
     between: BetweenSteps
     ddp: DistributedDataParallel | None  # None with one rank
     pruner: Pruner | None
-    spikes: NormSpikes | None
     norms: LayerNorms | None
     profile: Profile
     parameters: list[nn.Parameter]
@@ -325,8 +319,7 @@ class TrainingLoop:
         # Rank 0 decides by its clock; the others hear of it with these numbers, one step late, like rank 0 itself.
         over_budget = world.main and between.budget.is_up(between.due(step + 1))
         stop = between.stop.requested
-        spikes = self.spikes.count if self.spikes else None
-        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget, spikes=spikes)
+        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget)
 
     def _gradients(self) -> torch.Tensor:
         """Run forward and backward of all micro-batches; return this rank's mean loss ()."""
@@ -357,8 +350,6 @@ class TrainingLoop:
         if self.norms:
             self.norms.begin(step)
         norm = clip(self.parameters, self.between.training.config.grad_clip)
-        if self.spikes:
-            self.spikes.update(norm)
         optimizers = self.between.training.optimizers
         optimizers.step()
         self.between.log.states(optimizers)

@@ -22,15 +22,15 @@ from kmatrix.records.train_config import TrainConfig
 MAY_DIFFER = frozenset(
     (
         *("batch_size", "gradient_accumulation", "num_gpus", "use_ddp", "ddp_backend", "ddp_find_unused_params"),
-        *("zero_stage", "ddp_bucket_mb", "ddp_bf16_gradients", "ddp_overlap"),
+        *("zero_stage", "ddp_bf16_gradients"),
         *("device", "dtype", "tf32", "compile", "compile_mode", "cpu_threads", "peak_tflops"),
         *("bf16_stream", "fp8", "deterministic", "flash_attention", "attention_kernel", "recompute_scope"),
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
         *("core", "core_interval", "core_examples"),
-        *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
+        *("sample_interval", "sample_prompt"),
         *("data_cache", "data_wait"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
-        *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "oom_policy", "profile"),
+        *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "profile"),
         *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "save_best"),
     )
 )

@@ -21,7 +21,6 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     **dict.fromkeys(FLASH_PACKAGES, SDPBackend.FLASH_ATTENTION),
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 NAMES = {
     **{SDPBackend.CUDNN_ATTENTION: "cudnn", SDPBackend.FLASH_ATTENTION: "flash"},

@@ -22,7 +22,7 @@ def compile_model(model: nn.Module, config: TrainConfig) -> nn.Module:
     """
     # PyTorch's default cuts the graph at the borders of DDP's buckets, so that a bucket is sent while the backward
     # pass computes the next one. That costs what the compiler could have fused across the borders.
-    torch._dynamo.config.optimize_ddp = bool(config.ddp_overlap)
+    torch._dynamo.config.optimize_ddp = False
     mode = (config.compile_mode or "default").replace("_", "-")
     options: dict[str, Any] = {} if BACKEND != "inductor" or mode == "default" else {"mode": mode}
     compiled: nn.Module = torch.compile(model, dynamic=False, backend=BACKEND, **options)  # type: ignore[assignment]

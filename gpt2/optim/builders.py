@@ -72,12 +72,8 @@ def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals.
-
-    gpt2.optim.spam.NormSpikes adds the rule of the gradient norm, which needs the gradients of all optimizers.
-    """
-    theta = 0.0 if config.spam_rule == "norm" else config.spam_theta
-    own = {"theta": theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
+    """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals."""
+    own = {"theta": config.spam_theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
     options = {**own, **_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
     return [Spam(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
 

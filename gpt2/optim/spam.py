@@ -1,4 +1,4 @@
-"""SPAM: AdamW with clipped spikes and moments that are reset at intervals; and the spike rule of the gradient norm."""
+"""SPAM: AdamW with clipped spikes and moments that are reset at intervals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from gpt2.optim.optimizers import Optimizers
-
 CLIP_AFTER = 20  # steps after a reset until the second moment is a usable bound (the authors' code)
-WINDOW, FEWEST = 99, 9  # earlier norms that a norm is compared with: at most, at least
-NO_NORM = -1.0  # of a step before the first one
-WEAKER = {"exp_avg": 0.5, "exp_avg_sq": 0.9}  # factors of the moments at a spike of the norm
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # names in the state of torch's AdamW; the last with AMSGrad
 
 
@@ -71,61 +66,6 @@ class Spam(torch.optim.AdamW):
         # Half a cosine that starts with 1 % of the rate in the step of the reset, as in the authors' code. The first
         # interval has the run's own warm-up.
         return 1 - 0.99 * (1 + math.cos(math.pi * since / (self.warmup + 1))) / 2
-
-
-class NormSpikes:
-    """The spike rule of mcgrof/AdamWPrune: weaken the moments before a step whose gradient norm is a spike.
-
-    Source: lib/optimizers.py at commit e3d79680. A norm is a spike if it exceeds the mean of the last 99 norms by more
-    than sigma (there 2) population standard deviations, from the tenth step on. At a spike the first moments are halved
-    and the second ones multiplied by 0.9; the step then uses its gradient like any other. Spikes count as norms for the
-    steps after them; norms that are not finite do not.
-    Unlike there, the norm is measured before single entries are clipped, so it is that of the log.
-    """
-
-    def __init__(self, optimizers: Optimizers, sigma: float, device: torch.device) -> None:
-        self.optimizers, self.sigma = optimizers, sigma
-        # On the device, because the decision must not wait for the GPU. Every rank has the same norms, those of the
-        # averaged gradients, and so decides the same.
-        self.norms = torch.full((WINDOW,), NO_NORM, dtype=torch.float64, device=device)  # the newest is last
-        self.count = torch.zeros((), dtype=torch.float64, device=device)  # spikes so far
-
-    @torch.no_grad()
-    def update(self, norm: torch.Tensor) -> None:
-        """Apply the rule to the norm () of this step's gradients, before the step: at a spike, weaken the moments."""
-        norm = norm.detach().to(self.norms)
-        known = self.norms != NO_NORM
-        number = known.sum()
-        mean = (self.norms * known).sum() / number
-        deviation = (((self.norms - mean).square() * known).sum() / number).sqrt()
-        spike = norm.isfinite() & (number >= FEWEST) & (deviation > 0) & (norm - mean > self.sigma * deviation)
-        self._weaken(spike)
-        self.count += spike
-        newer = torch.cat([self.norms[1:], norm[None]])
-        self.norms = torch.where(norm.isfinite(), newer, self.norms)
-
-    def _weaken(self, spike: torch.Tensor) -> None:
-        if spike.device.type == "cpu" and not spike:  # on a GPU, `if` would wait for it: multiply by 1
-            return
-        states = [state for optimizer in self.optimizers.optimizers for state in optimizer.state.values()]
-        for name, factor in WEAKER.items():
-            if moments := [state[name] for state in states if name in state]:
-                torch._foreach_mul_(moments, torch.where(spike, factor, 1.0).to(moments[0].dtype))
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"norms": self.norms, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.norms.copy_(state["norms"])
-        self.count.copy_(state["count"])
-
-
-def norm_spikes(config: Any, optimizers: Optimizers, device: torch.device) -> NormSpikes | None:
-    """Return the spike rule of the gradient norm, None if the run does not use it."""
-    spam = config.optimizer == "adamwspam" or (
-        config.optimizer == "adamwprune" and config.adamwprune_base == "adamwspam"
-    )
-    return NormSpikes(optimizers, config.spam_sigma, device) if spam and config.spam_rule in ("norm", "both") else None
 
 
 # torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.

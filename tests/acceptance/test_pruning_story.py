@@ -7,7 +7,6 @@ import signal
 import subprocess
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, pstdev
 
 import pytest
 
@@ -125,45 +124,6 @@ def test_adamwprune_without_pruning_is_its_own_baseline(clone, tmp_path):
     assert base.returncode == 0, base.stdout + base.stderr
     (other,) = [load(path.parent / "result.json") for path in newest(tmp_path / "base").glob("*/run.json")]
     assert runs["gpt2_adamwprune_pruningnone_1cpu"]["final_val_loss"] == other["final_val_loss"]
-
-
-def test_all_schedules_and_rules_of_movement_are_axes_and_reach_the_target(clone, tmp_path):
-    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    steps = ("MAX_ITERS=20", "WARMUP_FRACTION=", "WARMUP_STEPS=2", "LEARNING_RATE=1e-3", *SMALL, *QUIET)
-    axes = ("MOVEMENT_RULE=gradient,published,distance", "PRUNING_SCHEDULE=cubic,linear", "PRUNING=movement")
-    completed = clone.make("test-matrix", *steps, *EVERY_OTHER, *axes, "OPTIMIZER=adamw", f"RESULTS_DIR={tmp_path}")
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    folders = sorted(path.parent for path in newest(tmp_path).glob("*/run.json"))
-    assert len(folders) == 6
-    ramps, losses = {}, set()
-    for folder in folders:
-        zeros, total, _ = count_zeros(clone, folder / "checkpoints" / "final.pt")
-        assert zeros == round(0.5 * total)
-        metrics = [line for line in lines(folder / "metrics.jsonl") if "sparsity" in line]
-        ramp = tuple(round(line["sparsity"] * total) for line in metrics)
-        ramps.setdefault("linear" if "linear" in folder.name else "cubic", set()).add(ramp)
-        losses.add(load(folder / "result.json")["final_val_loss"])
-    assert len(losses) == 6
-    # A change after each even number of updates, and at the end, after 15; lines have the sparsity after `step`.
-    done = [min(step - step % 2 if step < 15 else 15, 15) / 15 for step in range(20)]
-    assert ramps["linear"] == {tuple(round(0.5 * share * total) for share in done)}
-    assert ramps["cubic"] == {tuple(round(0.5 * (1 - (1 - share) ** 3) * total) for share in done)}
-
-
-def test_spikes_of_the_norm_are_events_that_the_logged_norms_explain(clone, tmp_path):
-    """At a rate near 0 the norms only vary: those above the mean plus a deviation of the ones before are spikes."""
-    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    steps = ("MAX_ITERS=30", "WARMUP_FRACTION=", "WARMUP_STEPS=0", "LEARNING_RATE=1e-6", *SMALL, *QUIET)
-    spam = ("OPTIMIZER=adamwspam", "SPAM_RULE=both", "SPAM_SIGMA=1", f"RESULTS_DIR={tmp_path}")
-    completed = clone.make("test-matrix", *steps, *spam)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    (folder,) = [path.parent for path in newest(tmp_path).glob("*/run.json")]
-    metrics = [line for line in lines(folder / "metrics.jsonl") if "grad/norm" in line]
-    norms = [line["grad/norm"] for line in metrics]
-    expected = [s for s in range(9, 30) if norms[s] > fmean(norms[:s]) + pstdev(norms[:s])]
-    assert [event["step"] for event in lines(folder / "events.jsonl") if event["event"] == "spam"] == expected != []
-    assert [line["spam/spikes"] for line in metrics] == [sum(at <= s for at in expected) for s in range(30)]
-    assert "optimizer state weakened" in (folder / "output.log").read_text()
 
 
 def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_path):

@@ -360,7 +360,7 @@ OF_EACH_KIND = {
     "ladder": ("124m stream, graphs, x4, FP8",),
     "peer": ("124m round 1 nanoGPT", "124m round 1 kmatrix"),
     "profile": ("124m as it is",),
-    "ranks": ("adamw DDP_OVERLAP, 2 ranks",),
+    "ranks": ("adamw ZERO_STAGE=1, 2 ranks",),
 }
 
 

@@ -83,7 +83,7 @@ def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
 
 def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     ramp = {"target_sparsity": 0.6, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7, "pruning_frequency": 4}
-    pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state", "pruning_global": True}
+    pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state"}
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=20, **pruning, **ramp)
     (tmp_path / "weights").mkdir()
     process = start_training(run_dir, FAULT_DUMP=tmp_path / "weights")
@@ -96,33 +96,6 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     zeros, total = (sum(count) for count in zip(*((int((w == 0).sum()), w.numel()) for w in pruned), strict=True))
     assert zeros == round(0.6 * total)
     assert read_json(run_dir.result)["sparsity"] == zeros / total
-
-
-def test_two_ranks_find_the_same_spikes_of_the_norm(tmp_path):
-    """Norms fall here, so a spike is one above the mean minus a deviation. One rank finds the same ones.
-
-    With sharded optimizer states, each rank weakens its own, to the same weights bit for bit.
-    """
-    spam = {"optimizer": "adamwspam", "spam_rule": "norm", "spam_sigma": -1.0, "spam_theta": 0.0, "spam_interval": 0}
-    common = {"max_iters": 30, "spam_warmup_steps": 0, "warmup_steps": 0, "learning_rate": 1e-2, **spam}
-    single = make_run(tmp_path, "one", batch_size=4, **common)
-    double = make_run(tmp_path, "two", num_gpus=2, batch_size=2, **common)
-    sharded = make_run(tmp_path, "sharded", num_gpus=2, batch_size=2, zero_stage=1, **common)
-    for name in ("weights", "shares"):
-        (tmp_path / name).mkdir()
-    processes = [
-        start_training(single),
-        start_training(double, FAULT_DUMP=tmp_path / "weights"),
-        start_training(sharded, FAULT_DUMP=tmp_path / "shares"),
-    ]
-    outputs = [output_of(process) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    dumps = [tmp_path / f"{name}/{rank}.pt" for name in ("weights", "shares") for rank in (0, 1)]
-    replicas = [torch.load(dump, weights_only=True) for dump in dumps]
-    for other in replicas[1:]:
-        assert all(torch.equal(tensor, other[name]) for name, tensor in replicas[0].items())
-    found = [[e["step"] for e in read_jsonl(run.events) if e["event"] == "spam"] for run in (single, double, sharded)]
-    assert found[0] == found[1] == found[2] != []
 
 
 def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):

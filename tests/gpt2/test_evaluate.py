@@ -32,7 +32,7 @@ from once import make_once
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
 RUN = {"block_size": 64, "learning_rate": 0.02, "vocab_size": 257}
-SAMPLES = {"sample_interval": 6, "sample_prompt": "ab|", "sample_tokens": 10, "sample_temperature": 0.8}
+SAMPLES = {"sample_interval": 6, "sample_prompt": "ab|"}
 
 
 def dataset(folder, tokenizer, text=TEXT):

@@ -26,8 +26,6 @@ LEGAL = [
     *(replace(MAGNITUDE, optimizer=name, pruning=method) for method in ("magnitude", "movement") for name in (
         "sgd", "adam", "adamw", "adamwadv", "adamwspam", "lion", "adopt",
     )),
-    replace(MAGNITUDE, pruning="movement", movement_rule="distance"),
-    replace(MAGNITUDE, pruning_schedule="linear"),
     PRUNE,
     replace(PRUNE, adamwprune_base="adam"),
     replace(PRUNE, adamwprune_base="adamwadv"),
@@ -45,8 +43,7 @@ def _one_thread():
 
 def label(config):
     base = f"-{config.adamwprune_base}" if config.optimizer == "adamwprune" else ""
-    rules = [text for text in (config.movement_rule, config.pruning_schedule) if text not in ("gradient", "cubic")]
-    return "-".join([f"{config.optimizer}{base}-{config.pruning}", *rules])
+    return f"{config.optimizer}{base}-{config.pruning}"
 
 
 def start(config, seed=0):
@@ -97,24 +94,9 @@ def test_the_ramp_is_cubic_and_ends_at_the_target():
     assert ramp.sparsity(60) == ramp.sparsity(10**6) == 0.8
 
 
-def test_the_linear_ramp_rises_at_a_constant_rate():
-    """The original project's: the target times the share of the ramp that has passed."""
-    ramp = Ramp(target=0.8, begin=10, end=60, every=20, schedule="linear")
-
-    assert [update for update in range(100) if ramp.due(update)] == [30, 50, 60]
-    assert [ramp.sparsity(update) for update in (0, 10, 60, 99)] == [0.0, 0.0, 0.8, 0.8]
-    assert [ramp.sparsity(update) for update in (30, 50)] == pytest.approx([0.8 * 20 / 50, 0.8 * 40 / 50])
-
-
-@given(
-    st.integers(0, 50),
-    st.integers(1, 50),
-    st.integers(1, 30),
-    st.floats(0.01, 0.99),
-    st.sampled_from(["cubic", "linear"]),
-)
-def test_a_ramp_never_decreases_and_its_last_change_reaches_the_target(begin, length, every, target, schedule):
-    ramp = Ramp(target=target, begin=begin, end=begin + length, every=every, schedule=schedule)
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 30), st.floats(0.01, 0.99))
+def test_a_ramp_never_decreases_and_its_last_change_reaches_the_target(begin, length, every, target):
+    ramp = Ramp(target=target, begin=begin, end=begin + length, every=every)
     due = [update for update in range(begin + length + 40) if ramp.due(update)]
     sparsities = [ramp.sparsity(update) for update in due]
 
@@ -190,33 +172,13 @@ def test_movement_prunes_weights_whose_gradients_push_them_towards_zero():
     assert int(pruned.sum()) == round(0.5 * all_scores.numel())
 
 
-def test_movement_by_distance_prunes_weights_that_are_nearer_to_zero_than_at_the_start():
-    ramp = {"pruning_warmup": 0.0, "pruning_ramp_end": 0.2, "pruning_frequency": 99}
-    model, optimizers, pruner = start(replace(MAGNITUDE, pruning="movement", movement_rule="distance", **ramp))
-    with torch.no_grad():  # a run that starts from a checkpoint gets its weights after its pruner
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    first = [matrix.detach().clone() for matrix in pruner.matrices]
-    for number in range(3):
-        step(model, optimizers, pruner, number)
-    loss_of(model, seed=3).backward()
-    pruner.gradients()
-    optimizers.step()
-    scores = [m.detach() * (m.detach() - w) for m, w in zip(pruner.matrices, first, strict=True)]
-    pruner.weights(4)
-
-    all_scores, pruned = (torch.cat([part.flatten() for part in parts]) for parts in (scores, pruner.pruned))
-    assert all_scores[pruned].max() <= all_scores[~pruned].min()
-    assert int(pruned.sum()) == round(0.5 * all_scores.numel())
-
-
 def test_published_movement_equals_masked_layers_whose_scores_are_trained_by_sgd():
     """Compared with the paper's formulation: dense weights W, forward with W x mask, dL/dS = dL/d(W x mask) x W.
 
     Sanh et al. 2020, section 4; SGD without momentum trains weights and scores.
     """
     settings = {"optimizer": "sgd", "sgd_momentum": 0.0, "weight_decay": 0.0, "learning_rate": 0.5}
-    ramp = {"pruning_warmup": 0.0, "pruning_ramp_end": 0.9, "pruning_frequency": 2, "pruning_schedule": "linear"}
+    ramp = {"pruning_warmup": 0.0, "pruning_ramp_end": 0.9, "pruning_frequency": 2}
     config = replace(PUBLISHED, **settings, **ramp)
     model, optimizers, pruner = start(config)
     reference = copy.deepcopy(model)
@@ -297,14 +259,6 @@ def test_state_pruning_uses_the_moments_of_the_optimizer():
     assert all_scores[pruned].max() <= all_scores[~pruned].min() * (1 + 1e-5)
 
 
-def test_with_local_pruning_each_matrix_reaches_the_target():
-    model, optimizers, pruner = start(replace(MAGNITUDE, pruning_global=False))
-    for number in range(20):
-        step(model, optimizers, pruner, number)
-
-    assert [int(mask.sum()) for mask in pruner.pruned] == [matrix.numel() // 2 for matrix in pruner.matrices]
-
-
 def test_pruned_weights_do_not_contribute_to_the_gradient_norm():
     model, optimizers, pruner = start(MAGNITUDE)
     for number in range(20):
@@ -346,7 +300,7 @@ def test_the_sparsity_of_a_step_is_that_after_as_many_updates():
 @pytest.mark.parametrize("cut", [5, 11])
 @pytest.mark.parametrize(
     "config",
-    [LEGAL[7], *LEGAL[-6:-4], LEGAL[-4], LEGAL[-1], PUBLISHED, replace(LEGAL[4], pruning_global=False)],
+    [LEGAL[7], *LEGAL[-4:], PUBLISHED],
     ids=label,
 )
 def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut, tmp_path):

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.adafactor import Adafactor
 from gpt2.optim.builders import BUILDERS, build_optimizers
-from gpt2.optim.spam import NormSpikes
 from optim_factory import SHAPE, Settings, run_steps
 
 DEVICE = torch.device("meta")
@@ -94,7 +93,7 @@ def test_a_step_reads_nothing_from_the_device(name, base):
     if (base is not None) != (name == "adamwprune"):
         return
     model = GPT(SHAPE).to(DEVICE)
-    settings = replace(SETTINGS, optimizer=name, adamwprune_base=base or "adamw", spam_rule="both", spam_sigma=2.0)
+    settings = replace(SETTINGS, optimizer=name, adamwprune_base=base or "adamw")
     optimizers = build_optimizers(settings, model)
     optimizers.set_scale(0.5)
 
@@ -114,18 +113,6 @@ def test_a_step_after_a_state_was_loaded_from_a_checkpoint_reads_nothing_from_th
     optimizers.load_state_dict(saved.state_dict())
 
     assert not waiting_steps(optimizers, list(model.parameters()))
-
-
-def test_the_spike_rule_of_the_gradient_norm_reads_nothing_from_the_device():
-    model = GPT(SHAPE).to(DEVICE)
-    optimizers = build_optimizers(replace(SETTINGS, optimizer="adamwspam"), model)
-    waiting_steps(optimizers, list(model.parameters()), steps=2)
-    spikes = NormSpikes(optimizers, 2.0, DEVICE)
-
-    with Waits() as waits:
-        spikes.update(torch.empty((), device=DEVICE))
-
-    assert not waits.found
 
 
 class Reading(torch.optim.SGD):

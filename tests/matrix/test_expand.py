@@ -78,9 +78,7 @@ def test_a_bool_axis_names_only_the_runs_that_it_applies_to(program):
 @pytest.mark.parametrize(
     ("former", "added"),
     [
-        (["OPTIMIZER=adamwspam"], "SPAM_RULE=entries,norm"),
         (["PRUNING=movement"], "MOVEMENT_RULE=gradient,published"),
-        (["PRUNING=magnitude"], "PRUNING_SCHEDULE=cubic,linear"),
     ],
 )
 def test_a_choice_of_a_later_version_keeps_the_ids_of_runs_that_had_its_first_member(program, former, added):

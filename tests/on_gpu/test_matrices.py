@@ -137,8 +137,7 @@ def finished_with(run, micro_batch, batch):
 
 
 def test_a_run_out_of_memory_is_refused_with_advice_and_finishes_with_the_advised_micro_batch(runner, too_large):
-    """The plan refuses it before it starts, the GPU if it is started anyway; `continue` keeps the global batch."""
-    settings, batch = (*too_large.settings, "OOM_POLICY=fail"), too_large.batch
+    settings, batch = too_large.settings, too_large.batch
     refused = runner("test-matrix", *settings)
     assert refused.returncode == 2, refused.stdout
     assert re.search(r"needs [\d.]+ GiB, .+ has [\d.]+ GiB", refused.stderr), refused.stderr
@@ -146,18 +145,8 @@ def test_a_run_out_of_memory_is_refused_with_advice_and_finishes_with_the_advise
     assert advice, refused.stderr
     fits = int(advice[1])
     assert (batch % fits, int(advice[2])) == (0, batch)
-
-    failed = runner("test-matrix", *settings, "ALLOW_RISK=y", STAND_IN_OOM="1")
-    assert failed.returncode == 1, failed.stdout + failed.stderr
-    matrix = runner.matrix(failed.stdout)
-    (run,) = MatrixDir(matrix).runs()
-    assert ended(run) == ("failed", "oom", None)
-    reason = read_json(run.status)["reason"]
-    assert re.match(out_of_memory(batch), reason), reason
-    assert reason in failed.stdout
-
-    continued = runner.check("continue", f"TARGET={matrix}", "RETRY_FAILED=1", f"MICRO_BATCH={fits}", STAND_IN_OOM="1")
-    assert f"micro-batch {fits}" in continued
+    advised = (*settings, f"BATCH_SIZE={fits}", f"PARALLEL_BATCH_SIZE={batch}")
+    (run,) = MatrixDir(runner.matrix(runner.check("test-matrix", *advised, STAND_IN_OOM="1"))).runs()
     assert finished_with(run, fits, batch)
 
 

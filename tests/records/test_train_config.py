@@ -133,26 +133,6 @@ def test_fields_of_muon_do_not_apply_to_another_optimizer_of_version_0_1():
     assert TrainConfig.from_json(values).muon_split_qkv is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"optimizer": "adamwspam", "pruning": "movement"}, ("entries", "gradient", "cubic")),
-        ({"optimizer": "adamwprune", "adamwprune_base": "adamwspam", "pruning": "state"}, ("entries", None, "cubic")),
-        ({"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state"}, (None, None, "cubic")),
-        ({"optimizer": "adamw", "pruning": "none"}, (None, None, None)),
-    ],
-)
-def test_a_run_of_version_0_1_reads_with_the_rules_that_it_had(settings, expected):
-    values = fields(**settings)
-    for name in ("spam_rule", "spam_sigma", "movement_rule", "pruning_schedule"):
-        del values[name]
-
-    config = TrainConfig.from_json(values)
-
-    assert (config.spam_rule, config.movement_rule, config.pruning_schedule) == expected
-    assert config.spam_sigma is None
-
-
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_adamwprune_prunes_by_its_state_or_not_at_all(method):
     TrainConfig.from_json(fields(optimizer="adamwprune", adamwprune_base="adam", pruning="none"))

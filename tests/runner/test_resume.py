@@ -193,12 +193,6 @@ def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_continue
     assert read_json(other.status)["status"] == "finished"
 
 
-def test_the_policy_fail_makes_out_of_memory_a_failure(matrix, make):
-    run = make("a", oom_policy="fail")
-    assert drive(matrix, resume_plan(matrix, "oom3").plans, engine(), poll_s=0.02).exit_code == 1
-    assert len(attempts(run)) == 1
-
-
 def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
     run = make("a")
 

@@ -144,10 +144,6 @@ def test_out_of_memory_is_retried_until_one_sequence_does_not_fit():
     assert sizes == [(1, "none", None), (2, "auto", 6), (3, "auto", 3), (4, "auto", 1)]
 
 
-def test_the_policy_fail_retries_nothing():
-    assert next_attempt(failed(OOM), batch_size=12, policy="fail") is None
-
-
 def test_another_failure_is_retried_only_on_request():
     assert next_attempt(failed("nan"), batch_size=12) is None
     attempt = next_attempt(failed("nan", micro_batch=3), batch_size=12, retry_failed=True)

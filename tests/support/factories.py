@@ -69,7 +69,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
             "num_nodes": 1,
             "ddp_backend": "gloo",
             "ddp_find_unused_params": False,
-            **{"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "zero_stage": 0},
+            **{"ddp_bf16_gradients": False, "zero_stage": 0},
         },
         **{"dtype": "fp32", "tf32": True, "bf16_stream": None, "fp8": None, "deterministic": False},
         **{
@@ -80,7 +80,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
         },
         **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},
-        **{"early_stopping_patience": 0, "oom_policy": "halve"},
+        **{"early_stopping_patience": 0},
         **{"stall_factor": 10.0, "stall_floor": 300, "profile": ""},
         **overrides,
     }

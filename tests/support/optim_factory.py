@@ -37,20 +37,16 @@ class Settings:
     adafactor_clip: float = 1.0
     amsgrad: bool = False
     adamwprune_base: str = "adamw"
-    spam_rule: str = "entries"
-    spam_sigma: float | None = None
     spam_theta: float = 5000.0
     spam_interval: int = 500
     spam_warmup_steps: int = 150
     soap_frequency: int = 10
     pruning: str = "none"
     movement_rule: str = "gradient"
-    pruning_schedule: str = "cubic"
     target_sparsity: float = 0.5
     pruning_warmup: float = 0.1
     pruning_ramp_end: float = 0.75
     pruning_frequency: int = 3
-    pruning_global: bool = True
     max_iters: int = 20
     device: str = "cpu"
 

@@ -52,13 +52,9 @@ def cases() -> Iterator[Case]:
             if name in ("adamw", "muon"):  # with several ranks, each holds a share of the states
                 yield Case(name=f"{name}-sharded", fields=settings | {"dropout": 0.1, "zero_stage": 1})
     for method in ("magnitude", "movement"):
-        yield Case(name=method, fields={"dropout": 0.1, "pruning": method, "pruning_global": True, **PRUNED})
-    for rule in ("published", "distance"):
-        movement = {"pruning": "movement", "movement_rule": rule, "pruning_schedule": "linear", "pruning_global": True}
-        yield Case(name=rule, fields={"dropout": 0.1, **movement, **PRUNED})
-    # With a negative threshold, every norm from the tenth on is a spike.
-    spam = asdict(Settings(optimizer="adamwspam", learning_rate=1e-3)) | SPECIAL["spam"]
-    yield Case(name="spikes", stop=9, fields={"dropout": 0.1, **spam, "spam_rule": "both", "spam_sigma": -9.0})
+        yield Case(name=method, fields={"dropout": 0.1, "pruning": method, **PRUNED})
+    movement = {"pruning": "movement", "movement_rule": "published"}
+    yield Case(name="published", fields={"dropout": 0.1, **movement, **PRUNED})
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
     yield Case(name="noisy", noisy=True)

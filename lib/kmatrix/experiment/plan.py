@@ -59,7 +59,6 @@ ALIKE = frozenset(
             "head_lr",
             "scalar_lr",
             "spam_theta",
-            "spam_sigma",
             "adafactor_beta2_decay",
             "adafactor_clip",
             "target_sparsity",

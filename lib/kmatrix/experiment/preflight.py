@@ -48,7 +48,6 @@ NUMBERS = frozenset(  # fields that affect neither memory nor which code runs
             "epsilon",
             "muon_adamw_lr",
             "spam_theta",
-            "spam_sigma",
             "target_sparsity",
             "gpu_hour_price",
         ),

@@ -27,26 +27,23 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data_cache": ("keep", "drop"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "adamwprune_base": ("adam", "adamw", "adamwadv", "adamwspam"),
-    "spam_rule": ("entries", "norm", "both"),
     "pruning": ("none", "magnitude", "movement", "state"),
-    "movement_rule": ("gradient", "published", "distance"),
-    "pruning_schedule": ("cubic", "linear"),
+    "movement_rule": ("gradient", "published"),
     "device": ("cuda", "cpu"),
     "dtype": ("fp32", "bf16"),
     "ddp_backend": ("nccl", "gloo"),
-    "oom_policy": ("fail", "halve"),
     "muon_adjust_lr_fn": ("original", "match_rms_adamw"),
     "norm": ("rms", "layer"),
     "activation": ("relu2", "gelu"),
     "tokens_per_param_of": ("all", "scaling"),
-    "attention_kernel": ("auto", "cudnn", "flash", "flash3", "flash4", "efficient"),
+    "attention_kernel": ("auto", "cudnn", "flash", "flash3", "flash4"),
     "recompute_scope": ("blocks", "elementwise"),
     "compile_mode": ("default", "reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs"),
 }
 
 OPTIONAL_CHOICES = (
     *("ddp_backend", "adamwprune_base", "muon_adjust_lr_fn", "norm", "activation"),
-    *("spam_rule", "movement_rule", "pruning_schedule", "tokens_per_param_of", "data_cache", "compile_mode"),
+    *("movement_rule", "tokens_per_param_of", "data_cache", "compile_mode"),
     "recompute_scope",
 )
 # The parts of nanochat's models; None with other architectures.
@@ -61,7 +58,7 @@ ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_n
 ADDED |= {"data_layout": "flat"}
 ADDED |= {"core": "", "core_interval": None, "core_examples": None}
 ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
-ADDED |= {"ddp_bucket_mb": 25, "ddp_bf16_gradients": False, "ddp_overlap": None, "compile_mode": None}
+ADDED |= {"ddp_bf16_gradients": False, "compile_mode": None}
 ADDED |= {"bf16_stream": None, "fp8": None, "deterministic": False, "attention_kernel": "auto"}
 ADDED |= {"recompute_scope": None}
 # Fields that a run has to share with the checkpoint that it starts from.
@@ -70,9 +67,7 @@ SAME_AS_INITIAL = (
     *NANOCHAT_FIELDS,
 )
 # Fields that older runs did not have, with what those did to which they apply; None for all others.
-ADDED_TO_SPAM: dict[str, Any] = {"spam_rule": "entries", "spam_sigma": None}
 ADDED_TO_MOVEMENT: dict[str, Any] = {"movement_rule": "gradient"}
-ADDED_TO_PRUNED: dict[str, Any] = {"pruning_schedule": "cubic"}
 ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 # Optimizers whose states cannot be sharded over the ranks (zero_stage), with the reason.
 NOT_SHARDED = {
@@ -151,7 +146,6 @@ class TrainFields:
     gpu_hour_price: Amount | None = None
     machine_hour_price: Amount | None = None
     early_stopping_patience: Size | None = None
-    oom_policy: str | None = None
 
     @property
     def shape(self) -> ModelShape | None:
@@ -224,13 +218,10 @@ def with_added(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "optimizer" not in values:  # of a damaged file: nothing is known
         return values
     optimizer, pruning = values["optimizer"], values.get("pruning") or "none"
-    spam = optimizer == "adamwspam" or (optimizer == "adamwprune" and values.get("adamwprune_base") == "adamwspam")
     return {
         **ADDED,
         **(ADDED_TO_MUON if optimizer == "muon" else {}),
-        **(ADDED_TO_SPAM if spam else {}),
         **(ADDED_TO_MOVEMENT if pruning == "movement" else {}),
-        **(ADDED_TO_PRUNED if pruning != "none" else {}),
         **values,
     }
 
@@ -320,8 +311,6 @@ class TrainConfig(TrainFields):
     core_examples: int | None  # of each task; 0: all
     sample_interval: int  # steps; 0: no sample texts
     sample_prompt: str | None
-    sample_tokens: int | None
-    sample_temperature: float | None
 
     # Checkpoints
     save_checkpoint: bool  # at the end of the run
@@ -339,8 +328,6 @@ class TrainConfig(TrainFields):
     epsilon: float | None
     amsgrad: bool | None
     adamwprune_base: str | None
-    spam_rule: str | None  # which gradients are spikes
-    spam_sigma: float | None  # standard deviations of the gradient norm
     spam_theta: float | None
     spam_interval: int | None  # steps
     spam_warmup_steps: int | None
@@ -357,12 +344,10 @@ class TrainConfig(TrainFields):
     # Pruning
     pruning: str
     movement_rule: str | None
-    pruning_schedule: str | None
     target_sparsity: float | None  # 0 to 1
     pruning_warmup: float | None  # of max_iters
     pruning_ramp_end: float | None  # of max_iters
     pruning_frequency: int | None  # steps
-    pruning_global: bool | None
 
     # Device
     device: str
@@ -371,9 +356,7 @@ class TrainConfig(TrainFields):
     num_nodes: int  # machines, each with num_gpus / num_nodes ranks
     ddp_backend: str | None
     ddp_find_unused_params: bool | None
-    ddp_bucket_mb: int | None  # MiB of gradients
     ddp_bf16_gradients: bool | None
-    ddp_overlap: bool | None  # a compiled model has one graph per bucket
     zero_stage: int  # 1: optimizer states are sharded over the ranks
     dtype: str
     tf32: bool
@@ -403,7 +386,6 @@ class TrainConfig(TrainFields):
     # Early stopping and memory
     early_stopping_patience: int  # evaluations; 0: off
     early_stopping_min_delta: float | None  # nats/token
-    oom_policy: str
     stall_factor: float  # multiple of the usual step time
     stall_floor: int  # seconds
     profile: str  # "i:j": profile steps i to j - 1; "": off
@@ -532,7 +514,7 @@ class TrainConfig(TrainFields):
                 raise ConfigError(
                     f"train.{name} in run.json is not a field of the trainer", hint="plan the matrix again"
                 )
-        conditional = (*ADDED_TO_MUON, *ADDED_TO_SPAM, *ADDED_TO_MOVEMENT, *ADDED_TO_PRUNED)
+        conditional = (*ADDED_TO_MUON, *ADDED_TO_MOVEMENT)
         values = {**dict.fromkeys(conditional), **with_added(values)}
         for name in names:
             if name not in values:

@@ -56,16 +56,14 @@ SETTING_FIELDS = (
     *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_split_qkv"),
     *("muon_adjust_lr_fn", "muon_adamw_lr"),
     *("adafactor_beta2_decay", "adafactor_clip", "soap_frequency"),
-    *("adamwprune_base", "spam_rule", "spam_sigma", "spam_theta", "spam_interval", "spam_warmup_steps"),
+    *("adamwprune_base", "spam_theta", "spam_interval", "spam_warmup_steps"),
     *(
         "pruning",
         "movement_rule",
-        "pruning_schedule",
         "target_sparsity",
         "pruning_warmup",
         "pruning_ramp_end",
         "pruning_frequency",
-        "pruning_global",
     ),
 )
 PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes

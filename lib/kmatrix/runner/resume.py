@@ -21,7 +21,7 @@ from kmatrix.runner.rounds import SeedRounds, as_requested, rounds_of_matrix
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.outcomes import NOT_NEEDED, has_adaptive_seeds, rules_are_lost
-from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
+from kmatrix.status.state import Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
 from kmatrix.text import plural
 
@@ -267,7 +267,6 @@ def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: 
     return next_attempt(
         state,
         batch_size=train.batch_size or 1,
-        policy=train.oom_policy or HALVE,
         resume=resume,
         retry_failed=retry_failed,
         retry_killed=True,

@@ -22,7 +22,7 @@ from kmatrix.records.runs import (
     read_result,
 )
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.state import DISK, HALVE, NAN, OPEN, RunState, next_attempt
+from kmatrix.status.state import DISK, NAN, OPEN, RunState, next_attempt
 from kmatrix.text import plural
 from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, PairVerdict, Replay, Rules
 from kmatrix.verdict.replay import replay
@@ -158,9 +158,9 @@ def end_of(state: RunState, train: TrainFields, result: Callable[[], RunResult |
     if state.status is Status.FAILED and state.last is not None:
         if state.last.kind == NAN:
             return SeedEnd(math.inf)
-        batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
+        batch_size = train.batch_size or 1
         # A full disk is not the fault of the run, which continues as soon as there is space.
-        if state.last.kind == DISK or next_attempt(state, batch_size=batch_size, policy=policy, again=True) is not None:
+        if state.last.kind == DISK or next_attempt(state, batch_size=batch_size, again=True) is not None:
             return None
     return SeedEnd(None)
 

@@ -34,7 +34,6 @@ MOST_RETRIES = {GPU_LOST: 2, NCCL: 2, PREEMPTED: 2}  # automatic retries in a ro
 NOT_ITS_FAULT = frozenset({DISK, KILLED, GPU_LOST, NCCL})
 # Of a seed of adaptive seeds, which has one more attempt after any other failure: the same would happen again.
 NOT_AGAIN = frozenset({NAN, MISMATCH, DISK})
-HALVE = "halve"  # policy for out of memory: retry with a smaller micro-batch and the same global batch
 OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
 MAY_BE_LEFT_OUT = (Status.PLANNED, Status.STOPPED, Status.SKIPPED)
 UNSUCCESSFUL = (Status.FAILED, Status.SKIPPED)
@@ -192,7 +191,6 @@ def next_attempt(
     state: RunState,
     *,
     batch_size: int,
-    policy: str = HALVE,
     resume: str = "auto",
     retry_failed: bool = False,
     retry_killed: bool = False,
@@ -200,10 +198,10 @@ def next_attempt(
 ) -> Attempt | None:
     """Return the next attempt of a run, None if it needs none.
 
-    batch_size: the micro-batch of run.json.  policy: what follows out of memory.  resume: start of an attempt after the
-    first.  A failed run has a next attempt if it is retried automatically (`retry`), if all failed runs are retried
-    (retry_failed), or if it did not fail by itself: it was killed, lost its GPU, lost the NCCL connection or found the
-    disk full (retry_killed).  again: as for `retry`.
+    batch_size: the micro-batch of run.json.  resume: start of an attempt after the first.  A failed run has a next
+    attempt if it is retried automatically (`retry`), if all failed runs are retried (retry_failed), or if it did not
+    fail by itself: it was killed, lost its GPU, lost the NCCL connection or found the disk full (retry_killed).
+    again: as for `retry`.
     """
     if state.status in (Status.FINISHED, Status.RUNNING):
         return None
@@ -214,14 +212,14 @@ def next_attempt(
         return None if failed else Attempt(number=state.number + 1)
     micro_batch = last.micro_batch
     if state.status is Status.FAILED:
-        automatic = retry(state, batch_size=batch_size, policy=policy, again=again)
+        automatic = retry(state, batch_size=batch_size, again=again)
         if automatic is None and not retry_failed and not (retry_killed and last.kind in NOT_ITS_FAULT):
             return None
         micro_batch = automatic.micro_batch if automatic else micro_batch
     return Attempt(number=state.number + 1, resume=resume, micro_batch=micro_batch)
 
 
-def retry(state: RunState, *, batch_size: int, policy: str = HALVE, again: bool = False) -> Attempt | None:
+def retry(state: RunState, *, batch_size: int, again: bool = False) -> Attempt | None:
     """Return the automatic retry after an end, from the last good checkpoint; None if there is none.
 
     Out of memory is retried with smaller micro-batches, down to one sequence. Failures that the run did not cause are
@@ -232,7 +230,7 @@ def retry(state: RunState, *, batch_size: int, policy: str = HALVE, again: bool 
     if last is None or state.status not in (Status.FAILED, Status.STOPPED):
         return None
     number = state.number + 1
-    smaller = after_out_of_memory(last, batch_size) if policy == HALVE else None
+    smaller = after_out_of_memory(last, batch_size)
     if smaller is not None:
         return Attempt(number=number, resume="auto", micro_batch=smaller)
     # Counted back to the last end of another kind: the run made progress then, or failed by itself.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kmatrix.records.runs import read_run_file
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.cost import wall_s
-from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt, retry
+from kmatrix.status.state import Attempt, RunPlan, RunState, next_attempt, retry
 
 
 class Attempts:
@@ -22,8 +22,7 @@ class Attempts:
 
     def after_end(self, name: str, state: RunState) -> RunPlan | None:
         """Return the plan of the automatic retry of a run that has ended, None if there is none."""
-        batch_size, policy = self._memory(name)
-        attempt = retry(state, batch_size=batch_size, policy=policy, again=self._again)
+        attempt = retry(state, batch_size=self._micro_batch(name), again=self._again)
         if attempt is None or (state.last is not None and state.last.kind in self._left):
             return None
         return self._with(name, state, attempt)
@@ -33,14 +32,12 @@ class Attempts:
         plan = self.plans[name]
         if state.number < plan.attempt:
             return plan  # its planned attempt has not started
-        batch_size, policy = self._memory(name)
-        attempt = next_attempt(state, batch_size=batch_size, policy=policy, retry_killed=True, again=self._again)
+        attempt = next_attempt(state, batch_size=self._micro_batch(name), retry_killed=True, again=self._again)
         return None if attempt is None else self._with(name, state, attempt)
 
-    def _memory(self, name: str) -> tuple[int, str]:
-        """Return the micro-batch of run.json, and what follows out of memory."""
-        train = self.train[name]
-        return train.batch_size or 1, train.oom_policy or HALVE
+    def _micro_batch(self, name: str) -> int:
+        """Return the micro-batch of run.json."""
+        return self.train[name].batch_size or 1
 
     def _with(self, name: str, state: RunState, attempt: Attempt) -> RunPlan:
         """Return the plan of a further attempt of a run."""
