@@ -35,7 +35,7 @@ CLUSTER := $(if $(filter kubernetes CONFIG_ENGINE_KUBERNETES=y,$(or $(call given
 
 CONFIGURE := menuconfig defconfig olddefconfig savedefconfig diffconfig list-defconfigs
 CONFIGURE += $(foreach .each,$(filter-out fragments,$(notdir $(wildcard defconfigs/*))),defconfig-$(.each) $(.each)_defconfig)
-WATCH := doctor test-matrix-dry-run plan status estimate logs stop skip hold release gputop gpu-exporter \
+WATCH := doctor test-matrix-dry-run plan status estimate logs stop hold release gputop gpu-exporter \
 	report gallery summary update-graphs compare list-checkpoints trackio-web
 USE := quickstart prepare-data sample serve export import-model
 RUN_MATRIX := test-matrix test_matrix train continue test-rerun add reproduce

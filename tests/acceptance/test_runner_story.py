@@ -342,7 +342,7 @@ def test_single_runs_are_skipped_held_and_released_while_a_detached_matrix_goes_
     started = clone.make("test-matrix", *words, "DETACH=1", **slow.environment)
     assert started.returncode == 0, started.stdout + started.stderr
     matrix = only(matrices(tmp_path))
-    held, other, skipped = names = sorted(path.parent.name for path in matrix.glob("*/run.json"))
+    held, other, waiting = names = sorted(path.parent.name for path in matrix.glob("*/run.json"))
 
     def ask(command: str, name: str) -> str:
         completed = clone.make(command, f"RESULTS_DIR={tmp_path}", f"RUN={name}")
@@ -353,39 +353,39 @@ def test_single_runs_are_skipped_held_and_released_while_a_detached_matrix_goes_
         shown = clone.make("status", f"RESULTS_DIR={tmp_path}", "JSON=1").stdout
         return {run["name"]: (run["status"], run["reason"].partition(",")[0]) for run in json.loads(shown)["runs"]}
 
-    # A waiting run is skipped; the running one stops with a checkpoint, and the next one starts.
+    # A waiting run is held; the running one stops with a checkpoint, and the next one starts.
     wait_until(lambda: newest_attempt(matrix) == (held, 1), "the first run trains")
-    assert ask("skip", skipped) == f"{skipped}: skipped, the runner follows within a second\n"
+    assert ask("hold", waiting) == f"{waiting}: held, the runner follows within a second\n"
     assert ask("hold", "1") == f"{held}: held, the runner follows within a second\n"
     wait_until(lambda: newest_attempt(matrix) == (other, 1), "the next run trains")
     assert facts() == {
         held: ("stopped", "held by user"),
         other: ("running", ""),
-        skipped: ("skipped", "skipped by user"),
+        waiting: ("planned", "held by user"),
     }
     stopped_at = load_json(matrix / held / "result.json")["step"]
     assert 0 < stopped_at < 60
     assert list((matrix / held / "checkpoints").glob("*.pt"))
 
-    # Released, it resumes in the same matrix; the skipped run is left out to the end, and by `continue`.
+    # Released, it resumes in the same matrix; the other one is left out to the end, and by `continue`.
     assert ask("release", held) == f"{held}: released, the runner follows within a second\n"
     slow.free()
     wait_until(lambda: (matrix / "summary_report.txt").exists() and not processes_of(matrix)["runner"], "the end")
     assert {name: status for name, (status, _) in facts().items()} == {
         held: "finished",
         other: "finished",
-        skipped: "skipped",
+        waiting: "planned",
     }
     resumed = [line for line in complete_lines(matrix / held / "events.jsonl") if line["event"] == "resume"]
     assert [line["step"] for line in resumed] == [stopped_at]
-    assert "skipped by user" in (matrix / "summary_report.txt").read_text()
-    assert f"Skipped or held: {skipped}" in (matrix / "runner.log").read_text()
+    assert "held by user" in (matrix / "summary_report.txt").read_text()
+    assert f"Held: {waiting}" in (matrix / "runner.log").read_text()
     left_out = clone.make("continue", f"RESULTS_DIR={tmp_path}")
     assert left_out.returncode == 2  # make's status of a command that exits with 1
     assert f"{matrix.name}: nothing to run" in left_out.stdout
-    assert f"{skipped}: skipped by user" in left_out.stdout
+    assert f"{waiting}: held by user" in left_out.stdout
 
-    assert f"continue: make continue TARGET={matrix}" in ask("release", skipped)
+    assert f"continue: make continue TARGET={matrix}" in ask("release", waiting)
     assert clone.make("continue", f"RESULTS_DIR={tmp_path}").returncode == 0
     undisturbed, *others = (numbers_of(matrix / name) for name in reversed(names))
     assert [one == undisturbed for one in others] == [True, True]

@@ -1,4 +1,4 @@
-"""`make stop`, `logs`, `skip` and commands that refuse, on a matrix whose jobs a cluster runs."""
+"""`make stop`, `logs`, `hold` and commands that refuse, on a matrix whose jobs a cluster runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster_factory import FakeScheduler, claim, make_engine, make_submission
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.control import stop as stopping
 from kmatrix.cli.control.logs import logs
-from kmatrix.cli.control.requests import release, skip
+from kmatrix.cli.control.requests import hold, release
 from kmatrix.cli.control.stop import stop
 from kmatrix.cli.status import plain
 from kmatrix.cli.targets import look, refuse_if_running
@@ -167,11 +167,11 @@ def test_commands_that_change_files_refuse_while_jobs_may_write(matrix, schedule
 
 
 def test_a_request_for_a_run_whose_job_waits_is_followed_when_it_starts(matrix, scheduler, capsys):
-    assert skip(arguments("skip", matrix, RUN=SECOND.name)) == 0
-    assert "skipped; its job still waits, and ends as soon as it starts" in capsys.readouterr().out
+    assert hold(arguments("hold", matrix, RUN=SECOND.name)) == 0
+    assert "held; its job still waits, and ends as soon as it starts" in capsys.readouterr().out
     assert SECOND.name in read_requests(matrix)
     (line,) = [one for one in plain(Overview(matrix).poll()) if one.startswith(f"{SECOND.name} queued")]
-    assert "; skipped by user, " in line
+    assert "; held by user, " in line
     assert line.endswith(": its job ends as soon as it starts")
     assert release(arguments("release", matrix, RUN=SECOND.name)) == 0
     assert "released; its job still waits, and runs it" in capsys.readouterr().out
@@ -179,8 +179,8 @@ def test_a_request_for_a_run_whose_job_waits_is_followed_when_it_starts(matrix, 
 
 def test_a_request_for_a_run_without_a_job_is_in_its_status_at_once(matrix, scheduler, capsys):
     scheduler.phases = {}
-    assert skip(arguments("skip", matrix, RUN=SECOND.name)) == 0
-    assert capsys.readouterr().out == f"{SECOND.name}: skipped\n"
+    assert hold(arguments("hold", matrix, RUN=SECOND.name)) == 0
+    assert capsys.readouterr().out == f"{SECOND.name}: held\n"
 
 
 def test_the_log_of_a_job_that_died_before_it_trained_has_the_reason(matrix, scheduler, capsys):
@@ -260,8 +260,8 @@ def test_the_reason_of_an_end_is_last_and_not_hidden_by_tracebacks_of_torchrun(m
 def test_a_running_claim_without_an_answer_is_followed_by_the_runner(matrix, scheduler, capsys):
     scheduler.why_not = "timed out"
     claim(JobsDir(matrix).submission(1).share(0), "12_0")
-    assert skip(arguments("skip", matrix, RUN=FIRST.name)) == 0
-    assert "skipped, the runner follows within a second" in capsys.readouterr().out
+    assert hold(arguments("hold", matrix, RUN=FIRST.name)) == 0
+    assert "held, the runner follows within a second" in capsys.readouterr().out
 
 
 def test_stop_of_a_copy_never_touches_the_jobs_of_the_original(matrix, scheduler, tmp_path):

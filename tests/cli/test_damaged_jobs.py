@@ -84,7 +84,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "loop": lambda path: _replace(path, lambda path: path.symlink_to(path.name)),
 }
 NEWER = frozenset({"newer"})
-COMMANDS = ("status", "estimate", "stop", "continue", "logs", "summary", "skip", "test-rerun", "runner")
+COMMANDS = ("status", "estimate", "stop", "continue", "logs", "summary", "hold", "test-rerun", "runner")
 CASES = list(itertools.product(FILES, DAMAGES, COMMANDS))
 
 
@@ -157,7 +157,7 @@ def call(command, matrix):
             return 2, "", f"error: {error}"
     words = {
         "logs": ["RUN=1"],
-        "skip": [f"RUN={RUNNING.name}"],
+        "hold": [f"RUN={RUNNING.name}"],
         "continue": ["RETRY_FAILED=1"],
     }
     try:

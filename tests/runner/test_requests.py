@@ -1,9 +1,8 @@
-"""Runs of a matrix are skipped, held and released, while its runner is at work and without one."""
+"""Runs of a matrix are held and released, while its runner is at work and without one."""
 
 from __future__ import annotations
 
 import errno
-import random
 import threading
 
 import pytest
@@ -14,8 +13,8 @@ from kmatrix.cli.control import requests as control
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
-from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Request, change_requests, read_requests
-from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, drive
+from kmatrix.records.states import HELD_TEXT, change_requests, read_requests
+from kmatrix.runner.loop import EXIT_STOPPED, drive
 from kmatrix.runner.resume import reopen
 from kmatrix.runner.status_writer import StatusWriter
 from programs import run
@@ -23,12 +22,12 @@ from running import engine, processes_of, status_of, wait_for_start
 
 
 def drive_with(matrix, plans, orders=None):
-    """Drive the plans. orders: (run, its status) -> what is requested of which runs, each once."""
+    """Drive the plans. orders: (run, its status) -> (run, True to hold it, False to release it), each once."""
     orders = dict(orders or {})
 
     def show(progress):
         for change in orders.pop((progress.run, str(progress.status)), ()):
-            change_requests(matrix, [change[0]], change[1])
+            change_requests(matrix, [change[0]], hold=change[1])
 
     return drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
 
@@ -37,19 +36,19 @@ def seen(*plans):
     return [status_of(plan)["status"] for plan in plans]
 
 
-def test_a_waiting_and_a_running_run_are_skipped_and_the_matrix_goes_on(matrix, plan):
+def test_a_waiting_and_a_running_run_are_held_and_the_matrix_goes_on(matrix, plan):
     plans = [plan("a", "hang"), plan("b"), plan("c")]
-    outcome = drive_with(matrix, plans, {("a", "running"): [("b", Request.SKIP), ("a", Request.SKIP)]})
-    assert seen(*plans) == ["skipped", "skipped", "finished"]
-    assert outcome.exit_code == EXIT_FAILED
-    assert all(status_of(one)["reason"].startswith(SKIPPED_TEXT) for one in plans[:2])
-    assert read_json(matrix.status)["counts"] == {"finished": 1, "skipped": 2}
+    outcome = drive_with(matrix, plans, {("a", "running"): [("b", True), ("a", True)]})
+    assert seen(*plans) == ["stopped", "planned", "finished"]
+    assert outcome.exit_code == EXIT_STOPPED
+    assert all(status_of(one)["reason"].startswith(HELD_TEXT) for one in plans[:2])
+    assert read_json(matrix.status)["counts"] == {"finished": 1, "planned": 1, "stopped": 1}
     assert processes_of(matrix) == []
     # The next runner leaves them out, too, until they are released: one resumes, one starts.
     again = reopen(matrix, (), command=("--behave=finish",)).plans
-    assert drive_with(matrix, again).exit_code == EXIT_FAILED
-    assert seen(*plans) == ["skipped", "skipped", "finished"]
-    change_requests(matrix, ["a", "b"], None)
+    assert drive_with(matrix, again).exit_code == EXIT_STOPPED
+    assert seen(*plans) == ["stopped", "planned", "finished"]
+    change_requests(matrix, ["a", "b"], hold=False)
     again = reopen(matrix, (), command=("--behave=finish",)).plans
     assert [(one.attempt, one.resume) for one in again] == [(2, "auto"), (1, "none")]
     assert drive_with(matrix, again).exit_code == 0
@@ -59,35 +58,35 @@ def test_a_waiting_and_a_running_run_are_skipped_and_the_matrix_goes_on(matrix, 
 def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
     plans = [plan("a", "hang"), plan("b"), plan("c", "hang")]
     orders = {
-        ("a", "running"): [("a", Request.HOLD)],
-        ("a", "stopped"): [("a", None), ("c", Request.HOLD)],
+        ("a", "running"): [("a", True)],
+        ("a", "stopped"): [("a", False), ("c", True)],
         ("a", "planned"): [],
     }
     starts = []
 
     def show(progress):
         for change in orders.pop((progress.run, str(progress.status)), ()):
-            change_requests(matrix, [change[0]], change[1])
+            change_requests(matrix, [change[0]], hold=change[1])
         if progress.run == "a" and progress.status == "running" and len(starts) < 2:
             number = status_of(plans[0])["attempt"]
             if number not in starts:
                 starts.append(number)
         if starts == [1, 2]:
-            change_requests(matrix, ["a"], Request.SKIP)
+            change_requests(matrix, ["a"], hold=True)
 
     outcome = drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
     assert starts == [1, 2]
     *ended, last = seen(*plans)
-    assert ended == ["skipped", "finished"]
+    assert ended == ["stopped", "finished"]
     assert last in ("planned", "stopped")  # it may have started just before the runner read the request
     assert status_of(plans[2])["reason"].startswith(HELD_TEXT)
-    assert outcome.exit_code == EXIT_FAILED  # one was skipped
+    assert outcome.exit_code == EXIT_STOPPED
     assert [attempt["resume"] for attempt in status_of(plans[0])["attempts"]] == ["none", "auto"]
 
 
 def test_a_matrix_with_held_runs_only_is_stopped(matrix, plan):
     plans = [plan("a"), plan("b")]
-    change_requests(matrix, ["b"], Request.HOLD)
+    change_requests(matrix, ["b"], hold=True)
     assert drive_with(matrix, plans).exit_code == EXIT_STOPPED
     assert seen(*plans) == ["finished", "planned"]
     assert read_json(matrix.status)["status"] == "stopped"
@@ -95,7 +94,7 @@ def test_a_matrix_with_held_runs_only_is_stopped(matrix, plan):
 
 def test_a_request_at_the_end_of_a_run_does_not_change_a_finished_one(matrix, plan):
     plans = [plan("a", "quick"), plan("b", "quick")]
-    outcome = drive_with(matrix, plans, {("a", "finished"): [("a", Request.SKIP)]})
+    outcome = drive_with(matrix, plans, {("a", "finished"): [("a", True)]})
     assert seen(*plans) == ["finished", "finished"]
     assert outcome.exit_code == 0
 
@@ -107,7 +106,7 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path, 
     plans = [plan("a", "hang"), plan("b")]
     process = start_runner("a=hang", "b")
     wait_for_start(plans[0])
-    change_requests(matrix, [("a", "b")[number - 1]], Request.HOLD)
+    change_requests(matrix, [("a", "b")[number - 1]], hold=True)
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(matrix))
@@ -125,14 +124,14 @@ def test_a_release_at_the_very_end_of_a_matrix_is_followed(matrix, plan, monkeyp
         "kmatrix.runner.execution.requests.READ_EVERY_S", 1000.0
     )  # the last run ends before the next read
     plans = [plan("a", "quick"), plan("b", "quick")]
-    change_requests(matrix, ["b"], Request.HOLD)
-    assert drive_with(matrix, plans, {("a", "finished"): [("b", None)]}).exit_code == 0
+    change_requests(matrix, ["b"], hold=True)
+    assert drive_with(matrix, plans, {("a", "finished"): [("b", False)]}).exit_code == 0
     assert seen(*plans) == ["finished", "finished"]
 
 
 def test_a_request_after_the_last_read_of_a_runner_is_written_by_its_command(matrix, plan, tmp_path, monkeypatch):
     plans, results = [plan("a", "quick"), plan("b", "quick")], []
-    change_requests(matrix, ["b"], Request.HOLD)
+    change_requests(matrix, ["b"], hold=True)
     command = threading.Thread(
         target=lambda: results.append(run("release", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=b"))
     )
@@ -155,7 +154,7 @@ def test_a_request_after_the_last_read_of_a_runner_is_written_by_its_command(mat
 def test_two_commands_at_once_without_a_runner_both_write_the_status(matrix, plan, tmp_path, monkeypatch):
     """The second one does not take the first one, which holds the matrix meanwhile, for a runner."""
     plans = [plan("a"), plan("b")]
-    second = threading.Thread(target=control.skip, args=[Arguments("skip", {"TARGET": str(matrix.path), "RUN": "b"})])
+    second = threading.Thread(target=control.hold, args=[Arguments("hold", {"TARGET": str(matrix.path), "RUN": "b"})])
     write = control.write_state
 
     def write_slowly(folder, state, **known):
@@ -165,15 +164,15 @@ def test_two_commands_at_once_without_a_runner_both_write_the_status(matrix, pla
         write(folder, state, **known)
 
     monkeypatch.setattr(control, "write_state", write_slowly)
-    first = run("skip", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=a")
+    first = run("hold", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=a")
     second.join()
-    assert seen(*plans) == ["skipped", "skipped"]
+    assert all(status_of(one)["reason"].startswith(HELD_TEXT) for one in plans)
     assert "the runner follows" not in first.out  # it has what both print
 
 
 def test_a_request_that_a_killed_command_did_not_write_is_in_the_status_from_the_start(matrix, plan):
     plans, known = [plan("a", "quick"), plan("b"), plan("c")], []
-    change_requests(matrix, ["c"], Request.HOLD)
+    change_requests(matrix, ["c"], hold=True)
     reason = f"{HELD_TEXT}, 2026-11-22 19:30:05 UTC"
     write_json(plans[1].dir.status, {"run_id": "id-b", "status": "planned", "reason": reason})
 
@@ -189,16 +188,15 @@ def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, pla
     """As with `make continue RUN=a`: the status of b changes at once, and the command says who runs it."""
     plans, outputs = [plan("a", "hang"), plan("b"), plan("c")], []
     where = (f"TARGET={matrix.path}", f"O={tmp_path}")
-    change_requests(matrix, ["b"], Request.HOLD)
-    assert run("skip", *where, "RUN=b").out == "b: skipped\n"
-    assert run("skip", *where, "RUN=b").out == "b: already skipped\n"
+    change_requests(matrix, ["b"], hold=True)
+    assert run("hold", *where, "RUN=b").out == "b: already held\n"
 
     def show(progress):
         if progress.status == "running" and not outputs:
             outputs.append(run("release", *where, "RUN=b").out)
             outputs.append(run("hold", *where, "RUN=c").out)
         if outputs and "reason" in status_of(plans[2]) and status_of(plans[1])["status"] == "planned":
-            change_requests(matrix, ["a"], Request.HOLD)
+            change_requests(matrix, ["a"], hold=True)
 
     for one in plans[1:]:
         run("hold", *where, f"RUN={one.name}")
@@ -218,60 +216,39 @@ def test_a_released_run_keeps_its_budget_and_its_starting_point(matrix, plan, mo
     submit = LocalEngine.submit
     monkeypatch.setattr(LocalEngine, "submit", lambda self, runs: submitted.extend(runs) or submit(self, runs))
     orders = {
-        ("running", 1): [("b", Request.HOLD), ("a", Request.HOLD)],
-        ("stopped", 1): [("a", None), ("b", None)],
-        ("running", 2): [("a", Request.SKIP)],
+        ("running", 1): [("b", True), ("a", True)],
+        ("stopped", 1): [("a", False), ("b", False)],
+        ("running", 2): [("a", True)],
     }
 
     def show(progress):
         number = sum(one.name == "a" for one in submitted)
         for name, wanted in orders.pop((str(progress.status), number), ()) if progress.run == "a" else ():
-            change_requests(matrix, [name], wanted)
+            change_requests(matrix, [name], hold=wanted)
 
     drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
-    assert seen(*plans) == ["skipped", "finished"]
+    assert seen(*plans) == ["stopped", "finished"]
     last = {one.name: one for one in submitted}
     assert (last["a"].attempt, last["a"].resume) == (2, "auto")
     assert last["a"].spent_s == pytest.approx(status_of(plans[0])["attempts"][0]["seconds"])
     assert (last["b"].attempt, last["b"].resume) == (2, "none")
 
 
-def test_any_order_of_requests_ends_in_the_last_one(matrix, plan):
-    generator = random.Random(7)
-    names = ["a", "b", "c"]
-    for name in names:
-        plan(name)
-    for _ in range(200):
-        chosen = generator.sample(names, generator.randint(1, 3))
-        wanted = generator.choice([Request.SKIP, Request.HOLD, None])
-        change_requests(matrix, chosen, wanted)
-        now = read_requests(matrix)
-        assert all((now[name].request if name in now else None) is wanted for name in chosen)
-
-
 def test_the_commands_work_without_a_runner_and_by_every_form_of_a_name(matrix, plan, tmp_path):
     plans = [plan("gpt2_adamw_seed1"), plan("gpt2_adamw_seed2"), plan("gpt2_muon_seed3")]
     where = (f"TARGET={matrix.path}", f"O={tmp_path}")
-    for asked, (command, status) in (
-        ("1", ("skip", "skipped")),
-        ("gpt2_muon", ("hold", "planned")),
-        ("seed2", ("skip", "skipped")),
-    ):
-        assert run(command, *where, f"RUN={asked}").status == 0
-        assert status in seen(*[one for one in plans if one.dir.status.exists()])
-    assert seen(*plans) == ["skipped", "skipped", "planned"]
-    shown = run("status", *where).out
-    assert shown.count(SKIPPED_TEXT) == 2
-    assert HELD_TEXT in shown
-    wrong = run("skip", *where, "RUN=gpt2_adamv_seed1")
-    assert (wrong.status, "did you mean gpt2_adamw_seed1" in wrong.err) == (2, True)
-    assert run("skip", *where, "RUN=gpt2_adamw").status == 2  # several
-    assert run("hold", *where).status == 2
-    assert run("release", *where, "STATUS=skipped,planned").status == 0
+    for asked in ("1", "gpt2_muon", "seed2"):
+        assert run("hold", *where, f"RUN={asked}").status == 0
     assert seen(*plans) == ["planned"] * 3
-    assert SKIPPED_TEXT not in run("status", *where).out
-    assert "neither skipped nor held" in run("release", *where, "RUN=1").out
-    several = run("skip", *where, "RUN=1,2")
+    assert run("status", *where).out.count(HELD_TEXT) == 3
+    wrong = run("hold", *where, "RUN=gpt2_adamv_seed1")
+    assert (wrong.status, "did you mean gpt2_adamw_seed1" in wrong.err) == (2, True)
+    assert run("hold", *where, "RUN=gpt2_adamw").status == 2  # several
+    assert run("hold", *where).status == 2
+    assert run("release", *where, "STATUS=planned").status == 0
+    assert HELD_TEXT not in run("status", *where).out
+    assert ": not held" in run("release", *where, "RUN=1").out
+    several = run("hold", *where, "RUN=1,2")
     assert (several.status, "a pattern for several: RUN='gpt2_adamw*'" in several.err) == (2, True)
     # A request for a run that has ended changes nothing.
     for one, status in zip(plans, ("finished", "failed"), strict=False):
@@ -298,7 +275,7 @@ def test_a_request_on_a_full_disk_is_refused_and_the_former_one_stays(matrix, pl
 
 def test_a_damaged_file_starts_no_held_run_and_ends_no_running_one(matrix, plan, tmp_path):
     plans = [plan("a", "hang"), plan("b")]
-    change_requests(matrix, ["b"], Request.HOLD)
+    change_requests(matrix, ["b"], hold=True)
     whole = matrix.requests.read_bytes()
 
     def show(progress):
@@ -306,10 +283,10 @@ def test_a_damaged_file_starts_no_held_run_and_ends_no_running_one(matrix, plan,
             matrix.requests.write_bytes(whole[:20] if matrix.requests.read_bytes() == whole else whole)
             if progress.step > 40:
                 matrix.requests.write_bytes(whole)
-                change_requests(matrix, ["a"], Request.SKIP)
+                change_requests(matrix, ["a"], hold=True)
 
     drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
-    assert seen(*plans) == ["skipped", "planned"]
+    assert seen(*plans) == ["stopped", "planned"]
     matrix.requests.write_bytes(whole[:20])
     refused = run("release", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=b")
     assert (refused.status, "requests.json" in refused.err) == (2, True)
@@ -324,5 +301,5 @@ def test_a_request_for_a_copy_does_not_change_the_original(matrix, plan, tmp_pat
     shutil.copytree(matrix.path, copy)
     with held(matrix):
         before = tree(matrix.path)
-        assert run("skip", f"TARGET={copy}", f"O={tmp_path}", "RUN=a").out == "a: skipped\n"
+        assert run("hold", f"TARGET={copy}", f"O={tmp_path}", "RUN=a").out == "a: held\n"
         assert tree(matrix.path) == before

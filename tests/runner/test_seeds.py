@@ -9,7 +9,7 @@ import pytest
 from kmatrix.errors import RecordError
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.states import Request, change_requests
+from kmatrix.records.states import change_requests
 from kmatrix.runner.archive import archive_results
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED
 from kmatrix.runner.resume import describe_plan, reopen
@@ -166,20 +166,16 @@ def test_a_budget_that_is_spent_starts_no_further_seeds(matrix):
     assert {pair.outcome for pair in replay.verdict.pairs} == {"open"}
 
 
-def test_a_skipped_seed_is_over_and_a_held_one_is_waited_for(matrix):
+def test_a_held_seed_is_waited_for(matrix):
     adaptive_matrix(matrix, ["adamw", "muon"])
-    change_requests(matrix, [name_of("adamw", 1)], Request.SKIP)
-    engine = ScriptedEngine(CLEAR)
-    outcome = run(matrix, engine)
-    assert started(engine) == ["muon1", "adamw2", "muon2", "adamw3", "muon3", "adamw4", "muon4"]
-    assert outcome.exit_code == EXIT_FAILED  # as always with a skipped run
-    # Held: the round waits for it, and so does the next one.
-    change_requests(matrix, [name_of("adamw", 1)], None)
-    change_requests(matrix, [name_of("adamw", 1)], Request.HOLD)
+    change_requests(matrix, [name_of("adamw", 1)], hold=True)
     engine = ScriptedEngine(CLEAR)
     assert run(matrix, engine).exit_code == EXIT_STOPPED
+    assert "adamw4" not in started(engine)
+    engine.started.clear()
+    assert run(matrix, engine).exit_code == EXIT_STOPPED
     assert engine.started == []
-    change_requests(matrix, [name_of("adamw", 1)], None)
+    change_requests(matrix, [name_of("adamw", 1)], hold=False)
     assert run(matrix, engine).exit_code == 0
     assert started(engine) == ["adamw1"]
 
@@ -190,13 +186,13 @@ def test_requests_of_runs_in_reserve_are_followed_while_the_matrix_runs(matrix):
 
     def ask(progress):
         if progress.run == name_of("muon", 1) and not asked:
-            asked.append(change_requests(matrix, [name_of("adamw", 4)], Request.SKIP))
-            change_requests(matrix, [name_of("muon", 4)], Request.HOLD)
+            asked.append(change_requests(matrix, [name_of("muon", 4)], hold=True))
 
     engine = ScriptedEngine(OPEN)
     run(matrix, engine, on_progress=ask)
-    assert recover_status(matrix.run(name_of("adamw", 4)), has_runner=False).status == "skipped"
-    assert not {"adamw4", "muon4"} & set(started(engine))
+    assert recover_status(matrix.run(name_of("muon", 4)), has_runner=False).status == "planned"
+    assert "adamw4" in started(engine)
+    assert "muon4" not in started(engine)
     assert "muon5" not in started(engine)  # the round waits for the held seed
 
 

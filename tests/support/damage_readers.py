@@ -191,7 +191,6 @@ READERS = {
     "list-checkpoints": Reader((RUN,)),
     "logs": Reader(("RUN=gpt2_a*",), sound=2),  # no output.log
     "stop": Reader(),
-    "skip": Reader((RUN,), changes=True),
     "hold": Reader((RUN,), changes=True),
     "release": Reader((RUN,), changes=True),
     "tensorboard": Reader(),

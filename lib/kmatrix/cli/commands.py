@@ -280,9 +280,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "estimate": Command(STATUS + "estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
         "logs": Command(LOGS + "logs", "follow the output of a run, on a cluster of node NODE=", f"NODE= {RUNS}"),
         "stop": Command(STOP + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
-        "skip": Command(REQUEST + "skip", "leave runs out of a matrix until they are released", f"STATUS= {RUNS}"),
         "hold": Command(REQUEST + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
-        "release": Command(REQUEST + "release", "continue runs that were skipped or held", f"STATUS= {RUNS}"),
+        "release": Command(REQUEST + "release", "continue runs that were held", f"STATUS= {RUNS}"),
         "reproduce": Command(
             REPRODUCE + "reproduce",
             "repeat a run from its own .config, and compare bit for bit",

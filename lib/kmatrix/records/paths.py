@@ -227,7 +227,7 @@ class MatrixDir:
 
     @property
     def requests(self) -> Path:
-        """Return the file of the runs that the user has skipped or held: kmatrix.records.states."""
+        """Return the file of the runs that the user has held: kmatrix.records.states."""
         return self.path / "requests.json"
 
     @property

@@ -1,6 +1,6 @@
 """The records status.json and requests.json, the files of the ranks, and the lines of logs.
 
-requests.json has the wanted state of single runs, not a list of orders: it survives any kill, and a copy has its own.
+requests.json has the runs that are held, not a list of orders: it survives any kill, and a copy has its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
 
 from kmatrix.errors import LaunchError
 from kmatrix.records.decode import (
@@ -37,7 +36,7 @@ LOST_PEER = re.compile(
     r"Connection (?:reset|closed|refused)|Broken pipe|Socket closed|remote process exited|ncclRemoteError"
     r"|Timed out waiting \d+ms|Watchdog caught collective operation timeout|received SIG"
 )
-SKIPPED_TEXT, HELD_TEXT = "skipped by user", "held by user"  # start of the reason of such a run
+HELD_TEXT = "held by user"  # start of the reason of such a run
 
 
 class AlertEntry(Record, frozen=True, kw_only=True):
@@ -224,24 +223,15 @@ def first_rank_error(errors: Sequence[RankErrorFile]) -> RankErrorFile | None:
     return min(errors, key=lambda error: error.time or 0.0, default=None)
 
 
-class Request(StrEnum):
-    """What the user wants of a run that has not finished."""
-
-    SKIP = "skip"  # leave it out
-    HOLD = "hold"  # do not train it now
-
-
 class RunRequest(Record, frozen=True, kw_only=True):
-    """The request for a run."""
+    """The request to hold a run."""
 
-    request: Request
     time: UnixTime
 
     @property
     def reason(self) -> str:
-        """The reason in the status of the run: `skipped by user, 2026-11-22 19:30:05 UTC`."""
-        text = SKIPPED_TEXT if self.request is Request.SKIP else HELD_TEXT
-        return f"{text}, {datetime.fromtimestamp(self.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        """The reason in the status of the run: `held by user, 2026-11-22 19:30:05 UTC`."""
+        return f"{HELD_TEXT}, {datetime.fromtimestamp(self.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 class RequestFile(Record, frozen=True, kw_only=True):
@@ -258,24 +248,24 @@ def read_requests(matrix: MatrixDir) -> Mapping[str, RunRequest]:
     return decode(matrix.requests, RequestFile).runs if matrix.requests.exists() else {}
 
 
-def change_requests(matrix: MatrixDir, names: Collection[str], request: Request | None) -> Mapping[str, RunRequest]:
-    """Request something of runs, None to release them; return the former requests of these runs.
+def change_requests(matrix: MatrixDir, names: Collection[str], *, hold: bool) -> Mapping[str, RunRequest]:
+    """Hold runs, or release them; return the former requests of these runs.
 
-    A run with the same request keeps its time. Raises LaunchError if another process does not release the file.
+    A run that is held already keeps its time. Raises LaunchError if another process does not release the file.
     """
     with requests_locked(matrix):
-        return write_requests(matrix, names, request)
+        return write_requests(matrix, names, hold=hold)
 
 
-def write_requests(matrix: MatrixDir, names: Collection[str], request: Request | None) -> Mapping[str, RunRequest]:
+def write_requests(matrix: MatrixDir, names: Collection[str], *, hold: bool) -> Mapping[str, RunRequest]:
     """Write requests as `change_requests` does, for a caller that holds their lock."""
     known = dict(read_requests(matrix))
     former = {name: known[name] for name in names if name in known}
     for name in names:
-        if request is None:
+        if not hold:
             known.pop(name, None)
-        elif name not in known or known[name].request is not request:
-            known[name] = RunRequest(request=request, time=time.time())
+        elif name not in known:
+            known[name] = RunRequest(time=time.time())
     if known or matrix.requests.exists():
         write_json(matrix.requests, as_json(RequestFile(runs=known)))
     return former

@@ -286,7 +286,7 @@ class _Driver:
         self._engine.cancel({name: self.jobs[name]})
 
     def restart(self, name: str) -> None:
-        """Queue a run that was skipped or held, from its last checkpoint, if it is unfinished."""
+        """Queue a run that was held, from its last checkpoint, if it is unfinished."""
         self._write_run(name)
         if self.disk_full:  # no more runs are started
             return
@@ -300,7 +300,6 @@ class _Driver:
         self._write_run(name)
         self._writer.write_matrix(Status.RUNNING)
         self._display.show(name, reason=self.states[name].reason)
-        self._reserve.start_wanted()  # a skipped seed is over
 
     def write(self, name: str) -> None:
         """Write the status of a run."""

@@ -15,9 +15,9 @@ from kmatrix.records.checkpoints import has_checkpoint
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
-from kmatrix.records.states import Request, RunRequest, read_matrix_status, read_requests, read_run_status
+from kmatrix.records.states import RunRequest, read_matrix_status, read_requests, read_run_status
 from kmatrix.records.train_config import TrainFields, budget_s
-from kmatrix.runner.rounds import SeedRounds, as_requested, rounds_of_matrix
+from kmatrix.runner.rounds import SeedRounds, rounds_of_matrix
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.outcomes import NOT_NEEDED, has_adaptive_seeds, rules_are_lost
@@ -104,7 +104,7 @@ def reopen(
     reserve: list[RunPlan] = []
     if rounds is not None:
         plans.sort(key=lambda plan: rounds.place(plan.name))
-        wanted = _wanted(rounds, plans, states, requests)
+        wanted = rounds.wanted(states, {plan.name for plan in plans})  # also if they failed, or could not run, before
         if not unasked:
             reserve = [plan for plan in plans if plan.name not in wanted]
             plans = [plan for plan in plans if plan.name in wanted]
@@ -146,22 +146,6 @@ def _lost_rules(matrix: MatrixDir) -> RecordError:
         why=f"{matrix.matrix_json.name} is missing or damaged",
         hint="bring it back from a copy, or start a new matrix with the same values, which reuses the finished runs",
     )
-
-
-def _wanted(
-    rounds: SeedRounds,
-    plans: Sequence[RunPlan],
-    states: Mapping[str, RunState],
-    requests: Mapping[str, RunRequest],
-) -> frozenset[str]:
-    """Return which of the pending runs the losses want now.
-
-    states: of all runs of the matrix.  requests: of users; a run that they skip is not waited for.
-    """
-    now = {name: as_requested(state, requests.get(name)) for name, state in states.items()}
-    skipped = {name for name, request in requests.items() if request.request is Request.SKIP}
-    pending = {plan.name for plan in plans} - skipped  # also if they failed, or could not run, before
-    return rounds.wanted(now, pending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

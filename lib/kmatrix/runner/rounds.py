@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
-from kmatrix.records.states import Request, RunRequest
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.outcomes import AdaptiveSeeds, Outcomes, adaptive_seeds, has_adaptive_seeds
-from kmatrix.status.state import MAY_BE_LEFT_OUT, RunState, is_left_out, overall
+from kmatrix.status.state import RunState, is_left_out, overall
 
 TO_COME = RunState()
 
@@ -121,10 +119,3 @@ def unneeded_runs(matrix: MatrixDir, states: Mapping[str, RunState]) -> frozense
         return frozenset()
     rounds = rounds_of_matrix(matrix, {run.name: read_run_file_or_empty(run) for run in matrix.runs()})
     return frozenset() if rounds is None else rounds.reserve(states)
-
-
-def as_requested(state: RunState, request: RunRequest | None) -> RunState:
-    """Return the state of a run whose runner has not followed the request of the user yet."""
-    if request is None or request.request is not Request.SKIP or state.status not in MAY_BE_LEFT_OUT:
-        return state
-    return replace(state, status=Status.SKIPPED)

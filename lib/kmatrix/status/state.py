@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
-from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Clock, Request, RunRequest
+from kmatrix.records.states import HELD_TEXT, Clock, RunRequest
 
 # Kinds of ends: failures and stops.
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
@@ -142,7 +142,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The user has skipped or held the run, which has no processes."""
+    """The user has held the run, which has no processes."""
 
     request: RunRequest
 
@@ -178,8 +178,7 @@ def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one lin
         case Archived() if state.status is not Status.RUNNING:
             return RunState(archived=max(state.number, event.number))
         case Requested() if state.status in MAY_BE_LEFT_OUT:
-            skipped = event.request.request is Request.SKIP
-            return replace(state, status=Status.SKIPPED if skipped else _before(state), reason=event.request.reason)
+            return replace(state, status=_before(state), reason=event.request.reason)
         case Freed() if is_left_out(state):
             return replace(state, status=_before(state), reason=state.last.reason if state.last else "")
         case Reused() if not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED):
@@ -255,8 +254,8 @@ def after_out_of_memory(attempt: Attempt, batch_size: int) -> int | None:
 
 
 def is_left_out(state: RunState) -> bool:
-    """Return whether the user has skipped or held the run."""
-    return state.status in MAY_BE_LEFT_OUT and state.reason.startswith((SKIPPED_TEXT, HELD_TEXT))
+    """Return whether the user has held the run."""
+    return state.status in MAY_BE_LEFT_OUT and state.reason.startswith(HELD_TEXT)
 
 
 def _before(state: RunState) -> Status:

@@ -432,7 +432,7 @@ def test_a_part_of_a_job_cannot_be_cancelled_unless_the_rest_has_ended(cluster, 
     with pytest.raises(LaunchError, match=rf"{job}_0, {job}_2 have not ended") as refused:
         kubernetes.cancel([f"{job}_1"])
 
-    assert "skip RUN=" in refused.value.hint
+    assert "hold RUN=" in refused.value.hint
     assert len(cluster.jobs()) == 1
     cluster.end_indexes(job, done={0}, failed={2})
     wait_until(lambda: cluster.jobs()[0].get("status", {}).get("failedIndexes") == "2", "the ends are known")

@@ -37,7 +37,7 @@ from kmatrix.records.jobs.files import (
 )
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.states import Request, change_requests
+from kmatrix.records.states import change_requests
 from kmatrix.runner.loop import Outcome
 from kmatrix.runner.share import job as share_job
 from kmatrix.runner.share import rivals
@@ -471,7 +471,7 @@ def test_a_request_of_the_user_is_followed_inside_a_job(share, matrix):
 
     def hold() -> None:
         wait_until((mine.run("a").path / "env.json").exists)
-        change_requests(matrix, ["a"], Request.HOLD)
+        change_requests(matrix, ["a"], hold=True)
 
     thread = threading.Thread(target=hold)
     thread.start()

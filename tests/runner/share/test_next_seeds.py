@@ -22,7 +22,7 @@ from kmatrix.records.jobs.files import (
 )
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.states import Request, change_requests
+from kmatrix.records.states import change_requests
 from kmatrix.runner.cluster import new_engine
 from kmatrix.runner.loop import drive
 from kmatrix.runner.resume import reopen
@@ -266,7 +266,7 @@ def test_arguments_and_settings_of_the_shell_go_to_all_rounds(made, slurm):
 def test_a_held_seed_is_waited_for(made, capsys):
     cluster = made(**EQUAL)
     cluster.train(TIE)
-    change_requests(cluster.matrix, seeds(4)[:1], Request.HOLD)
+    change_requests(cluster.matrix, seeds(4)[:1], hold=True)
     assert cluster.next()
     assert cluster.submissions()[3] == seeds(4)[1:]
     assert f"the verdict waits for {seeds(4)[0]}" in capsys.readouterr().out

@@ -1,1 +1,1 @@
-"""Commands that control a running matrix: follow its logs, stop it, skip, hold and release its runs."""
+"""Commands that control a running matrix: follow its logs, stop it, hold and release its runs."""

@@ -1,4 +1,4 @@
-"""Skip, hold and release single runs of a matrix: RUN= or STATUS=."""
+"""Hold and release single runs of a matrix: RUN= or STATUS=."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import (
-    Request,
     RunRequest,
     read_matrix_status,
     read_requests,
@@ -26,26 +25,19 @@ from kmatrix.status.status_file import recover_status, write_state, writing
 from kmatrix.status.watch import alerts_of_run
 from kmatrix.text import shown
 
-DONE = {Request.SKIP: "skipped", Request.HOLD: "held", None: "released"}
-
-
-def skip(arguments: Arguments) -> int:
-    """Skip runs of a matrix, which goes on: RUN= or STATUS=."""
-    return _request(arguments, Request.SKIP)
-
 
 def hold(arguments: Arguments) -> int:
     """Pause runs: waiting ones are not started, running ones save a checkpoint and free their GPUs."""
-    return _request(arguments, Request.HOLD)
+    return _request(arguments, hold=True)
 
 
 def release(arguments: Arguments) -> int:
-    """Continue runs that were skipped or held."""
-    return _request(arguments, None)
+    """Continue runs that were held."""
+    return _request(arguments, hold=False)
 
 
-def _request(arguments: Arguments, wanted: Request | None) -> int:
-    """Record a request for runs, for the runner of the matrix now or later; None releases them."""
+def _request(arguments: Arguments, *, hold: bool) -> int:
+    """Hold or release runs, for the runner of the matrix now or later."""
     if not arguments.get("RUN") and not arguments.get("STATUS"):
         raise ConfigError(
             f"{arguments.target} needs runs", hint="pass RUN=<name, number or pattern>, or STATUS=planned"
@@ -61,47 +53,47 @@ def _request(arguments: Arguments, wanted: Request | None) -> int:
     if not states:
         print(f"no run of {shown(matrix.path)} is {arguments.get('STATUS').replace(',', ' or ')}")
         return 0
-    ended = {name: state.status for name, state in states.items() if wanted and state.status is Status.FINISHED}
+    ended = {name: state.status for name, state in states.items() if hold and state.status is Status.FINISHED}
     names = [name for name in states if name not in ended]
     # Until the statuses are written, another such command waits: it would take this one for the runner.
     with requests_locked(matrix):
         with writing(matrix.requests):
-            former = write_requests(matrix, names, wanted)
+            former = write_requests(matrix, names, hold=hold)
         written = _write_at_once(matrix, names, activity)
     later = read_matrix_status(matrix).unselected if len(written) < len(names) else ()
     for name, status in ended.items():
         print(f"{name}: {status}, nothing to {arguments.target}")
     for name in names:
-        answer = _answer(wanted, former.get(name), states[name], followed=name in written, later=name in later)
-        print(f"{name}: {answer or _to_come(wanted, activity.of(name).activity)}")
-    if wanted is None and former.keys() & {*written, *later}:
+        answer = _answer(former.get(name), states[name], hold=hold, followed=name in written, later=name in later)
+        print(f"{name}: {answer or _to_come(activity.of(name).activity, hold=hold)}")
+    if not hold and former.keys() & {*written, *later}:
         print(f"  continue: {make_command('continue', matrix.path)}")
     return 0
 
 
-def _to_come(wanted: Request | None, activity: Activity) -> str:
+def _to_come(activity: Activity, *, hold: bool) -> str:
     """Return how a runner follows a request: on this machine or in a running job, or in one that waits."""
-    done = DONE[wanted]
+    done = "held" if hold else "released"
     if activity is not Activity.QUEUED:
         return f"{done}, the runner follows within a second"
-    return f"{done}; its job still waits, and " + ("runs it" if wanted is None else "ends as soon as it starts")
+    return f"{done}; its job still waits, and " + ("ends as soon as it starts" if hold else "runs it")
 
 
-def _answer(wanted: Request | None, before: RunRequest | None, state: RunState, *, followed: bool, later: bool) -> str:
+def _answer(before: RunRequest | None, state: RunState, *, hold: bool, followed: bool, later: bool) -> str:
     """Return what a request does to a run, "" if a runner has still to follow it. before: its former request.
 
     followed: it is in the status already.  later: a runner leaves the run alone, because it was not selected.
     """
-    done = DONE[wanted]
-    if wanted is None and before is None:
-        return "neither skipped nor held"
-    if before is not None and before.request is wanted:
-        return f"already {done}"
+    done = "held" if hold else "released"
+    if hold and before is not None:
+        return "already held"
+    if not hold and before is None:
+        return "not held"
     if state.status is Status.FAILED:
-        return f"{done}; it has failed, and is not retried" if wanted else f"{done}; it has failed"
+        return f"{done}; it has failed, and is not retried" if hold else f"{done}; it has failed"
     if followed:
         return done
-    if wanted is None and later:
+    if not hold and later:
         return f"{done}; the command that is running did not select it: continue when that has ended"
     return ""
 

@@ -139,7 +139,7 @@ def test_rerun(arguments: Arguments) -> int:
     refuse_if_spent(matrix, budget)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     check_simulation(arguments.get("SIMULATE"), nodes_of_runs(matrix))
-    change_requests(matrix, [run.name for run in runs], None)  # a rerun is a wish to train them
+    change_requests(matrix, [run.name for run in runs], hold=False)  # a rerun is a wish to train them
     with held(matrix):  # no runner may start a run while its files are moved
         for name, archive in archive_results(matrix, runs).items():
             print(f"{name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))

@@ -197,7 +197,7 @@ def print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     asked = [run for run in matrix.runs() if run.name in requests]
     left_out = [run.name for run in asked if is_left_out(recover_status(run, has_runner=False))]
     if left_out:
-        print(f"\nSkipped or held: {first_names(left_out)}")
+        print(f"\nHeld: {first_names(left_out)}")
         print(f"Release: {make_command('release', matrix.path, RUN=left_out[0])}")
     if outcome.spent is not None:
         # Without a larger budget, `continue` is refused.

@@ -189,7 +189,7 @@ class KubernetesScheduler:
                 raise LaunchError(
                     f"cannot cancel a part of the Job {name}",
                     why=f"{some} {'has' if len(others) == 1 else 'have'} not ended, and a Job is deleted as a whole",
-                    hint="make skip RUN=<run> ends one run; make stop ends all",
+                    hint="make hold RUN=<run> stops one run; make stop stops all",
                 )
         for name in sorted(names & set(known)):
             self.api.delete(known[name]["kind"], name)

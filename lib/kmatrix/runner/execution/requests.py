@@ -1,4 +1,4 @@
-"""Follow what the user requests of single runs (`make skip`, `hold` and `release`) while their matrix runs."""
+"""Follow what the user requests of single runs (`make hold` and `release`) while their matrix runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RequestWatch:
         self.cancelled: set[str] = set()  # runs that end because of a request
 
     def begin(self, planned: Iterable[str]) -> None:
-        """Skip and hold the planned runs with a request. Raises RecordError if the file is damaged."""
+        """Hold the planned runs with a request. Raises RecordError if the file is damaged."""
         self._planned = frozenset(planned)
         self._requests = read_requests(self._matrix)
         for name in self._writer.states:
@@ -58,7 +58,7 @@ class RequestWatch:
                 self._write(name)
 
     def follow(self, *, stopping: bool) -> bool:
-        """Skip, hold and release runs as the user has requested since the last call; return whether a run is open.
+        """Hold and release runs as the user has requested since the last call; return whether a run is open.
 
         stopping: nothing is started; requests are written to the status of their runs at the end.
         After it has returned False, no command can change the requests until `close`: a command that comes later finds
@@ -104,14 +104,14 @@ class RequestWatch:
                     self._restart(name)
             elif name in self._runs.open:
                 # As at a stop: it saves a checkpoint, and is left out once its processes have exited.
-                self._writer.log(f"run {wanted.request} asked", run=name)
+                self._writer.log("run hold asked", run=name)
                 self._runs.cancel(name)
                 self.cancelled.add(name)
             else:
                 self._leave_out(name)
 
     def _follow_ended(self) -> None:
-        """Skip or hold the runs that have ended by request, or continue them if they were released meanwhile."""
+        """Hold the runs that have ended by request, or continue them if they were released meanwhile."""
         for name in sorted(self.cancelled - self._runs.open):
             if name in self._requests:
                 self._leave_out(name)
@@ -119,7 +119,7 @@ class RequestWatch:
                 self._restart(name)
 
     def _leave_out(self, name: str) -> None:
-        """Record that a run without processes is skipped or held."""
+        """Record that a run without processes is held."""
         self._runs.open.discard(name)
         self.cancelled.discard(name)
         self._writer.apply(name, Requested(self._requests[name]))
