@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from kmatrix.cli.results import report_in_short
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
-from kmatrix.report.formats.ending import MOST_LINES, WIDTH, _headline, render_ending
-from kmatrix.text import wrap
+from kmatrix.report.formats.ending import MOST_LINES, WIDTH, render_ending
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 from running import plan_of
 from scripted import adaptive_matrix, name_of, write_end
@@ -43,19 +38,6 @@ def test_the_end_of_a_matrix_has_at_most_thirty_lines_of_eighty_columns(tmp_path
     assert lines[-1] == FILES[0]
 
 
-def test_the_conclusion_of_a_ranking_is_never_shortened(tmp_path):
-    runs = [run for lr in ("1e-3", "2e-3") for run in runs_with_seeds(3, [3.1, 3.2, 3.15], axes={"learning_rate": lr})]
-    runs += runs_with_seeds(3, [3.58, 3.69, 3.61], optimizer="muon", axes={"weight_decay": "0.1"})
-    failed = [
-        FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan " * 30, axes={"lr": str(number)})
-        for number in range(5)
-    ]
-    lines = ending(tmp_path, [*runs, *failed])
-    text = " ".join(" ".join(lines).split())
-    assert "1 rank leads, but adamw, learning_rate 2e-3, 1 rank is not distinguishable from it." in text
-    assert len(lines) <= MOST_LINES
-
-
 def test_the_end_has_each_run_the_ranking_and_the_reason_of_a_failure(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
     text = "\n".join(ending(tmp_path, [FakeRun(final_loss=3.3), FakeRun(optimizer="muon", final_loss=3.1), failed]))
@@ -72,21 +54,6 @@ def test_failed_runs_and_the_best_of_many_are_shown(tmp_path):
     assert any("sgd" in line and line.endswith("failed") for line in lines)
     assert any("3.0000" in line for line in lines)
     assert not any("seed39" in line for line in lines)
-
-
-def test_the_whole_report_is_in_the_file(tmp_path, capsys):
-    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
-    report_in_short(matrix, draw=False)
-    assert "Optimizer settings" not in capsys.readouterr().out
-    assert "Optimizer settings" in matrix.summary.read_text()
-
-
-@pytest.mark.parametrize("count", range(1, 13))
-def test_the_headline_is_not_broken_inside_an_amount(count):
-    states = dict.fromkeys(map(str, Status), count)
-    numbers = SimpleNamespace(name="n" * (70 - 3 * count), took_s=39.8, runs=(), states=states)
-    lines = wrap(_headline(numbers), "", WIDTH)
-    assert not any(line.rstrip(",").rsplit(" ", 1)[-1] in ("took", str(count)) for line in lines)
 
 
 def test_runs_in_reserve_are_neither_planned_nor_unfinished(tmp_path):

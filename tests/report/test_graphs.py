@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 import struct
-from dataclasses import replace
 
 import pytest
 
 from kmatrix.curves.values import CurvePoint
 from kmatrix.report.analysis import analyse
-from kmatrix.report.figure import COLOURS, group_styles, mixed
+from kmatrix.report.figure import COLOURS, group_styles
 from kmatrix.report.graphs import (
     Curve,
-    end_view,
     final_losses,
     loss_graph,
     loss_graphs,
-    loss_range,
     mean_curve,
-    outlier_limit,
     throughput,
     top_of_view,
 )
@@ -117,13 +113,6 @@ def test_the_end_of_a_failed_run_is_marked(tmp_path):
     assert "failed: loss is nan at step 47" in texts
 
 
-def test_a_legend_names_at_most_twelve_configurations_then_optimizers(tmp_path):
-    runs = [FakeRun(optimizer=name, axes={"lr": f"{lr}"}) for name in ("adamw", "muon") for lr in range(8)]
-    numbers = analyse(make_matrix(tmp_path, runs))
-    labels = [text.get_text() for text in loss_graph(numbers, loss_graphs(numbers)[0]).legends[0].get_texts()]
-    assert labels[:2] == ["adamw (8 configurations)", "muon (8 configurations)"]
-
-
 def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
     numbers = analyse(make_matrix(tmp_path, runs_with_seeds(3, [3.2811, 3.2834, 3.2802])))
     axes = final_losses(numbers).axes[0]
@@ -131,26 +120,6 @@ def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
     assert sorted(dots.get_xdata()) == [3.2802, 3.2811, 3.2834]
     assert axes.get_xlim()[0] > 3.27
     assert not axes.patches
-
-
-def test_losses_that_almost_agree_have_complete_numbers_on_their_axis(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")]))
-    groups = [
-        replace(group, runs=tuple(replace(run, final_val_loss=2.123456 + place * 1e-6) for run in group.runs))
-        for place, group in enumerate(numbers.groups)
-    ]
-    figure = final_losses(replace(numbers, groups=tuple(groups)))
-    figure.canvas.draw()
-    axes = figure.axes[0]
-    assert axes.xaxis.get_offset_text().get_text() == ""
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert len(set(labels)) == len(labels)
-    assert all(label.startswith("2.1234") for label in labels)
-
-
-def test_a_mean_has_the_digits_of_its_interval(tmp_path):
-    axes = final_losses(analyse(make_matrix(tmp_path, runs_with_seeds(3, [3.2800001, 3.2800002, 3.2800003])))).axes[0]
-    assert "3.28000020 ± 0.00000025  n=3" in [text.get_text() for text in axes.texts]
 
 
 def test_the_reason_of_a_failure_cannot_change_the_writing_direction(tmp_path):
@@ -165,24 +134,6 @@ def test_an_outlier_is_an_arrow_with_its_value(tmp_path):
     assert [curve.get_ydata()[0] for curve in axes.lines if curve.get_marker() == ">"] == [2]
     assert axes.get_xlim()[1] < 3.3
     assert "6.1000  n=1" in [text.get_text() for text in axes.texts]
-
-
-def test_an_interval_that_is_longer_than_the_axis_ends_in_arrows(tmp_path):
-    runs = runs_with_seeds(2, [3.1, 3.11]) + runs_with_seeds(2, [3.2, 3.21], optimizer="muon")
-    axes = final_losses(analyse(make_matrix(tmp_path, runs))).axes[0]
-    arrows = [(curve.get_marker(), curve.get_ydata()[0]) for curve in axes.lines if curve.get_marker() in ("<", ">")]
-    assert arrows == [("<", 0), (">", 1)]
-
-
-def test_the_end_of_the_curves_is_enlarged_if_there_are_several(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=3.27)]))
-    enlarged = loss_graph(numbers, loss_graphs(numbers)[0]).axes[1]
-    low, high = enlarged.get_ylim()
-    assert low < 3.27
-    assert 3.28 < high < 3.6
-    assert enlarged.get_xlim()[0] == 75
-    single = analyse(make_matrix(tmp_path / "alone", [FakeRun()]))
-    assert len(loss_graph(single, loss_graphs(single)[0]).axes) == 1
 
 
 def test_throughput_bars_start_at_zero_and_show_mfu(tmp_path):
@@ -203,28 +154,6 @@ def test_sixteen_long_names_do_not_overlap(tmp_path):
     assert len({label.get_text() for label in figure.axes[0].get_yticklabels()}) == 16
 
 
-def test_a_legend_of_long_names_fits_in_the_figure(tmp_path):
-    axes_of = {"data_mix": "a-data-mix-with-a-very-long-name-", "schedule": "with-restarts-"}
-    runs = [
-        FakeRun(axes={**{name: f"{text}{lr}" for name, text in axes_of.items()}, "seed": f"{seed}"})
-        for lr in range(4)
-        for seed in range(2)
-    ]
-    numbers = analyse(make_matrix(tmp_path, runs))
-    figure = loss_graph(numbers, loss_graphs(numbers)[0])
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert (box.x0 >= 0, box.x1 <= figure.bbox.width) == (True, True)
-
-
-def test_many_runs_are_drawn_up_to_a_limit_that_is_printed(tmp_path):
-    runs = [FakeRun(axes={"lr": f"{n}"}, eval_interval=50, log_interval=50) for n in range(60)]
-    axes = throughput(analyse(make_matrix(tmp_path, runs))).axes[0]
-    assert len(axes.patches) == 40
-    assert any("the first 40 of 60 rows" in text.get_text() for text in axes.texts)
-
-
 def test_the_mean_curve_covers_only_steps_that_all_seeds_measured():
     seeds_ = [
         [CurvePoint(0, 0, 0.0, 4.0), CurvePoint(10, 10, 2.0, 2.0)],
@@ -233,34 +162,8 @@ def test_the_mean_curve_covers_only_steps_that_all_seeds_measured():
     assert mean_curve(seeds_, lambda point: point.step) == Curve(x=(0,), y=(5.0,), low=(4.0,), high=(6.0,))
 
 
-def test_the_axis_omits_the_initial_drop_but_no_curve():
-    falling, brief = line((0, 10.9), (8, 6.0), (100, 3.0)), line((0, 10.5), (5, 10.4))
-    assert top_of_view([falling]) == 6.0
-    assert top_of_view([falling, brief]) == 10.5
-
-
 def test_values_between_two_measurements_are_interpolated():
     assert top_of_view([line((0, 10.0), (16, 6.0), (100, 3.0))]) == pytest.approx(8.0)
-
-
-def test_a_diverging_loss_does_not_flatten_the_others():
-    assert top_of_view([line((0, 10.0), (50, 1e6), (100, 1e9))]) == pytest.approx(11.0)
-
-
-def test_an_outlier_does_not_compress_the_rest():
-    assert outlier_limit([3.0, 3.01, 3.02, 6.0]) == pytest.approx(3.06)
-    low, high = loss_range([3.0, 3.01, 3.02, 6.0], [[3.0], [3.01], [3.02], [6.0]])
-    assert 2.9 < low < 3.0
-    assert 3.02 < high < 3.1
-
-
-def test_two_values_are_always_both_visible():
-    low, high = loss_range([3.0, 9.0], [[3.0], [9.0]])
-    assert low < 3.0
-    assert high > 9.0
-    view = end_view([line((0, 9.5), (100, 3.0)), line((0, 9.5), (100, 9.0))])
-    assert view.bottom < 3.0
-    assert view.top > 9.0
 
 
 def test_an_optimizer_keeps_its_color_and_its_configurations_get_shades(tmp_path):
@@ -268,10 +171,6 @@ def test_an_optimizer_keeps_its_color_and_its_configurations_get_shades(tmp_path
     colours = [colour for colour, _ in group_styles(numbers, numbers.groups).values()]
     assert len(set(colours)) == 6
     assert group_styles(numbers, numbers.groups[:1])["adamw, lr 0, 1 rank"][0].lower() == COLOURS["adamw"].lower()
-
-
-def test_shades_range_towards_black_and_white():
-    assert [mixed("#204060", shade) for shade in (-1, 0, 1)] == ["#000000", "#204060", "#ffffff"]
 
 
 def test_a_long_name_is_shortened_in_the_middle():

@@ -8,7 +8,7 @@ import pytest
 
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import CostDifference, CostQuantity, GroupNumbers, Ranking, RunNumbers
-from kmatrix.report.pair_text import PartKind, open_parts, p_text, pair_sentence, plain
+from kmatrix.report.pair_text import open_parts, p_text, pair_sentence, plain
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictState
 from kmatrix.report.verdict_text import cost_phrase, no_ranking_text, verdict_text
 from kmatrix.stats import Interval
@@ -138,11 +138,6 @@ def test_the_evidence_has_interval_method_and_corrected_p():
     )
 
 
-def test_names_are_parts_of_their_own():
-    text = verdict_text(ranking(pair("muon", "adamw", BETTER)), Situation())
-    assert [part.text for part in text.headline if part.kind is PartKind.NAME] == ["muon", "adamw"]
-
-
 def test_an_open_comparison_says_what_could_be_found_and_what_would_decide_it():
     rival = pair("muon", "soap", OPEN, -0.0012, 0.0018, p_holm=0.2, detectable=0.0029, more_seeds=2, margin=0.0034)
     text = verdict_text(ranking(rival, groups=("muon", "soap")), Situation(command="make add SEED=6,7"))
@@ -191,11 +186,6 @@ def test_a_pair_in_a_sentence():
     assert "there is a difference (p = 0.010), smaller than that" in plain(pair_sentence(small, family, "nats/token"))
 
 
-def test_small_differences_keep_two_digits_of_their_interval():
-    text = verdict_text(ranking(pair("muon", "adamw", BETTER, -0.00071, 0.000042)), Situation())
-    assert text.sentence == "muon beats adamw by 0.000710 ± 0.000042 nats/token"
-
-
 def test_one_seed_is_not_evidence():
     alone = replace(
         ranking(pair("muon", "adamw", OPEN, half=None, p=None, p_holm=None, method=Method.NONE, reason="one seed")),
@@ -232,12 +222,6 @@ def test_a_matrix_without_a_ranking(counts, goes_on, state, headline):
     assert (text.state, text.sentence) == (state, headline)
     assert text.line(LineLabel.WHY).text == "2 x oom"
     assert text.is_preliminary is goes_on
-
-
-@pytest.mark.parametrize(("status", "mark"), [("running", "Running"), ("planned", "No run finished yet")])
-def test_a_matrix_is_running_only_while_a_run_is(status, mark):
-    text = no_ranking_text([("stopped", 1), (status, 1)], [("lost", 1)], goes_on=True)
-    assert text.mark == mark
 
 
 @pytest.mark.parametrize(
@@ -287,71 +271,6 @@ def test_a_configuration_that_is_worse_than_a_third_one_is_not_an_open_question(
     assert text.line(LineLabel.OPEN) is None
 
 
-def test_the_counts_of_a_verdict_that_is_partly_open_add_up():
-    names = ("muon", "soap", "adamw", "sgd")
-    about = [pair("muon", "soap", OPEN, -0.001), pair("muon", "adamw", BETTER), pair("muon", "sgd", OPEN, -0.5, 0.6)]
-    third = pair("soap", "sgd", BETTER, -0.4)
-    text = verdict_text(ranking(*about, third, groups=names), Situation())
-    assert text.sentence == "muon leads, but soap is not distinguishable from it"
-    assert text.line(LineLabel.BETTER).text == (
-        "muon beats adamw by 0.0117 ± 0.0031 nats/token; sgd is worse than another configuration"
-    )
-    about[1] = pair("muon", "adamw", OPEN, -0.002)
-    text = verdict_text(ranking(*about, third, groups=names), Situation())
-    assert text.sentence == (
-        "muon leads, but soap and adamw are not distinguishable from it; sgd is worse than another configuration"
-    )
-
-
-def several(outcomes, **fields):
-    """Return comparisons of muon with so many others, named a, b, c, ..."""
-    return [pair("muon", chr(ord("a") + place), outcome, **fields) for place, outcome in enumerate(outcomes)]
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "headline"),
-    [
-        ([OPEN] * 2, "No winner: muon is not distinguishable from a or b"),
-        ([OPEN] * 7, "No winner: muon is not distinguishable from any of the 7 others"),
-        ([BETTER] * 2, "muon beats both other configurations; the closest, a, by 0.0117 ± 0.0031 nats/token"),
-        ([BETTER] * 7, "muon beats all 7 other configurations; the closest, a, by 0.0117 ± 0.0031 nats/token"),
-        ([OPEN] + [BETTER] * 6, "muon leads, but a is not distinguishable from it"),
-        ([OPEN] * 2 + [BETTER] * 5, "muon leads, but a and b are not distinguishable from it"),
-        ([OPEN] * 3 + [BETTER] * 4, "muon leads, but 3 of 7 others are not distinguishable from it"),
-        ([EQUIVALENT] * 2, "a and b are equivalent to muon within 0.004 nats/token"),
-        ([EQUIVALENT] * 7, "all 7 others are equivalent to muon within 0.004 nats/token"),
-        ([EQUIVALENT] + [BETTER] * 2, "muon beats b and c; a is equivalent to it within 0.004 nats/token"),
-        (
-            [EQUIVALENT] * 3 + [BETTER] * 4,
-            "muon beats 4 of 7 others; 3 configurations are equivalent to it within 0.004 nats/token",
-        ),
-    ],
-)
-def test_headlines_agree_in_number(outcomes, headline):
-    rules = replace(RULES, min_difference=0.004)
-    names = ("muon", *(chr(ord("a") + place) for place in range(len(outcomes))))
-    text = verdict_text(ranking(*several(outcomes), rules=rules, groups=names), Situation())
-    assert text.sentence == headline
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "headline"),
-    [
-        ([BETTER] * 7, "None of the 7 other configurations beats the baseline muon"),
-        (
-            [OPEN] * 2 + [BETTER] * 5,
-            "None of the 7 other configurations beats the baseline muon; 2 of 7 are not distinguishable from it",
-        ),
-        ([OPEN], "The baseline muon is not distinguishable from a"),
-        ([EQUIVALENT], "The baseline muon is equivalent to a within 0.004 nats/token"),
-    ],
-)
-def test_headlines_with_a_baseline_agree_in_number(outcomes, headline):
-    rules = replace(RULES, min_difference=0.004, baseline="muon")
-    names = ("muon", *(chr(ord("a") + place) for place in range(len(outcomes))))
-    assert verdict_text(ranking(*several(outcomes), rules=rules, groups=names), Situation()).sentence == headline
-
-
 @pytest.mark.parametrize(
     ("losses", "words"),
     [
@@ -366,14 +285,6 @@ def test_a_difference_that_rounds_to_0_is_not_printed_as_0(losses, words):
     assert plain(open_parts(untested, "nats/token")) == "less than 0.0001 nats/token apart, one seed"
 
 
-def test_seeds_that_are_not_worth_it_are_not_proposed():
-    rival = pair("muon", "soap", OPEN, -0.0001, more_seeds=51)
-    lines = verdict_text(ranking(rival, groups=("muon", "soap")), Situation()).lines
-    (found,) = [line for line in lines if line.label is LineLabel.NEXT]
-    assert found.command == ""
-    assert found.text == "a decision needs about 51 more seeds per configuration: probably not worth it"
-
-
 def test_seeds_are_proposed_for_the_comparisons_that_need_few():
     pairs = [pair("muon", "soap", OPEN, -0.0001, more_seeds=51), pair("muon", "lion", OPEN, -0.01, more_seeds=3)]
     names = ("muon", "soap", "lion")
@@ -384,10 +295,3 @@ def test_seeds_are_proposed_for_the_comparisons_that_need_few():
         (f"about 3 more seeds per configuration{spends}", "make add SEED=6,7,8"),
         ("deciding the rest needs about 51 more seeds per configuration: probably not worth it", ""),
     ]
-
-
-def test_an_equivalence_of_seeds_that_do_not_match_is_not_called_paired():
-    unmatched = pair("muon", "soap", EQUIVALENT, -0.001, method=Method.WELCH, seeds=(), p_holm=0.4)
-    family = ranking(unmatched, rules=replace(RULES, min_difference=0.004)).verdict
-    text = plain(pair_sentence(unmatched, family, "nats/token"))
-    assert text.endswith("(-0.0041 to 0.0021), Welch's test, not paired")
