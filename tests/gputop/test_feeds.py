@@ -12,7 +12,6 @@ import pytest
 from gpu_factory import damage, overwrite
 from gputop_values import ROOT, T0, Recorder, append_event, gpu_sample, rendered, utilization, view
 from kmatrix.errors import RecordError
-from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
 from kmatrix.gpu.formats.binary import SampleFile, read_samples
 from kmatrix.gpu.formats.samples import Snapshot
@@ -293,20 +292,6 @@ def test_the_driver_is_closed_and_can_be_initialized_again(source):
     monitor.close()
     assert (source.asked.count("close"), monitor.gpu_count) == (2, 0)
     assert monitor.read().snapshot.samples == ()
-
-
-def test_without_an_nvidia_driver_the_amd_source_is_used(tmp_path, monkeypatch):
-    card = tmp_path / "card0" / "device"
-    card.mkdir(parents=True)
-    for name, text in (("vendor", "0x1002"), ("gpu_busy_percent", "42"), ("mem_info_vram_total", "1073741824")):
-        (card / name).write_text(text)
-    real = amd.open_source
-    monkeypatch.setattr("kmatrix.gputop.monitor.open_source", lambda: None)
-    monkeypatch.setattr("kmatrix.gpu.amd.open_source", lambda: real(root=tmp_path))
-    monitor = GPUMonitor()
-    assert monitor.initialize()
-    (sample,) = monitor.read().snapshot.samples
-    assert (sample.utilization, sample.memory_total) == (42.0, 1024.0)
 
 
 # ---- selection ---------------------------------------------------------------------------------------------------

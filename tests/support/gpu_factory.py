@@ -123,7 +123,7 @@ def damage(path: Path, first: int, count: int, data: bytes | None = None) -> Non
     """Overwrite records of a gpu_samples.bin as a power loss does: with zeros. data: repeated, instead."""
     content = bytearray(path.read_bytes())
     header = struct.unpack("<I", content[8:12])[0]
-    size = 24 + 32 * len(json.loads(content[12 : 12 + header])["gpus"])
+    size = 16 + 32 * len(json.loads(content[12 : 12 + header])["gpus"])
     begin = 12 + header + first * size
     content[begin : begin + count * size] = ((data or bytes(8)) * (count * size))[: count * size]
     path.write_bytes(content)
@@ -133,9 +133,9 @@ def overwrite(path: Path, sample: int, column: str, value: float, gpu: int = 0) 
     """Replace a value in a gpu_samples.bin."""
     content = bytearray(path.read_bytes())
     header = struct.unpack("<I", content[8:12])[0]
-    size = 24 + 32 * len(json.loads(content[12 : 12 + header])["gpus"])
+    size = 16 + 32 * len(json.loads(content[12 : 12 + header])["gpus"])
     form = "<d" if column == "energy_j" else "<f"
-    struct.pack_into(form, content, 12 + header + sample * size + 24 + 32 * gpu + 4 * COLUMNS.index(column), value)
+    struct.pack_into(form, content, 12 + header + sample * size + 16 + 32 * gpu + 4 * COLUMNS.index(column), value)
     path.write_bytes(content)
 
 

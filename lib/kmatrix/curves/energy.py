@@ -66,15 +66,13 @@ def joules_between(recordings: Sequence[RecordedEnergy], begin: float, end: floa
 
 
 def _energy(recording: Recording) -> RecordedEnergy | None:
-    """Return the energy of all devices, else of their host; None if neither is known, or the clock was set back."""
+    """Return the energy of all devices; None if it is unknown, or the clock was set back."""
     times = recording.times
     if len(times) < 2 or not all(map(le, times, islice(times, 1, None))):
         return None
     devices = [_of_device(times, columns.get("energy_j"), columns.get("power")) for columns in recording.columns]
     known = tuple(energy for energy in devices if energy is not None)
     is_complete = len(known) == len(devices)
-    if not known and recording.host_joules is not None and not math.isnan(recording.host_joules[0]):
-        known, is_complete = (recording.host_joules,), True
     return RecordedEnergy(times, known, bool(recording.header.get("simulated"))) if is_complete else None
 
 

@@ -102,12 +102,12 @@ class ProcessShare:
 class DeviceSource(Protocol):
     """A source of samples for one type of device. A device keeps its position, even while it is lost."""
 
-    device_type: ClassVar[str]  # nvidia, amd or cpu
+    device_type: ClassVar[str]  # nvidia or cpu
     devices: tuple[Device, ...]
 
     @property
     def energy_source(self) -> str | None:
-        """The source of energy values: counter, power (integrated) or rapl."""
+        """The source of energy values: counter, or power (integrated); None without both."""
 
     def read(self, values: list[float]) -> None:
         """Read COLUMNS of all devices into `values`, one device after the other. NaN: unknown."""
@@ -134,9 +134,6 @@ class DeviceSource(Protocol):
 
     def recover(self, device: int) -> bool:
         """Try to reopen a lost device, and read its facts, which `devices` then has. Return whether it answers."""
-
-    def host_joules(self) -> float | None:
-        """Return an energy counter (J) of the whole machine, for devices without their own."""
 
     def close(self) -> None: ...
 

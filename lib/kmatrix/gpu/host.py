@@ -1,4 +1,4 @@
-"""The ranks of a run on the CPU as devices: CPU and memory of each process, and the energy of the machine (RAPL)."""
+"""The ranks of a run on the CPU as devices: CPU and memory of each process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ MIB = 2**20
 LAUNCHERS = ("torch.distributed.run", "torchrun", "guard.py")  # their command lines contain the trainer's
 WINDOW_S = 0.5  # averaging window of CPU utilization: the kernel counts in 10 ms ticks
 EXIT_SPREAD_S = 5.0  # ranks of a run exit within this time of each other; an earlier exit counts as lost
-POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +59,11 @@ class HostSource:
         )
         self._ranks: list[_CpuUsage | None] = [None] * len(self.devices)
         self._ended: list[float | None] = [None] * len(self.devices)  # s, monotonic: when a rank was found to be gone
-        self._rapl = RaplCounters.open()
         self._attach(ranks)
 
     @property
     def energy_source(self) -> str | None:
-        """The source of energy values: RAPL counts the joules of the machine, not of a rank."""
-        return "rapl" if self._rapl else None
+        return None
 
     def read(self, values: list[float]) -> None:
         now = time.monotonic()
@@ -119,9 +116,6 @@ class HostSource:
         self._attach(find_ranks(self._root, self._run_dir))
         return self._ranks[device] is not None
 
-    def host_joules(self) -> float | None:
-        return self._rapl.joules() if self._rapl else None
-
     def close(self) -> None:
         pass
 
@@ -157,44 +151,6 @@ class _CpuUsage:
         if not memory and self._process.status() == psutil.STATUS_ZOMBIE:
             raise psutil.NoSuchProcess(self._process.pid)
         return self._share, memory
-
-
-@dataclass(slots=True)
-class RaplCounters:
-    """The energy counters of the CPUs (RAPL, Intel and AMD), summed over sockets. Usually readable by root only.
-
-    Source: Linux documentation, power/powercap/powercap.rst.
-    """
-
-    domains: tuple[tuple[Path, int], ...]  # counter file, value at which it wraps around; microjoules
-    last: list[int]
-    total: int = 0
-
-    @classmethod
-    def open(cls, root: Path = POWERCAP) -> RaplCounters | None:
-        """Return the counters, or None if there are none or they are not readable."""
-        try:
-            folders = sorted(root.glob("intel-rapl:[0-9]*"))
-            domains = tuple(
-                (folder / "energy_uj", int((folder / "max_energy_range_uj").read_text()))
-                for folder in folders
-                if folder.name.count(":") == 1  # a socket; deeper names are its subdomains
-            )
-            return cls(domains, [int(path.read_text()) for path, _ in domains]) if domains else None
-        except (OSError, ValueError):  # usually readable by root only, since CVE-2020-8694
-            return None
-
-    def joules(self) -> float | None:
-        """Return the energy in J since the counters were opened."""
-        for at, (path, span) in enumerate(self.domains):
-            try:
-                now = int(path.read_text())
-            except (OSError, ValueError):
-                return None
-            # The counter wraps around after minutes under load; with one poll per second, at most once in between.
-            self.total += now - self.last[at] + (span if now < self.last[at] else 0)
-            self.last[at] = now
-        return self.total / 1e6
 
 
 def find_ranks(root: int, run_dir: Path) -> list[RankProcess]:

@@ -122,7 +122,7 @@ def _print_problem(session: Session) -> int:
 
 
 def _nothing(session: Session) -> str:
-    return "; ".join(session.feed.notices()) or "no GPU: neither the NVIDIA nor the AMD driver reports one"
+    return "; ".join(session.feed.notices()) or "no GPU: the NVIDIA driver reports none"
 
 
 def _feed(options: argparse.Namespace) -> SampleFeed:

@@ -121,7 +121,7 @@ def record_csv(path: str, *, hz: float, asked: str | None, seconds: float | None
     """
     monitor = GPUMonitor()
     if not monitor.initialize():
-        print("; ".join(monitor.notes) or "no GPU: neither the NVIDIA nor the AMD driver reports one")
+        print("; ".join(monitor.notes) or "no GPU: the NVIDIA driver reports none")
         return 0
     try:
         gpus = chosen(asked, monitor.read().snapshot.samples)

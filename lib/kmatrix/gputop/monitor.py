@@ -6,7 +6,6 @@ import math
 import os
 import time
 
-from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, DeviceLimits, DeviceSource, snapshot
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.detect import detect
@@ -47,7 +46,7 @@ class GPUMonitor:
     def initialize(self) -> bool:
         """Open the driver, and reopen it if it is open. Return whether there is a GPU."""
         self.close()
-        self._source = source = open_source() or amd.open_source()
+        self._source = source = open_source()
         if source is None:
             self.notes = detect().notes
             return False

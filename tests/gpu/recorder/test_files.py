@@ -38,7 +38,7 @@ def test_csv_is_read_back_with_empty_cells_for_unknown_values(run_dir, capsys):
 
 def test_a_recording_without_a_sample_becomes_an_empty_table(run_dir):
     content = run_dir.gpu_samples.read_bytes()
-    record = 24 + 2 * struct.calcsize(f"<{TYPES}")
+    record = 16 + 2 * struct.calcsize(f"<{TYPES}")
     run_dir.gpu_samples.write_bytes(content[: -9 * record])
     assert len(export(run_dir).read_text().splitlines()) == 1
 

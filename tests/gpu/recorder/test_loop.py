@@ -20,7 +20,6 @@ from kmatrix.errors import RecordError
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, DeviceProcess, ExtraMetrics
 from kmatrix.gpu.formats.binary import COLUMNS, Recording, read_samples
 from kmatrix.gpu.formats.summary import SummaryFile
-from kmatrix.gpu.host import RaplCounters
 from kmatrix.gpu.processes import ProcessHandle, RunProcesses
 from kmatrix.gpu.recorder.loop import Calibration, rate_warning
 from kmatrix.gpu.recorder.summary import RunTotals
@@ -615,18 +614,6 @@ def test_exited_and_zombie_processes_are_not_alive():
     process.wait()
     assert not handle.is_alive()
     assert ProcessHandle(os.getpid()).is_alive()
-
-
-def test_the_cpu_energy_counters_are_summed_and_may_wrap_around(tmp_path):
-    for name, energy in (("intel-rapl:0", 900_000), ("intel-rapl:1", 0), ("intel-rapl:0:0", 5)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "energy_uj").write_text(str(energy))
-        (tmp_path / name / "max_energy_range_uj").write_text("1000000")
-    rapl = RaplCounters.open(tmp_path)
-    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("100000")
-    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000")
-    assert rapl.joules() == pytest.approx(0.2 + 0.5)
-    assert RaplCounters.open(tmp_path / "none") is None
 
 
 # A GPU that does not respond for some time

@@ -102,7 +102,7 @@ def test_without_a_recording_nothing_is_drawn(tmp_path):
 
 def test_a_damaged_recording_leaves_the_others(tmp_path):
     runs = runs_of(tmp_path, 2, 2)
-    RunDir(tmp_path / runs[0].name).gpu_samples.write_bytes(b"KMXGPU2\n")
+    RunDir(tmp_path / runs[0].name).gpu_samples.write_bytes(b"KMXGPU3\n")
     figure = figure_of(tmp_path, runs, "power")
     assert len(figure.axes) == 1
 

@@ -130,12 +130,6 @@ def test_the_energy_of_some_gpus_is_not_the_energy_of_the_run(tmp_path):
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).joules is None
 
 
-def test_without_energy_per_rank_the_energy_of_the_host_is_that_of_the_run(tmp_path):
-    gpus = FakeGpus(memory=(100.0, 200.0), power=(None, None), utilization=(1.0, 2.0), device_type="cpu")
-    record(RunDir(tmp_path), gpus, summary={"totals": {"joules": 9000.0}, "energy_source": "rapl"})
-    assert read_gpu(RunDir(tmp_path), TrainingTotals(tokens=1000, device="cpu")).joules_per_token == 9.0
-
-
 def test_a_missing_measurement_is_unknown(tmp_path):
     gpu = read(tmp_path, FakeGpus(memory=(100.0, 200.0), power=(None, 150.0), utilization=(1.0, 2.0)))
     assert gpu.devices[0].power is None

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpu_factory import FakeGpus, damage, overwrite, record, summary_of, write_foreign, write_samples
 from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.folders import summarize
@@ -26,7 +27,6 @@ from kmatrix.report.gpu.numbers import RecordedPhase, RunGpus
 from kmatrix.report.gpu.parts import MAX_PIECES
 from kmatrix.report.gpu.read_gpu import NOTHING_RECORDED, TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.stream import (
-    EXCLUDED,
     INCLUDED,
     MAX_TIMELINE_POINTS,
     TimelineBuilder,
@@ -210,13 +210,14 @@ def test_the_memory_of_a_run_is_unknown_while_that_of_a_gpu_is(tmp_path):
     assert [point.total is None for point in points] == [False] * 30 + [True] * 30
 
 
-@pytest.mark.parametrize("warning", EXCLUDED)
-def test_the_note_replaces_the_warning_of_the_recorder(tmp_path, warning):
+def test_the_note_replaces_the_warning_of_the_recorder(tmp_path):
     run_dir = RunDir(tmp_path)
-    record(run_dir, FakeGpus(), summary={"warnings": [f"{warning}: its summary does not match", "clock set back"]})
+    record(
+        run_dir, FakeGpus(), summary={"warnings": [f"{EXCLUDED_ATTEMPT}: its summary does not match", "clock set back"]}
+    )
     write_earlier_recording(run_dir, FakeGpus(name="NVIDIA L4"))
     notes = read_gpu(run_dir, TrainingTotals()).notes
-    assert not any(note.startswith(EXCLUDED) for note in notes)
+    assert not any(note.startswith(EXCLUDED_ATTEMPT) for note in notes)
     assert notes[0] == "clock set back"
     assert notes[1].startswith("an earlier attempt was recorded on 4 GPUs (NVIDIA L4)")
 
@@ -253,8 +254,8 @@ def test_a_damaged_earlier_recording_is_reported_and_a_newer_format_is_refused(t
     record(run_dir, FakeGpus())
     (tmp_path / "gpu_samples.1.bin").write_bytes(b"half")
     assert "gpu_samples.1.bin is not a GPU recording" in read_gpu(run_dir, TrainingTotals()).notes[-1]
-    (tmp_path / "gpu_samples.1.bin").write_bytes(b"KMXGPU3\n")
-    with pytest.raises(SchemaError, match="KMXGPU3"):
+    (tmp_path / "gpu_samples.1.bin").write_bytes(b"KMXGPU9\n")
+    with pytest.raises(SchemaError, match="KMXGPU9"):
         read_gpu(run_dir, TrainingTotals())
 
 
@@ -453,7 +454,7 @@ def test_a_recording_that_ends_in_random_bytes_keeps_its_first_samples(tmp_path)
     assert "gpu_samples.bin is damaged: 30 samples left out" in gpu.notes
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", b"KMXGPU2\n\xff"])
+@pytest.mark.parametrize("data", [b"", b"garbage", b"KMXGPU3\n\xff"])
 def test_an_unreadable_recording_is_reported_with_and_without_a_summary(tmp_path, data):
     run = RunDir(tmp_path / "gpt2_adamw")
     record(run, FakeGpus())

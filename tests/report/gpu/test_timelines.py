@@ -155,7 +155,7 @@ def write_json_node(folder, node):
     write_json(folder.node_json, {"node": node, "host": f"n{node + 1}", "attempt": 1})
 
 
-@pytest.mark.parametrize("content", [b"", b"KMXGPU2\n", b"KMXGPU2\n" + bytes(300), bytes(5000)])
+@pytest.mark.parametrize("content", [b"", b"KMXGPU3\n", b"KMXGPU3\n" + bytes(300), bytes(5000)])
 def test_a_damaged_recording_has_no_timeline(run_dir, content):
     record(run_dir, FakeGpus(samples=20))
     run_dir.gpu_samples.write_bytes(content)

@@ -332,26 +332,6 @@ def test_a_clock_that_is_set_back_by_a_day_changes_no_number(tmp_path, final):
     assert all(before.seconds < after.seconds for before, after in pairwise(numbers.timeline))
 
 
-def test_the_energy_of_the_host_is_that_of_the_training_too(tmp_path):
-    run = RunDir(tmp_path)
-    header = {"gpus": [{"gpu_index": 0, "gpu_name": "CPU rank 0", "uuid": "cpu-rank-0", "rank": 0}], "hz": 1}
-    file = SampleFile(run.gpu_samples, {**header, "device_type": "cpu", "simulated": False, "energy_source": "rapl"})
-    device = Device(gpu_index=0, gpu_name="CPU rank 0", uuid="cpu-rank-0", rank=0)
-    totals = RunTotals([device], ranks=True, hz=1)
-    for second in range(100):
-        values = [100.0, 300.0 if second < 20 else 407.0, *[math.nan] * 5]
-        totals.add(second, STARTED + second, values)
-        file.append(STARTED + second, second, values, host_joules=10.0 * second)
-    totals.host_joules, totals.seconds = 990.0, 100.0
-    write_json(run.gpu_summary, totals.summary({"device_type": "cpu", "energy_source": "rapl"}, final=True))
-    write_phases(run, ("set-up", 0.0, 20.0))
-    gpu = read_gpu(run, TrainingTotals(tokens=100, device="cpu"))
-    assert gpu.training.devices[0].memory_used.mean == 407
-    assert (gpu.joules, gpu.training.joules) == (990, 790)
-    run.gpu_summary.unlink()
-    assert read_gpu(run, TrainingTotals(device="cpu")).joules == 990
-
-
 def test_graphs_over_several_nodes_have_a_panel_per_rank_and_name_hosts(tmp_path):
     run = record_nodes(tmp_path / "run")
     gpu = add_timeline(run, read_gpu(run, TrainingTotals()))

@@ -211,7 +211,7 @@ def test_no_section_if_nothing_was_recorded(matrix):
 def test_a_recording_that_cannot_be_read_leaves_the_table(matrix):
     first, *_ = matrix.runs()
     record(first, FakeGpus())
-    first.gpu_samples.write_bytes(b"KMXGPU2\n" + bytes(300))
+    first.gpu_samples.write_bytes(b"KMXGPU3\n" + bytes(300))
 
     section = section_of(matrix)
 

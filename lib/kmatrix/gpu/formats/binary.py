@@ -1,18 +1,15 @@
 """gpu_samples.bin: every sample of a recording, in fixed-size records that survive a crash of the writer.
 
-    b"KMXGPU2\\n", header length (4 bytes, little-endian), header (JSON), records
+    b"KMXGPU3\\n", header length (4 bytes, little-endian), header (JSON), records
 
-A record is the time (Unix s), the monotonic time (s) and the energy of the host (J), all float64, and then the columns
-of each GPU in the order of the header: float32, and float64 for energy, of which float32 would lose joules after an
-hour. All are little-endian, NaN is unknown.
-
-Files of version 0.1 begin with KMXGPU1: only the time before the columns, all columns float32, padded to 8 bytes.
+A record is the time (Unix s) and the monotonic time (s), both float64, and then the columns of each GPU in the order of
+the header: float32, and float64 for energy, of which float32 would lose joules after an hour. All are little-endian,
+NaN is unknown.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import struct
@@ -33,12 +30,12 @@ from kmatrix.records.decode import convert, decode_line
 from kmatrix.records.files import finite
 from kmatrix.text import plural
 
-MAGIC, MAGIC_1 = b"KMXGPU2\n", b"KMXGPU1\n"
-SCHEMA = 2
+MAGIC = b"KMXGPU3\n"
+SCHEMA = 3
 # Order in a record. The header names them, so that later versions can add columns.
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
 TYPES = "ffffffd"  # struct formats of COLUMNS; their sizes add up to a multiple of 8, so that doubles stay aligned
-BEFORE = 3  # doubles before the columns: time, monotonic time, energy of the host
+BEFORE = 2  # doubles before the columns: time, monotonic time
 FACTS_BYTES = 256  # reserved at the end of the header for each device whose name, UUID or memory is not known yet
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")
@@ -63,12 +60,12 @@ class RecordingHeader(TypedDict, total=False):
 
     schema: int
     columns: list[str]
-    types: str  # struct format of each column, "f" or "d"; missing in files of version 0.1
+    types: str  # struct format of each column, "f" or "d"
     run_id: str | None
     started: dict[str, float]  # wall: Unix s, monotonic: s
     hz: float  # requested rate
     simulated: bool
-    device_type: str  # nvidia, amd or cpu
+    device_type: str  # nvidia or cpu
     energy_source: str | None
     gpus: Required[list[HeaderGpu]]
     calibration: Calibrated | None
@@ -83,12 +80,11 @@ class Recording:
 
     header: RecordingHeader
     times: Sequence[float]  # Unix s; go back when the clock of the machine is set back
+    monotonic: Sequence[float]  # s, restarts when the machine boots
     # Per GPU of header["gpus"]: name -> values. NaN, and what is outside of the limits: unknown.
     columns: tuple[Mapping[str, Sequence[float]], ...]
     first: int = 0  # number of records skipped
     lost_bytes: int = 0  # size of an incomplete last record
-    monotonic: Sequence[float] | None = None  # s, restarts when the machine boots; None in files of version 0.1
-    host_joules: Sequence[float] | None = None  # J of the host since the recording began; None in files of version 0.1
     damaged: int = 0  # number of records left out
     limits: tuple[Mapping[str, Limits], ...] = ()  # per GPU: name -> lowest and highest possible value
 
@@ -123,8 +119,7 @@ class Recording:
             )
             for gpu, values in zip(self.header["gpus"], rows, strict=True)
         )
-        monotonic = None if self.monotonic is None else self.monotonic[index]
-        return Snapshot(time=self.times[index], monotonic=monotonic, samples=samples)
+        return Snapshot(time=self.times[index], monotonic=self.monotonic[index], samples=samples)
 
     def snapshots(self) -> Iterator[Snapshot]:
         for index in range(len(self)):
@@ -134,8 +129,8 @@ class Recording:
 class SampleFile:
     """Appends samples to gpu_samples.bin. Raises OSError on a full disk; complete records stay readable.
 
-    An existing file of the same GPUs is continued with its header. A file of other GPUs, or of version 0.1, is renamed
-    to gpu_samples.1.bin, .2 and so on.
+    An existing file of the same GPUs is continued with its header. A file of other GPUs is renamed to
+    gpu_samples.1.bin, .2 and so on.
     """
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
@@ -158,12 +153,12 @@ class SampleFile:
             os.close(self._file)
             raise
 
-    def append(self, time: float, monotonic: float, values: Sequence[float], host_joules: float = math.nan) -> None:
+    def append(self, time: float, monotonic: float, values: Sequence[float]) -> None:
         """Append one sample. `values`: the columns of the first GPU, the second, and so on. NaN: unknown."""
-        self.extend([(time, monotonic, host_joules, *values)])
+        self.extend([(time, monotonic, *values)])
 
     def extend(self, samples: Sequence[Sequence[float]]) -> None:
-        """Append samples with one write: Unix s, monotonic s, host energy (J), then the values of all GPUs."""
+        """Append samples with one write: Unix s, monotonic s, then the values of all GPUs."""
         data = b"".join([self._record.pack(*sample) for sample in samples])
         write_at(self._file, data, self._end)
         self._end += len(data)
@@ -227,9 +222,7 @@ def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recordin
         values, width = (doubles, 8) if form == "d" else (floats, 4)
         return values[offset // width :: layout.record // width]
 
-    times, monotonic, joules = column("d", 0), None, None
-    if layout.before == BEFORE:
-        monotonic, joules = column("d", 8), column("d", 16)
+    times, monotonic = column("d", 0), column("d", 8)
     columns = tuple(
         {name: column(form, offset + gpu * layout.device) for name, form, offset in layout.columns}
         for gpu in range(len(header["gpus"]))
@@ -237,11 +230,10 @@ def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recordin
     recording = Recording(
         header,
         times,
+        monotonic,
         columns,
         first=first,
         lost_bytes=max(0, size - begin) - layout.record * whole,
-        monotonic=monotonic,
-        host_joules=joules,
         limits=_limits(header),
     )
     started = header.get("started")
@@ -252,13 +244,11 @@ def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recordin
 
 def _without_damaged(recording: Recording, sound: SoundRecords) -> Recording:
     """Return the sound records of a recording."""
-    monotonic, joules = recording.monotonic, recording.host_joules
     return replace(
         recording,
         times=sound.of(recording.times),
         columns=tuple({name: sound.of(values) for name, values in gpu.items()} for gpu in recording.columns),
-        monotonic=None if monotonic is None else sound.of(monotonic),
-        host_joules=None if joules is None else sound.of(joules),
+        monotonic=sound.of(recording.monotonic),
         damaged=len(recording) - len(sound),
     )
 
@@ -294,15 +284,11 @@ class _Layout:
     record: int  # size of a record
     device: int  # size of the columns of one device
     columns: tuple[tuple[str, str, int], ...]  # name, struct format, offset in the record for the first device
-    before: int  # number of doubles before the columns
 
 
 def _layout_of(path: Path, header: RecordingHeader) -> _Layout:
     """Return the layout of the records. Raises RecordError if the header does not describe one."""
-    names, is_old = list(header["columns"]), int(header.get("schema", 0)) < SCHEMA
-    types = "f" * len(names) if is_old else str(header.get("types"))
-    before = 1 if is_old else BEFORE
-    begin = 8 * before
+    names, types, begin = list(header["columns"]), str(header.get("types")), 8 * BEFORE
     offsets = [begin + struct.calcsize(f"<{types[:at]}") for at in range(len(types))] if set(types) <= {*"fd"} else []
     device = struct.calcsize(f"<{types}") if offsets else 0
     size = begin + device * len(header["gpus"])
@@ -312,7 +298,7 @@ def _layout_of(path: Path, header: RecordingHeader) -> _Layout:
     if len(offsets) != len(names) or not aligned:
         raise RecordError(f"{path} has a damaged header", why=f"types {types!r} for {len(names)} columns")
     columns = tuple(zip(names, types, offsets, strict=True))
-    return _Layout(record=size + size % 8, device=device, columns=columns, before=before)
+    return _Layout(record=size + size % 8, device=device, columns=columns)
 
 
 def _encode(header: RecordingHeader) -> bytes:
@@ -335,15 +321,15 @@ def _text(header: RecordingHeader) -> bytes:
 def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
     """Return the header and the offset of the first record."""
     begin = os.pread(file, len(MAGIC) + _LENGTH.size, 0)
-    if begin[: len(MAGIC)] not in (MAGIC, MAGIC_1) or len(begin) < len(MAGIC) + _LENGTH.size:
-        if begin.startswith((MAGIC, MAGIC_1)):
+    if not begin.startswith(MAGIC) or len(begin) < len(MAGIC) + _LENGTH.size:
+        if begin.startswith(MAGIC):
             raise RecordError(f"{path} has a damaged header", why=f"it ends after {plural(len(begin), 'byte')}")
         # The digit counts incompatible layouts: say so instead of "not a recording".
         if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
             raise SchemaError(
-                f"{path} has a newer format, {begin[:7].decode(errors='replace')}", hint="use a newer kmatrix"
+                f"{path} has another format, {begin[:7].decode(errors='replace')}", hint="use the kmatrix that wrote it"
             )
-        raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU2 or KMXGPU1")
+        raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU3")
     length = _LENGTH.unpack(begin[len(MAGIC) :])[0]
     text = os.pread(file, length, len(begin))
     header = decode_line(text, dict[str, Any])
@@ -365,8 +351,6 @@ def _can_continue(path: Path, header: RecordingHeader) -> bool:
         return False
     try:
         known, start = _header(path, file)
-        if int(known.get("schema", 0)) < SCHEMA:
-            return False  # its records have no monotonic time
         if os.fstat(file).st_size < start:
             return False  # the recorder was killed while it wrote the header
     except RecordError:

@@ -30,13 +30,13 @@ class RecordingClock:
     """The recording time of each sample: seconds since the first one, ascending.
 
     It follows the monotonic time of the samples, which restarts when the machine boots, and is another one when a job
-    starts again on another host. Recordings of version 0.1 have the wall clock only. Where a clock restarts, goes back
-    or is replaced, the time in between is that of the wall clock, and nothing if the wall clock went back too.
+    starts again on another host. Where it restarts, goes back or is replaced, the time in between is that of the wall
+    clock, and nothing if the wall clock went back too.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._times, self._monotonic = recording.times, recording.monotonic
-        raw = self._times if self._monotonic is None else self._monotonic
+        raw = self._monotonic
         self._pieces = list(_pieces(raw, self._times))
         if len(self._pieces) == 1:
             self._raw, self._zero = raw, raw[0]  # nothing is copied: a recording may have millions of samples
@@ -47,7 +47,7 @@ class RecordingClock:
     @cached_property
     def _wall_pieces(self) -> list[_Piece]:
         """The ranges of samples in which the wall clock ascends: a pass over all of them."""
-        return self._pieces if self._monotonic is None else list(_pieces(self._times, self._times))
+        return list(_pieces(self._times, self._times))
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -81,7 +81,7 @@ class RecordingClock:
         """
         if not self._pieces:
             return None
-        if self._monotonic is None or monotonic is None:
+        if monotonic is None:
             return self._at_wall(wall)
         if len(self._pieces) == 1:  # a single boot: there is no choice to make
             return monotonic + self._pieces[0].shift
@@ -94,7 +94,6 @@ class RecordingClock:
         return monotonic + piece.shift
 
     def _offset(self, piece: _Piece) -> float:
-        assert self._monotonic is not None
         return self._times[piece.first] - self._monotonic[piece.first]
 
     def _at_wall(self, wall: float) -> float | None:

@@ -18,12 +18,12 @@ BLOCK = 1 << 16  # records in memory at once
 Range = tuple[int, int]  # indices of the first record, and of the one after the last
 
 
-def sound_ranges(times: Sequence[float], limits: Limits, monotonic: Sequence[float] | None) -> list[Range]:
+def sound_ranges(times: Sequence[float], limits: Limits, monotonic: Sequence[float]) -> list[Range]:
     """Return the ranges of records whose times can be true.
 
-    times: Unix s, with these limits. monotonic: s since the boot, None in files of version 0.1.
+    times: Unix s, with these limits. monotonic: s since the boot.
     """
-    clocks = [(times, limits)] if monotonic is None else [(times, limits), (monotonic, MONOTONIC)]
+    clocks = [(times, limits), (monotonic, MONOTONIC)]
     found: list[Range] = []
     for begin in range(0, len(times), BLOCK):
         end = min(begin + BLOCK, len(times))

@@ -32,7 +32,7 @@ class DeviceEntry(Record, frozen=True, kw_only=True):
     rank: Count | None = None
     samples: Count = 0
     lost_at: UnixTime | None = None
-    lost_s: Amount | None = None  # s; None in files of version 0.1
+    lost_s: Amount = 0.0  # s
     energy_gap: bool = False
     memory_total: Amount | None = None  # MiB
     memory_used: StatisticsEntry | None = None  # MiB
@@ -67,7 +67,6 @@ class TotalsEntry(Record, frozen=True, kw_only=True):
     memory_used_mean: Amount | None = None  # MiB
     memory_used_max: Amount | None = None  # MiB
     memory_used: StatisticsEntry | None = None  # MiB
-    host_joules: Amount | None = None  # J
 
 
 class SummaryFile(Record, frozen=True, kw_only=True):
@@ -79,7 +78,7 @@ class SummaryFile(Record, frozen=True, kw_only=True):
     final: bool = False
     started: UnixTime | None = None
     ended: UnixTime | None = None
-    ended_monotonic: Amount | None = None  # s since the boot; None in files of version 0.1
+    ended_monotonic: Amount | None = None  # s since the boot
     seconds: Amount | None = None
     hz_reached: Amount | None = None
     samples: Count | None = None

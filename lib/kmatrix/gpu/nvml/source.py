@@ -175,9 +175,6 @@ class NvmlSource:
         self._set_calls(device, bind(self._pynvml.nvmlLib, handle))
         return True
 
-    def host_joules(self) -> float | None:
-        return None  # each GPU has its own
-
     def snapshot(self) -> Snapshot:
         """Return one sample of all GPUs."""
         self.read(self._values)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError, LaunchError
-from kmatrix.gpu import amd, host, processes
+from kmatrix.gpu import host, processes
 from kmatrix.gpu.devices import Device, DeviceSource
 from kmatrix.gpu.nvml.detect import detect as nvml_detect
 from kmatrix.gpu.nvml.detect import driver_problem as nvml_problem
@@ -93,11 +93,9 @@ def _lock(run_dir: RunDir) -> None:
 def open_source(
     device: str, uuids: Sequence[str], run_dir: Path, ranks_of: int | None, parent: int | None
 ) -> DeviceSource | None:
-    """Return the devices to record. auto: NVIDIA GPUs, else AMD GPUs, else the ranks of a run on the CPU."""
+    """Return the devices to record. auto: NVIDIA GPUs, else the ranks of a run on the CPU."""
     if device in ("nvidia", "auto") and (gpus := nvml_open_source(uuids)) is not None:
         return gpus
-    if device in ("amd", "auto") and (cards := amd.open_source(uuids)) is not None:
-        return cards
     # A run on GPUs whose driver fails must not look like one on the CPU.
     if ranks_of and (device == "cpu" or (device == "auto" and not uuids)):
         return _open_ranks(ranks_of, run_dir, parent)
@@ -133,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ranks-of", type=int, metavar="PID", help="process whose descendants are the ranks")
     parser.add_argument("--parent", type=int, metavar="PID", help="exit when this process exits")
-    parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")
+    parser.add_argument("--device", choices=("auto", "nvidia", "cpu"), default="auto", help="what to record")
     parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve /metrics on this port of 127.0.0.1")
     parser.add_argument("--format", choices=("csv",), help="export an existing recording to this format instead")
     arguments = parser.parse_args(argv)

@@ -50,7 +50,7 @@ class RecordingFiles:
         return self._samples is not None and self._samples.renamed
 
     def write_samples(self, samples: Sequence[Sequence[float]]) -> None:
-        """Append samples to gpu_samples.bin: Unix s, monotonic s, host energy (J, NaN: unknown), values."""
+        """Append samples to gpu_samples.bin: Unix s, monotonic s, values."""
         if self._samples is None:
             self._miss(samples, self._why)
             return

@@ -84,7 +84,7 @@ class Recorder:
         self._run_id = _run_id(run or run_dir)
         self._files = RecordingFiles(run_dir, self._header(), self._totals.warn)
         self._restore()
-        self._before = (self._totals.seconds, self._totals.host_joules or 0.0)  # s and J of earlier recorders
+        self._before = self._totals.seconds  # s of earlier recorders
 
     def run(self) -> None:
         """Sample until SIGTERM, SIGINT or the exit of the parent, then write the last summary."""
@@ -95,7 +95,7 @@ class Recorder:
         begin = next_poll = time.monotonic()
         next_summary = begin + FIRST_SUMMARY_S
         # After a restart within an attempt, the time without samples is a part of the recording.
-        self._before = (self._before[0] + self._totals.seconds_since_last(begin), self._before[1])
+        self._before += self._totals.seconds_since_last(begin)
         period, tick = 1.0 / self._hz, 0
         while True:
             # Once per second: fold the buffered samples, poll the slow values.
@@ -177,17 +177,16 @@ class Recorder:
         resets: list[int] = []
         for wall, now, values in pending:
             resets += self._totals.add(now, wall, values)
-        joules = UNKNOWN if self._totals.host_joules is None else self._totals.host_joules
         self._values = pending[-1][2]
-        self._totals.seconds = self._before[0] + pending[-1][1] - begin + 1.0 / self._hz  # a sample stands for a period
-        self._files.write_samples([(wall, now, joules, *values) for wall, now, values in pending])
+        self._totals.seconds = self._before + pending[-1][1] - begin + 1.0 / self._hz  # a sample stands for a period
+        self._files.write_samples([(wall, now, *values) for wall, now, values in pending])
         for device in resets:
             self._device_event("counter reset", device, "the energy counter was reset: counting continues")
         if resets:  # the next recorder continues from the new counter
             self._files.write_summary(self._summary(final=False))
 
     def _poll(self, now: float) -> None:
-        """Check for lost devices, read limits and host energy, and query the processes of one GPU in turn."""
+        """Check for lost devices, read limits, and query the processes of one GPU in turn."""
         for device in range(len(self._source.devices)):
             self._check_lost(device)
         self._read_limits(now)
@@ -197,9 +196,6 @@ class Recorder:
         if self._poller.polls != self._polls:
             self._polls = self._poller.polls
             self._ingest_extra_metrics()
-        joules = self._source.host_joules()
-        if joules is not None:
-            self._totals.host_joules = self._before[1] + joules
         self._seconds += 1
 
     def _read_limits(self, now: float) -> None:

@@ -165,7 +165,7 @@ class DeviceTotals:
         for name in self.running:
             self.running[name] = _restored(getattr(entry, name))
         self.samples, self.joules = entry.samples, entry.joules
-        self.lost_s, self.energy_gap = entry.lost_s or 0.0, entry.energy_gap
+        self.lost_s, self.energy_gap = entry.lost_s, entry.energy_gap
         self.throttled = ThrottledTime(entry.throttled_s)
         self.other_processes = {
             one.pid: OtherProcess(pid=one.pid, name=one.name, memory_mib=one.memory_mib) for one in entry.foreign
@@ -198,7 +198,6 @@ class RunTotals:
         self.ended: float | None = None
         self.ended_at: float | None = None  # s, monotonic: time of the last sample, like `ended`
         self.warnings: list[str] = []
-        self.host_joules: float | None = None  # J of the whole machine, if devices have no counter
 
     def add(self, now: float, wall: float, values: list[float]) -> list[int]:
         """Add one sample, and replace energy counters in `values` by totals. Return the devices with a reset counter.
@@ -289,7 +288,6 @@ class RunTotals:
                 "memory_used_mean": self._sum_of_means("memory_used"),
                 "memory_used_max": _rounded(self.memory.maximum if self.memory.count else None),
                 "memory_used": self.memory.summary(),
-                "host_joules": self.host_joules,
             },
             "balance": {
                 "memory": _balance(self.totals, "memory_used"),
@@ -320,13 +318,12 @@ class RunTotals:
         self.samples, self.late = summary.samples, summary.late
         self.seconds, self.started, self.ended = summary.seconds, summary.started, summary.ended
         self.memory = _restored(summary.totals.memory_used)
-        self.host_joules = summary.totals.host_joules
         self.ended_at = summary.ended_monotonic
         self.warnings = [text for text in summary.warnings if NO_RESPONSE not in text and NO_POWER not in text]
 
     def _replay(self, recording: Recording) -> None:
         """Add the samples that are newer than the summary."""
-        monotonic = recording.times if recording.monotonic is None else recording.monotonic
+        monotonic = recording.monotonic
         for index in range(self._first_newer(recording), len(recording)):
             values = [columns[name][index] for columns in recording.columns for name in COLUMN_INDEX]
             joules = values[ENERGY::WIDTH]
@@ -354,7 +351,7 @@ class RunTotals:
 
     def _continue_energy(self, summary: SummaryFile, recording: Recording) -> None:
         """Add the time and energy since the last sample with the next one: both recorders are of the same attempt."""
-        if recording.monotonic is None or not len(recording):
+        if not len(recording):
             return
         last = self.ended_at = recording.monotonic[-1]
         for totals, known, columns in zip(self.totals, summary.gpus, recording.columns, strict=True):
@@ -383,8 +380,6 @@ class RunTotals:
 
     def _joules(self) -> float | None:
         """Return the energy of all devices in J, None if a part of it is unknown."""
-        if all(totals.joules is None for totals in self.totals):
-            return self.host_joules  # the host's counter is for ranks, which have none
         return complete_sum([totals.known_joules for totals in self.totals])
 
     def _sum_of_means(self, name: str) -> float | None:

@@ -163,14 +163,14 @@ class GpuNumbers:
     """The numbers of all devices of one run, over the whole recording unless named otherwise."""
 
     evidence: str  # source file, <run>/<file>; "" if nothing was recorded
-    device_type: str  # "nvidia", "amd", CPU or "" (unknown)
+    device_type: str  # "nvidia", CPU or "" (unknown)
     devices: tuple[DeviceNumbers, ...]
     samples: int
     seconds: float | None  # length of the recording
     hz: float | None = None  # samples/s that the recorder reached
     final: bool = True  # False: the recorder was killed, or is still running
     simulated: bool = False
-    energy_source: str | None = None  # counter, power or rapl
+    energy_source: str | None = None  # counter or power
     total_mean: float | None = None  # MiB, all devices of the last attempt
     total_max: float | None = None  # MiB, maximum of the sum over the devices of the last attempt
     joules: float | None = None  # J, all devices

@@ -135,7 +135,7 @@ def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
 def joules_of_spans(
     recording: Recording, clock: RecordingClock, spans: Sequence[tuple[float, float]]
 ) -> list[float | None]:
-    """Return the energy of all devices, or of their host, between two recording times each in J; None if unknown.
+    """Return the energy of all devices between two recording times each in J; None if unknown.
 
     The last sample at or before each time counts.
     """
@@ -148,8 +148,6 @@ def joules_of_spans(
         _increases(values_of(energy)) if (energy := columns.get("energy_j")) is not None else [None] * len(spans)
         for columns in recording.columns
     ]
-    if all(each.count(None) == len(each) for each in by_device) and recording.host_joules is not None:
-        return _increases(values_of(recording.host_joules))
     return list(map(complete_sum, zip(*by_device, strict=True)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +14,6 @@ from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import Limits
 from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEntry, SummaryFile
-from kmatrix.gpu.recorder.summary import SILENT_S
 from kmatrix.records.decode import decode_lines, decode_optional
 from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.paths import RunDir
@@ -259,11 +258,8 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
     summary = decode_optional(run_dir.gpu_summary, SummaryFile)
     if summary is None or not any(gpu.samples for gpu in summary.gpus):
         return None
-    devices = tuple(_device(gpu, summary) for gpu in summary.gpus)
-    # If no device has its own energy, the total is the host's (RAPL); if only some have, it is incomplete.
-    without_energy = sum(device.joules is None for device in devices)
-    is_complete = without_energy == 0 or not any(gpu.joules is not None or gpu.energy_gap for gpu in summary.gpus)
-    notes = [*summary.warnings, *_losses(summary, devices)]
+    devices = tuple(_device(gpu) for gpu in summary.gpus)
+    notes = [*summary.warnings]
     if not summary.final:
         notes.append("the recorder is still running: throttling and other processes are up to a minute old")
     final = summary.final
@@ -279,7 +275,7 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
         energy_source=summary.energy_source,
         total_mean=summary.totals.memory_used_mean,
         total_max=summary.totals.memory_used_max,
-        joules=summary.totals.joules if is_complete else None,
+        joules=None if any(device.joules is None for device in devices) else summary.totals.joules,
         notes=tuple(notes),
     )
     # A summary that is not final is up to a minute old.
@@ -288,8 +284,7 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
     return with_newer_samples(run_dir, numbers)
 
 
-def _device(gpu: DeviceEntry, summary: SummaryFile) -> DeviceNumbers:
-    lost_s = _lost_s(gpu, summary)
+def _device(gpu: DeviceEntry) -> DeviceNumbers:
     return DeviceNumbers(
         gpu_index=gpu.gpu_index,
         gpu_name=gpu.gpu_name,
@@ -302,31 +297,14 @@ def _device(gpu: DeviceEntry, summary: SummaryFile) -> DeviceNumbers:
         power=_statistics(gpu.power),
         temperature=_statistics(gpu.temperature),
         sm_clock=_statistics(gpu.sm_clock),
-        joules=None if gpu.energy_gap or (gpu.lost_s is None and lost_s) else gpu.joules,
+        joules=None if gpu.energy_gap else gpu.joules,
         lost_at=gpu.lost_at,
-        lost_s=lost_s,
+        lost_s=gpu.lost_s,
         throttled_s=tuple((why, seconds) for why, seconds in gpu.throttled_s.items() if seconds),
         foreign=tuple(_process(process) for process in gpu.foreign),
         ecc_uncorrected=(gpu.ecc or {}).get("uncorrected", 0),
         extras={name: known.mean for name in EXTRA_METRICS if (known := _statistics(getattr(gpu, name)))},
     )
-
-
-def _lost_s(gpu: DeviceEntry, summary: SummaryFile) -> float:
-    """Return the time in s in which a GPU did not respond, 0 for a rank."""
-    if gpu.lost_s is not None or summary.device_type == CPU or not summary.samples or not summary.hz_reached:
-        return gpu.lost_s or 0.0
-    # The recorder of version 0.1 counted the samples of a lost GPU, but forgot the loss when it returned.
-    seconds = (summary.samples - gpu.samples) / summary.hz_reached
-    return seconds if seconds >= SILENT_S else 0.0
-
-
-def _losses(summary: SummaryFile, devices: Sequence[DeviceNumbers]) -> Iterator[str]:
-    """Yield a note per GPU that was lost and returned, if the recorder did not write a warning."""
-    for gpu, device in zip(summary.gpus, devices, strict=True):
-        if gpu.lost_s is None and device.lost_s and device.lost_at is None:
-            lost = f"GPU {device.gpu_index} did not respond for {device.lost_s:.0f} s"
-            yield f"{lost}: its energy and mean power are unknown"
 
 
 def _process(process: ProcessEntry) -> str:

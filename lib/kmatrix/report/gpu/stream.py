@@ -27,8 +27,6 @@ Floats = Sequence[float]
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")
 REPLACED = (*QUANTITIES, "joules", "samples", "lost_s")  # fields of a device that newer samples replace
 RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank on the CPU
-# The recorder's warnings that with_earlier replaces by a note of its own; the second one is of version 0.1.
-EXCLUDED = (EXCLUDED_ATTEMPT, "an earlier attempt is not in these numbers")
 INCLUDED = "in time, energy and mean power of the run; memory, utilization and balance are of the last attempt"
 MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16  # rows in memory at once
@@ -52,19 +50,12 @@ def read_binary(path: Path) -> GpuNumbers:
     """Return the numbers of a binary recording. Raises RecordError."""
     recording = read_samples(path)
     header = recording.header
-    # The recorder writes no energy after a part of it became unknown; that of version 0.1 did.
-    ends_unknown = recording.monotonic is not None
     ranks = header.get("device_type") == CPU
     checks = Checks(cpu=ranks)
     blocks = map(checks.possible, sample_blocks(recording))
-    numbers = numbers_of(blocks, path.name, cpu=ranks, complete_energy=ends_unknown)
+    numbers = numbers_of(blocks, path.name, cpu=ranks, complete_energy=True)
     errors = [f"{path.name}: {error}" for error in checks.errors()]
     by_index = {int(gpu["gpu_index"]): gpu.get("rank") for gpu in header["gpus"]}
-    joules = numbers.joules
-    if all(device.joules is None for device in numbers.devices) and recording.host_joules is not None:
-        low, high = limits_of("energy_j")
-        known = [value for value in recording.host_joules[-1:] if low <= value <= high]
-        joules = known[0] if known else None
     return replace(
         numbers,
         notes=(*damage_note(path, recording.damaged), *numbers.notes, *errors),
@@ -73,8 +64,7 @@ def read_binary(path: Path) -> GpuNumbers:
         device_type=str(header.get("device_type") or ""),
         simulated=bool(header.get("simulated")),
         seconds=recorded_seconds(recording),
-        joules=joules,
-        energy_source=header.get("energy_source") if joules is not None else None,
+        energy_source=header.get("energy_source") if numbers.joules is not None else None,
         timeline=(),  # of all recordings together: `add_binary_timeline`
     )
 
@@ -609,7 +599,7 @@ def _with_attempt(numbers: GpuNumbers, earlier: GpuNumbers) -> GpuNumbers:
     known = numbers.joules is not None and earlier.joules is not None
     of_all = "" if earlier.capacity is None else f" of {earlier.capacity:.0f}"
     peak = "" if earlier.total_max is None else f", peak {earlier.total_max:.0f}{of_all} MiB"
-    notes = (note for note in numbers.notes if not note.startswith(EXCLUDED))
+    notes = (note for note in numbers.notes if not note.startswith(EXCLUDED_ATTEMPT))
     return replace(
         numbers,
         samples=numbers.samples + earlier.samples,

@@ -25,7 +25,6 @@ QUANTITIES = (("memory", "memory_used"), ("utilization", "utilization"), ("power
 SOURCES = {  # of GpuNumbers.energy_source
     "counter": "energy counter, board only",
     "power": "integrated power, board only",
-    "rapl": "RAPL, entire processor",
 }
 
 
