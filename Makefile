@@ -25,7 +25,8 @@ PY := '$(PYTHON)'
 endif
 # First in the path: a copied checkout must run its own code, and the .venv in it may name the original's.
 OURS := PYTHONPATH='$(CURDIR)/lib:$(CURDIR)'"$${PYTHONPATH:+:$$PYTHONPATH}"
-KMATRIX = $(Q)$(OURS) $(PY) -m kmatrix --make '$@'
+# exec: make ends its own child with a signal, and no shell must be between.
+KMATRIX = $(Q)exec env $(OURS) $(PY) -m kmatrix --make '$@'
 # The checks run make themselves: the variables of this make would become arguments of those.
 QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(OURS) $(PY)
 # Trackers and the client of Kubernetes are installed by the first target that runs with them.

@@ -17,6 +17,7 @@ from kmatrix.gputop.command import INTERVAL
 from kmatrix.gputop.exporter.metrics import GpuCollector
 from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
+from kmatrix.gputop.make import end_with_make
 from kmatrix.hosts import LOOPBACK, WsgiApp, guarded_wsgi
 from kmatrix.output import run_reporting
 from kmatrix.text import plural
@@ -81,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
     server = _server(options.port, application(collector))
     sampler = Sampler(session, collector, options.interval)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_with_make()
     gpus = len(session.sample.snapshot.samples) if session.sample else 0
     print(greeting(server.server_port, gpus, feed.notices()), flush=True)
     sampler.start()
