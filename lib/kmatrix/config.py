@@ -44,7 +44,6 @@ class Config:
     run_timeout_s: int  # 0: no timeout
     reuse: bool
     monitor_hz: int  # samples/s of the GPU recorder, 0: no recording
-    prometheus_port: int  # 0: no metrics for Prometheus
     trackers: tuple[str, ...] = ()  # in a fixed order
     tracker_project: str = ""  # "": computed from host and folder
     tracker_limit_s: int = 0  # seconds that trackers may take after the end of a run
@@ -64,7 +63,6 @@ def read(symbols: Mapping[str, Any]) -> Config:
         run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
         reuse=_need(symbols, "REUSE"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
-        prometheus_port=symbols.get("GPU_PROMETHEUS_PORT") or 0,  # not visible without GPU_MONITOR
         trackers=tuple(name for name, symbol in TRACKERS.items() if _need(symbols, symbol)),
         tracker_project=_need(symbols, "TRACKER_PROJECT"),
         tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),

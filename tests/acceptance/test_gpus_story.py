@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import urllib.request
-from http.client import HTTPException
 from itertools import pairwise
 
 import pytest
 from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_stage import background_process, load_json, load_jsonl, only, scenario
+from gpu_stage import load_json, load_jsonl, only, scenario
 from kmatrix.gpu.formats.binary import read_samples
-from ports import held_port
 from slow_training import SlowTraining
 from story import complete_lines
 from waiting import wait_until
@@ -171,28 +166,6 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
     assert share
     assert float(share[1]) > 5
     assert f"the CV does not show rank {STRAGGLER}" in " ".join(summary.split())
-
-
-def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
-    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    expected = {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"}
-
-    def scrape(port):
-        with (
-            contextlib.suppress(OSError, HTTPException),  # the recorder may end in the middle of an answer
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response,
-        ):
-            text = response.read().decode()
-            found = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
-            return text if expected <= found else None  # before the first sample there is no power
-        return None
-
-    with held_port() as port:
-        arguments = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
-        with background_process(clone, "make", "--no-print-directory", "test-matrix", *arguments) as running:
-            text = wait_until(lambda: scrape(port), "the recorder exports every metric")
-            assert running.wait(timeout=600) == 0
-    assert 'gpu="1"' in text
 
 
 def test_without_a_gpu_the_screen_reports_it_and_succeeds(clone):

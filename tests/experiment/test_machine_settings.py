@@ -14,7 +14,6 @@ THEIRS = {
     "DATA_DIR": "/their/data",
     "CHECKPOINT_DIR": "/their/checkpoints",
     "PROJECT": "theirs",
-    "GPU_PROMETHEUS_PORT": "9999",
 }
 
 
@@ -36,7 +35,7 @@ def test_no_setting_of_a_machine_is_taken_from_a_run(config, tmp_path):
 
     control = found.config
     assert (control.on_finish, control.results_dir, control.data_dir, control.checkpoint_dir) == ("", ".", "data", "")
-    assert (control.trackers, control.prometheus_port) == ((), 0)
+    assert control.trackers == ()
     assert not [text for text in THEIRS.values() if text in found.config_text]
 
 

@@ -44,7 +44,6 @@ def config(*names, project=""):
         run_timeout_s=0,
         reuse=True,
         monitor_hz=0,
-        prometheus_port=0,
         trackers=names,
         tracker_project=project,
         tracker_limit_s=60,

@@ -228,7 +228,6 @@ def agent_of(argv: Sequence[str], environment: Mapping[str, str]) -> Agent:
     parser.add_argument("--stage", default="", help="directory for a copy of the data on this node")
     parser.add_argument("--gpus", default="", help="UUIDs (default: those of CUDA_VISIBLE_DEVICES)")
     parser.add_argument("--hz", type=int, default=0, help="samples/s of the recorder, 0: none")
-    parser.add_argument("--prometheus", type=int, default=0, help="port of its metrics, 0: none")
     parser.add_argument("command", nargs="+", help="torchrun and its arguments, after --")
     options = parser.parse_args(argv)
     run = RunDir(options.run_dir.absolute())
@@ -247,7 +246,6 @@ def agent_of(argv: Sequence[str], environment: Mapping[str, str]) -> Agent:
         python=Path(sys.executable),
         root=ROOT,
         hz=options.hz,
-        prometheus=options.prometheus,
     )
     return Agent(
         node=NodeDir(run, number),

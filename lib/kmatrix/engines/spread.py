@@ -187,7 +187,7 @@ def agent_argv(
     command += [f"--stage={settings.stage_dir}"] if settings.stage_dir else []
     command += [f"--gpus={','.join(run.gpus)}"] if run.gpus else []
     if recorders is not None:
-        command += [f"--hz={recorders.hz}", f"--prometheus={recorders.prometheus}"]
+        command += [f"--hz={recorders.hz}"]
     if run.nodes == 1:
         return [*command, "--", *torchrun, *alone(run), *run.command, *run.arguments]
     rendezvous = [f"--nnodes={run.nodes}", f"--nproc-per-node={run.ranks_per_node}", f"--node-rank={NODE}"]

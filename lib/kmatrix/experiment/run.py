@@ -16,7 +16,7 @@ from kmatrix.runner.execute import (
     matrix_trackers,
     need_torch,
     recorder_launcher,
-    recording,
+    recording_hz,
     symbols,
 )
 from kmatrix.runner.loop import Outcome
@@ -52,7 +52,7 @@ def run_matrix(
         matrix,
         reopen(matrix, found),
         gpus=found,
-        recorders=recorder_launcher("", *recording(values)),
+        recorders=recorder_launcher("", recording_hz(values)),
         trackers=matrix_trackers(matrix),
         on_progress=on_progress,
         on_note=on_note,

@@ -35,7 +35,7 @@ from kmatrix.records.train_config import TrainFields, with_added
 LARGEST_SEED = 2**31 - 1  # of a run
 COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
     *("BUDGET_HOURS", "BUDGET_DOLLARS", "PARALLEL_JOBS", "GPUS_PER_NODE"),
-    *("GPU_BUSY_MEMORY", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
+    *("GPU_BUSY_MEMORY", "GPU_MONITOR_HZ"),
     *("ALERT_GPU_UTILIZATION", "ALERT_VRAM", "ALERT_TEMPERATURE", "ALERT_BALANCE", "ALERT_STRAGGLER", "ALERT_MFU"),
     *("ALERT_TOKENS_PER_SECOND", "ALERT_LOSS", "ALERT_STALL", "ALERT_HOLD"),
 )

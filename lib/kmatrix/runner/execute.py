@@ -107,10 +107,10 @@ def need_torch() -> None:
         )
 
 
-def recorder_launcher(simulated: str, hz: int, port: int = 0) -> RecorderLauncher | None:
+def recorder_launcher(simulated: str, hz: int) -> RecorderLauncher | None:
     """Return the settings of the recorders, None for no recording.
 
-    simulated: SIMULATE=, records simulated GPUs.  hz: samples/s, 0: no recording.  port: for Prometheus, 0: none.
+    simulated: SIMULATE=, records simulated GPUs.  hz: samples/s, 0: no recording.
     """
     if not hz:
         if simulated:
@@ -121,7 +121,6 @@ def recorder_launcher(simulated: str, hz: int, port: int = 0) -> RecorderLaunche
         python=Path(sys.executable),
         root=ROOT,
         hz=hz,
-        prometheus=port,
         simulated=bool(simulated),
         environment=environment,
         gpus=simulate.uuids(environment) if simulated else (),
@@ -165,10 +164,9 @@ def matrix_trackers(matrix: MatrixDir, chosen: Sequence[str] | None = None) -> T
     return TrackerProcesses(Path(sys.executable), ROOT, chosen=chosen, project=own_project())
 
 
-def recording(values: Mapping[str, str]) -> tuple[int, int]:
-    """Return the sampling rate (samples/s, 0: no recording) and the Prometheus port of a configuration."""
-    hz = int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
-    return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
+def recording_hz(values: Mapping[str, str]) -> int:
+    """Return the sampling rate (samples/s, 0: no recording) of a configuration."""
+    return int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
 
 
 def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, str]) -> Pool:

@@ -98,12 +98,6 @@ def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch)
     wait_until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
 
 
-def test_the_prometheus_port_is_passed_only_if_configured(plan):
-    command = recorder_launcher(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
-    assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at the same time
-    assert "--prometheus" not in recorder_launcher().command(plan("b"), 1, gpus=())
-
-
 def test_the_recorder_of_a_later_node_gets_the_rank_of_its_first_gpu(plan, tmp_path):
     folder = RunDir(tmp_path / "nodes" / "1")
     command = recorder_launcher().command(plan("a"), 1, gpus=("u", "v"), folder=folder, first_rank=2)
@@ -141,7 +135,7 @@ def test_packed_cpu_runs_are_recorded_on_disjoint_gpus(matrix, plan, tmp_path_fa
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
     uuids = simulate.uuids(environment)
-    recorder = recorder_launcher(simulated=True, environment=environment, gpus=uuids, prometheus=0)
+    recorder = recorder_launcher(simulated=True, environment=environment, gpus=uuids)
     plans = [plan("a", "hang", ranks=1), plan("b", "hang", ranks=2), plan("c", "hang", ranks=1)]
     local_engine = engine(recorders=recorder, cores=8, limits=Limits(jobs=3))
     local_engine.submit(plans)

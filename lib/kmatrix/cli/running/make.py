@@ -41,7 +41,7 @@ def make_dirs(
 
     run_jobs: trains the runs of a preflight on a cluster.
     """
-    recorders = recorder_launcher(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
+    recorders = recorder_launcher(arguments.get("SIMULATE"), plan.config.monitor_hz)
     check_simulation(arguments.get("SIMULATE"), (config.train.num_nodes for config in plan.configs.values()))
     preflight = yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else None
     with ProgressDisplay() as display:

@@ -27,7 +27,7 @@ from kmatrix.runner.execute import (
     need_torch,
     nodes_of_runs,
     recorder_launcher,
-    recording,
+    recording_hz,
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED
@@ -90,7 +90,7 @@ def continue_(arguments: Arguments) -> int:
     if not plan.plans and not plan.skipped and is_up_to_date(matrix):
         print(f"Report: {shown(matrix.summary)}")
         return exit_code(matrix, EXIT_FAILED if failed else 0, lost, plan.damaged)
-    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    recorders = recorder_launcher(arguments.get("SIMULATE"), recording_hz(symbols(matrix)))
     status = run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, budget=budget)
     return exit_code(matrix, status or (EXIT_FAILED if failed else 0), lost, plan.damaged)
 
@@ -137,7 +137,7 @@ def test_rerun(arguments: Arguments) -> int:
             )
     budget = asked_budget(matrix, arguments)
     refuse_if_spent(matrix, budget)
-    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    recorders = recorder_launcher(arguments.get("SIMULATE"), recording_hz(symbols(matrix)))
     check_simulation(arguments.get("SIMULATE"), nodes_of_runs(matrix))
     change_requests(matrix, [run.name for run in runs], hold=False)  # a rerun is a wish to train them
     with held(matrix):  # no runner may start a run while its files are moved

@@ -37,7 +37,7 @@ from kmatrix.runner.execute import (
     first_record,
     matrix_trackers,
     recorder_launcher,
-    recording,
+    recording_hz,
     symbols,
 )
 from kmatrix.runner.loop import EXIT_STOPPED, Outcome
@@ -97,7 +97,7 @@ def add(arguments: Arguments) -> int:
     )
     budget = asked_budget(matrix, arguments)
     refuse_if_spent(matrix, budget)
-    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    recorders = recorder_launcher(arguments.get("SIMULATE"), recording_hz(symbols(matrix)))
     check_simulation(arguments.get("SIMULATE"), (config.train.num_nodes for config in plan.configs.values()))
     names = add_runs(
         matrix, plan, command=" ".join(["kmatrix", arguments.target, *arguments.all_words]), on_message=print

@@ -75,7 +75,6 @@ class Pods:
             spent_s=run.spent_s,
             grace_s=settings.grace_s,
             hz=recorders.hz if recorders else 0,
-            prometheus=recorders.prometheus if recorders else 0,
             stage_dir=settings.stage_dir,
         )
         write_orders(run.dir, orders)

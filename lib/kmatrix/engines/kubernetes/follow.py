@@ -113,7 +113,7 @@ class Follower:
 
     def _start(self, orders: Orders) -> None:
         plan = self._plan(orders)
-        recorders = RecorderLauncher(python=Path(sys.executable), root=ROOT, hz=orders.hz, prometheus=orders.prometheus)
+        recorders = RecorderLauncher(python=Path(sys.executable), root=ROOT, hz=orders.hz)
         command = agent_argv(
             plan,
             (sys.executable, *TORCHRUN),

@@ -36,7 +36,6 @@ class Orders(Record, frozen=True, kw_only=True):
     spent_s: Amount = 0.0  # time of the attempts before
     grace_s: Amount = 35.0  # time to save a checkpoint
     hz: Count = 0  # samples/s of the recorder, 0: none
-    prometheus: Count = 0  # port of its metrics, 0: none
     stage_dir: str = ""  # for copies of the data in each pod
     over: bool = False  # the attempt is to end at once
 

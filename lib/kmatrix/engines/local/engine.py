@@ -64,7 +64,6 @@ class _Job:
     code: int | None = None  # exit code of a run that ended badly, while its hosts are asked
     recorder: Popen[bytes] | None = None
     seen: tuple[str, ...] | None = ()  # GPUs that the recorder samples, () for all
-    slot: int = 0  # among the runs at the same time; decides the Prometheus port
     started_at: float = 0.0  # monotonic seconds
     kill_deadline: float | None = None  # monotonic seconds
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt to end
@@ -310,9 +309,7 @@ class LocalEngine:
         taken = {gpu for other in others for gpu in other.seen or ()}
         job.seen = recorders.seen(job.plan, taken, shared=shared)
         job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or recorders.simulated))
-        # The lowest free slot, not a counter: a monitoring system scrapes a fixed, small set of ports.
-        job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
-        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot, since=job.state.started)
+        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, since=job.state.started)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         """Wait for the processes of an earlier attempt to exit, and kill those that do not."""
@@ -389,7 +386,7 @@ class LocalEngine:
         job.state = replace(job.state, recorder_deaths=deaths)
         again = deaths <= MOST_RECORDERS
         start = job.state.started
-        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot, since=start) if again else None
+        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, since=start) if again else None
 
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.kill_deadline is None:

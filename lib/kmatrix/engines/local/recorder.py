@@ -25,7 +25,6 @@ class RecorderLauncher:
     python: Path
     root: Path
     hz: int  # samples/s
-    prometheus: int = 0  # port of the first recorder's metrics, 0: none
     simulated: bool = False  # record simulated GPUs, on any device
     environment: Mapping[str, str] = field(default_factory=dict)  # additional variables of the recorder
     gpus: tuple[str, ...] = ()  # UUIDs of the simulated GPUs, which are divided between concurrent runs
@@ -46,21 +45,19 @@ class RecorderLauncher:
         pid: int,
         *,
         gpus: Sequence[str],
-        slot: int = 0,
         folder: RunDir | None = None,
         first_rank: int = 0,
     ) -> list[str]:
         """Return the recorder's command line for a run whose processes are descendants of `pid`.
 
-        gpus: returned by `seen`.  slot: 0, 1, ... of concurrent runs; it is added to the Prometheus port.
-        folder: where it records, None for the folder of the run.  first_rank: of the ranks on this node.
+        gpus: returned by `seen`.  folder: where it records, None for the folder of the run.
+        first_rank: of the ranks on this node.
         """
         command = [str(self.python), "-m", "kmatrix.gpu.recorder", str((folder or run.dir).path), "--hz", str(self.hz)]
         command += ["--run", str(run.dir.path)] if folder not in (None, run.dir) else []
         command += ["--attempt", str(run.attempt)]
         command += ["--first-rank", str(first_rank)] if first_rank else []
         command += ["--ranks-of", str(pid), "--parent", str(pid)]
-        command += ["--prometheus", str(self.prometheus + slot)] if self.prometheus else []
         command += ["--gpus", ",".join(gpus)] if gpus else []
         return (
             [*command, "--device", "nvidia"] if self.simulated else command if gpus else [*command, "--device", "cpu"]
@@ -72,7 +69,6 @@ class RecorderLauncher:
         tree: ProcessTree,
         *,
         gpus: Sequence[str] | None = (),
-        slot: int = 0,
         folder: RunDir | None = None,
         first_rank: int = 0,
         since: float | None = None,
@@ -91,7 +87,7 @@ class RecorderLauncher:
             environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time() if since is None else since)
         try:
             return tree.start_companion(
-                self.command(run, tree.pid, gpus=gpus, slot=slot, folder=folder, first_rank=first_rank),
+                self.command(run, tree.pid, gpus=gpus, folder=folder, first_rank=first_rank),
                 cwd=self.root,
                 env=environment,
                 start_new_session=True,  # Ctrl+C must not end a recording before its run

@@ -51,8 +51,6 @@ def record(arguments: argparse.Namespace) -> int:
     recorder = Recorder(
         source, run_dir, run, hz=arguments.hz, parent=arguments.parent, root=root, attempt=arguments.attempt
     )
-    if arguments.prometheus:
-        recorder.serve(arguments.prometheus)
     recorder.run()
     return 0
 
@@ -132,7 +130,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks-of", type=int, metavar="PID", help="process whose descendants are the ranks")
     parser.add_argument("--parent", type=int, metavar="PID", help="exit when this process exits")
     parser.add_argument("--device", choices=("auto", "nvidia", "cpu"), default="auto", help="what to record")
-    parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve /metrics on this port of 127.0.0.1")
     parser.add_argument("--format", choices=("csv",), help="export an existing recording to this format instead")
     arguments = parser.parse_args(argv)
     try:

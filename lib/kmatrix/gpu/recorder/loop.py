@@ -24,7 +24,6 @@ from kmatrix.gpu.formats.binary import Calibrated, RecordingHeader, read_samples
 from kmatrix.gpu.formats.samples import SIMULATED
 from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.gpu.poller import BackgroundPoller
-from kmatrix.gpu.recorder import prometheus
 from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
 from kmatrix.gpu.xid import xids_text
@@ -123,36 +122,6 @@ class Recorder:
                 break
         self._store(begin)
         self._end()
-
-    def serve(self, port: int) -> None:
-        """Serve metrics for Prometheus on a port. If the port is taken, warn and record without them."""
-        try:
-            prometheus.MetricsServer(port, self._metrics)
-        except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
-            why = getattr(error, "strerror", None) or str(error)
-            text = f"no metrics for Prometheus: cannot use port {port} of {prometheus.HOST}: {why}"
-            self._totals.warn(text)
-            print(f"kmatrix recorder: {text}: recording continues", file=sys.stderr)
-
-    def _metrics(self) -> str:
-        """Return all current metrics. Called from the thread of the server."""
-        # Without a lock: a scrape may mix two successive samples, which is harmless, but must never delay the next.
-        gauges = [
-            prometheus.Gauges(
-                device=totals.device,
-                values=prometheus.device_values(self._values, at),
-                limits=self._limits[at],
-                extra=self._poller.latest[at],
-                lost=self._lost[at],
-                joules=totals.joules,
-                throttled_s=totals.throttled.seconds,
-                ecc=dict(totals.ecc),
-            )
-            for at, totals in enumerate(self._totals.totals)
-        ]
-        samples, late = self._totals.samples, self._totals.late
-        families = prometheus.families(self._dir.name, self._run_id, gauges, samples=samples, late=late)
-        return prometheus.text_of(families)
 
     def _sample(self, begin: float, *, snapshot_due: bool) -> None:
         """Read the fast values, and store them with the snapshot of this second if it is due."""
@@ -258,8 +227,6 @@ class Recorder:
             return
         self._totals.totals[device].device = now
         facts = {"uuid": now.uuid, "gpu_name": now.gpu_name, "memory_total": now.memory_total}
-        if facts == {name: getattr(known, name) for name in facts}:
-            return  # other MIG instances
         self._simulated = self._simulated or now.gpu_name.endswith(SIMULATED)
         self._device_event("identified", device, "name, UUID and memory are known", **facts)
         self._files.write_facts(self._header())

@@ -45,8 +45,8 @@ class DeviceTotals:
     throttled: ThrottledTime = field(default_factory=ThrottledTime)
     other_processes: dict[int, OtherProcess] = field(default_factory=dict)  # by pid
     extras: dict[str, RunningStats] = field(default_factory=dict)  # name in EXTRA_METRICS
-    ecc: dict[str, int] = field(default_factory=dict)  # memory errors since the recording began, by kind
-    last_ecc: dict[str, int] = field(default_factory=dict)  # the driver's counters at the last read
+    ecc: int | None = None  # uncorrected memory errors since the recording began
+    last_ecc: int | None = None  # the driver's counter at the last read
     last_counter: float | None = None  # J, the driver's counter at the last sample
     last_power: tuple[float, float] | None = None  # monotonic s, W
 
@@ -84,15 +84,12 @@ class DeviceTotals:
         for name, value in extra.known():
             if name in EXTRA_METRICS:
                 self.extras.setdefault(name, RunningStats()).add([value])
-        new = 0
-        for kind, now in (("corrected", extra.ecc_corrected), ("uncorrected", extra.ecc_uncorrected)):
-            if now is not None:
-                # The driver's counters include errors from before the recording, and restart when it is reloaded.
-                more = max(0, now - self.last_ecc.get(kind, now))
-                self.ecc[kind] = self.ecc.get(kind, 0) + more
-                self.last_ecc[kind] = now
-                if kind == "uncorrected":
-                    new = more
+        now = extra.ecc_uncorrected
+        if now is None:
+            return 0
+        # The driver's counter includes errors from before the recording, and restarts when it is reloaded.
+        new = 0 if self.last_ecc is None else max(0, now - self.last_ecc)
+        self.ecc, self.last_ecc = (self.ecc or 0) + new, now
         return new
 
     def _count(self, counter: float) -> bool:
@@ -156,7 +153,7 @@ class DeviceTotals:
             "counter_start": _rounded(self._counter_start),
             "throttled_s": {reason: round(seconds, 1) for reason, seconds in sorted(self.throttled.seconds.items())},
             "foreign": [asdict(self.other_processes[pid]) for pid in sorted(self.other_processes)],
-            "ecc": dict(self.ecc) or None,
+            "ecc_uncorrected": self.ecc,
             **{name: running.summary() for name in EXTRA_METRICS if (running := self.extras.get(name))},
         }
 
@@ -170,7 +167,7 @@ class DeviceTotals:
         self.other_processes = {
             one.pid: OtherProcess(pid=one.pid, name=one.name, memory_mib=one.memory_mib) for one in entry.foreign
         }
-        self.ecc = dict(entry.ecc or {})
+        self.ecc = entry.ecc_uncorrected
         for name in EXTRA_METRICS:
             if known := getattr(entry, name):
                 self.extras[name] = _restored(known)

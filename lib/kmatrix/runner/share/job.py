@@ -39,7 +39,7 @@ from kmatrix.runner.execute import (
     gpu_pool,
     matrix_trackers,
     recorder_launcher,
-    recording,
+    recording_hz,
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED, Outcome, drive
@@ -267,7 +267,7 @@ class ShareJob:
             cores=usable_cores(),
             limits=limits,
             grace_s=grace_of(kill_s),
-            recorders=recorder_launcher(arguments.get("SIMULATE") or "", *recording(values)),
+            recorders=recorder_launcher(arguments.get("SIMULATE") or "", recording_hz(values)),
             trackers=matrix_trackers(self.share, _trackers(arguments)),
             spread=self.spread,
             stage_dir=self.allocation.stage_dir,
