@@ -24,7 +24,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 SCRAPES = 1000
 HOPPER = (
-    *("0 * smact 91", "0 * smocc 40", "0 * tensor 55", "0 * dram 48", "0 * memtemp 71", "0 * nvlink_tx 80000"),
+    *("0 * smact 91", "0 * tensor 55", "0 * dram 48", "0 * memtemp 71", "0 * nvlink_tx 80000"),
     *("0 * nvlink_rx 80000", "0 * energy 100"),
 )
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import configparser
-import http.client
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 
 import pytest
@@ -19,33 +16,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gputop_values import ROOT, T0, gpu_sample
 from kmatrix.errors import LaunchError
-from kmatrix.gpu.formats.events import REASONS
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.nvml.facts import DeviceFacts
-from kmatrix.gputop.exporter.command import PORT, _parser, _server, application, greeting, main
+from kmatrix.gputop.exporter.command import PORT, _parser, _server, application
 from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
 from kmatrix.gputop.view import RunLine, ScreenSample
 from scripts.environment import PYTHON
 
 UNIT = ROOT / "docs" / "systemd" / "kmatrix-gpu-exporter.service"
 DASHBOARD = ROOT / "docs" / "grafana" / "kmatrix-gpus.json"
-MONITORING = ROOT / "docs" / "gpu-monitoring.md"
-PAGE = ROOT / "docs" / "formats.md"
 # Units of names of our own, by their last word.
-UNITS = {"watts": "W", "seconds": "s", "joules": "J", "ratio": "0 to 1"}
 # NVIDIA/dcgm-exporter, etc/default-counters.csv.
-COUNTERS_OF_DCGM = {
-    *("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"),
-    *("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
-    *("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS"),
-}
 SELECTED = re.compile(r"\b((?:DCGM|kmatrix)_\w+)(?:\{(.*?)\})?")  # metric and conditions in a query
 EXTRA = {
-    **{"memory_clock": 2619.0, "memory_temperature": 71.0, "memory_utilization": 40.0, "memory_reserved": 500.0},
-    **{"fan": 30.0, "pstate": 2, "xid": 79, "xids": 3, "ecc_corrected": 1, "ecc_uncorrected": 2},
-    **{"remapped_corrected": 1, "remapped_uncorrected": 0, "remap_failure": 0, "pcie_replays": 4},
-    **{"nvlink_tx": 100.0, "nvlink_rx": 50.0, "nvlink_errors": 5, "pcie_tx": 2.0, "pcie_rx": 1.0},
-    **{"sm_active": 90.0, "sm_occupancy": 40.0, "tensor_active": 55.0, "dram_active": 48.0},
+    **{"memory_temperature": 71.0, "fan": 30.0, "xid": 79, "xids": 3, "ecc_uncorrected": 2},
+    **{"nvlink_tx": 100.0, "nvlink_rx": 50.0, "pcie_tx": 2.0, "pcie_rx": 1.0},
+    **{"sm_active": 90.0, "tensor_active": 55.0, "dram_active": 48.0},
 }
 RUN = RunLine(name="a", step=5, max_iters=9, loss=3.5, tokens_per_second=1e5, mfu=40.0, left_s=60.0, kwh=0.5)
 
@@ -86,7 +72,6 @@ def test_every_known_value_is_in_the_units_of_dcgm():
     found = parsed(text_of(sample()))
     assert value(found, "DCGM_FI_DEV_GPU_UTIL") == 95
     assert value(found, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == 12_500
-    assert value(found, "DCGM_FI_DEV_FB_FREE") == 24576 - 12800 - 500
     assert value(found, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL") == pytest.approx(150 * 1.048576)
     assert value(found, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE") == pytest.approx(0.55)
     assert value(found, "DCGM_FI_PROF_PCIE_TX_BYTES") == 2 * 2**20
@@ -131,14 +116,12 @@ def test_the_settings_of_a_gpu_are_read_when_it_answers_and_kept_when_it_is_lost
 
 
 def test_a_lost_gpu_keeps_its_labels_its_newest_error_and_its_counters():
-    """docs/gpu-monitoring.md lists them."""
     lost = GpuSample(gpu_index=0, gpu_name="NVIDIA A10G", uuid="GPU-0000", extra=(("xid", 79), ("xids", 3)))
     found = parsed(text_of(sample(T0), sample(T0 + 2, gpus=(lost,), throttle={}, progress=())))
     assert {name for name in found if not name.startswith("kmatrix_exporter")} == {
         *("kmatrix_gpu_lost", "kmatrix_gpu_info", "DCGM_FI_DEV_XID_ERRORS"),
         *("kmatrix_gpu_throttled_seconds_total", "kmatrix_gpu_xid_errors_total"),
     }
-    assert all(f"`{name}`" in MONITORING.read_text() for name in found if "exporter" not in name)
     assert value(found, "kmatrix_gpu_lost") == 1
 
 
@@ -156,10 +139,6 @@ def test_counters_never_fall_when_the_clock_is_set_back_or_the_driver_is_reloade
     found = parsed(text_of(sample(T0), sample(T0 + 2), sample(T0 - 100), sample(T0 - 99, gpus=(reloaded,))))
     assert value(found, "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 3
     assert value(found, "kmatrix_gpu_xid_errors_total") == 3
-
-
-def test_before_the_first_sample_only_the_exporter_has_metrics():
-    assert set(parsed(text_of())) == {"kmatrix_exporter_samples_total"}
 
 
 @pytest.mark.parametrize("name", ["ordinary", 'with "quotes"\nand lines', "ünïcode"])
@@ -190,33 +169,6 @@ def test_get_and_head_of_metrics_are_answered_and_nothing_else():
     assert ask(method="POST")[0] == "405"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/"])
-@pytest.mark.parametrize("host", ["localhost:9835", "evil.example"])
-def test_head_has_the_headers_of_get_and_no_body(path, host):
-    """As a client sees them: the HTTP server adds a length, too."""
-    app = application(GpuCollector({}))
-    server = _server(0, lambda environ, start: app({**environ, "HTTP_HOST": host}, start))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    found = []
-    try:
-        for method in ("GET", "HEAD"):
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-            connection.request(method, path)
-            answer = connection.getresponse()
-            found.append((answer.status, answer.read(), dict(answer.getheaders()) | {"Date": ""}))
-            connection.close()
-    finally:
-        server.shutdown()
-        server.server_close()
-    (status, body, headers), head = found
-    assert head[:2] == (status, b"")
-    if path == "/metrics" and host.startswith("localhost"):  # the numbers of the exporter itself differ
-        assert int(head[2].pop("Content-Length")) == pytest.approx(int(headers.pop("Content-Length")), abs=50)
-    else:
-        assert int(headers["Content-Length"]) == len(body)
-    assert head[2] == headers
-
-
 @pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example"])
 def test_a_request_that_names_another_host_is_refused(host):
     status, body, _ = ask(host=host)
@@ -224,62 +176,19 @@ def test_a_request_that_names_another_host_is_refused(host):
     assert "DCGM" not in body
 
 
-def test_the_first_line_has_the_address_and_the_number_of_gpus():
-    assert greeting(9835, 1, ()) == "serving http://127.0.0.1:9835/metrics for 1 GPU; Ctrl+C ends it"
-    assert "for 4 GPUs;" in greeting(9835, 4, ())
-    assert "for its own metrics only (no GPU: mismatch); Ctrl" in greeting(9835, 0, ["no GPU: mismatch."])
-    assert "for its own metrics only (no GPU); Ctrl" in greeting(9835, 0, ())
-
-
 def test_a_port_in_use_is_one_error_with_a_hint():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="cannot serve metrics"):
         _server(taken.getsockname()[1], lambda *_: [])
 
 
-@pytest.mark.parametrize(
-    "words", [["--port", "x"], ["--port", "70000"], ["--interval", "0"], ["--interval", "abc"], ["--unknown"]]
-)
-def test_a_wrong_argument_exits_with_status_2(words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert "error" in error
-    assert "--interval" not in words or "expected a number of seconds from 0.05 to 3600, not" in error
-
-
-# -- the dashboard and the page
-
-
-def queries():
-    board = json.loads(DASHBOARD.read_text())
-    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-
-
-def test_the_dashboard_has_what_grafana_needs():
-    board = json.loads(DASHBOARD.read_text())
-    assert {"title", "uid", "schemaVersion", "templating", "panels", "time"} <= board.keys()
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
-    cells = set()
-    for panel in board["panels"]:
-        at = panel["gridPos"]
-        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert at["x"] + at["w"] <= 24
-        assert not own & cells, f"{panel['title']} covers another panel"
-        cells |= own
-        assert panel["targets"]
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
-    variables = {one["name"] for one in board["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]))) - {"__rate_interval"}
-    assert used <= variables
+# -- the dashboard
 
 
 def test_every_metric_and_label_of_the_dashboard_is_exported():
     found = parsed(text_of(sample()))
     board = json.loads(DASHBOARD.read_text())
-    asked = [*queries(), *(one["definition"] for one in board["templating"]["list"] if one["type"] == "query")]
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [*(one["definition"] for one in board["templating"]["list"] if one["type"] == "query")]
     for query in asked:
         selected = SELECTED.findall(query)
         assert selected, query
@@ -291,65 +200,6 @@ def test_every_metric_and_label_of_the_dashboard_is_exported():
             assert all(set(group.split(", ")) <= set(found[name][0][0]) for name, _ in selected), query
         for group in re.findall(r"\bby \(([\w, ]+)\)", query):
             assert set(group.split(", ")) <= set(found[selected[0][0]][0][0]), query
-
-
-def test_the_run_variable_filters_every_panel_and_all_includes_gpus_without_a_run():
-    found = parsed(text_of(sample()))
-    for query in queries():
-        for name, conditions in SELECTED.findall(query):
-            assert "run" not in found[name][0][0] or 'run=~"$run"' in conditions, query
-        # Counters without this label are joined with a metric that has it.
-        assert 'run=~"$run"' in query
-    board = json.loads(DASHBOARD.read_text())
-    (variable,) = [one for one in board["templating"]["list"] if one["name"] == "run"]
-    # Also matches the empty label.
-    assert (variable["includeAll"], variable["allValue"]) == (True, ".*")
-
-
-def test_the_dashboard_has_a_table_of_the_ranks_with_labels_that_exist():
-    board = json.loads(DASHBOARD.read_text())
-    (table,) = [panel for panel in board["panels"] if panel["type"] == "table"]
-    labels = parsed(text_of(sample()))["kmatrix_gpu_info"][0][0].keys()
-    options = table["transformations"][0]["options"]
-    assert {"run", "rank", "gpu", "Hostname"} <= options["renameByName"].keys() <= labels
-    added = {"Time", "Value", "__name__", "instance", "job"}  # by Grafana and Prometheus
-    assert options["excludeByName"].keys() == labels - options["renameByName"].keys() | added
-
-
-def rows_of_the_page():
-    """Return metric -> type, value, unit and labels, as the page has them."""
-    section = PAGE.read_text().partition("\n## Metrics of the exporter\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \| (.*) \|$", section, re.MULTILINE)
-    return {name: (*rest, set(labels.split(", "))) for name, *rest, labels in rows}
-
-
-def described(text):
-    """Return metric -> type, value, unit and labels of a scrape, in the words of the page."""
-    found = {}
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    for name, labels in ((name, set(pairs[0][0])) for name, pairs in parsed(text).items()):
-        whole = re.search(rf"^# HELP {name} (.*)\.$", text, re.MULTILINE)[1]
-        value, _, unit = whole.removesuffix(")").partition(" (")
-        last = name.removesuffix("_total").rpartition("_")[2]
-        unit = unit or ("tokens/s" if name.endswith("tokens_per_second") else UNITS.get(last, "-"))
-        of_gpu = labels >= set(LABELS)
-        words = {f"`{label}`" for label in (labels - set(LABELS) if of_gpu else labels)}
-        kind = f"{types[name]} (counter in dcgm-exporter)" if name in COUNTERS_OF_DCGM else types[name]
-        found[name] = (kind, value, unit, words | {"of a GPU"} if of_gpu else words or {"-"})
-    return found
-
-
-def test_the_page_has_type_value_unit_and_labels_of_every_metric():
-    assert rows_of_the_page() == described(text_of(sample()))
-    assert [label for label in LABELS if f"`{label}`" not in PAGE.read_text()] == []
-    assert [reason for reason in REASONS if f"`{reason}`" not in PAGE.read_text()] == []
-
-
-def test_the_page_names_the_metrics_of_the_process():
-    _, body, _ = ask()
-    names = {name for name in parsed(body) if name.startswith("kmatrix_exporter_process_")}
-    assert names
-    assert names == set(re.findall(r"`(kmatrix_exporter_process_\w+)`", PAGE.read_text()))
 
 
 # -- the service
@@ -383,13 +233,3 @@ def test_the_service_is_always_on_without_rights_and_can_use_the_driver():
     assert settings["DeviceAllow"] == "char-nvidia* rw"
     # Each of them would hide GPUs or runs.
     assert {"PrivateDevices", "PrivateNetwork", "PrivateUsers", "ProtectProc", "ProcSubset"}.isdisjoint(settings)
-
-
-def test_systemd_accepts_the_service(tmp_path):
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        return  # a machine without systemd: the other tests check the unit
-    path = tmp_path / UNIT.name
-    path.write_text(UNIT.read_text().replace("/opt/kmatrix/.venv/bin/python", sys.executable))
-    done = subprocess.run([program, "verify", "--man=no", str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, UNIT.name in done.stderr) == (0, False), done.stderr

@@ -2,21 +2,19 @@
 
 import json
 import math
-import shlex
-import struct
 import time
-from pathlib import Path
 
 import pytest
 
 from gpu_factory import damage, overwrite
-from gputop_values import ROOT, T0, Recorder, append_event, gpu_sample, rendered, utilization, view
+from gputop_values import T0, Recorder, append_event, gpu_sample, utilization
 from kmatrix.errors import RecordError
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
 from kmatrix.gpu.formats.binary import SampleFile, read_samples
 from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gpu.nvml.facts import DriverFacts
 from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed, other_nodes, title_of
-from kmatrix.gputop.loop import Session, StatsFiles, follow
+from kmatrix.gputop.loop import Session, StatsFiles
 from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.view import History, Metric, rows_of
 from kmatrix.paste import make_command
@@ -70,13 +68,6 @@ def test_an_attached_screen_follows_to_the_new_file_of_other_gpus(tmp_path):
     sample = feed.poll(history)
     assert utilization(sample) == 1.0
     assert len(sample.snapshot.samples) == 3
-
-
-def test_a_truncated_last_record_is_not_shown(tmp_path):
-    Recorder(tmp_path / "run").write(3)
-    with RunDir(tmp_path / "run").gpu_samples.open("r+b") as file:
-        file.truncate(file.seek(0, 2) - 5)
-    assert utilization(AttachedFeed(tmp_path / "run").poll(History())) == 1.0
 
 
 @pytest.mark.parametrize(("position", "index"), [(0.0, 0), (10.0, 20), (10.4, 20), (-5.0, 188), (1e9, 198), (-1e9, 0)])
@@ -144,11 +135,6 @@ def test_a_replay_shows_throttling_of_its_position(tmp_path):
         assert feed.poll(history).throttle == reasons
 
 
-def test_a_recording_without_events_reports_unknown_throttling(tmp_path):
-    Recorder(tmp_path / "run").write(2)
-    assert ReplayFeed(tmp_path / "run").poll(History()).throttle == {}
-
-
 def test_a_folder_without_a_recording_is_refused_and_a_matrix_lists_its_runs(tmp_path):
     with pytest.raises(RecordError, match="contains no gpu_samples"):
         AttachedFeed(tmp_path)
@@ -158,30 +144,10 @@ def test_a_folder_without_a_recording_is_refused_and_a_matrix_lists_its_runs(tmp
         ReplayFeed(tmp_path / "matrix")
 
 
-@pytest.mark.parametrize(
-    ("name", "why", "hint"),
-    [
-        ("nothing", "it does not exist", "pass a run directory"),
-        ("empty", "it was not recorded", "pass a run directory"),
-        ("run/gpu_samples.bin", "it is a file", "pass its run directory: "),
-        ("run/log", "it is a file", "pass a run directory"),
-    ],
-)
-def test_a_path_without_a_recording_is_refused_with_the_reason(tmp_path, name, why, hint):
-    Recorder(tmp_path / "run").write(1)
-    (tmp_path / "run" / "log").write_text("")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RecordError, match="contains no gpu_samples") as caught:
-        ReplayFeed(tmp_path / name)
-    assert caught.value.why == why
-    assert caught.value.hint.startswith(hint)
-
-
-@pytest.mark.parametrize("data", [None, struct.pack("<d", math.nan) * 11, struct.pack("<d", 1e300) * 11])
 @pytest.mark.parametrize("first", [0, 5, 15])
-def test_damaged_samples_are_not_shown_and_are_counted(tmp_path, data, first):
+def test_damaged_samples_are_not_shown_and_are_counted(tmp_path, first):
     Recorder(tmp_path / "run").write(20)
-    damage(tmp_path / "run" / "gpu_samples.bin", first, 5, data)
+    damage(tmp_path / "run" / "gpu_samples.bin", first, 5)
     last = 14 if first == 15 else 19
     feed = ReplayFeed(tmp_path / "run", from_end=True)
     assert utilization(feed.poll(History())) == last
@@ -191,14 +157,6 @@ def test_damaged_samples_are_not_shown_and_are_counted(tmp_path, data, first):
     for _ in range(2):
         assert utilization(attached.poll(History())) == last
         assert attached.notices()[-1] == "gpu_samples.bin is damaged: 5 samples left out"
-
-
-def test_a_recording_of_damaged_samples_only_is_refused_by_replay(tmp_path):
-    Recorder(tmp_path / "run").write(20)
-    damage(tmp_path / "run" / "gpu_samples.bin", 0, 20)
-    with pytest.raises(RecordError, match="contains no sample") as caught:
-        ReplayFeed(tmp_path / "run")
-    assert caught.value.why == "gpu_samples.bin is damaged: 20 samples left out"
 
 
 def test_values_that_cannot_be_true_raise_no_alert(tmp_path):
@@ -252,6 +210,7 @@ def source(monkeypatch):
     fake, now = FakeSource(), [100.0]
     fake.pass_time = lambda seconds: now.__setitem__(0, now[0] + seconds)
     monkeypatch.setattr("kmatrix.gputop.monitor.open_source", lambda: fake)
+    monkeypatch.setattr("kmatrix.gputop.monitor.driver_facts", lambda _source: DriverFacts())
     monkeypatch.setattr("kmatrix.gputop.monitor.time.monotonic", lambda: now[0])
     return fake
 
@@ -305,26 +264,20 @@ def session(tmp_path):
     return live_session
 
 
-def test_every_gpu_can_be_selected_even_the_twelfth(session):
-    reached = [session.selected]
-    for _ in range(13):
-        session.press("down")
-        reached.append(session.selected)
-    assert reached == [*range(12), 11, 11]
-    session.press("page up")
-    assert session.selected == 1
-    session.press("7")
-    assert session.selected == 7
-
-
-def test_the_key_m_cycles_through_the_metrics_and_l_enlarges_them(session):
-    seen = []
-    for _ in Metric:
-        seen.append(session.view().metric)
-        assert session.press("m")
-    assert seen == list(Metric)
-    session.press("l")
-    assert session.view().large
+def test_keys_change_the_screen(session):
+    view_of = {
+        "down": lambda view: view.selected == 1,
+        "page down": lambda view: view.selected == 11,
+        "7": lambda view: view.selected == 7,
+        "m": lambda view: view.metric is Metric.MEMORY,
+        "c": lambda view: view.charts,
+        "l": lambda view: view.large,
+        "a": lambda view: view.page == "alerts",
+    }
+    for key, changed in view_of.items():
+        assert session.press(key)
+        assert changed(session.view()), key
+    session.press("x")  # closes the page
     assert not session.press("q")
 
 
@@ -406,15 +359,6 @@ def test_a_full_disk_is_reported_and_does_not_end_the_screen(tmp_path, monkeypat
     assert files.problem == ""
 
 
-def test_headless_polling_ends_after_its_duration_at_a_steady_rate(session):
-    times = []
-    session.feed.poll = lambda history: times.append(time.monotonic())
-    started = time.monotonic()
-    follow(session, interval=0.1, seconds=0.55)
-    assert time.monotonic() - started > 0.5
-    assert 2 <= len(times) <= 6
-
-
 ONE_GPU = [{"gpu_index": 0, "gpu_name": "A", "uuid": "GPU-a"}]
 
 
@@ -437,19 +381,6 @@ def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
     assert ReplayFeed(tmp_path, from_end=True).length == 119
     attached = AttachedFeed(tmp_path)
     assert attached.poll(History(1.0)).snapshot.samples[0].utilization == 59.5
-
-
-def test_the_end_of_a_recording_is_reported_with_a_command_that_replays_it(tmp_path, monkeypatch):
-    """From any folder, and with any path."""
-    monkeypatch.chdir(tmp_path)
-    Recorder(Path("rec r 4"), started=T0).write(4)
-    RunDir(Path("rec r 4")).gpu_summary.write_text('{"final": true}')
-    feed = AttachedFeed(Path("rec r 4"))
-    feed.poll(History(feed.bucket_s))
-    (notice,) = feed.notices()
-    assert notice == f"recording ended: make -C {shlex.quote(str(ROOT))} gputop REPLAY='{tmp_path}/rec r 4' replays it"
-    text = rendered(view(gpu_sample(0), notices=(notice,)), 60, 24)
-    assert "".join(notice.split()) in "".join(text.split())
 
 
 def test_make_gputop_replays_a_recording(tmp_path):

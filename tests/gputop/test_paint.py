@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 import re
 
 import pytest
@@ -125,30 +124,6 @@ def test_a_changed_digit_writes_that_digit_only():
     assert written(file) == "\x1b[1;14H2"
 
 
-def test_a_column_of_changes_moves_the_cursor_by_the_shortest_way():
-    paint, file = painter()
-    paint.paint([Text(f"row {n} 1s") for n in range(HEIGHT)], WIDTH, HEIGHT)
-    written(file)
-    paint.paint([Text(f"row {n} 2s") for n in range(HEIGHT)], WIDTH, HEIGHT)
-    assert written(file) == "\x1b[1;7H2" + "\x1b[B\b2" * (HEIGHT - 1)
-
-
-def test_a_change_of_colour_alone_is_painted():
-    paint, file = painter()
-    paint.paint([Text("88C", style="green")], WIDTH, HEIGHT)
-    written(file)
-    paint.paint([Text("88C", style="red")], WIDTH, HEIGHT)
-    assert written(file) == "\b\b\b\x1b[0;31m88C\x1b[0m"
-
-
-def test_changes_of_one_colour_switch_to_it_once():
-    paint, file = painter()
-    paint.paint([Text(f"row {n} 1s", style="green") for n in range(3)], WIDTH, HEIGHT)
-    written(file)
-    paint.paint([Text(f"row {n} 2s", style="green") for n in range(3)], WIDTH, HEIGHT)
-    assert written(file) == "\x1b[1;7H\x1b[0;32m2" + "\x1b[B\b2" * 2 + "\x1b[0m"
-
-
 def test_without_colours_no_colour_is_written():
     paint, file = painter(no_color=True)
     paint.paint([Text("88C", style="bold red")], WIDTH, HEIGHT)
@@ -178,15 +153,3 @@ def test_the_screen_is_opened_and_closed_with_the_cursor():
         assert f"?{number}l" in CLOSE
     assert "?25l" in OPEN
     assert "?25h" in CLOSE
-
-
-def test_a_picture_of_random_changes_costs_less_than_all_of_it():
-    paint, file = painter()
-    chance, width, height = random.Random(1), 160, 50
-    rows = [[chance.choice("abc") for _ in range(width)] for _ in range(height)]
-    paint.paint([Text("".join(row)) for row in rows], width, height)
-    whole = len(written(file))
-    for _ in range(20):
-        rows[chance.randrange(height)][chance.randrange(width)] = "#"
-    paint.paint([Text("".join(row)) for row in rows], width, height)
-    assert len(written(file)) < whole / 30

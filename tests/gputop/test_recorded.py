@@ -14,7 +14,7 @@ import kmatrix.simulate.library as simulate
 from gputop_values import SCRIPT, T0, Recorder
 from kmatrix.gpu.formats.json_array import JsonArrayFile, entry_until
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, multi
-from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed
+from kmatrix.gputop.feeds import ReplayFeed
 from kmatrix.gputop.view import History
 from recordings import sample_count, stop_recorder
 from waiting import wait_until
@@ -43,9 +43,6 @@ def paused(path, second):
 # ---- expensive metrics -------------------------------------------------------------------------------------------
 
 
-LINES = ['{"at": %d}', '{"at": %d, "long": "' + "x" * 300 + '"}', "{broken", ""]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     lines=st.lists(
@@ -60,19 +57,6 @@ def test_the_last_entry_until_a_time_is_found_by_halves(tmp_path_factory, lines,
     expected = [at for at, line in enumerate(lines) if "%d" in line and at <= until]
     found = entry_until(path, lambda entry: entry["at"], until)
     assert (found or {}).get("at") == (expected[-1] if expected else None)
-
-
-def test_a_search_reads_a_small_part_of_a_long_recording(tmp_path):
-    path, asked = tmp_path / "a.json", []
-    path.write_text("[\n" + ",\n".join(f'{{"at": {at}, "rest": "{"x" * 200}"}}' for at in range(20_000)) + "\n]\n")
-
-    def time_of(entry):
-        asked.append(entry["at"])
-        return entry["at"]
-
-    assert entry_until(path, time_of, 12_345.5)["at"] == 12_345
-    assert len(asked) < 40
-    assert entry_until(tmp_path / "missing.json", time_of, 0) is None
 
 
 @pytest.mark.parametrize(("second", "tensor"), [(0, 0.0), (30.4, 30.0), (30.5, 30.0), (95, None)])
@@ -91,16 +75,6 @@ def test_metrics_of_another_gpu_and_damaged_ones_are_left_out(tmp_path):
     assert extras_of(paused(tmp_path / "run", 5).poll(History())) == [{}, {}]
     recorder.run.gpu_stats_multi.write_text('[\n{"timestamp": 3, "multi_gpu_data": 5}\n{"multi_gpu_data": [3]}\n]\n')
     assert extras_of(paused(tmp_path / "run", 5).poll(History())) == [{}, {}]
-
-
-def test_an_attached_screen_has_the_newest_expensive_metrics(tmp_path):
-    started = time.time() - 10
-    recorder = Recorder(tmp_path / "run", started=started)
-    recorder.write(20)
-    write_extras(recorder, 10, started=started)
-    feed = AttachedFeed(tmp_path / "run")
-    assert extras_of(feed.poll(History()))[1]["tensor_active"] == 9.0
-    feed.close()
 
 
 # ---- processes ---------------------------------------------------------------------------------------------------
@@ -132,10 +106,3 @@ def test_a_run_on_this_machine_has_its_processes_and_a_replay_says_that_it_has_n
     assert "processes: not in a recording" in replay
     assert "tensor" in replay
     assert "55%" in replay
-
-
-def test_a_recording_that_ended_has_no_processes(tmp_path):
-    Recorder(tmp_path / "run", started=time.time() - 60).write(2)
-    feed = AttachedFeed(tmp_path / "run")
-    assert feed.poll(History()).processes is None
-    assert feed.no_processes == "processes: only while the recording goes on"

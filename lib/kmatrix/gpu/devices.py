@@ -24,7 +24,6 @@ class Device:
     uuid: str  # empty if unknown
     rank: int | None = None  # rank of the run that uses the device, None if unknown
     memory_total: float | None = None  # MiB
-    slices: tuple[str, ...] = ()  # UUIDs of its MIG instances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,31 +38,20 @@ class DeviceLimits:
 class ExtraMetrics:
     """Metrics that are expensive to read and change slowly. None: unknown.
 
-    The last four come from NVML's GPU performance monitoring (GPM, Hopper and newer).
+    The last three come from NVML's GPU performance monitoring (GPM, Hopper and newer).
     """
 
     fan: float | None = None  # percent
-    memory_clock: float | None = None  # MHz
-    memory_utilization: float | None = None  # percent of the last sample period in which memory was read or written
     memory_temperature: float | None = None  # degrees Celsius, of memory next to the GPU (HBM)
-    memory_reserved: float | None = None  # MiB that the driver keeps
-    pstate: int | None = None  # performance state: 0 is the fastest
     pcie_tx: float | None = None  # MiB/s
     pcie_rx: float | None = None  # MiB/s
-    pcie_replays: int | None = None  # since the driver was loaded
     nvlink_tx: float | None = None  # MiB/s over all links
     nvlink_rx: float | None = None  # MiB/s over all links
-    nvlink_errors: int | None = None  # since the driver was loaded
-    ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None  # memory errors since the driver was loaded
-    remapped_corrected: int | None = None  # rows of memory that were replaced after corrected errors
-    remapped_uncorrected: int | None = None  # the same after uncorrected errors
-    remap_failure: int | None = None  # 1: a row could not be replaced
     xid: int | None = None  # code of the newest XID error since the driver was opened, 0: none
     xids: int | None = None  # number of XID errors since the driver was opened
     xid_counts: Mapping[int, int] = field(default_factory=dict)  # code -> number of those, the newest code last
-    sm_active: float | None = None  # percent, mean since the previous read, as the next three
-    sm_occupancy: float | None = None
+    sm_active: float | None = None  # percent, mean since the previous read, as the next two
     tensor_active: float | None = None
     dram_active: float | None = None
 
@@ -76,8 +64,8 @@ class ExtraMetrics:
 EXTRA_NAMES = tuple(one.name for one in fields(ExtraMetrics) if one.name != "xid_counts")  # those that are numbers
 # Averaged over the recording. The others are counters or states, of which a mean says nothing.
 EXTRA_METRICS = (
-    *("fan", "memory_clock", "memory_utilization", "memory_temperature", "pcie_tx", "pcie_rx"),
-    *("nvlink_tx", "nvlink_rx", "sm_active", "sm_occupancy", "tensor_active", "dram_active"),
+    *("fan", "memory_temperature", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"),
+    *("sm_active", "tensor_active", "dram_active"),
 )
 
 
@@ -88,7 +76,6 @@ class DeviceProcess:
     pid: int
     memory_mib: float | None  # MiB, None if the driver does not report it
     kind: str = "C"  # C: compute, G: graphics, X: both
-    instance: int | None = None  # GPU instance of MIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +155,6 @@ def snapshot(
                 sm_clock=known["sm_clock"],
                 energy_j=known["energy_j"],
                 extra=extra[position].known() if extra else (),
-                slices=device.slices,
             )
         )
     return Snapshot(time=time, samples=tuple(samples))

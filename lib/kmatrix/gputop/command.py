@@ -17,6 +17,7 @@ from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gputop.csv_file import MOST_HZ, record_csv
 from kmatrix.gputop.feeds import AttachedFeed, LiveFeed, ReplayFeed, SampleFeed
 from kmatrix.gputop.loop import Session, follow, watch
+from kmatrix.gputop.make import end_with_make
 from kmatrix.gputop.snapshot import snapshot_entry
 from kmatrix.gputop.stats_files import StatsFiles
 from kmatrix.gputop.terminal.glyphs import glyphs_for
@@ -62,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
-    session = Session(feed=feed, asked=options.gpus, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    session = Session(feed=feed, asked=options.gpus)
     # The first poll checks --gpus before statistics files are created or the screen is cleared.
     session.poll()
     is_single = options.json or options.once or (not _has_screen() and options.stats_file is None)
@@ -93,6 +94,7 @@ def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
 def _watch(session: Session, options: argparse.Namespace) -> None:
     console = Console(highlight=False)
     glyphs = glyphs_for("ascii" if options.ascii else sys.stdout.encoding)
+    end_with_make()
     watch(session, console, glyphs, interval=_interval(options), seconds=options.seconds)
 
 

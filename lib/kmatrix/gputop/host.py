@@ -74,7 +74,6 @@ class ProcessTable:
             gpu_index=gpu,
             pid=process.pid,
             kind=process.kind,
-            instance=process.instance,
             memory_mib=process.memory_mib,
             sm=share.sm if share else None,
             bandwidth=share.memory if share else None,

@@ -19,7 +19,6 @@ from rich.console import Console, ConsoleDimensions
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.samples import GpuSample
 from kmatrix.gputop.feeds import SampleFeed
-from kmatrix.gputop.processes import ProcessActions
 from kmatrix.gputop.stats_files import StatsFiles
 from kmatrix.gputop.terminal.glyphs import Glyphs
 from kmatrix.gputop.terminal.keyboard import STEPS, Keyboard
@@ -56,12 +55,8 @@ class Session:
     page: str = ""  # what covers the table: "help" or "alerts"
     page_at: int = 0  # its first line on the screen
     page_end: int = 0  # the last one that it can be scrolled to, on the terminal as it is now
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES, None if it is not set
-    only_visible: bool = False
-    processes: ProcessActions = field(default_factory=ProcessActions)
     history: History = field(init=False)
     sample: ScreenSample | None = field(init=False, default=None)
-    _whole: ScreenSample | None = field(init=False, default=None)  # of all GPUs
     _gpus: frozenset[int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -75,20 +70,11 @@ class Session:
             return
         if self._gpus is None:  # resolved once: a lost GPU may change the driver's indices
             self._gpus = chosen(self.asked, sample.snapshot.samples)
-        self._whole = sample
-        self._choose(sample)
-        if before is None or before.snapshot.time != sample.snapshot.time:
-            self.write()
-
-    def _choose(self, sample: ScreenSample) -> None:
-        """Show the GPUs that were asked for, and of these the visible ones if only they are to be shown."""
-        shown = sample.of(self._gpus)
-        if self.only_visible and self.visible is not None:
-            shown = shown.of(visible_gpus(self.visible, sample.snapshot.samples))
-        self.sample = shown
-        self.processes.update(shown.processes or ())
+        self.sample = sample.of(self._gpus)
         if self.selected not in self._indices():
             self.selected = next(iter(self._indices()), None)
+        if before is None or before.snapshot.time != sample.snapshot.time:
+            self.write()
 
     def write(self) -> None:
         """Append the newest sample to the statistics files, if there are any."""
@@ -105,10 +91,6 @@ class Session:
         notices = self.feed.notices()
         if self.stats is not None and self.stats.problem:
             notices = (*notices, self.stats.problem)
-        if self.processes.message:
-            notices = (*notices, self.processes.message)
-        if self.only_visible:
-            notices = (*notices, f"only the GPUs of CUDA_VISIBLE_DEVICES={self.visible}: v shows all")
         sample = self.sample
         rows = () if sample is None else rows_of(sample, self.history, self.feed.now())
         return View(
@@ -128,27 +110,20 @@ class Session:
             progress=sample.progress if sample else (),
             simulated=sample is not None and sample.simulated,
             driver=sample.driver if sample else "",
-            processes=None if sample is None or sample.processes is None else self.processes.list(),
+            processes=sample.processes if sample else None,
             no_processes=self.feed.no_processes,
             page=self.page,
             page_at=self.page_at,
-            question=self.processes.question,
         )
 
     def press(self, key: str) -> bool:
         """Handle a key. Return False to exit."""
-        if self.processes.question:
-            self.processes.press(key)  # before all others: the answer to a question
-        elif self.page:
+        if self.page:
             self._press_on_page(key)
         elif key == "q":
             return False
         elif key in PAGES:
             self.page, self.page_at = PAGES[key], 0
-        elif key == "v":
-            self._switch_visible()
-        elif self.sample is not None and self.sample.processes is not None and self.processes.press(key):
-            return True
         elif key == "m":
             order = list(Metric)
             self.metric = order[(order.index(self.metric) + 1) % len(order)]
@@ -171,14 +146,6 @@ class Session:
         else:
             self.page = ""
 
-    def _switch_visible(self) -> None:
-        if self.visible is None:
-            self.processes.message = "CUDA_VISIBLE_DEVICES is not set: all GPUs are visible"
-            return
-        self.only_visible = not self.only_visible
-        if self._whole is not None:
-            self._choose(self._whole)
-
     def _select(self, steps: int) -> None:
         indices = self._indices()
         if indices:
@@ -193,30 +160,6 @@ def chosen(asked: str | None, samples: Sequence[GpuSample]) -> frozenset[int] | 
     """Return the GPU indices selected by a comma-separated list of indices or UUID prefixes; None: all."""
     items = [item.strip() for item in (asked or "").split(",") if item.strip()]
     return frozenset(_named(item, samples).gpu_index for item in items) if items else None
-
-
-def visible_gpus(text: str, samples: Sequence[GpuSample]) -> frozenset[int]:
-    """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES names: by NVML's index, UUID or the name of a slice.
-
-    As CUDA does, it ends at the first entry that names no GPU.
-    """
-    found = set()
-    for word in text.split(","):
-        item = word.strip()
-        if item.startswith("MIG-GPU-"):  # the old form: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>
-            item = item.removeprefix("MIG-").partition("/")[0]
-        if item.isdecimal():
-            named = [sample for sample in samples if sample.gpu_index == int(item)]
-        else:
-            named = [sample for sample in samples if item and _has_uuid(sample, item)]
-        if len(named) != 1:
-            break
-        found.add(named[0].gpu_index)
-    return frozenset(found)
-
-
-def _has_uuid(sample: GpuSample, start: str) -> bool:
-    return sample.uuid.startswith(start) or any(slice_.startswith(start) for slice_ in sample.slices)
 
 
 def _named(item: str, samples: Sequence[GpuSample]) -> GpuSample:

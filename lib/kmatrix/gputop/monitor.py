@@ -6,10 +6,10 @@ import math
 import os
 import time
 
-from kmatrix.gpu.devices import WIDTH, DeviceLimits, DeviceSource, snapshot
+from kmatrix.gpu.devices import WIDTH, DeviceLimits, snapshot
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.detect import detect
-from kmatrix.gpu.nvml.facts import DeviceFacts, DriverFacts, MigInstance, device_facts, driver_facts, mig_instances
+from kmatrix.gpu.nvml.facts import DeviceFacts, DriverFacts, device_facts, driver_facts
 from kmatrix.gpu.nvml.source import NvmlSource, open_source
 from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gputop.host import ProcessTable, host_state
@@ -32,14 +32,13 @@ class GPUMonitor:
         self.gpu_count = 0
         self.notes: tuple[str, ...] = ()
         self._details, self._interval = details, interval
-        self._source: DeviceSource | None = None
+        self._source: NvmlSource | None = None
         self._poller: BackgroundPoller | None = None
         self._values: list[float] = []
         self._limits: list[DeviceLimits] = []
         self._table = ProcessTable()
         self._processes: list[ProcessRow] = []
         self._host: HostState | None = None
-        self._slices: dict[int, tuple[MigInstance, ...]] = {}
         self._limits_due = self._recover_due = self._processes_due = 0.0
         self._driver = DriverFacts()
 
@@ -53,7 +52,7 @@ class GPUMonitor:
         self.gpu_count = len(source.devices)
         self._values = [math.nan] * (WIDTH * self.gpu_count)
         self._limits_due = self._recover_due = self._processes_due = 0.0
-        self._driver = driver_facts(source) if isinstance(source, NvmlSource) else DriverFacts()
+        self._driver = driver_facts(source)
         if self._details:
             self._poller = BackgroundPoller(source, every_s=max(1.0, self._interval))
             self._poller.start()
@@ -90,11 +89,10 @@ class GPUMonitor:
             xids={device.gpu_index: slow.xid_counts for device, slow in zip(devices, extra, strict=False)},
             ranks={index: row.rank for index, row in ranks.items() if row.rank is not None},
             runs={index: row.run for index, row in ranks.items()},
-            slices=self._slices,
             processes=tuple(self._processes) if self._details else None,
             host=self._host,
             # A GPU that was lost from the start has no name, which would have the mark.
-            simulated=isinstance(source, NvmlSource) and SIMULATE in os.environ,
+            simulated=SIMULATE in os.environ,
             driver_version=self._driver.version,
             cuda_version=self._driver.cuda,
         )
@@ -102,7 +100,7 @@ class GPUMonitor:
     def facts(self) -> dict[int, DeviceFacts]:
         """Return the settings of each GPU by its index; empty without the NVIDIA driver."""
         source = self._source
-        if not isinstance(source, NvmlSource):
+        if source is None:
             return {}
         return {device.gpu_index: device_facts(source, position) for position, device in enumerate(source.devices)}
 
@@ -126,7 +124,7 @@ class GPUMonitor:
         if source is not None and can_close:
             source.close()
 
-    def _read_processes(self, source: DeviceSource) -> None:
+    def _read_processes(self, source: NvmlSource) -> None:
         """Read the processes on all GPUs, and the state of the machine."""
         rows: list[ProcessRow] = []
         for position, device in enumerate(source.devices):
@@ -137,9 +135,3 @@ class GPUMonitor:
         self._processes = rows
         if self._details:
             self._host = host_state()
-            if isinstance(source, NvmlSource):
-                self._slices = {
-                    device.gpu_index: instances
-                    for position, device in enumerate(source.devices)
-                    if (instances := mig_instances(source, position))
-                }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kmatrix.gpu.formats.samples import multi, rounded
-from kmatrix.gpu.nvml.facts import DeviceFacts, MigInstance
+from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.view import ProcessRow, RunLine, ScreenSample
 
 
@@ -54,7 +54,6 @@ def process_entry(row: ProcessRow) -> dict[str, Any]:
         "command": row.command or None,
         "run": row.run or None,
         "rank": row.rank,
-        "gpu_instance": row.instance,
     }
 
 
@@ -64,18 +63,6 @@ def _settings(facts: DeviceFacts) -> dict[str, Any]:
         "persistence_mode": facts.persistence,
         "display_active": facts.display,
         "compute_mode": facts.compute_mode,
-        "mig_mode": facts.mig,
-        "mig_instances": [_slice(one) for one in facts.instances],
-    }
-
-
-def _slice(part: MigInstance) -> dict[str, Any]:
-    return {
-        "uuid": part.uuid,
-        "name": part.name,
-        "instance": part.instance,
-        "memory_used": rounded(part.memory_used),
-        "memory_total": rounded(part.memory_total),
     }
 
 

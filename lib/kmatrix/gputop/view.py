@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar
 
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
-from kmatrix.gpu.nvml.facts import MigInstance
 from kmatrix.stats import Balance, balance_of
 from kmatrix.status.alerts import Alert, Thresholds
 
@@ -69,7 +67,6 @@ class ProcessRow:
     gpu_index: int
     pid: int
     kind: str = "C"  # C: compute, G: graphics, X: both
-    instance: int | None = None  # GPU instance of MIG
     memory_mib: float | None = None  # MiB on the GPU
     sm: float | None = None  # percent of the multiprocessors
     bandwidth: float | None = None  # percent of the memory bandwidth
@@ -119,7 +116,6 @@ class ScreenSample:
     ranks: Mapping[int, int] = field(default_factory=dict)  # rank on the GPU
     runs: Mapping[int, str] = field(default_factory=dict)  # name of the run on the GPU
     processes: tuple[ProcessRow, ...] | None = None  # None: not known in this mode
-    slices: Mapping[int, tuple[MigInstance, ...]] = field(default_factory=dict)  # MIG instances of the GPU
     host: HostState | None = None
     progress: tuple[RunLine, ...] = ()  # of the runs on these GPUs
     simulated: bool = False  # the driver is simulated; otherwise the names of simulated GPUs show it
@@ -152,33 +148,8 @@ class DeviceRow:
     xids: Mapping[int, int] = field(default_factory=dict)  # code -> number of XID errors until now
     age: float | None = None  # s since any value last changed
     missing: str = ""  # why no value is known: "lost", or "not running" for a rank that has not started or has ended
-    slices: tuple[MigInstance, ...] = ()  # its MIG instances
     history: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)  # means per bucket, oldest first
     sparks: tuple[float | None, ...] = ()  # utilization, coarser than in `history`, oldest first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessList:
-    """The processes in the order of the screen, and what they were chosen and sorted by."""
-
-    rows: tuple[ProcessRow, ...]
-    total: int  # of all users
-    sort: str  # title of a column
-    user: str | None = None  # only this user's; None: all
-    selected: tuple[int, int] | None = None  # GPU index and pid; None: the keys move among the GPUs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmation:
-    """A question before something that cannot be undone: the next key answers it."""
-
-    action: str  # what will be done: never left out
-    about: str  # details, shortened on a narrow terminal
-
-    ANSWERS: ClassVar[str] = "? y/n"
-
-    def __str__(self) -> str:
-        return f"{self.action} ({self.about}){self.ANSWERS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +172,10 @@ class View:
     progress: tuple[RunLine, ...] = ()
     simulated: bool = False  # the driver is simulated, also if no GPU has a name that shows it
     driver: str = ""  # versions
-    processes: ProcessList | None = None  # None: not known in this mode
+    processes: tuple[ProcessRow, ...] | None = None  # None: not known in this mode
     no_processes: str = ""  # why they are not known
     page: str = ""  # what covers the table: "help" or "alerts"
     page_at: int = 0  # its first line on the screen
-    question: Confirmation | None = None  # to the user
 
     @property
     def position(self) -> int:
@@ -312,7 +282,6 @@ def rows_of(sample: ScreenSample, history: History, now: float) -> tuple[DeviceR
             run=sample.runs.get(gpu.gpu_index, ""),
             throttle=sample.throttle.get(gpu.gpu_index),
             xids=sample.xids.get(gpu.gpu_index, {}),
-            slices=sample.slices.get(gpu.gpu_index, ()),
             age=history.age(gpu.gpu_index, now),
             missing=_missing(gpu, sample.throttle),
             sparks=history.sparks(gpu.gpu_index, Metric.UTILIZATION, now),

@@ -97,17 +97,14 @@ static void answer(Device *gpu, FieldValue *out) {
     out->time_us = stamp(time);
     out->value.ull = 0;
     switch (out->id) {
-    case 3: case 5: counted(gpu, ECC_C, out); break; /* corrected: volatile and aggregate counters */
-    case 4: case 6: counted(gpu, ECC_U, out); break;
+    case 4: case 6: counted(gpu, ECC_U, out); break; /* uncorrected: volatile and aggregate counters */
     case 83:                                         /* TOTAL_ENERGY_CONSUMPTION */
         out->type = UNSIGNED_LONG_LONG;
         out->code = energy(gpu, time, &out->value.ull);
         break;
     case 185: out->code = power_field(gpu, time, AVERAGE, &out->value.u); break;
     case 186: out->code = power_field(gpu, time, INSTANT, &out->value.u); break;
-    case 52: counted(gpu, NVLINK_ERR, out); break;      /* replay errors of all links */
     case 82: out->code = rounded(gpu, MEMTEMP, 1, &out->value.u); break;
-    case 94: out->code = rounded(gpu, REPLAYS, 1, &out->value.u); break;
     case 138: traffic(gpu, NVLINK_TX, out); break;
     case 139: traffic(gpu, NVLINK_RX, out); break;
     case 187: out->code = OK; out->value.u = 100000; break; /* minimum power limit */
@@ -125,7 +122,7 @@ API Code nvmlDeviceGetFieldValues(Device *gpu, int count, FieldValue *out) {
 typedef struct { unsigned long long time_us; Value value; } Sample;
 API Code nvmlDeviceGetSamples(Device *gpu, int kind, unsigned long long since_us, int *type, unsigned *count,
                               Sample *out) {
-    static const int fields[] = { POWER, UTIL, MEMUTIL, -1, -1, SMCLK, MEMCLK }; /* nvmlSamplingType_t */
+    static const int fields[] = { POWER, UTIL, MEMUTIL, -1, -1, SMCLK, -1 }; /* nvmlSamplingType_t */
     Code code = ask(gpu);
     if (code || !type || !count) return code ? code : INVALID;
     if (kind < 0 || kind > 6 || fields[kind] < 0) return NOT_SUPPORTED;
@@ -156,7 +153,6 @@ typedef struct { unsigned version, supported; } GpmSupport;
 static Code gpm_field(unsigned id, Field *field) {
     switch (id) {
     case 2: *field = SMACT; return OK;
-    case 3: *field = SMOCC; return OK;
     case 5: *field = TENSOR; return OK;
     case 10: *field = DRAM; return OK;
     case 20: *field = PCIE_TX; return OK; /* this and the next three: MiB/s */

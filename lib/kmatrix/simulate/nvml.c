@@ -26,16 +26,6 @@ static int valid(const Device *gpu) {
     return gpu >= scenario.devices && gpu < scenario.devices + scenario.gpu_count;
 }
 
-/* A handle of a MIG instance, NULL for that of a GPU: the two kinds share one type in NVML. */
-static const Slice *slice_of(const void *handle) {
-    for (int gpu = 0; gpu < scenario.gpu_count; gpu++) {
-        const Device *device = &scenario.devices[gpu];
-        const Slice *slice = handle;
-        if (slice >= device->slices && slice < device->slices + device->slice_count) return slice;
-    }
-    return NULL;
-}
-
 /* Common start of all calls on a GPU: spend the time of a driver call, then check that the GPU responds. */
 Code ask(const Device *gpu) {
     if (scenario.call > 0)
@@ -140,22 +130,11 @@ API Code nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Device **out) {
 }
 
 API Code nvmlDeviceGetName(Device *gpu, char *buffer, unsigned size) {
-    const Slice *slice = slice_of(gpu);
-    if (slice) {
-        char full[128];
-        sprintf(full, "%s MIG %s", scenario.name, slice->name);
-        return text(buffer, size, full);
-    }
     Code code = ask(gpu);
     return code ? code : text(buffer, size, scenario.name);
 }
 API Code nvmlDeviceGetUUID(Device *gpu, char *buffer, unsigned size) {
     char own[64];
-    const Slice *slice = slice_of(gpu);
-    if (slice) {
-        sprintf(own, "MIG-00000000-0000-4000-8000-%06x%06x", slice->gpu, slice->number);
-        return text(buffer, size, own);
-    }
     Code code = ask(gpu);
     if (code) return code;
     uuid_of(gpu, own);
@@ -232,7 +211,8 @@ CONSTANT(nvmlDeviceGetComputeMode, unsigned, 0)
 CONSTANT(nvmlDeviceGetDisplayActive, unsigned, 0)
 CONSTANT(nvmlDeviceGetDisplayMode, unsigned, 0)
 CONSTANT(nvmlDeviceGetPowerManagementMode, unsigned, 1)
-CONSTANT(nvmlDeviceGetMaxMigDeviceCount, unsigned, gpu->slice_count ? MAX_SLICES : 0)
+CONSTANT(nvmlDeviceGetPerformanceState, unsigned, 0)
+CONSTANT(nvmlDeviceGetPowerState, unsigned, 0)
 CONSTANT(nvmlDeviceGetNumFans, unsigned, 1)
 CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, 4)
 CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, 4)
@@ -253,36 +233,7 @@ API Code nvmlDeviceGetEccMode(Device *gpu, unsigned *now, unsigned *next) {
     return pair(gpu, 1, 1, now, next);
 }
 API Code nvmlDeviceGetMigMode(Device *gpu, unsigned *now, unsigned *next) {
-    unsigned divided = gpu && valid(gpu) && gpu->slice_count > 0;
-    return pair(gpu, divided, divided, now, next);
-}
-
-/* ---- MIG ---- */
-
-API Code nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, unsigned number, void **out) {
-    Code code = ask(gpu);
-    if (code || !out) return code ? code : INVALID;
-    if (number >= (unsigned)gpu->slice_count) return NOT_FOUND;
-    *out = &gpu->slices[number];
-    return OK;
-}
-API Code nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *out) {
-    return out ? (*out = slice_of(handle) != NULL, OK) : INVALID;
-}
-API Code nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *handle, Device **out) {
-    const Slice *slice = slice_of(handle);
-    if (!slice || !out) return INVALID;
-    *out = &scenario.devices[slice->gpu];
-    return OK;
-}
-API Code nvmlDeviceGetGpuInstanceId(void *handle, unsigned *out) {
-    const Slice *slice = slice_of(handle);
-    if (!slice || !out) return INVALID;
-    *out = slice->number + 1;
-    return OK;
-}
-API Code nvmlDeviceGetComputeInstanceId(void *handle, unsigned *out) {
-    return slice_of(handle) && out ? (*out = 0, OK) : INVALID;
+    return pair(gpu, 0, 0, now, next);
 }
 
 /* ---- readings ---- */
@@ -293,8 +244,6 @@ READING(nvmlDeviceGetPowerManagementLimit, LIMIT, 1000)
 READING(nvmlDeviceGetEnforcedPowerLimit, LIMIT, 1000)
 READING(nvmlDeviceGetPowerManagementDefaultLimit, LIMIT, 1000)
 READING(nvmlDeviceGetFanSpeed, FAN, 1)
-READING(nvmlDeviceGetPerformanceState, PSTATE, 1)
-READING(nvmlDeviceGetPowerState, PSTATE, 1)
 
 API Code nvmlDeviceGetFanSpeed_v2(Device *gpu, unsigned fan, unsigned *out) {
     return fan ? INVALID : asked(gpu, FAN, 1, out);
@@ -304,12 +253,13 @@ API Code nvmlDeviceGetPowerManagementLimitConstraints(Device *gpu, unsigned *lea
     return asked(gpu, LIMIT, 1000, most);
 }
 API Code nvmlDeviceGetClockInfo(Device *gpu, int kind, unsigned *out) { /* 0 graphics, 1 SM, 2 memory, 3 video */
-    return asked(gpu, kind == 2 ? MEMCLK : SMCLK, 1, out);
+    return kind == 2 ? NOT_SUPPORTED : asked(gpu, SMCLK, 1, out);
 }
 API Code nvmlDeviceGetMaxClockInfo(Device *gpu, int kind, unsigned *out) {
     Code code = ask(gpu);
     if (code || !out) return code ? code : INVALID;
-    *out = highest(gpu, kind == 2 ? MEMCLK : SMCLK);
+    if (kind == 2) return NOT_SUPPORTED;
+    *out = highest(gpu, SMCLK);
     return OK;
 }
 API Code nvmlDeviceGetPcieThroughput(Device *gpu, int kind, unsigned *out) {
@@ -323,15 +273,6 @@ API Code nvmlDeviceGetUtilizationRates(Device *gpu, unsigned *out) { /* { gpu, m
 
 static Code memory(Device *gpu, unsigned long long *total, unsigned long long *used) {
     double all, taken;
-    const Slice *slice = slice_of(gpu);
-    if (slice) { /* the same share is used of all instances of a GPU */
-        Device *whole = &scenario.devices[slice->gpu];
-        Code failed = memory(whole, total, used);
-        double share = failed || !*total ? 0 : (double)*used / (double)*total;
-        *total = (unsigned long long)(slice->mib * MIB);
-        *used = (unsigned long long)(share * slice->mib * MIB);
-        return failed;
-    }
     Code code = ask(gpu);
     if (!code) code = value_at(gpu, MEMTOTAL, tick(MEMTOTAL), &all);
     if (!code) code = value_at(gpu, MEM, tick(MEM), &taken);
@@ -342,22 +283,15 @@ static Code memory(Device *gpu, unsigned long long *total, unsigned long long *u
 }
 typedef struct { unsigned long long total, free, used; } Memory;
 API Code nvmlDeviceGetMemoryInfo(Device *gpu, Memory *out) {
-    double kept = 0;
     Code code = out ? memory(gpu, &out->total, &out->used) : INVALID;
-    if (!code && !slice_of(gpu)) code = value_at(gpu, RESERVED, tick(RESERVED), &kept);
-    if (!code) out->used += (unsigned long long)(kept * MIB);
     if (!code) out->free = out->total - out->used;
     return code;
 }
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
-API Code nvmlDeviceGetMemoryInfo_v2(Device *gpu, Memory2 *out) { /* unlike v1: what the driver reserves is not used */
-    double kept = 0;
+API Code nvmlDeviceGetMemoryInfo_v2(Device *gpu, Memory2 *out) {
     Code code = out ? memory(gpu, &out->total, &out->used) : INVALID;
-    if (!code && !slice_of(gpu)) code = value_at(gpu, RESERVED, tick(RESERVED), &kept);
-    if (!code) {
-        out->reserved = (unsigned long long)(kept * MIB);
-        out->free = out->total - out->used - out->reserved;
-    }
+    if (!code) out->reserved = 0;
+    if (!code) out->free = out->total - out->used;
     return code;
 }
 API Code nvmlDeviceGetBAR1MemoryInfo(Device *gpu, Memory *out) {
@@ -413,22 +347,12 @@ API Code nvmlDeviceGetSupportedClocksEventReasons(Device *gpu, unsigned long lon
 }
 API Code nvmlDeviceGetTotalEccErrors(Device *gpu, int type, int counter, unsigned long long *out) {
     (void)counter;
-    return wide(gpu, type ? ECC_U : ECC_C, out);
+    return type ? wide(gpu, ECC_U, out) : NOT_SUPPORTED;
 }
 API Code nvmlDeviceGetMemoryErrorCounter(Device *gpu, int type, int counter, int place, unsigned long long *out) {
     (void)place;
     return nvmlDeviceGetTotalEccErrors(gpu, type, counter, out);
 }
-
-API Code nvmlDeviceGetRemappedRows(Device *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
-                                   unsigned *failed) {
-    Code code = asked(gpu, REMAP_C, 1, corrected);
-    if (!code) code = rounded(gpu, REMAP_U, 1, uncorrected);
-    if (!code) code = rounded(gpu, REMAP_F, 1, failed);
-    if (!code && pending) *pending = 0;
-    return code;
-}
-READING(nvmlDeviceGetPcieReplayCounter, REPLAYS, 1)
 
 static Code idle_engine(Device *gpu, unsigned *percent, unsigned *period_us) {
     return pair(gpu, 0, 167000, percent, period_us);

@@ -7,7 +7,6 @@
 
 #define MAX_GPUS 64
 #define MAX_PROCESSES 1024
-#define MAX_SLICES 7 /* MIG instances of a GPU */
 #define MIB 1048576.0
 #define EPSILON 1e-9 /* s: tolerance for times that are rounded to slightly before a knot */
 
@@ -17,16 +16,14 @@ typedef enum {
 } Code; /* nvmlReturn_t */
 
 typedef enum {
-    UTIL, MEMUTIL, MEM, MEMTOTAL, POWER, AVERAGE, INSTANT, LIMIT, TEMP, SMCLK, MEMCLK, FAN, THROTTLE,
-    PCIE_TX, PCIE_RX, ECC_C, ECC_U, PSTATE, SMACT, SMOCC, TENSOR, DRAM, MEMTEMP, RESERVED, NVLINK_TX, NVLINK_RX,
-    NVLINK_ERR, REPLAYS, REMAP_C, REMAP_U, REMAP_F, XID, ENERGY, ALL, FIELDS
+    UTIL, MEMUTIL, MEM, MEMTOTAL, POWER, AVERAGE, INSTANT, LIMIT, TEMP, SMCLK, FAN, THROTTLE,
+    PCIE_TX, PCIE_RX, ECC_U, SMACT, TENSOR, DRAM, MEMTEMP, NVLINK_TX, NVLINK_RX, XID, ENERGY, ALL, FIELDS
 } Field;
 
 /* sum: the integral of the value from second 0 to `time`. */
 typedef struct { double time, value, sum; Code code; } Knot;
 typedef struct { Knot *knots; int count; } Series;
 typedef struct { double time, mib; unsigned pid; } Holding;
-typedef struct { unsigned gpu, number; double mib; char name[32]; } Slice; /* a MIG instance; mib: its memory */
 typedef struct {
     unsigned index;
     int node, pcie_switch;      /* switch -1: not shared with another GPU */
@@ -35,8 +32,6 @@ typedef struct {
     Series counter; /* values to which the energy counter was set */
     Holding *holdings;
     int holding_count;
-    Slice slices[MAX_SLICES];
-    int slice_count;
 } Device;
 
 /* A scenario: read once, then immutable, so that threads can share it. Times are in s. */

@@ -6,7 +6,6 @@ The language is described in docs/simulated-gpus.md. Errors name file, line and 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,7 +16,7 @@ from kmatrix.errors import ConfigError, reason_of
 
 BEFORE = -1e18  # s: start of the default values
 MIN_WORDS = 4  # of an event: T GPU FIELD VALUE
-MAX_GPUS, MAX_SLICES = 64, 7  # as in play.h
+MAX_GPUS = 64  # as in play.h
 ONCE = ("energy", "all", "xid", "process")  # fields that a loop does not repeat
 GROUPS = ("nvlink", "switch", "numa")  # settings with groups of GPUs: NVLink, PCIe switch, NUMA node
 TEXTS = {"name": "NVIDIA A10G", "driver": "580.00.00"}
@@ -71,7 +70,6 @@ class Scenario:
     periods: Mapping[str, float] = field(default_factory=dict)  # field -> ms between two changes
     events: tuple[Event, ...] = ()  # ordered by time
     groups: Mapping[str, tuple[frozenset[int], ...]] = field(default_factory=dict)  # nvlink, switch, numa -> GPUs
-    slices: Mapping[int, tuple[tuple[str, float], ...]] = field(default_factory=dict)  # GPU -> MIG profiles and MiB
 
     def table(self) -> str:
         """Return the text that table.c reads."""
@@ -84,7 +82,6 @@ class Scenario:
         lines += [f"period {name} {self.periods.get(name, settings['period_ms']) / 1000!r}" for name in QUANTITIES]
         for gpu in range(self.gpus):
             lines.append(self._place(gpu))
-            lines += [f"mig {gpu} {mib!r} {name}" for name, mib in self.slices.get(gpu, ())]
             lines += _device(gpu, [event for event in self.events if event.gpu == gpu])
         return "\n".join([*lines, "end", ""])
 
@@ -124,7 +121,6 @@ class _ScenarioReader:
         self._texts: dict[str, str] = {}
         self._periods: dict[str, float] = {}
         self._groups: dict[str, tuple[frozenset[int], ...]] = {}
-        self._slices: dict[int, tuple[tuple[str, float], ...]] = {}
         self._events: list[Event] = []
         self._everywhere: list[Callable[[int, float], Event]] = []  # `*`: expanded at the end, for all GPUs
         self._lines: dict[str, int] = {}  # setting -> line
@@ -153,10 +149,6 @@ class _ScenarioReader:
         loop = self._settings.get("loop", 0.0)
         for event in events:
             self._check(event, count, loop)
-        for gpu in self._slices:
-            if gpu >= count:
-                why = f"GPU {gpu} does not exist, the scenario has {count} GPUs"
-                self._refuse(why, "use a lower index", self._lines[f"mig {gpu}"])
         for name, groups in self._groups.items():
             if (highest := max(max(group) for group in groups)) >= count:
                 why = f"GPU {highest} does not exist, the scenario has {count} GPUs"
@@ -171,7 +163,6 @@ class _ScenarioReader:
             periods=self._periods,
             events=tuple(events),
             groups=self._groups,
-            slices=self._slices,
         )
 
     def _check(self, event: Event, count: int, loop: float) -> None:
@@ -201,20 +192,11 @@ class _ScenarioReader:
             self._first(f"period_ms {self._known(words[0], QUANTITIES, 'field')}")
             self._periods[words[0]] = self._number(words[1], SETTINGS["period_ms"].range)
             return
-        if name == "mig" and len(words) > 1:
-            gpu = int(self._number(words[0], Range(0, MAX_GPUS - 1, whole=True)))
-            self._first(f"mig {gpu}")
-            self._slices[gpu] = tuple(self._slice(word) for word in words[1:])
-            if len(words) > 1 + MAX_SLICES:
-                self._refuse(f"a GPU has at most {MAX_SLICES} MIG instances", "remove some")
-            return
         # All other settings have one line each.
-        self._known(name, ["gpus", "mig", *SETTINGS, *TEXTS, *GROUPS], "setting")
+        self._known(name, ["gpus", *SETTINGS, *TEXTS, *GROUPS], "setting")
         self._first(name)
         if name in TEXTS:
             self._text(name, " ".join(words))
-        elif name == "mig":
-            self._refuse("mig has no instances", "write `mig 0 1g.10gb:9728 2g.20gb:19968`, a profile and MiB per word")
         elif name in GROUPS:
             self._groups[name] = tuple(self._group(word) for word in words)
             if not words:
@@ -233,13 +215,6 @@ class _ScenarioReader:
         if not text or len(text) > 51 or not text.isascii() or not text.isprintable():
             self._refuse(f"{name} must have 1 to 51 ASCII characters", f"shorten the {name}")
         self._texts[name] = text
-
-    def _slice(self, word: str) -> tuple[str, float]:
-        """Return the profile and the memory of `1g.10gb:9728`."""
-        name, _, mib = word.partition(":")
-        if not re.fullmatch(r"[0-9a-z.+]{1,31}", name):
-            self._refuse(f"{name} is not the name of a profile", "write `1g.10gb:9728`, a profile and MiB")
-        return name, self._number(mib, Range(1, 1e9))
 
     def _group(self, word: str) -> frozenset[int]:
         """Return the GPUs of `0,2` or `0-3`."""
@@ -387,10 +362,9 @@ PERCENT = Range(0, 100)
 COUNT = Range(0, 2**32 - 1, whole=True)
 
 
-# Order of enum Field in play.h. Units: util, memutil, fan, smact, smocc, tensor, dram: %; mem, memtotal: MiB;
-# reserved: MiB; power, limit: W; temp, memtemp: C; smclk, memclk: MHz; pcie_tx, pcie_rx, nvlink_tx, nvlink_rx: KB/s;
-# energy: J. average and instant can only fail:
-# their values come from power.
+# Order of enum Field in play.h. Units: util, memutil, fan, smact, tensor, dram: %; mem, memtotal: MiB;
+# power, limit: W; temp, memtemp: C; smclk: MHz; pcie_tx, pcie_rx, nvlink_tx, nvlink_rx: KB/s; energy: J.
+# average and instant can only fail: their values come from power.
 QUANTITIES = {
     "util": Quantity(95, PERCENT),
     "memutil": Quantity(60, PERCENT),
@@ -402,27 +376,17 @@ QUANTITIES = {
     "limit": Quantity(300, Range(0, 1e5)),
     "temp": Quantity(60, Range(0, 200)),
     "smclk": Quantity(1710, Range(0, 1e5)),
-    "memclk": Quantity(6251, Range(0, 1e5)),
     "fan": Quantity(40, PERCENT),
     "throttle": Quantity(0, COUNT),
     "pcie_tx": Quantity(20000, COUNT),
     "pcie_rx": Quantity(10000, COUNT),
-    "ecc_c": Quantity(0, COUNT),
     "ecc_u": Quantity(0, COUNT),
-    "pstate": Quantity(0, Range(0, 15, whole=True)),
     "smact": Quantity(0, PERCENT, code=3),  # GPM metrics: not supported unless set, as before Hopper
-    "smocc": Quantity(0, PERCENT, code=3),
     "tensor": Quantity(0, PERCENT, code=3),
     "dram": Quantity(0, PERCENT, code=3),
     "memtemp": Quantity(0, Range(0, 200), code=3),  # not supported unless set: of memory next to the GPU (HBM)
-    "reserved": Quantity(0, Range(0, 1e9)),
     "nvlink_tx": Quantity(0, COUNT, code=3),  # not supported unless set, as without NVLink
     "nvlink_rx": Quantity(0, COUNT, code=3),
-    "nvlink_err": Quantity(0, COUNT, code=3),
-    "replays": Quantity(0, COUNT),
-    "remap_c": Quantity(0, COUNT),
-    "remap_u": Quantity(0, COUNT),
-    "remap_f": Quantity(0, Range(0, 1, whole=True)),
     "xid": Quantity(0, Range(0, 1000, whole=True)),
     "energy": Quantity(0, Range(0, 1e12)),
     "all": Quantity(0, Range(0, 0), numeric=False),

@@ -8,7 +8,6 @@
  *   period FIELD S               the field changes at multiples of S only
  *   knot GPU FIELD T VALUE CODE  from T on: VALUE, or the NVML error CODE if it is not 0; ascending in T
  *   counter GPU T J              at T the energy counter is set to J joules; ascending in T
- *   mig GPU MIB NAME             a MIG instance of this profile, with this memory
  *   process GPU T PID MIB        from T on the process uses MIB; 0 ends it; ascending in T
  *   end                          the last line
  */
@@ -26,10 +25,9 @@
 Scenario scenario = { .window = 1, .speed = 1, .freeze = -1, .name = "GPU" SUFFIX, .driver = "0", .init = NO_DRIVER };
 
 static const char *const field_names[FIELDS] = {
-    "util", "memutil", "mem", "memtotal", "power", "average", "instant", "limit", "temp", "smclk", "memclk", "fan",
-    "throttle", "pcie_tx", "pcie_rx", "ecc_c", "ecc_u", "pstate", "smact", "smocc", "tensor", "dram",
-    "memtemp", "reserved", "nvlink_tx", "nvlink_rx", "nvlink_err", "replays", "remap_c", "remap_u", "remap_f", "xid",
-    "energy", "all"
+    "util", "memutil", "mem", "memtotal", "power", "average", "instant", "limit", "temp", "smclk", "fan",
+    "throttle", "pcie_tx", "pcie_rx", "ecc_u", "smact", "tensor", "dram", "memtemp", "nvlink_tx", "nvlink_rx",
+    "xid", "energy", "all"
 };
 
 static void *grown(void *array, int count, size_t size) {
@@ -92,14 +90,6 @@ static int apply_line(const char *line) {
     }
     if (sscanf(line, "counter %d %lf %lf", &gpu, &time, &value) == 3 && gpu >= 0 && gpu < MAX_GPUS) {
         append(&scenario.devices[gpu].counter, time, value, OK);
-        return 1;
-    }
-    if (sscanf(line, "mig %d %lf %31s", &gpu, &value, word) == 3 && gpu >= 0 && gpu < MAX_GPUS) {
-        Device *device = &scenario.devices[gpu];
-        if (device->slice_count == MAX_SLICES) return 0;
-        Slice *slice = &device->slices[device->slice_count];
-        *slice = (Slice){ .gpu = (unsigned)gpu, .number = (unsigned)device->slice_count++, .mib = value };
-        strcpy(slice->name, word);
         return 1;
     }
     if (sscanf(line, "process %d %lf %u %lf", &gpu, &time, &pid, &value) == 4 && gpu >= 0 && gpu < MAX_GPUS) {

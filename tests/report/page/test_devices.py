@@ -129,7 +129,7 @@ def test_no_time_is_called_training_if_the_phases_of_an_attempt_are_unknown(matr
 def test_throttling_and_memory_errors_are_named(matrix):
     folder = matrix.runs()[0]
     one = {"gpu_index": 0, "gpu_name": "NVIDIA A10G", "samples": 5, "throttled_s": {"thermal": 12.0}}
-    record(folder, FakeGpus(), summary={"gpus": [{**one, "ecc": {"uncorrected": 2}}]})
+    record(folder, FakeGpus(), summary={"gpus": [{**one, "ecc_uncorrected": 2}]})
 
     (row,) = section_of(matrix).rows
 

@@ -37,7 +37,6 @@ class GpuSample:
     sm_clock: float | None = None  # MHz
     energy_j: float | None = None  # J, a monotonic counter
     extra: tuple[tuple[str, float], ...] = ()  # name, value of the known ExtraMetrics
-    slices: tuple[str, ...] = ()  # UUIDs of its MIG instances
 
     def __post_init__(self) -> None:
         if self.memory_percent is None and self.memory_used is not None and self.memory_total:

@@ -44,18 +44,15 @@ class DeviceEntry(Record, frozen=True, kw_only=True):
     counter_start: Number | None = None  # J: the driver's energy counter - joules; None: unknown, or no counter
     throttled_s: dict[str, Amount] = field(default_factory=dict)  # reason -> s
     foreign: tuple[ProcessEntry, ...] = ()
-    ecc: dict[str, Count] | None = None  # kind -> memory errors
+    ecc_uncorrected: Count | None = None  # memory errors
     # The expensive metrics: gpu.devices.EXTRA_METRICS.
     fan: StatisticsEntry | None = None
-    memory_clock: StatisticsEntry | None = None
-    memory_utilization: StatisticsEntry | None = None
     memory_temperature: StatisticsEntry | None = None
     pcie_tx: StatisticsEntry | None = None
     pcie_rx: StatisticsEntry | None = None
     nvlink_tx: StatisticsEntry | None = None
     nvlink_rx: StatisticsEntry | None = None
     sm_active: StatisticsEntry | None = None
-    sm_occupancy: StatisticsEntry | None = None
     tensor_active: StatisticsEntry | None = None
     dram_active: StatisticsEntry | None = None
 

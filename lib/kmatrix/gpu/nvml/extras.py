@@ -12,20 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kmatrix.gpu.devices import ExtraMetrics
-from kmatrix.gpu.nvml.calls import FIELD, FIELD_TYPE, FIELD_VALUE, MEMORY_V2, MIB, NOT_FOUND_FUNCTION, SUCCESS
+from kmatrix.gpu.nvml.calls import FIELD, FIELD_TYPE, FIELD_VALUE, NOT_FOUND_FUNCTION, SUCCESS
 
 KIB = 1024.0  # KiB/s of the driver -> MiB/s
 TX, RX = 0, 1  # nvmlPcieUtilCounter_t
-MEMORY_CLOCK = 2  # nvmlClockType_t
-CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 ALL_LINKS = 0xFFFFFFFF  # scope of a field of NVLink: the sum over all links
-# NVML_FI_DEV_*: id -> name and scope. Those of NVLink's errors: CRC of flits and of data, replays, recoveries.
-MEMORY_TEMPERATURE, PCIE_REPLAYS, NVLINK_TX, NVLINK_RX = 82, 94, 138, 139
-NVLINK_ERRORS = (38, 45, 52, 59)
-FIELDS = (MEMORY_TEMPERATURE, PCIE_REPLAYS, NVLINK_TX, NVLINK_RX, *NVLINK_ERRORS)
+FIELDS = MEMORY_TEMPERATURE, NVLINK_TX, NVLINK_RX = 82, 138, 139  # NVML_FI_DEV_*
 INT, UNSIGNED_LONG, SIGNED_LONG = (1, 5), (2, 3), (4,)  # nvmlValueType_t, by the format that reads it
-# nvmlGpmMetricId_t, Hopper and newer. The first four are percentages.
-PERCENTAGES = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}
+# nvmlGpmMetricId_t, Hopper and newer. The first three are percentages.
+PERCENTAGES = {2: "sm_active", 5: "tensor_active", 10: "dram_active"}
 GPM = {**PERCENTAGES, 20: "pcie_tx", 21: "pcie_rx", 60: "nvlink_rx", 61: "nvlink_tx"}  # the others: MiB/s
 XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 MOST_EVENTS = 1000  # at a time: a driver that repeats one for ever must not block the reader
@@ -43,24 +39,11 @@ class ExtraMetricsReader:
         """Return the metrics, None for unknown ones. xids: those of XID errors."""
         means = self._gpm.read() if self._gpm else {}
         fields = self._fields()
-        remapped = self._several("nvmlDeviceGetRemappedRows", 4)
-        busy = self._several("nvmlDeviceGetUtilizationRates", 2, together=True)
-        errors = [fields[field] for field in NVLINK_ERRORS if field in fields]
         means |= {name: rate for name, rate in self._nvlink(fields).items() if name not in means}
         return ExtraMetrics(
             fan=_float(self._call("nvmlDeviceGetFanSpeed", ctypes.c_uint())),
-            memory_clock=_float(self._call("nvmlDeviceGetClockInfo", ctypes.c_uint(), MEMORY_CLOCK)),
-            memory_utilization=float(busy[1]) if busy else None,
             memory_temperature=_float(fields.get(MEMORY_TEMPERATURE)),
-            memory_reserved=self._reserved(),
-            pstate=self._call("nvmlDeviceGetPerformanceState", ctypes.c_uint()),
-            pcie_replays=fields.get(PCIE_REPLAYS),
-            nvlink_errors=sum(errors) if errors else None,
-            ecc_corrected=self._ecc(CORRECTED),
-            ecc_uncorrected=self._ecc(UNCORRECTED),
-            remapped_corrected=remapped[0] if remapped else None,
-            remapped_uncorrected=remapped[1] if remapped else None,
-            remap_failure=remapped[3] if remapped else None,
+            ecc_uncorrected=self._call("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong(), UNCORRECTED, VOLATILE),
             xid=xids.xid,
             xids=xids.xids,
             xid_counts=xids.xid_counts,
@@ -113,31 +96,11 @@ class ExtraMetricsReader:
                 found[field] = int(struct.unpack_from(form, buffer, at * FIELD.size + FIELD_VALUE)[0])
         return found
 
-    def _reserved(self) -> float | None:
-        """Return the memory that the driver keeps, in MiB."""
-        function = getattr(self._library, "nvmlDeviceGetMemoryInfo_v2", None)
-        buffer = ctypes.create_string_buffer(MEMORY_V2.pack(MEMORY_V2.size | 2 << 24, 0, 0, 0, 0), MEMORY_V2.size)
-        if function is None or function(self.handle, ctypes.byref(buffer)) != SUCCESS:
-            return None
-        return float(MEMORY_V2.unpack(buffer.raw)[2]) / MIB
-
-    def _ecc(self, kind: int) -> int | None:
-        return self._call("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong(), kind, VOLATILE)
-
     def _call(self, name: str, result: Any, *arguments: int) -> int | None:
         """Return the result of a function, or None if it fails or does not exist."""
         function = getattr(self._library, name, None)
         code = NOT_FOUND_FUNCTION if function is None else function(self.handle, *arguments, ctypes.byref(result))
         return int(result.value) if code == SUCCESS else None
-
-    def _several(self, name: str, count: int, *, together: bool = False) -> list[int]:
-        """Return the results of a function with several, none if it fails. together: they are one structure."""
-        results = (ctypes.c_uint * count)()
-        parts = [results] if together else [ctypes.c_uint.from_buffer(results, 4 * at) for at in range(count)]
-        function = getattr(self._library, name, None)
-        if function is None or function(self.handle, *map(ctypes.byref, parts)) != SUCCESS:
-            return []
-        return list(results)
 
 
 class GpmReader:

@@ -18,7 +18,6 @@ FIRST_ROOM = 64  # processes for which there is room at the first try
 TRIES = 4  # processes may start between two tries
 SPARE = 16  # room for those
 NOT_AVAILABLE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE: in containers and on Windows
-NO_INSTANCE = 2**32 - 1
 INFO = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
 OLD_INFO = struct.Struct("<I4xQ")  # nvmlProcessInfo_v1_t
 SHARE = struct.Struct("<I4xQIIII")  # nvmlProcessUtilizationSample_t: pid, time, SM, memory, encoder, decoder
@@ -31,19 +30,18 @@ def processes_on(library: Any, handle: Any) -> tuple[DeviceProcess, ...]:
     """Return the processes that use a GPU, in the order of the driver; empty if it does not tell."""
     found: dict[int, DeviceProcess] = {}
     for name, kind in KINDS:
-        for pid, size, instance in _listed(library, handle, name):
+        for pid, size in _listed(library, handle, name):
             both = pid in found and found[pid].kind != kind
             found[pid] = DeviceProcess(
                 pid=pid,
                 memory_mib=None if size == NOT_AVAILABLE else size / MIB,
                 kind="X" if both else kind,
-                instance=None if instance == NO_INSTANCE else instance,
             )
     return tuple(found.values())
 
 
 def shares_on(library: Any, handle: Any) -> Mapping[int, ProcessShare]:
-    """Return pid -> use of a GPU, of the newest sample of each process; empty on an idle GPU or with MIG."""
+    """Return pid -> use of a GPU, of the newest sample of each process; empty on an idle GPU."""
     function = getattr(library, "nvmlDeviceGetProcessUtilization", None)
     if function is None:
         return {}
@@ -56,8 +54,8 @@ def shares_on(library: Any, handle: Any) -> Mapping[int, ProcessShare]:
     return {pid: share for pid, (_, share) in newest.items()}
 
 
-def _listed(library: Any, handle: Any, name: str) -> Iterator[tuple[int, int, int]]:
-    """Yield pid, bytes and GPU instance of each process of a kind, from the newest function that the driver has."""
+def _listed(library: Any, handle: Any, name: str) -> Iterator[tuple[int, int]]:
+    """Yield pid and bytes of each process of a kind, from the newest function that the driver has."""
     for version, layout in VERSIONS:
         function = getattr(library, f"nvmlDeviceGet{name}RunningProcesses{version}", None)
         if function is None:
@@ -65,8 +63,8 @@ def _listed(library: Any, handle: Any, name: str) -> Iterator[tuple[int, int, in
         code, data = _filled(lambda out, count, call=function: call(handle, ctypes.byref(count), out), layout.size)
         if code in (NOT_SUPPORTED, NOT_FOUND_FUNCTION):
             continue
-        for pid, size, *instances in layout.iter_unpack(data):
-            yield pid, size, instances[0] if instances else NO_INSTANCE
+        for pid, size, *_ in layout.iter_unpack(data):
+            yield pid, size
         return
 
 

@@ -233,29 +233,12 @@ def _open(pynvml: Any, index: int) -> tuple[Device, Any]:
 
 
 def _with_facts(pynvml: Any, handle: Any, device: Device) -> Device:
-    """Return a GPU with its name, UUID, memory and MIG instances. Raises NVMLError if it has no name or UUID."""
+    """Return a GPU with its name, UUID and memory. Raises NVMLError if it has no name or UUID."""
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
     total = device.memory_total
     with contextlib.suppress(pynvml.NVMLError):
         total = pynvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
-    slices = _slices(pynvml, handle)
-    return replace(device, gpu_name=decoded(name), uuid=decoded(uuid), memory_total=total, slices=slices)
-
-
-def _slices(pynvml: Any, handle: Any) -> tuple[str, ...]:
-    """Return the UUIDs of the MIG instances of a GPU."""
-    try:
-        if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
-            return ()
-        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except pynvml.NVMLError:  # a GPU without MIG
-        return ()
-    found = []
-    for number in range(count):
-        with contextlib.suppress(pynvml.NVMLError):  # fewer than possible
-            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            found.append(decoded(pynvml.nvmlDeviceGetUUID(part)))
-    return tuple(found)
+    return replace(device, gpu_name=decoded(name), uuid=decoded(uuid), memory_total=total)
 
 
 def _missing(uuid: str, silent: list[int], count: int) -> Device:

@@ -39,13 +39,6 @@ def _extra(name: str, factor: float = 1.0) -> Value:
     return lambda _, extra: None if name not in extra else extra[name] * factor
 
 
-def _free(sample: GpuSample, extra: Extra) -> float | None:
-    """Return MiB that are neither used nor kept by the driver."""
-    if sample.memory_total is None or sample.memory_used is None:
-        return None
-    return sample.memory_total - sample.memory_used - extra.get("memory_reserved", 0.0)
-
-
 def _nvlink(_: GpuSample, extra: Extra) -> float | None:
     """Return MB/s over all links, in both directions."""
     known = [extra[name] for name in ("nvlink_tx", "nvlink_rx") if name in extra]
@@ -56,7 +49,6 @@ def _nvlink(_: GpuSample, extra: Extra) -> float | None:
 # except on the bandwidth of NVLink, which is already per second.
 DCGM = (
     GpuMetric(name="DCGM_FI_DEV_SM_CLOCK", help="SM clock (MHz).", value=lambda one, _: one.sm_clock),
-    GpuMetric(name="DCGM_FI_DEV_MEM_CLOCK", help="Memory clock (MHz).", value=_extra("memory_clock")),
     GpuMetric(name="DCGM_FI_DEV_GPU_TEMP", help="Temperature (C).", value=lambda one, _: one.temperature),
     GpuMetric(name="DCGM_FI_DEV_MEMORY_TEMP", help="Memory temperature (C).", value=_extra("memory_temperature")),
     GpuMetric(name="DCGM_FI_DEV_POWER_USAGE", help="Power (W).", value=lambda one, _: one.power),
@@ -66,29 +58,12 @@ DCGM = (
         value=lambda one, _: None if one.energy_j is None else 1e3 * one.energy_j,
     ),
     GpuMetric(name="DCGM_FI_DEV_GPU_UTIL", help="Utilization (%).", value=lambda one, _: one.utilization),
-    GpuMetric(name="DCGM_FI_DEV_MEM_COPY_UTIL", help="Memory utilization (%).", value=_extra("memory_utilization")),
     GpuMetric(name="DCGM_FI_DEV_FAN_SPEED", help="Fan speed (%).", value=_extra("fan")),
-    GpuMetric(name="DCGM_FI_DEV_PSTATE", help="Performance state, 0 is the fastest.", value=_extra("pstate")),
     GpuMetric(name="DCGM_FI_DEV_XID_ERRORS", help="Newest XID error, 0: none.", value=_extra("xid")),
-    GpuMetric(name="DCGM_FI_DEV_FB_FREE", help="Free memory (MiB).", value=_free),
     GpuMetric(name="DCGM_FI_DEV_FB_USED", help="Used memory (MiB).", value=lambda one, _: one.memory_used),
-    GpuMetric(name="DCGM_FI_DEV_FB_RESERVED", help="Memory kept by the driver (MiB).", value=_extra("memory_reserved")),
-    GpuMetric(name="DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", help="Corrected memory errors.", value=_extra("ecc_corrected")),
     GpuMetric(name="DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", help="Uncorrected memory errors.", value=_extra("ecc_uncorrected")),
-    GpuMetric(
-        name="DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
-        help="Rows of memory replaced after corrected errors.",
-        value=_extra("remapped_corrected"),
-    ),
-    GpuMetric(
-        name="DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
-        help="Rows of memory replaced after uncorrected errors.",
-        value=_extra("remapped_uncorrected"),
-    ),
-    GpuMetric(name="DCGM_FI_DEV_ROW_REMAP_FAILURE", help="1: a row was not replaced.", value=_extra("remap_failure")),
     GpuMetric(name="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", help="NVLink traffic (MB/s).", value=_nvlink),
     GpuMetric(name="DCGM_FI_PROF_SM_ACTIVE", help="Active SMs (0 to 1).", value=_extra("sm_active", 0.01)),
-    GpuMetric(name="DCGM_FI_PROF_SM_OCCUPANCY", help="Resident warps (0 to 1).", value=_extra("sm_occupancy", 0.01)),
     GpuMetric(
         name="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", help="Tensor cores (0 to 1).", value=_extra("tensor_active", 0.01)
     ),
@@ -103,9 +78,6 @@ OWN = (
         help="1 while the GPU does not respond.",
         value=lambda one, _: float(not one.is_known),
     ),
-    # Not DCGM_FI_DEV_PCIE_REPLAY_COUNTER: promtool refuses the name of a type in that of a metric.
-    GpuMetric(name="kmatrix_gpu_pcie_replays", help="PCIe retries.", value=_extra("pcie_replays")),
-    GpuMetric(name="kmatrix_gpu_nvlink_errors", help="Errors of all NVLinks.", value=_extra("nvlink_errors")),
 )
 RUNS: tuple[tuple[str, str, Callable[[RunLine], float | None]], ...] = (
     ("kmatrix_run_step", "Newest logged step.", lambda run: run.step),

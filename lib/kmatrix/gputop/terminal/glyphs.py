@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from kmatrix.text import ELLIPSIS, UNKNOWN
-
-STYLES = ((90.0, "red"), (75.0, "yellow"), (0.0, "green"))  # lower bound in percent of the ceiling
+from kmatrix.text import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +19,17 @@ class Glyphs:
 
     levels: str  # 9 characters of increasing height, from empty to full
     bar: str  # 9 characters of increasing width, from empty to full
-    more: str  # mark of truncated text
 
 
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", ELLIPSIS)
-ASCII = Glyphs(" .:-=+*#@", "     ||||", "~")
+UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█")
+ASCII = Glyphs(" .:-=+*#@", "     ||||")
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:
     """Return the glyphs that an encoding can represent."""
     # Tried, not looked up in a list of names: many encodings contain some of these characters.
     try:
-        (UNICODE.levels + UNICODE.bar + UNICODE.more).encode(encoding or "ascii")
+        (UNICODE.levels + UNICODE.bar).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return ASCII
     return UNICODE
@@ -66,20 +63,6 @@ def cut(text: str, width: int, style: str = "") -> Text:
     return line
 
 
-def shortened(text: str, width: int, glyphs: Glyphs) -> str:
-    """Return a printable text of at most `width` columns, without its middle if it is too long."""
-    text = printable(text)
-    if cell_len(text) <= width:
-        return text
-    room = width - len(glyphs.more)
-    if room <= 0:
-        return set_cell_size(text, max(0, width))
-    # Padding, in place of half a wide character, is not part of the text.
-    head = set_cell_size(text, room // 2).rstrip()
-    tail = set_cell_size(text[::-1], room - room // 2)[::-1].lstrip()
-    return head + glyphs.more + tail
-
-
 def number(value: float | None, unit: str = "", digits: int = 0) -> str:
     """Return a value with its unit, `-` if unknown."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.{digits}f}{unit}"
@@ -90,13 +73,6 @@ def share(value: float | None, ceiling: float | None) -> float | None:
     if value is None or ceiling is None or ceiling <= 0 or not math.isfinite(value / ceiling):
         return None
     return min(1.0, max(0.0, value / ceiling))
-
-
-def heat(part: float | None) -> str:
-    """Return the style of a fraction of a ceiling."""
-    if part is None:
-        return "dim"
-    return next((style for bound, style in STYLES if 100 * part >= bound), "")
 
 
 def bar(part: float | None, width: int, glyphs: Glyphs) -> str:

@@ -22,7 +22,6 @@ NAMES = {
     "\x1b[5~": "page up",
     "\x1b[6~": "page down",
     " ": "space",
-    "\t": "tab",
     "\x0c": "repaint",  # Ctrl+L
     "k": "up",
     "j": "down",

@@ -12,17 +12,12 @@ from kmatrix.status.alerts import Severity, one_line
 from kmatrix.text import plural, wrap
 
 KEYS = (
-    ("up, down, k, j", "select a GPU or a process"),
+    ("up, down, k, j", "select a GPU"),
     ("page up, page down", "ten further"),
     ("0 to 9", "select this GPU"),
-    ("tab", "from the GPUs to the processes and back"),
     ("m", "next metric of the charts"),
     ("c, l", "charts below the table; large charts instead of it"),
-    ("v", "only the GPUs of CUDA_VISIBLE_DEVICES"),
     ("a", "all alerts"),
-    ("s, r", "sort the processes by the next column; reverse the order"),
-    ("u", "only the processes of the next user"),
-    ("I, T, K", "send SIGINT, SIGTERM or SIGKILL to the selected process, after a question"),
     ("Ctrl+L", "paint the screen again"),
     ("h, ?", "this page"),
     ("q, Ctrl+C", "quit"),
@@ -41,7 +36,7 @@ COLUMNS = (
     ("throt", "clocks are reduced by: P power cap, T heat, H hardware, B power brake"),
     ("SM, tensor, DRAM", "time in which multiprocessors, tensor cores, memory were active"),
     ("PCIe, NVLink", "MiB/s sent and received"),
-    ("ECC", "memory errors: corrected/uncorrected"),
+    ("ECC", "uncorrected memory errors"),
     ("new", "time since the driver last changed a value, from 2 s on"),
 )
 

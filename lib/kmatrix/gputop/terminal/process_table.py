@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from kmatrix.gpu.nvml.facts import MigInstance
 from kmatrix.gputop.terminal.glyphs import cell, number
-from kmatrix.gputop.view import DeviceRow, HostState, ProcessList, ProcessRow, RunLine
+from kmatrix.gputop.view import DeviceRow, HostState, ProcessRow, RunLine
 from kmatrix.text import UNKNOWN, count, duration, memory_size
 
 MIB = 2**20  # bytes
@@ -42,33 +41,24 @@ COLUMNS = (
 COMMAND_WIDTH = 16  # columns: least width of the command
 
 
-def process_table(shown: ProcessList, width: int, room: int) -> list[Text]:
-    """Return a heading and the processes, at most `room` lines; none if there is no room for one of them."""
+def process_table(processes: Sequence[ProcessRow], width: int, room: int) -> list[Text]:
+    """Return a heading and the processes by GPU and pid, at most `room` lines; none if there is no room for one."""
     if room < LEAST:
         return []
-    who = "" if shown.user is None else f" of {shown.user}, {shown.total} in total"
-    noun = "process" if len(shown.rows) == 1 else "processes"
-    lines = [cell(f"{len(shown.rows)} {noun}{who}, sorted by {shown.sort}", width, "bold")]
-    if not shown.rows:
+    lines = [cell("1 process" if len(processes) == 1 else f"{len(processes)} processes", width, "bold")]
+    if not processes:
         return lines
     columns = _fitting(width)
     rest = max(0, width - sum(column.width + 1 for column in columns))
     titles = [cell(column.title, column.width, "dim", right=column.right) for column in columns]
     lines.append(Text(" ").join([*titles, cell("command", rest, "dim")]))
     room -= len(lines)
-    keys = [(row.gpu_index, row.pid) for row in shown.rows]
-    at = keys.index(shown.selected) if shown.selected in keys else 0
-    fits = room if len(keys) <= room else max(1, room - 1)
-    first = max(0, min(at - fits // 2, len(keys) - fits))
-    for key, row in list(zip(keys, shown.rows, strict=True))[first : first + fits]:
+    fits = room if len(processes) <= room else max(1, room - 1)
+    for row in sorted(processes, key=lambda one: (one.gpu_index, one.pid))[:fits]:
         cells = [cell(column.text(row), column.width, right=column.right) for column in columns]
-        line = Text(" ").join([*cells, cell(_command(row), rest, "" if row.visible else "dim")])
-        if key == shown.selected:
-            line.stylize("reverse")
-        lines.append(line)
-    if len(keys) > room > fits:
-        last = min(len(keys), first + fits)
-        lines.append(cell(f"processes {first + 1}-{last} of {len(keys)}: Tab, then up/down scrolls", width, "dim"))
+        lines.append(Text(" ").join([*cells, cell(_command(row), rest, "" if row.visible else "dim")]))
+    if len(processes) > room > fits:
+        lines.append(cell(f"and {len(processes) - fits} more: --once lists all", width, "dim"))
     return lines
 
 
@@ -110,35 +100,17 @@ def detail_lines(row: DeviceRow) -> list[str]:
 
     return [
         *part(f"fan {known('fan')}%", "fan"),
-        *part(f"P{known('pstate')}", "pstate"),
-        *part(f"memory {known('memory_clock')} MHz", "memory_clock"),
         *part(f"HBM {known('memory_temperature')} C", "memory_temperature"),
-        *part(f"memory busy {known('memory_utilization')}%", "memory_utilization"),
         *part(
             f"SM {known('sm_active')}%  tensor {known('tensor_active')}%  DRAM {known('dram_active')}%",
             *("sm_active", "tensor_active", "dram_active"),
         ),
         *part(f"PCIe {known('pcie_tx')} sent {known('pcie_rx')} received MiB/s", "pcie_tx", "pcie_rx"),
-        *part(f"PCIe replays {known('pcie_replays')}", "pcie_replays"),
         *part(f"NVLink {known('nvlink_tx')} sent {known('nvlink_rx')} received MiB/s", "nvlink_tx", "nvlink_rx"),
-        *part(f"NVLink errors {known('nvlink_errors')}", "nvlink_errors"),
-        *part(f"ECC {known('ecc_corrected')}/{known('ecc_uncorrected')}", "ecc_corrected", "ecc_uncorrected"),
-        *part(
-            f"remapped rows {known('remapped_corrected')}/{known('remapped_uncorrected')}"
-            + (" FAILED" if extra.get("remap_failure") else ""),
-            *("remapped_corrected", "remapped_uncorrected"),
-        ),
+        *part(f"ECC {known('ecc_uncorrected')}", "ecc_uncorrected"),
         *part(f"XID {known('xid')}" if extra.get("xid") else "no XID error", "xid"),
         *(["throttled by " + ", ".join(row.throttle)] if row.throttle else []),
     ]
-
-
-def slice_line(part: MigInstance) -> str:
-    """Return the line of a MIG instance below its GPU."""
-    profile = part.name.rpartition(" MIG ")[2]
-    used, total = (None if mib is None else mib * MIB for mib in (part.memory_used, part.memory_total))
-    number_of_it = "" if part.instance is None else f" instance {part.instance}"
-    return f"    MIG {profile}{number_of_it}  mem {memory_size(used, total)}  {part.uuid}"
 
 
 def _fitting(width: int) -> Sequence[ProcessColumn]:

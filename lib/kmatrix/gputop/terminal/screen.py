@@ -19,15 +19,13 @@ from kmatrix.gputop.terminal.glyphs import (
     cut,
     flow,
     number,
-    printable,
     share,
-    shortened,
     sparkline,
     styled,
 )
 from kmatrix.gputop.terminal.pages import page
-from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line, process_table, run_line, slice_line
-from kmatrix.gputop.view import SPARKS, UNITS, Confirmation, DeviceRow, Metric, View, balance, value_of
+from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line, process_table, run_line
+from kmatrix.gputop.view import SPARKS, UNITS, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
 from kmatrix.text import UNKNOWN, memory_size, plural, short_duration, wrap
@@ -38,7 +36,7 @@ HOT = 100.0  # degrees C: a full bar
 NEAR = 0.95  # of the limit of an alert: yellow
 OLD_S = 2.0  # age of values that is worth a column: drivers change some at least once per second
 # The last line of the screen.
-KEYS = "q quit  h help  up/down select  tab processes  s sort  u user  a alerts  c charts  l large  m metric"
+KEYS = "q quit  h help  up/down select  a alerts  c charts  l large  m metric"
 REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
 MAX_ALERTS = 3  # lines
 MAX_RUNS = 3  # lines about the progress of runs
@@ -47,7 +45,6 @@ MOST_KEPT = 4  # processes that have room before the last rows of a long table o
 # Why no charts are below the table: whether they have room instead of it.
 NO_CHARTS = {True: "no room for charts: l shows them alone", False: "no room for charts: enlarge the terminal"}
 MIN_CHART = 4  # lines: a title and three lines of chart
-LEAST_ABOUT = 8  # columns of the details of a question; fewer say nothing
 CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
 
 
@@ -61,12 +58,10 @@ EXTRA = (  # title, width, priority, form and names of ExtraMetrics
     ("SM", 4, 10, "{}%", ("sm_active",)),
     ("tensor", 6, 10, "{}%", ("tensor_active",)),
     ("DRAM", 4, 11, "{}%", ("dram_active",)),
-    ("ECC", 5, 12, "{}/{}", ("ecc_corrected", "ecc_uncorrected")),
+    ("ECC", 4, 12, "{}", ("ecc_uncorrected",)),
     ("XID", 4, 12, "{}", ("xid",)),
     ("HBM", 4, 13, "{}C", ("memory_temperature",)),
-    ("mem MHz", 7, 14, "{}", ("memory_clock",)),
     ("fan", 4, 15, "{}%", ("fan",)),
-    ("P", 2, 15, "{}", ("pstate",)),
     ("PCIe MiB/s", 11, 16, "{}/{}", ("pcie_tx", "pcie_rx")),
     ("NVLink MiB/s", 13, 17, "{}/{}", ("nvlink_tx", "nvlink_rx")),
 )
@@ -101,8 +96,6 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     """
     if width <= 0 or (height is not None and height <= 0):
         return []
-    if height == 1 and view.question:
-        return _keys(view, width, glyphs)  # the question is what the next key answers
     # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
     if view.page and height is not None:
@@ -110,18 +103,18 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
-    has_keys = height is not None and (view.question is not None or room - len(lines) - len(foot) >= 4)
+    has_keys = height is not None and room - len(lines) - len(foot) >= 4
     left = room - len(lines) - len(foot) - has_keys
     # A long table scrolls, so that what is below it has room: processes, and a blank line and charts.
     below = max(left // 2, left - len(view.rows) - 1)
     wanted = (view.large or view.charts) and height is not None and bool(view.rows)
     has_charts = wanted and (left if view.large else below - 1) >= MIN_CHART
     no_charts = NO_CHARTS[left >= MIN_CHART] if wanted and not has_charts else ""
-    keys = _keys(view, width, glyphs, no_charts) if has_keys else []
+    keys = _keys(view, width, no_charts) if has_keys else []
     # What is left: charts alone if they were requested, otherwise the table with charts below it.
     if view.large and has_charts:
         return lines + _charts(view, width, left, glyphs) + foot + keys
-    processes = view.processes.rows if view.processes else ()
+    processes = view.processes or ()
     least_charts = MIN_CHART if has_charts else 0
     has_list = bool(processes) and height is not None and below - has_charts - least_charts > LEAST
     kept = has_charts + least_charts + (LEAST + min(len(processes), MOST_KEPT) if has_list else 0)
@@ -132,7 +125,7 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     listed: list[Text] = []
     if view.processes is not None and (height is None or spare - least_charts > LEAST):
         most = len(processes) + LEAST if height is None else spare - least_charts - 1
-        listed = process_table(view.processes, width, most)
+        listed = process_table(processes, width, most)
         listed = [Text(), *listed] if listed else []
     elif view.no_processes and view.processes is None and (height is None or spare - least_charts > 1):
         listed = [Text(), cut(view.no_processes, width, "dim")]
@@ -257,14 +250,11 @@ def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     lines = [_join([cell(column.title, has, "dim") for column, has in columns])] if has_titles else []
     room -= len(lines)
     first, last = _window(len(view.rows), view.position, room if len(view.rows) <= room else room - 1)
-    # MIG instances follow their GPU if there is room for all of them.
-    has_slices = len(view.rows) + sum(len(row.slices) for row in view.rows) <= room
     for row in view.rows[first:last]:
         line = _join([column.text(row, has, glyphs) for column, has in columns])
         if row.sample.gpu_index == view.selected:
             line.stylize("reverse", 0, len(str(row.sample.gpu_index)) + 1)
         lines.append(line)
-        lines += [cut(slice_line(part), width) for part in row.slices if has_slices]
     if last - first < len(view.rows) and last - first < room:
         lines.append(_join([cell(f"rows {first + 1}-{last} of {len(view.rows)}: up/down scrolls", width, "dim")]))
     return lines
@@ -361,24 +351,11 @@ def ceiling_of(row: DeviceRow, metric: Metric, rows: Sequence[DeviceRow]) -> flo
     return max(seen, default=None)
 
 
-def _keys(view: View, width: int, glyphs: Glyphs, notice: str = "") -> list[Text]:
-    """Return the last line: a question, else a notice about the screen, else the keys."""
-    if view.question:
-        return [cell(_question(view.question, width, glyphs), width, "bold black on yellow")]
+def _keys(view: View, width: int, notice: str) -> list[Text]:
+    """Return the last line: a notice about the screen, else the keys."""
     if notice:
         return [cell(notice, width, "yellow")]
     return [cell(f"{KEYS}  {REPLAY_KEYS}" if view.mode in ("replay", "paused") else KEYS, width, "dim")]
-
-
-def _question(question: Confirmation, width: int, glyphs: Glyphs) -> str:
-    """Return a question with what may be answered, also if only a part of the details fits, or none."""
-    if cell_len(printable(str(question))) <= width:
-        return str(question)
-    room = width - len(question.ANSWERS)
-    left = room - cell_len(printable(question.action)) - len(" ()")
-    if left < LEAST_ABOUT:
-        return shortened(question.action, room, glyphs) + question.ANSWERS
-    return f"{question.action} ({shortened(question.about, left, glyphs)}){question.ANSWERS}"
 
 
 def _index(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:

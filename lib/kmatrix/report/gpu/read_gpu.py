@@ -302,7 +302,7 @@ def _device(gpu: DeviceEntry) -> DeviceNumbers:
         lost_s=gpu.lost_s,
         throttled_s=tuple((why, seconds) for why, seconds in gpu.throttled_s.items() if seconds),
         foreign=tuple(_process(process) for process in gpu.foreign),
-        ecc_uncorrected=(gpu.ecc or {}).get("uncorrected", 0),
+        ecc_uncorrected=gpu.ecc_uncorrected or 0,
         extras={name: known.mean for name in EXTRA_METRICS if (known := _statistics(getattr(gpu, name)))},
     )
 
