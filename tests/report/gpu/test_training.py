@@ -82,7 +82,7 @@ def record_nodes(path, *, clock=DAY, lead=15, result=None, lines=True):
     return run
 
 
-@pytest.mark.parametrize("result", [None, 90.0])
+@pytest.mark.parametrize("result", [90.0])
 def test_the_training_on_several_nodes_is_the_sum_of_theirs_by_their_own_clocks(tmp_path, result):
     run = record_nodes(tmp_path / "run", result=result)
     one = record_run(tmp_path / "one")
@@ -207,24 +207,19 @@ def test_only_the_time_from_first_to_last_step_of_each_attempt_is_training(tmp_p
 
 
 def start_recorders(run, *starts):
-    """Write a start of the recorder per second and attempt of the run (None: as earlier versions)."""
+    """Write a start of the recorder per second and attempt of the run."""
     for second, attempt in starts:
         event = {"time": STARTED + second, "monotonic": 500 + second, "event": "started", "gpu_index": None, "text": ""}
-        append_jsonl(run.gpu_events, event if attempt is None else {**event, "attempt": attempt})
+        append_jsonl(run.gpu_events, {**event, "attempt": attempt})
 
 
-@pytest.mark.parametrize("known_by", ["event", "status", "signs"])
-def test_a_restarted_recorder_is_a_note_and_no_attempt_of_the_run(tmp_path, known_by):
+def test_a_restarted_recorder_is_a_note_and_no_attempt_of_the_run(tmp_path):
     """Compare a recording with a restart at 30 s with one by a single recorder."""
     single, restarted = record_run(tmp_path / "a"), record_run(tmp_path / "b", pauses=(30,))
-    start_recorders(restarted, *((second, 1 if known_by == "event" else None) for second in (-1, 28)))
+    start_recorders(restarted, (-1, 1), (28, 1))
     for run in (single, restarted):
         write_phases(run, *PHASES)
         write_json(run.result, {"ended": STARTED + 95})
-    if known_by == "status":
-        clock = {"monotonic": 490.0, "boot_id": None}
-        attempt = {"attempt": 1, "status": "finished", "started": STARTED - 10, "clock": clock}
-        write_json(restarted.status, {**attempt, "attempts": [attempt]})
 
     expected, gpu = (read_gpu(run, TrainingTotals()) for run in (single, restarted))
 
@@ -235,19 +230,15 @@ def test_a_restarted_recorder_is_a_note_and_no_attempt_of_the_run(tmp_path, know
     assert gpu.notes == ("the recorder was restarted 1 time: 5.0 s have no sample, and 5.0 s no energy",)
 
 
-@pytest.mark.parametrize("known_by", ["event", "status", "signs"])
-def test_a_second_attempt_is_not_a_restart_of_the_recorder(tmp_path, known_by):
+def test_a_second_attempt_is_not_a_restart_of_the_recorder(tmp_path):
     run = record_run(tmp_path / "run", pauses=(50,))
-    start_recorders(run, *((s, n if known_by == "event" else None) for s, n in ((-1, 1), (46, 2))))
+    start_recorders(run, (-1, 1), (46, 2))
     write_phases(run)
     for attempt, begin, end in ((1, 5, 10), (2, 52, 58)):
         line = {"phase": "set-up", "step": 0, "attempt": attempt, "begin": STARTED + begin, "end": STARTED + end}
         append_jsonl(run.phases, line)
     append_jsonl(run.metrics, {"step": 1, "time": STARTED + 40, "attempt": 1, "train/loss": 1.0})
     write_json(run.result, {"ended": STARTED + 90, "attempt": 2})
-    if known_by == "status":
-        attempts = [{"attempt": n, "started": STARTED + s} for n, s in ((1, -10), (2, 45))]
-        write_json(run.status, {**attempts[1], "attempts": attempts})
     gpu = read_gpu(run, TrainingTotals())
     assert [(p.name, p.begin, p.end) for p in gpu.phases] == [
         *(("set-up", 0, 10), ("ending", 40, 45), ("set-up", 50, 58), ("ending", 90, 99)),
