@@ -43,7 +43,7 @@ def recording_of(*samples):
     columns = {name: array("d", [math.nan] * len(samples)) for name in COLUMNS}
     columns |= {"energy_j": array("d", [joules for _, joules in samples]), "power": array("d", [100.0] * len(samples))}
     times = array("d", [now for now, _ in samples])
-    return Recording({"gpus": []}, array("d", [1000 + now for now in times]), (columns,), monotonic=times)
+    return Recording({"gpus": []}, array("d", [1000 + now for now in times]), times, (columns,))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_samples_after_the_summary_are_found_by_their_time_after_the_clock_was_s
         totals.add(float(number), wall, values(memory=1.0))
     clocks = array("d", [1000.0, 1001.0, 500.0, 501.0])
     columns = ({name: array("d", [1.0] * 4) for name in COLUMNS},)
-    recording = Recording({"gpus": []}, clocks, columns, monotonic=array("d", [0.0, 1.0, 2.0, 3.0]))
+    recording = Recording({"gpus": []}, clocks, array("d", [0.0, 1.0, 2.0, 3.0]), columns)
     resumed = RunTotals(DEVICES[:1])
     resumed.restore(summary_file(totals, final=False), recording)
     assert resumed.samples == 4
