@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -123,17 +123,16 @@ def test_a_stalled_step_is_reported_with_its_stack(rank_watchdog, tmp_path, monk
     rank_watchdog.begin(factor=10, floor_s=0.1)
     wait_until(lambda: reports)
     assert "rank 0 is in step of step 3" in reports[0]
-    assert "test_failure.py" in reports[0] or "until" in reports[0]
+    assert re.search(r"\(\w+\.py:\d+ in \w+\)", reports[0])
     assert "until" in RunDir(tmp_path).rank_stacks(0).read_text()
 
 
-def test_a_progressing_run_is_not_reported_and_writes_no_stacks(tmp_path):
+def test_a_progressing_run_is_not_reported_and_writes_no_stacks(ticks, tmp_path):
     reports = []
     rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
     rank_watchdog.begin(factor=1000, floor_s=30)
-    end = time.monotonic() + 2.5
     step = 0
-    while time.monotonic() < end:
+    while len(ticks) < 20:
         rank_watchdog.work("step", step)
         step += 1
     rank_watchdog.end()

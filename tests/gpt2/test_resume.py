@@ -11,9 +11,8 @@ from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
-from once import session_folder
+from once import make_once
 from resume_ranks import STEPS, cases
-from waiting import wait_until
 
 PROGRAM = "tests/support/resume_ranks.py"
 CASES = {case.name: case for case in cases()}
@@ -33,17 +32,16 @@ def train_cases(tmp_path_factory):
     """
 
     def train(ranks, names):
-        folder = session_folder(tmp_path_factory) / f"resume-{ranks}-{names[0]}"
-        # The first process that creates the directory trains; the others wait for its result.
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            wait_until((folder / "done").exists, "another process trains the cases", TIMEOUT_S)
-            return folder
-        program = [PROGRAM, str(folder), *names]
-        completed = forked.run(program, environment(), ranks=ranks, timeout=TIMEOUT_S)
-        (folder / "done").write_text(completed.stdout[-3000:] + completed.stderr[-5000:])
-        return folder
+        def make(folder):
+            try:
+                completed = forked.run([PROGRAM, str(folder), *names], environment(), ranks=ranks, timeout=TIMEOUT_S)
+                output = completed.stdout[-3000:] + completed.stderr[-5000:]
+            except Exception as error:
+                output = repr(error)
+            # Also after a failure: each case fails with it then, and none trains again.
+            (folder / "done").write_text(output)
+
+        return make_once(tmp_path_factory, f"resume-{ranks}-{names[0]}", make)[0]
 
     return train
 

@@ -17,6 +17,7 @@ from kmatrix.kconfig.tree import Tree
 from kmatrix.records.files import read_json
 from kmatrix.records.train_config import NOT_SHARDED
 from kmatrix.shapes import ModelShape
+from once import make_once
 from optim_factory import SHAPE, Settings
 
 PROGRAM = "tests/support/sharded_ranks.py"
@@ -28,15 +29,15 @@ WIDE = ModelShape(n_layer=3, n_head=2, n_embd=48, block_size=16, vocab_size=259)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Return a function that updates with some optimizers on some ranks, and returns what each rank found."""
-    known = {}
 
     def run(ranks, names):
-        if (ranks, names) not in known:
-            folder = tmp_path_factory.mktemp("sharded")
+        def make(folder):
             done = forked.run([PROGRAM, str(folder), *names], environment(), ranks=ranks)
-            assert done.returncode == 0, done.stdout + done.stderr
-            known[ranks, names] = [read_json(folder / f"{rank}.json") for rank in range(ranks)]
-        return known[ranks, names]
+            return done.returncode, done.stdout + done.stderr
+
+        folder, (code, output) = make_once(tmp_path_factory, f"sharded-{ranks}-{len(names)}", make)
+        assert code == 0, output
+        return [read_json(folder / f"{rank}.json") for rank in range(ranks)]
 
     return run
 

@@ -137,17 +137,20 @@ def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, d
     assert store.closed == ["finished"]
 
 
-def test_sigterm_means_that_the_attempt_has_ended(run, during_feed):
+def test_sigterm_means_that_the_attempt_has_ended(run, monkeypatch):
     store = MemoryTracker()
     write_training(run, range(20))
     write_status(run, "stopped")
+    reached = sidecar._AttemptEnd.reached
 
-    def report_status():
-        wait_until(lambda: store.rows)
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: store.closed)
+    def once_sent(end):
+        """Raise the signal in the feed's own loop, whose handler is installed then."""
+        if store.rows:
+            signal.raise_signal(signal.SIGTERM)
+        return reached(end)
 
-    code, _ = send(run, store, parent=during_feed(report_status))
+    monkeypatch.setattr(sidecar._AttemptEnd, "reached", once_sent)
+    code, _ = send(run, store, parent=os.getpid())
     assert (code, len(store.rows), store.closed) == (0, 20, ["stopped"])
 
 

@@ -52,16 +52,22 @@ LIMIT = StopCause(kind="time limit", reason="the time limit of job 12 is near", 
 CANCELLED = StopCause(kind="signal", reason="job 12 was cancelled")
 
 
-def signal_when_training(share, number, name="a"):
-    """Send a signal to this process as soon as a run trains."""
+@pytest.fixture
+def signal_when_training(monkeypatch):
+    """Raise a signal in the loop of the runner, whose handler is installed then, as soon as a run trains."""
 
-    def send() -> None:
-        wait_until((share.run(name).path / "env.json").exists)
-        os.kill(os.getpid(), number)
+    def arm(share, number, name="a"):
+        left = [number]
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
+        class Log(share_job.ProgressLog):
+            def __call__(self, progress):
+                super().__call__(progress)
+                if left and (share.run(name).path / "env.json").exists():
+                    signal.raise_signal(left.pop())
+
+        monkeypatch.setattr(share_job, "ProgressLog", Log)
+
+    return arm
 
 
 def test_a_job_trains_its_share_alone_with_files_of_its_own(share, matrix, capsys):
@@ -89,12 +95,11 @@ def test_runs_of_one_share_train_at_the_same_time_if_they_fit(share, monkeypatch
     assert read_share_end(mine).counts == {"finished": 2}
 
 
-def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys):
+def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys, signal_when_training):
     mine, allocation = share("a"), FakeAllocation(why=LIMIT)
     job, _ = start(mine, "hang", allocation)
-    thread = signal_when_training(mine, signal.SIGUSR1)
+    signal_when_training(mine, signal.SIGUSR1)
     assert job.run() == 0
-    thread.join()
     attempt = state_of(mine).last
     assert (attempt.status, attempt.kind, attempt.reason) == ("stopped", "time limit", LIMIT.reason)
     end = read_share_end(mine)
@@ -110,27 +115,21 @@ def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys):
     assert read_share_owner(mine).idle == 1  # the fake trainer has no index of checkpoints
 
 
-def test_a_cancelled_job_is_stopped_and_not_requeued(share):
+def test_a_cancelled_job_is_stopped_and_not_requeued(share, signal_when_training):
     mine, allocation = share("a"), FakeAllocation(why=CANCELLED)
     job, _ = start(mine, "hang", allocation)
-    thread = signal_when_training(mine, signal.SIGTERM)
+    signal_when_training(mine, signal.SIGTERM)
     assert job.run() == 130
-    thread.join()
     assert (state_of(mine).last.kind, state_of(mine).reason) == ("signal", "job 12 was cancelled")
     assert (allocation.requeued, allocation.asked, read_share_end(mine).requeued) == (0, [False], False)
 
 
-def test_a_run_that_is_killed_before_it_saves_says_so_with_the_cause(share):
+def test_a_run_that_is_killed_before_it_saves_says_so_with_the_cause(share, signal_when_training, monkeypatch):
     mine = share("a")
     job, _ = start(mine, "stubborn", FakeAllocation(why=LIMIT, kill_s=0.1))
-    share_job_grace = share_job.LEAST_GRACE_S
-    share_job.LEAST_GRACE_S = 0.1
-    try:
-        thread = signal_when_training(mine, signal.SIGUSR1)
-        assert job.run() == 0
-        thread.join()
-    finally:
-        share_job.LEAST_GRACE_S = share_job_grace
+    monkeypatch.setattr(share_job, "LEAST_GRACE_S", 0.1)
+    signal_when_training(mine, signal.SIGUSR1)
+    assert job.run() == 0
     assert state_of(mine).reason == f"{LIMIT.reason}, and it was killed before it could save"
 
 
@@ -152,12 +151,11 @@ def test_a_further_runner_of_a_job_does_not_retry_the_runs_that_have_failed_sinc
     assert state_of(mine).status == "failed"
 
 
-def test_a_restart_beyond_the_limit_is_not_asked_for(share):
+def test_a_restart_beyond_the_limit_is_not_asked_for(share, signal_when_training):
     mine, allocation = share("a"), FakeAllocation(why=LIMIT, restart=3, most_restarts=3)
     job, _ = start(mine, "hang", allocation)
-    thread = signal_when_training(mine, signal.SIGUSR1)
+    signal_when_training(mine, signal.SIGUSR1)
     job.run()
-    thread.join()
     assert (allocation.requeued, read_share_end(mine).requeued) == (0, False)
 
 
@@ -176,15 +174,16 @@ def test_a_job_whose_disk_is_full_is_not_requeued(share, monkeypatch, full):
 
 
 @pytest.mark.parametrize(("refusals", "requeued"), [(1, True), (1000, False)])
-def test_a_scheduler_that_does_not_answer_is_asked_again_until_the_end(share, monkeypatch, refusals, requeued):
+def test_a_scheduler_that_does_not_answer_is_asked_again_until_the_end(
+    share, monkeypatch, refusals, requeued, signal_when_training
+):
     monkeypatch.setattr(share_job, "MARGIN_S", 0.0)
     mine = share("a")
     allocation = FakeAllocation(why=LIMIT, refusals=["no answer"] * refusals, seconds=-100.0)
     job, _ = start(mine, "hang", allocation)
     monkeypatch.setattr(share_job, "LEAST_TRY_S", 0.5)
-    thread = signal_when_training(mine, signal.SIGUSR1)
+    signal_when_training(mine, signal.SIGUSR1)
     job.run()
-    thread.join()
     assert (bool(allocation.requeued), read_share_end(mine).requeued) == (requeued, requeued)
 
 
@@ -225,10 +224,12 @@ def test_a_script_that_is_submitted_again_after_a_stop_trains(share):
 
 
 @pytest.mark.parametrize("told_by", ["log", "scheduler"])
-def test_a_job_that_is_cancelled_while_it_saves_is_not_queued_again(share, told_by, capsys, monkeypatch):
+def test_a_job_that_is_cancelled_while_it_saves_is_not_queued_again(
+    share, told_by, capsys, monkeypatch, signal_when_training
+):
     mine, allocation = share("a"), FakeAllocation(job="12_0", why=LIMIT)
     job, _ = start(mine, "hang", allocation)
-    thread = signal_when_training(mine, signal.SIGUSR1)
+    signal_when_training(mine, signal.SIGUSR1)
 
     def cause(_, *, noticed):
         assert noticed
@@ -239,7 +240,6 @@ def test_a_job_that_is_cancelled_while_it_saves_is_not_queued_again(share, told_
 
     monkeypatch.setattr(FakeAllocation, "cause", cause)
     assert job.run() == 130
-    thread.join()
     assert (allocation.requeued, read_share_end(mine).requeued) == (0, False)
     assert "the job was cancelled meanwhile: it is not queued again" in capsys.readouterr().out
 
