@@ -117,15 +117,6 @@ def test_a_time_limit_has_three_names_and_one_value(program, arguments):
     assert config(program, *arguments).train.max_time == 5400
 
 
-def test_the_same_time_in_another_notation_gives_the_same_run(program):
-    def run_id(*arguments):
-        return program.plan(*arguments).runs[0].run.run_id
-
-    assert run_id("TIME=90") == run_id("TIME=1m30s") != run_id("TIME=91")
-    assert run_id("MACHINE_HOUR_PRICE=1") == run_id("MACHINE_HOUR_PRICE=2")
-    assert run_id("COST=5", "MACHINE_HOUR_PRICE=1") != run_id("COST=5", "MACHINE_HOUR_PRICE=2")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -210,11 +201,6 @@ def test_a_promise_that_does_not_hold_is_refused(program, arguments, message):
     assert message in program.refused(DRY, "DEVICE=cpu", *arguments)
 
 
-def test_the_dry_run_prints_what_is_equal(program):
-    arguments = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
-    assert "equal tokens: 998,400 tokens, up to one step" in program.check(DRY, *arguments).out
-
-
 @given(st.lists(st.integers(2, 5000), min_size=1, max_size=5), st.integers(1, 64), st.integers(1, 8), st.integers(1, 4))
 def test_epochs_end_where_the_trainer_has_read_each_window_once(shards, block_size, global_batch, epochs):
     """As many whole steps as the trainer's stream of sequences has in that many epochs."""
@@ -226,3 +212,12 @@ def test_epochs_end_where_the_trainer_has_read_each_window_once(shards, block_si
         train_tokens=epoch_tokens(shards, block_size),
     )
     assert found.steps == max(1, epochs * windows // global_batch)
+
+
+def test_the_same_time_in_another_notation_gives_the_same_run(program):
+    def run_id(*arguments):
+        return program.plan(*arguments).runs[0].run.run_id
+
+    assert run_id("TIME=90") == run_id("TIME=1m30s") != run_id("TIME=91")
+    assert run_id("MACHINE_HOUR_PRICE=1") == run_id("MACHINE_HOUR_PRICE=2")
+    assert run_id("COST=5", "MACHINE_HOUR_PRICE=1") != run_id("COST=5", "MACHINE_HOUR_PRICE=2")

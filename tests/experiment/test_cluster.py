@@ -39,23 +39,20 @@ def shapes(made):
     return [one.shape for one in submissions_of(planned_attempts(made), rules)]
 
 
-def test_the_device_and_the_number_of_gpus_are_those_of_a_node(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("assignments", "run", "nodes"),  # device and ranks; nodes, GPUs, ranks and CPUs per node of its job
+    [
+        ({"DEVICE": "auto", "NUM_GPUS": 0}, ("cuda", 4), (1, 4, 4, 16)),
+        ({"DEVICE": "cuda", "NUM_GPUS": 8, "NUM_NODES": 0}, ("cuda", 8), (2, 4, 4, 16)),
+        ({"DEVICE": "cuda", "NUM_GPUS": 8, "NUM_NODES": 0, "GPUS_PER_NODE": 2}, ("cuda", 8), (4, 2, 2, 8)),
+        ({"DEVICE": "cpu", "NUM_GPUS": 8}, ("cpu", 8), (1, 0, 8, 16)),
+    ],
+)
+def test_runs_are_planned_for_the_nodes_of_the_partition(monkeypatch, tmp_path, assignments, run, nodes):
     answer(monkeypatch)
-
-    made = plan(tmp_path, DEVICE="auto", NUM_GPUS=0)
-
-    assert (made.runs[0].config.device, made.runs[0].config.ranks) == ("cuda", 4)
-    assert made.gpus == ()
-    assert [shape.gpus_per_node for shape in shapes(made)] == [4]
-
-
-def test_the_gpu_model_is_known_from_its_type(monkeypatch, tmp_path):
-    answer(monkeypatch)
-
-    made = plan(tmp_path, DEVICE="cuda", NUM_GPUS=1)
-
-    assert made.nodes is not None
-    assert made.nodes.model is not None
+    made = plan(tmp_path, **assignments)
+    assert (made.runs[0].config.device, made.runs[0].config.ranks, made.gpus) == (*run, ())
+    assert [(one.nodes, one.gpus_per_node, one.ranks_per_node, one.cpus_per_node) for one in shapes(made)] == [nodes]
     assert made.nodes.model.name == "A10G"
 
 
@@ -64,14 +61,6 @@ def test_nine_gpus_on_nodes_of_four_are_refused_with_the_number_of_nodes(monkeyp
 
     with pytest.raises(ConfigError, match="pass NUM_NODES=3"):
         plan(tmp_path, DEVICE="cuda", NUM_GPUS=9)
-
-
-def test_nodes_are_as_few_as_the_gpus_of_each_allow(monkeypatch, tmp_path):
-    answer(monkeypatch)
-
-    made = plan(tmp_path, DEVICE="cuda", NUM_GPUS=8, NUM_NODES=0)
-
-    assert [(shape.nodes, shape.gpus_per_node) for shape in shapes(made)] == [(2, 4)]
 
 
 def test_smaller_nodes_without_gpus_do_not_count_for_runs_with_gpus(monkeypatch, tmp_path):
@@ -85,22 +74,6 @@ def test_smaller_nodes_without_gpus_do_not_count_for_runs_with_gpus(monkeypatch,
 
     assert made.nodes is not None
     assert (made.nodes.gpus, made.nodes.cpus) == (4, 16)
-
-
-def test_gpus_per_node_of_the_user_are_not_replaced(monkeypatch, tmp_path):
-    answer(monkeypatch)
-
-    made = plan(tmp_path, DEVICE="cuda", NUM_GPUS=8, NUM_NODES=0, GPUS_PER_NODE=2)
-
-    assert [(shape.nodes, shape.gpus_per_node) for shape in shapes(made)] == [(4, 2)]
-
-
-def test_ranks_on_the_cpu_are_not_limited_by_the_gpus_of_a_node(monkeypatch, tmp_path):
-    answer(monkeypatch)
-
-    made = plan(tmp_path, DEVICE="cpu", NUM_GPUS=8)
-
-    assert [(shape.gpus_per_node, shape.ranks_per_node, shape.cpus_per_node) for shape in shapes(made)] == [(0, 8, 16)]
 
 
 def test_threads_share_the_cores_of_a_node(monkeypatch, tmp_path):
@@ -118,15 +91,6 @@ def test_a_model_larger_than_the_memory_of_a_node_is_refused(monkeypatch, tmp_pa
 
     with pytest.raises(LaunchError, match=r"a node of main has 3\.9 GiB"):
         refuse_risks(made)
-
-
-def test_memory_that_a_job_asks_for_is_what_a_run_has(monkeypatch, tmp_path):
-    answer(monkeypatch)
-
-    made = plan(tmp_path, DEVICE="cpu", NUM_GPUS=1, SLURM_MEMORY="2G")
-
-    assert made.nodes is not None
-    assert made.nodes.memory == 2 * 2**30
 
 
 def test_a_budget_gives_a_time_limit(monkeypatch, tmp_path):
@@ -159,13 +123,6 @@ def test_a_machine_without_slurm_plans_too_but_makes_no_matrix(monkeypatch, tmp_
     with pytest.raises(LaunchError, match="scontrol not found"):
         make_matrix(made)
     assert not (tmp_path / "r").exists()
-
-
-def test_without_an_answer_the_reasons_of_the_configuration_come_first(monkeypatch, tmp_path):
-    answer(monkeypatch).stop_controller()
-
-    with pytest.raises(ConfigError, match="NUM_NODES"):
-        plan(tmp_path, DEVICE="cpu", NUM_GPUS=3, NUM_NODES=2)
 
 
 @pytest.mark.parametrize("counts", [{"NUM_GPUS": 0}, {"NUM_GPUS": 4, "NUM_NODES": 0}])

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from kmatrix.engines.local.engine import LocalEngine
-from kmatrix.experiment.preflight import FOLDER, NUMBERS, STEPS, FailedRuns, _folder, advice, by_shape, trial_config
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.experiment.preflight import FOLDER, STEPS, FailedRuns, _folder, advice, by_shape, trial_config
 from programs import Program, give_gpus
 
 TRAINER = """
@@ -70,10 +69,6 @@ def test_a_trial_runs_two_steps_and_keeps_no_files(configs):
     assert (fields.max_iters, fields.checkpoint_interval, fields.save_checkpoint) == (STEPS, 0, False)
     assert (fields.warmup_steps, fields.warmup_fraction, fields.max_time) == (0, None, None)
     assert fields.eval_samples <= config.train.batch_size
-
-
-def test_every_field_excluded_from_a_shape_exists():
-    assert set(TrainConfig.names()) >= NUMBERS
 
 
 def test_the_hint_excludes_the_bad_runs_and_no_others(configs):

@@ -116,13 +116,6 @@ def test_the_hashed_files_are_those_that_the_trainer_imports():
     assert not [name for name in files if re.match("lib/kmatrix/(cli|report|runner|status|track|gpu)/", name)]
 
 
-def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
-    (repository / ".git").rename(repository / "git-is-gone")
-    code = code_of(repository)
-    assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
-    assert len(code.sha256) == 64
-
-
 def test_variables_that_may_change_a_result_are_recorded_without_secrets():
     environment = {
         **{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/you"},
@@ -145,19 +138,6 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
     ]
 
 
-def test_usual_variables_are_recorded():
-    environment = {
-        "CUDA_VISIBLE_DEVICES": "GPU-01234567-89ab-cdef-0123-456789abcdef,GPU-fedcba98-7654-3210-fedc-ba9876543210",
-        "NCCL_TOPO_FILE": "/opt/topologies/ndv5.xml",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:512",
-        "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_you",
-        "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
-        "TRITON_CACHE_DIR": "/home/you/.triton/cache",
-    }
-    assert variables(environment) == environment
-    assert secret_variables(environment) == []
-
-
 def test_the_provenance_names_versions_machine_and_patch(repository):
     (repository / "gpt2/train.py").write_text("two\n")
     value = provenance(code_of(repository), "kmatrix train", (), "code.patch")
@@ -166,3 +146,10 @@ def test_the_provenance_names_versions_machine_and_patch(repository):
     assert value["driver"] is None  # no GPU is used, so the driver is not queried
     assert value["kernel"]
     assert value["cpu"]
+
+
+def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
+    (repository / ".git").rename(repository / "git-is-gone")
+    code = code_of(repository)
+    assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
+    assert len(code.sha256) == 64

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-
-import kconfiglib
 import pytest
 
 from kmatrix.kconfig.assignments import explicit_names, header
-from kmatrix.kconfig.tree import Tree
 from programs import ROOT, Program, give_gpus
 from random_config import write_random_config
 
@@ -41,12 +37,6 @@ def settings(text):
     return [line for line in text.splitlines() if not line.startswith("# asked for") and line.strip() not in ("", "#")]
 
 
-def test_the_defaults_are_not_changed_by_olddefconfig(program):
-    program.check("defconfig")
-
-    assert "no change" in program.check("olddefconfig").out
-
-
 def test_the_previous_configuration_is_kept_and_diffconfig_shows_the_change(program):
     program.check("defconfig")
     before = program.config.read_bytes()
@@ -76,12 +66,6 @@ def test_an_invalid_configuration_can_be_replaced(program):
     program.check("defconfig")
 
     assert (program.folder / ".config.old").read_bytes() == b"\xff\n"
-
-
-def test_a_defconfig_with_a_line_that_has_no_effect_is_refused(program):
-    (program.folder / "mine").write_text("CONFIG_GPT2_MUON_NS_STEPS=3\n", encoding="utf-8")
-
-    assert "mine:1" in program.refused("defconfig", f"DEFCONFIG={program.folder}/mine")
 
 
 def test_a_line_without_effect_due_to_the_command_line_is_removed_with_a_note(program):
@@ -176,29 +160,6 @@ def test_another_kconfig_file_and_output_directory_are_used(tmp_path):
     text = (tmp_path / "own" / "place").read_text(encoding="utf-8")
     assert "# CONFIG_A is not set\nCONFIG_B=4\n" in text
     assert not program.config.exists()
-
-
-@pytest.mark.parametrize("name", ["_config_contents", "_min_config_contents"])
-def test_the_private_methods_of_kconfiglib_that_we_call_exist(name):
-    assert "header" in inspect.signature(getattr(kconfiglib.Kconfig, name)).parameters
-
-
-def test_the_private_names_of_kconfiglib_that_we_read_or_override_exist():
-    tree = Tree.parse(srctree=ROOT)
-
-    assert tree.kconf.syms["GPT2_SEED"]._write_to_conf is True
-    assert list(inspect.signature(kconfiglib.Kconfig._fn_val).parameters) == ["self", "args"]
-    assert list(inspect.signature(kconfiglib.Kconfig._expand_str).parameters) == ["self", "s", "i"]
-
-
-def test_the_private_names_of_menuconfig_exist(monkeypatch):
-    monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    import menuconfig
-
-    assert list(inspect.signature(menuconfig._check_valid).parameters) == ["sym", "s"]
-    assert list(inspect.signature(menuconfig._error).parameters) == ["text"]
-    assert list(inspect.signature(menuconfig._load_config).parameters) == []
-    assert list(inspect.signature(menuconfig._node_str).parameters) == ["node"]
 
 
 def test_the_environment_has_no_effect(program, monkeypatch):

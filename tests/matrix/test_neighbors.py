@@ -95,48 +95,25 @@ def tree():
     return Tree.parse(srctree=ROOT)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_matrix_is_that_of_cells_that_are_evaluated_from_scratch(monkeypatch, tree, seed):
-    base, axes = drawn(tree, seed)
-    outcomes = []
-    for cells in (expansion._Cells, FromScratch):
-        monkeypatch.setattr(expansion, "_Cells", cells)
-        try:
-            outcomes.append(expand(tree, base, axes, RULES))
-        except expansion.ConfigError as error:
-            outcomes.append(str(error))
-
-    fast, slow = outcomes
-    assert fast == slow
-
-
-def test_the_random_matrices_have_runs_excluded_cells_and_duplicates(tree):
-    runs = excluded = duplicates = coupled = 0
+def test_a_matrix_is_that_of_cells_that_are_evaluated_from_scratch(monkeypatch, tree):
+    refused = 0
     for seed in range(SEEDS):
         base, axes = drawn(tree, seed)
-        try:
-            matrix = expand(tree, base, axes, RULES)
-        except expansion.ConfigError:
-            continue
-        runs, duplicates = runs + len(matrix.runs), duplicates + matrix.duplicates
-        excluded += sum(cells.count for cells in matrix.excluded)
-        coupled += sum(not point.swept for run in matrix.runs for point in run.points)
-
-    assert min(runs, excluded, duplicates, coupled) > 5
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_values_and_ids_of_runs_are_those_of_their_own_configuration(tree, seed):
-    base, axes = drawn(tree, seed)
-    try:
-        matrix = expand(tree, base, axes, RULES)
-    except expansion.ConfigError:
-        return
-    base = [item for item in base if not item.name.startswith("MATRIX")]
-
-    for run in matrix.runs:
-        assert matrix.values(tree, run) == apply_run(tree, base, run)
-        assert RunIdentity(tree, set()).of_cell() == run.run_id
+        outcomes = []
+        for cells in (expansion._Cells, FromScratch):
+            monkeypatch.setattr(expansion, "_Cells", cells)
+            try:
+                outcomes.append(expand(tree, base, axes, RULES))
+            except expansion.ConfigError as error:
+                outcomes.append(str(error))
+        fast, slow = outcomes
+        assert fast == slow, seed
+        refused += isinstance(fast, str)
+        for run in [] if isinstance(fast, str) else fast.runs:
+            plain = [item for item in base if not item.name.startswith("MATRIX")]
+            assert fast.values(tree, run) == apply_run(tree, plain, run)
+            assert RunIdentity(tree, set()).of_cell() == run.run_id
+    assert refused < SEEDS / 2
 
 
 def test_select_and_imply_make_symbols_dependent(tmp_path):

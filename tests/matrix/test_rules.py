@@ -6,9 +6,8 @@ import pytest
 
 from factories import make_data
 from instant import instant_program
-from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import LARGEST_SEED, VerdictRules, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty, read_run_file
 from programs import Program, give_gpus
 
 TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
@@ -85,11 +84,6 @@ def test_a_configuration_that_cannot_be_compared_is_warned_about(kmatrix):
     result = kmatrix(*words, "OPTIMIZER=adamw,muon", exclude)
     assert "warning: 1 configuration with losses that no other one can be compared with: 3 seeds" in result.out
     assert "can be compared with" not in kmatrix(*words, "OPTIMIZER=adamw,muon").out
-
-
-def test_the_last_seeds_that_fit_are_taken(kmatrix):
-    result = kmatrix("test-matrix-dry-run", *TWO, "MATRIX_SEEDS_AUTO=y", f"SEED={LARGEST_SEED - 9}")
-    assert f"gpt2_adamw_seed{LARGEST_SEED}_1cpu" in result.names
 
 
 def test_a_configuration_that_is_compared_with_nothing_needs_no_baseline(kmatrix):
@@ -184,14 +178,3 @@ def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
     # A new configuration gets the same seeds.
     kmatrix.check("add", "OPTIMIZER=sgd", f"TARGET={path}")
     assert (len(MatrixDir(path).runs()), rules_of(path).raised) == (21, (4, 6))
-
-
-def test_a_matrix_of_an_earlier_version_has_the_usual_rules_and_can_be_extended(made):
-    kmatrix, make = made
-    path = make("OPTIMIZER=adamw", "BLOCK_SIZE=32", "SEED=1,2")
-    record = read_json(path / "matrix.json")
-    del record["verdict"]
-    write_json(path / "matrix.json", record)
-    assert rules_of(path) == VerdictRules()
-    kmatrix.check("add", "SEED=3", f"TARGET={path}")
-    assert rules_of(path) == VerdictRules()

@@ -83,15 +83,3 @@ def test_the_refusal_has_the_memory_and_the_advice_of_the_step_that_would_run(pr
         assert fits(shape, train, advised[choice])
         assert not any(fits(shape, train, batch) for batch in larger)
     assert advised["y"] > advised["n"]
-
-
-def test_the_largest_micro_batch_is_that_of_the_step_that_would_run(program):
-    largest = {}
-    for choice in "yn":
-        arguments = (*NANOCHAT, "BATCH_SIZE=1", "PARALLEL_BATCH_SIZE=1", f"COMPILE={choice}")
-        shape, train = of(program, *arguments)
-        out = program.check("plan", *arguments).out
-        largest[choice] = largest_of(out)
-        at = [fit(memory(shape, replace(train, batch_size=largest[choice] + more)), A10G) for more in (0, 1)]
-        assert [verdict is Fit.NOT for verdict in at] == [False, True]
-    assert largest["y"] > largest["n"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import sys
 from dataclasses import replace
@@ -11,7 +10,7 @@ from functools import cache
 import pytest
 
 from factories import ROOT
-from kmatrix.plan.feasibility import PUBLISHED, Fit
+from kmatrix.plan.feasibility import PUBLISHED
 from kmatrix.text import GIB
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -60,17 +59,6 @@ def test_the_constants_of_the_plan_are_those_of_the_fit():
     assert model.middle == pytest.approx(PUBLISHED.middle, abs=0.005)
 
 
-def test_every_run_has_a_source():
-    assert sum(run.seconds is not None for run in RUNS) >= 6
-    assert all(re.search(r"https://|report", run.source) for run in RUNS)
-
-
-def test_the_published_peak_of_nanochat_fits_into_80_gb():
-    row = compared()["nanochat d20, 8 x H100"]
-    assert row.verdict in (Fit.FITS, Fit.TIGHT)
-    assert 0 <= row.memory_error < 0.15
-
-
 @pytest.mark.parametrize("name", [run.name for run in RUNS if run.code == "nanochat"])
 def test_a_run_of_nanochat_has_the_published_memory_as_its_own_architecture_too(name):
     """d24 and d26 are of 2026, the others of 2025."""
@@ -82,12 +70,6 @@ def test_a_run_of_nanochat_has_the_published_memory_as_its_own_architecture_too(
     assert own.memory_right is not False
     if arch == "nanochat2025":
         assert own.memory == pytest.approx(row.memory, abs=0.2 * GIB)
-
-
-def test_the_band_is_not_so_wide_that_every_time_fits():
-    for row in rows():
-        shortest, _, longest = row.seconds()
-        assert longest / shortest < 3.1
 
 
 def test_the_table_prints_the_error_of_each_row(capsys, monkeypatch):
