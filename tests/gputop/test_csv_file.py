@@ -80,6 +80,16 @@ def test_the_table_is_read_by_the_reports(driver, tmp_path):
     assert set(part.columns["memory_used"]) == {9000}
 
 
+def test_a_table_has_one_writer(tmp_path):
+    """The samples of a second one would replace those of the first."""
+    path = str(tmp_path / "x.csv")
+    first = CsvFile(path, [0])
+    with pytest.raises(RecordError, match="another gputop writes"):
+        CsvFile(path, [0])
+    first.close()
+    CsvFile(path, [0]).close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_every_line_is_complete_after_an_end_and_the_table_is_continued(driver, tmp_path, number):
     path = tmp_path / "x.csv"

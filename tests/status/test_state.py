@@ -318,6 +318,12 @@ def test_the_result_of_that_attempt_decides_if_there_is_one(run):
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 
 
+def test_an_attempt_that_finished_after_it_was_recorded_as_stopped_is_finished(run):
+    write_json(run.status, {"status": "stopped", "attempt": 2})
+    write_json(run.result, {"run_id": "id", "attempt": 2, "status": "finished"})
+    assert recover_status(run, has_runner=False).status is Status.FINISHED
+
+
 def test_an_unrecorded_result_counts_only_if_the_run_used_its_requested_values(run):
     write_json(run.status, {"status": "running", "attempt": 1})
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
