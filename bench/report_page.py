@@ -5,7 +5,7 @@
 The runs have logs of about so many lines, and recordings of their GPUs at one sample per second; the seeds of a
 configuration share them as hard links. Each command is its own process, and the medians of several rounds count.
 --keep: the folder in which the matrix is made; it stays, and is used again.
---uncached: one round without any curves.json too, as of a matrix of an earlier version: every log is read.
+--uncached: one round without any curves.json too: every log is read.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ class Benchmarks:
 
     def state_dict(self) -> dict[str, Any]:
         score, core = self.log.hellaswag_score, self.log.core_score
-        # A checkpoint holds tensors, numbers, strings, lists and dicts only. The keys are those of version 0.1.
+        # A checkpoint holds tensors, numbers, strings, lists and dicts only.
         state = {"judged": self._newest, "hellaswag": asdict(score) if score else None}
         if core:
             tasks = [asdict(task) for task in core.tasks]

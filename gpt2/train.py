@@ -197,8 +197,8 @@ def set_up(
     budget = Budget(limit_of(config), ahead=2 if world.device.type == "cuda" else 0)
     stateful: dict[str, Stateful] = {
         "log": log,
-        "judge": benchmarks,
-    }  # version 0.1's names
+        "benchmarks": benchmarks,
+    }
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
     stateful |= {"data": batches.client.record} if batches.client else {}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)

@@ -57,7 +57,7 @@ def test_this_machine_is_described_correctly(tmp_path, monkeypatch):
     assert SECRET not in result.out + result.err
     value = json.loads(Program(tmp_path).check("doctor", "JSON=1").out)
     assert value["schema"] == 1
-    assert {"name", "level", "said", "fix"} == set(value["checks"][0])
+    assert {"name", "level", "message", "hint"} == set(value["checks"][0])
     assert {check["level"] for check in value["checks"]} <= {"OK", "warning"}
 
 

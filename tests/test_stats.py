@@ -72,7 +72,7 @@ def test_quantiles_of_students_t_match_published_tables(freedom, t95, t99):
     assert critical_t(0.99, freedom) == pytest.approx(t99, abs=5.1e-4)
 
 
-# Version 0.1 computed these without SciPy, by the continued fraction of the incomplete beta function (DLMF 8.17.22).
+# Computed without SciPy, by the continued fraction of the incomplete beta function (DLMF 8.17.22).
 TS = (0.001, 1.0, 2.5, 40.0)
 PROBABILITIES = {  # by degrees of freedom, for each of TS
     1: (0.9993633804398389, 0.5, 0.2422378831816866, 0.01591217982405161),
@@ -95,13 +95,13 @@ QUANTILES = {  # by level, for each of FREEDOMS
 
 
 @pytest.mark.parametrize("freedom", PROBABILITIES)
-def test_probabilities_match_those_of_version_0_1(freedom):
+def test_probabilities_match_those_of_the_continued_fraction(freedom):
     assert [two_sided_p(t, freedom) for t in TS] == pytest.approx(list(PROBABILITIES[freedom]), rel=1e-10, abs=0)
     assert [two_sided_p(-t, freedom) for t in TS] == [two_sided_p(t, freedom) for t in TS]
 
 
 @pytest.mark.parametrize("level", QUANTILES)
-def test_quantiles_match_those_of_version_0_1(level):
+def test_quantiles_match_those_of_the_continued_fraction(level):
     assert [critical_t(level, freedom) for freedom in FREEDOMS] == pytest.approx(list(QUANTILES[level]), rel=1e-10)
 
 

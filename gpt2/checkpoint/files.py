@@ -120,13 +120,12 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
     schema = value["schema"]
     if type(schema) is not int or schema < 1:
         raise damaged(path, "its schema is not a number of a version")
-    if schema > SCHEMA:
+    if schema != SCHEMA:
         raise SchemaError(
             f"{path} has schema {schema}" if schema < 1000 else f"{path} has a schema that is too new",
-            why=f"this trainer reads schemas up to {SCHEMA}",
-            hint="use the newer trainer that wrote it",
+            why=f"this trainer reads schema {SCHEMA}",
+            hint="use the trainer that wrote it",
         )
-    value = upgraded(value)
     if why := problem(value):
         raise damaged(path, why)
     return value
@@ -157,13 +156,6 @@ def check_sums(path: Path) -> None:
 def damaged(path: Path, why: str) -> RecordError:
     """Return the error for a damaged checkpoint."""
     return RecordError(f"{path} is damaged", why=why, hint="use another checkpoint of the run")
-
-
-def upgraded(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint of an older schema in the current schema."""
-    if value["schema"] == SCHEMA:
-        return value
-    return value | {"schema": SCHEMA, "rng": [], "carried": {}}  # schema 1 cannot be resumed exactly
 
 
 def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint | None:

@@ -70,7 +70,6 @@ def snapshot(
     The data order (gpt2/data/batches.py) and the learning rate (gpt2/loop/schedule.py) are functions of the step, so
     the step is all that is stored of them.
     """
-    # The keys are those of version 0.1, so that its checkpoints can still be read.
     return {
         "schema": SCHEMA,
         "run_id": run_id,

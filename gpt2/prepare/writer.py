@@ -137,7 +137,6 @@ class ShardWriter:
         if start is None:
             raise DataError(
                 f"{self.folder / RECORD} does not say where the text of shard {number} starts",
-                why="it was written by an earlier version",
                 hint="delete the folder: its shards are made again",
             )
         return start

@@ -68,8 +68,8 @@ def read(symbols: Mapping[str, Any]) -> Config:
         tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),
         preflight=_need(symbols, "PREFLIGHT"),
         on_finish=_need(symbols, "ON_FINISH"),
-        allow_risk=bool(symbols.get("ALLOW_RISK")),  # older Kconfig files do not have these
-        engine=symbols.get("ENGINE") or LOCAL,
+        allow_risk=_need(symbols, "ALLOW_RISK"),
+        engine=_need(symbols, "ENGINE"),
         gpus_per_node=symbols.get("GPUS_PER_NODE") or 0,
     )
 

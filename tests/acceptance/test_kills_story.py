@@ -213,7 +213,7 @@ def test_deleted_runs_are_named_and_run_again(program, data, tmp_path):
     program.check("continue", f"TARGET={path}")
     assert set(statuses(program, path).values()) == {"finished"}
     (path / "matrix.json").write_bytes(kept_plan)
-    # Without a plan, as in matrices of earlier versions, it is named, and the exit status says so.
+    # Without a plan it is named, and the exit status says so.
     shutil.rmtree(path / first)
     MatrixDir(path).plan.unlink()
     result = program("continue", f"TARGET={path}")

@@ -23,14 +23,13 @@ from kmatrix.records.plan import RunTexts, make_runs, write_plan
 NAME = "test_matrix_results_20261120_062141"
 
 
-def make(path, folder=None, *, old=None):
-    """Make a matrix with the run a. folder: of its checkpoints.  old: the path in a run.json of an earlier version."""
+def make(path, folder=None):
+    """Make a matrix with the run a. folder: of its checkpoints."""
     matrix = MatrixDir(path)
     path.mkdir(parents=True)
     plan = {"name": path.name, "runs": [{"name": "a"}]}
-    write_json(matrix.matrix_json, plan if old else {**plan, "checkpoints": folder and str(folder)})
-    train = {"checkpoint_dir": str(old)} if old else {}
-    write_json(matrix.run("a").run_json, {"name": "a", "matrix": path.name, "train": train})
+    write_json(matrix.matrix_json, {**plan, "checkpoints": folder and str(folder)})
+    write_json(matrix.run("a").run_json, {"name": "a", "matrix": path.name, "train": {}})
     return matrix
 
 
@@ -48,28 +47,6 @@ def test_checkpoints_are_in_the_run_directory_wherever_the_matrix_is(tmp_path):
     copy = MatrixDir(tmp_path / "copy")
     shutil.copytree(tmp_path / NAME, copy.path)
     assert own_checkpoint_dir(copy.run("a")) == copy.run("a").checkpoints
-
-
-def test_the_absolute_path_of_an_earlier_version_is_the_runs_own_folder(tmp_path):
-    original = tmp_path / "original" / NAME
-    matrix = make(original, old=original / "a" / "checkpoints")
-    (matrix.run("a").checkpoints).mkdir()
-    write_json(matrix.run("a").checkpoints / "index.json", {"checkpoints": []})
-    for copy in (MatrixDir(tmp_path / NAME), MatrixDir(tmp_path / "renamed")):
-        shutil.copytree(original, copy.path)
-        assert own_checkpoint_dir(copy.run("a")) == copy.run("a").checkpoints
-
-
-def test_a_folder_outside_of_an_earlier_version_is_read_and_changed_only_after_it_was_named(tmp_path):
-    place = tmp_path / "disk" / NAME / "a"
-    matrix = make(tmp_path / NAME, old=place)
-    assert checkpoint_dir(matrix.run("a")) == matrix.run("a").checkpoints  # nothing was saved yet
-    write_json(place / "index.json", {"checkpoints": []})
-    assert checkpoint_dir(matrix.run("a")) == place
-    with pytest.raises(LaunchError, match="may be another matrix's"):
-        own_checkpoint_dir(matrix.run("a"))
-    take_folder(matrix, tmp_path / "disk")
-    assert own_checkpoint_dir(matrix.run("a")) == place
 
 
 def test_a_copy_does_not_own_the_folder_and_a_renamed_matrix_does(outside, tmp_path):

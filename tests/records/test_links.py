@@ -41,20 +41,3 @@ def test_a_graph_does_not_overwrite_what_a_link_names(matrix, tmp_path):
     with pytest.raises(LaunchError, match="is a link to"):
         draw_graphs(SimpleNamespace(path=matrix.path, runs=()))
     assert (tmp_path / "victim").read_text() == "mine"
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_the_logs_that_wandb_linked_to_are_accepted(matrix, tmp_path, there):
-    """Earlier versions kept W&B's debug logs in the user's cache, which may be deleted, with links to them."""
-    logs = matrix.run("a").path / "wandb" / "offline-run-20261120_062141-a1" / "logs"
-    logs.mkdir(parents=True)
-    if there:
-        (tmp_path / "core.log").write_text("started")
-    (logs / "debug-core.log").symlink_to(tmp_path / "core.log")
-    check_own_files(matrix)
-    for name in ("run-a1.wandb", "debug.log"):  # a file that W&B writes, and a folder that logs would be written to
-        link = logs / name
-        link.symlink_to(tmp_path)
-        with pytest.raises(LaunchError, match="is a link to"):
-            check_own_files(matrix)
-        link.unlink()

@@ -117,22 +117,6 @@ def test_json_keeps_the_order_of_the_fields():
     assert set(TrainConfig.names()) == {field.name for field in dataclasses.fields(TrainConfig)}
 
 
-def test_a_muon_run_of_version_0_1_reads_as_fused():
-    values = fields(optimizer="muon")
-    del values["muon_split_qkv"], values["muon_adjust_lr_fn"]
-
-    config = TrainConfig.from_json(values)
-
-    assert (config.muon_split_qkv, config.muon_adjust_lr_fn) == (False, "original")
-
-
-def test_fields_of_muon_do_not_apply_to_another_optimizer_of_version_0_1():
-    values = fields(optimizer="adamw")
-    del values["muon_split_qkv"], values["muon_adjust_lr_fn"]
-
-    assert TrainConfig.from_json(values).muon_split_qkv is None
-
-
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_adamwprune_prunes_by_its_state_or_not_at_all(method):
     TrainConfig.from_json(fields(optimizer="adamwprune", adamwprune_base="adam", pruning="none"))

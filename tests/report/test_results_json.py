@@ -81,7 +81,7 @@ def test_results_json_names_the_runs_of_each_figure(tmp_path):
     (ranking,) = results["rankings"]
     assert ranking["order"] == ["muon, 1 rank", "adamw, 1 rank"]
     (comparison,) = ranking["comparisons"]
-    assert (comparison["word"], comparison["method"], comparison["seeds"]) == ("better", "paired by seed", [1, 2, 3])
+    assert (comparison["outcome"], comparison["method"], comparison["seeds"]) == ("better", "paired by seed", [1, 2, 3])
 
 
 def test_results_json_has_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):

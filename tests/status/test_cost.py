@@ -55,7 +55,6 @@ def test_a_cost_budget_pays_for_what_an_attempt_holds():
     assert cost_limit_s(TrainFields(**GPUS, max_cost=2.0, gpu_hour_price=0.5)) == 3600
     machine = TrainFields(device="cpu", num_gpus=4, max_cost=2.0, machine_hour_price=0.5)
     assert cost_limit_s(machine) == 4 * 3600
-    assert cost_limit_s(TrainFields(device="cpu", num_gpus=4, max_cost=2.0, gpu_hour_price=0.5)) == 3600  # version 0.1
 
 
 def test_the_budget_of_a_matrix_counts_all_attempts_of_all_runs():

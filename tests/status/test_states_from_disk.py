@@ -16,8 +16,10 @@ from kmatrix.records.plan import RunTexts, write_plan
 from kmatrix.status.state import RunState
 from pages import DOCS
 from programs import run
-from version_0_1 import FINISHED, unpack
+from records_factory import FakeRun, make_matrix
 
+RUN = FakeRun()
+FINISHED = RUN.name
 ENDS = {"failed": "loss is nan", "stopped": "asked to stop", "skipped": "too few GPUs"}
 UNREADABLE = ("missing", "truncated", "newer")
 NEWER = 99  # schema of a version to come
@@ -47,15 +49,11 @@ def cases():
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """Return a matrix with one finished run, as version 0.1 wrote it, with the path of its checkpoints in run.json."""
-    matrix = unpack(tmp_path_factory.mktemp("made"))
-    for folder in matrix.iterdir():
-        if folder.is_dir() and folder.name != FINISHED:
-            shutil.rmtree(folder)
-    shutil.rmtree(matrix / FINISHED / "former")
-    plan = read_json(matrix / "matrix.json")
-    write_json(matrix / "matrix.json", plan | {"runs": [entry for entry in plan["runs"] if entry["name"] == FINISHED]})
-    return matrix
+    """Return a matrix with one finished run."""
+    matrix = make_matrix(tmp_path_factory.mktemp("made"), [RUN])
+    folder = matrix.run(FINISHED)
+    write_json(folder.run_used, {"attempt": 1, "train": read_json(folder.run_json)["train"], "adjusted": []})
+    return matrix.path
 
 
 def damage(path, how):
@@ -87,10 +85,6 @@ def make(template, folder, case):
     home = folder / "made" / template.name
     shutil.copytree(template, home)
     run_dir = home / FINISHED
-    for path in [run_dir / "run.json", run_dir / "run_used.json"]:
-        record = read_json(path)
-        places = {"checkpoint_dir": str(run_dir / "checkpoints")} if "checkpoint_dir" in record["train"] else {}
-        write_json(path, record | {"train": record["train"] | places})
     plan = RunTexts(FINISHED, ("", "", (run_dir / "run.json").read_text()))
     status, result = case["status.json"], case["result.json"]
     known = {} if status in ("planned", "skipped") else {"attempt": 1, "started": 1.0, "ended": 2.0}
@@ -106,8 +100,7 @@ def make(template, folder, case):
         damage(run_dir / name, case[name])
     if case["reason"] == "its directory is missing":
         shutil.rmtree(run_dir)
-    if case["matrix"] != "complete" or case["continue"] == "makes":  # version 0.1 has no plan
-        write_plan(MatrixDir(home), [plan])
+    write_plan(MatrixDir(home), [plan])
     damage_matrix(MatrixDir(home), case["matrix"])
     if case["place"] == "here":
         return home
@@ -125,6 +118,7 @@ def test_status_estimate_summary_and_continue_agree_with_the_table(case, templat
     plans = []
     monkeypatch.setattr(cli_run, "run_and_report", lambda matrix, plan, **options: plans.append(plan) or 0)
     monkeypatch.setattr(cli_run, "need_torch", lambda: None)
+    monkeypatch.setattr(cli_run, "is_up_to_date", lambda matrix: False)
     before = {path: path.read_bytes() for path in matrix.rglob("*.json*")}
     if case["state"] == "refused":
         for command in ("status", "estimate", "summary", "continue", "test-rerun"):

@@ -43,8 +43,7 @@ def doctor(arguments: Arguments) -> int:
 
 
 def _to_json(check: Check) -> dict[str, str]:
-    """Return a check with the keys of version 0.1, which programs rely on."""
-    return {"name": check.name, "level": check.level, "said": check.message, "fix": check.hint}
+    return {"name": check.name, "level": check.level, "message": check.message, "hint": check.hint}
 
 
 def lines(found: list[Check]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """curves.json: the thinned curves of a run, from which reports draw without parsing its log again.
 
 It is a cache of metrics.jsonl and of the recording. It counts if it names their sizes, the digest of the ends of
-metrics.jsonl, and the last attempt; otherwise it is made again. It guards against files of another run and of an
-earlier version, not against somebody who may write into the folder: such a person could change metrics.jsonl as well.
+metrics.jsonl, and the last attempt; otherwise it is made again. It guards against files of another run,
+not against somebody who may write into the folder: such a person could change metrics.jsonl as well.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _folder(results_dir: Path) -> Iterator[Path]:
         host, _, owner = left.name.removeprefix(FOLDER).rpartition("_")
         # Left by a process that was killed; the directories of living processes are in use, and of other hosts
         # nobody here knows whether they live.
-        if host in ("", socket.gethostname()) and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+        if host == socket.gethostname() and owner.isdecimal() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
     folder = results_dir / f"{FOLDER}{socket.gethostname()}_{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,10 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import STAGED, MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.plan import keep_checkpoints
 from kmatrix.records.runs import RunFile, Status, read_run_file, read_train_values
-from kmatrix.records.train_config import FORMER
 from kmatrix.status.state import Reused, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
-PLACES = FORMER | {"init_from", "data_path"}
+PLACES = frozenset({"init_from", "data_path"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

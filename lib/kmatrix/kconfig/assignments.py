@@ -13,11 +13,10 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.migration import former_error, former_symbol
 from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
 from kmatrix.text import shown
 
-ASKED = "# asked for:"  # start of the header lines; also in files of version 0.1
+ASKED = "# asked for:"  # start of the header lines
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
 COMMENTED = re.compile(r'(CONFIG_\w+=(?:"(?:[^"\\]|\\.)*"|[^"#\s]+)\s+)(#.*)')  # an assignment, then a comment
 SHOWN = 20  # mistakes per message
@@ -34,13 +33,9 @@ def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
     """
     text = _read(path)
     found: dict[str, Assignment] = {}
-    former: list[Assignment] = []  # symbols of the original project, which have equivalents
     mistakes: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            if (item := _read_former(tree, line, f"{path}:{number}")) is not None:
-                former.append(item)
-                continue
             assignment = _read_line(tree, line, f"{path}:{number}")
             if assignment is None:
                 continue
@@ -48,8 +43,6 @@ def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
             found[assignment.name] = assignment
         except ConfigError as error:  # collected, so that the user sees all mistakes of a file at once
             mistakes.append(": ".join(part for part in (error.what, error.why, error.hint) if part))
-    if former:
-        raise former_error(path, former, found.values(), mistakes)
     refuse(mistakes)
     return list(found.values())
 
@@ -149,20 +142,6 @@ def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
             )
         text = kc.unescape(text[1:-1])
     check_text(tree, symbol, text, where)
-    return Assignment(name, text, where)
-
-
-def _read_former(tree: Tree, line: str, where: str) -> Assignment | None:
-    """Return the assignment of a line if its symbol is one of the original project and none of ours."""
-    match = LINE.fullmatch(commented[1].rstrip() if (commented := COMMENTED.fullmatch(line)) else line)
-    if not match:
-        return None
-    name, text = (match[1], match[2]) if match[1] else (match[3], "n")
-    symbol = tree.kconf.syms.get(name)
-    if (symbol is not None and symbol.nodes) or former_symbol(name) is None:
-        return None
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        text = kc.unescape(text[1:-1])
     return Assignment(name, text, where)
 
 

@@ -71,7 +71,6 @@ class Tree:
     forms: dict[str, str] = field(default_factory=dict)  # symbol -> name of the form of its text, or ""
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
     neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
-    added: dict[str, str] = field(default_factory=dict)  # symbol of a later version -> value that earlier runs had
     # Symbol with a path -> path -> hash of its content.
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
@@ -235,8 +234,6 @@ class Tree:
             # A choice is neutral as a whole, under its own name and those of its members.
             axis = self.axis_of(symbol)
             self.neutral.update({axis, symbol.name, *(member.name for member in self.members.get(axis, {}).values())})
-        elif marker.name == "added":
-            self.added[self.axis_of(symbol)] = marker.args[0]  # below a member: of its choice
         else:
             self.labels[symbol.name] = marker.args[0]
 
@@ -462,7 +459,6 @@ functions = {
     "form": (_mark, 1, 1),
     "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
-    "added": (_mark, 1, 1),
 }
 
 

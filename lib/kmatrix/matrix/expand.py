@@ -560,7 +560,5 @@ class RunIdentity:
         decides = self.tree.neutral_unless.get(name)
         if text is None or (decides and not self.tree.value(decides)):
             return ""
-        if text == self.tree.added.get(name):  # runs from before the symbol existed keep their ids
-            return ""
         plain = normalized(self.tree, name, text)
         return f"{name}={plain}\n" if plain or decides != name else ""  # a symbol that decides for itself and is empty

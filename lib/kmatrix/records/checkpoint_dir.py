@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kmatrix.errors import ConfigError, LaunchError, RecordError
-from kmatrix.records.decode import Record, as_json, decode, decode_optional, field
+from kmatrix.records.decode import Record, as_json, decode, decode_optional
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 
@@ -51,20 +51,13 @@ class _Folder(Record, frozen=True, kw_only=True):
 
     place: Owner | None = None  # where the matrix was made
 
-    checkpoints: str | None = ""  # the folder below CHECKPOINT_DIR, None for the run directories, "" if not recorded
-
-
-class _RecordedTrain(Record, frozen=True, kw_only=True):
-    checkpoint_dir: str | None = None  # absolute; of earlier versions
+    checkpoints: str | None = None  # the folder below CHECKPOINT_DIR, None for the run directories
 
 
 class _Recorded(Record, frozen=True, kw_only=True):
-    """The keys of run.json that this module reads."""
+    """The key of run.json that this module reads."""
 
-    name: str | None = None
-    matrix: str | None = None
     checkpoints: str | None = None  # relative to CHECKPOINT_DIR
-    train: _RecordedTrain = field(default_factory=_RecordedTrain)
 
 
 def checkpoint_dir(run: RunDir) -> Path:
@@ -73,12 +66,17 @@ def checkpoint_dir(run: RunDir) -> Path:
     Raises RecordError if matrix.json is damaged, SchemaError if it is too new.
     """
     matrix = MatrixDir(run.path.absolute().parent)
-    known, folder = _of_matrix(matrix)
-    if known:
-        return folder / run.name if folder else run.checkpoints
-    place = _recorded(run)
-    # The matrix may have been moved, or its CHECKPOINT_DIR may be gone.
-    return place if place is not None and (place / INDEX).is_file() else run.checkpoints
+    if folder := _of_matrix(matrix):
+        return folder / run.name
+    # Of a matrix without matrix.json, the folder of its checkpoints is unknown: training would start from scratch.
+    record = None if matrix.matrix_json.exists() else decode_optional(run.run_json, _Recorded)
+    if record and record.checkpoints:
+        raise RecordError(
+            f"{matrix.matrix_json} is missing",
+            why=f"it names the folder of the checkpoints {record.checkpoints}",
+            hint="restore it from a copy of the matrix",
+        )
+    return run.checkpoints
 
 
 def own_checkpoint_dir(run: RunDir) -> Path:
@@ -95,14 +93,11 @@ def own_checkpoint_dir(run: RunDir) -> Path:
 def check_own_files(matrix: MatrixDir) -> None:
     """Raise LaunchError if changing the runs of a matrix would change files of another one."""
     refuse_links(matrix)
-    known, folder = _of_matrix(matrix)
-    # The folder itself, not only those of existing runs: a missing run is made again, and may have left checkpoints.
-    folders = {folder} if known and folder and folder.exists() else set()
-    for run in matrix.runs():
-        place = checkpoint_dir(run)
-        if place != run.checkpoints:
-            folders.add(place.parent)
-    for folder in sorted(folders):
+    runs = matrix.runs()
+    for run in runs:
+        checkpoint_dir(run)  # raises RecordError if it is unknown
+    # Also without runs: a missing run is made again, and may have left checkpoints.
+    if (folder := _of_matrix(matrix)) and (folder.exists() or runs):
         _check_owner(matrix, folder)
 
 
@@ -130,7 +125,7 @@ def take_folder(matrix: MatrixDir, base: Path) -> None:
     folder belongs to another matrix, or may belong to one: a directory that has left its place is not known to be gone.
     """
     record = read_json(matrix.matrix_json)
-    current = _current_folder(matrix)
+    current = _of_matrix(matrix)
     if current is None:
         raise ConfigError(
             f"CHECKPOINT_DIR={base}: the checkpoints of {matrix.name} are in its run directories",
@@ -152,15 +147,6 @@ def read_owner(folder: Path) -> Owner | None:
     return decode_optional(folder / OWNER, Owner)
 
 
-def _current_folder(matrix: MatrixDir) -> Path | None:
-    """Return the folder of the matrix below CHECKPOINT_DIR, None if it has none."""
-    known, folder = _of_matrix(matrix)
-    if known:
-        return folder
-    places = (_recorded(run) for run in matrix.runs())
-    return next((place.parent for place in places if place is not None), None)
-
-
 def _find(owner: Owner) -> Path | None:
     """Return where the owner is now: at its path, or renamed within its parent directory; None if it is not there."""
     recorded = Path(owner.matrix)
@@ -178,10 +164,12 @@ def _has_left(owner: Owner, folder: Path) -> bool:
     """Return whether the owner of a folder certainly has its checkpoints elsewhere now."""
     found = _find(owner)
     try:
-        known, current = _of_matrix(MatrixDir(found)) if found else (False, None)
+        if found is None or not MatrixDir(found).matrix_json.exists():
+            return False
+        current = _of_matrix(MatrixDir(found))
     except (OSError, RecordError):
         return False  # there, but unreadable: it may still need its checkpoints
-    return known and (current is None or current.resolve() != folder.resolve())
+    return current is None or current.resolve() != folder.resolve()
 
 
 def _other_owner(matrix: MatrixDir, owner: Owner, folder: Path) -> tuple[str, str]:
@@ -214,17 +202,16 @@ def _check_owner(matrix: MatrixDir, folder: Path) -> None:
         write_json(folder / OWNER, as_json(this))
 
 
-def _of_matrix(matrix: MatrixDir) -> tuple[bool, Path | None]:
-    """Return whether matrix.json names the folder of its checkpoints, and the folder; None: the run directories."""
-    record = _folder(matrix)
-    if record is None or not record.checkpoints:
-        return record is not None and record.checkpoints is None, None
-    text = record.checkpoints
+def _of_matrix(matrix: MatrixDir) -> Path | None:
+    """Return the folder of the checkpoints that matrix.json names, None for the run directories."""
+    text = record.checkpoints if (record := _folder(matrix)) else None
+    if text is None:
+        return None
     # Its last part names a folder below CHECKPOINT_DIR: it must not lead out of that.
     if not Path(text).is_absolute() or os.path.normpath(text) != text or not Path(text).name:
         why = f"{KEY} is {text!r}, expected an absolute path or null"
         raise RecordError(f"{matrix.matrix_json} is damaged", why=why)
-    return True, Path(text)
+    return Path(text)
 
 
 def original_of(matrix: MatrixDir) -> str:
@@ -253,27 +240,6 @@ def _in_matrix_json(path: Path, *_version: int) -> _Folder:
     return decode(path, _Folder)
 
 
-def _recorded(run: RunDir) -> Path | None:
-    """Return the folder outside the matrix in a run.json of an earlier version, None if there is none.
-
-    Raises RecordError if matrix.json names it, and is missing.
-    """
-    record = decode_optional(run.run_json, _Recorded) or _Recorded()
-    if record.checkpoints:
-        raise RecordError(
-            f"{run.path.parent / 'matrix.json'} is missing",
-            why=f"it names the folder of the checkpoints {record.checkpoints}",
-            hint="restore it from a copy of the matrix",
-        )
-    text = record.train.checkpoint_dir
-    if not text:
-        return None
-    place = Path(os.path.normpath(text))
-    inside = (record.matrix, record.name, run.checkpoints.name)
-    # Earlier versions wrote the absolute path of the run's own folder, which a copy or a move does not follow.
-    return None if place.parts[-3:] == inside or place == run.checkpoints.absolute() else place
-
-
 def refuse_links(matrix: MatrixDir) -> None:
     """Raise LaunchError if any file or folder of a matrix is a link out of it. The matrix itself may be one."""
     # The type of an entry comes with its name: no file is looked at, so 2,000 runs take 0.1 s.
@@ -282,20 +248,9 @@ def refuse_links(matrix: MatrixDir) -> None:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    if not _is_log_of_wandb(matrix, entry):
-                        refuse_link(matrix, Path(entry.path))
+                    refuse_link(matrix, Path(entry.path))
                 elif entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-
-
-def _is_log_of_wandb(matrix: MatrixDir, entry: os.DirEntry[str]) -> bool:
-    """Return whether a link is one that W&B made to a log in the user's cache, which may be gone by now.
-
-    Matrices of earlier versions have them. Nothing is written through them: `kmatrix.track.wandb.publish_logs` replaces
-    files, and W&B writes its logs elsewhere.
-    """
-    folders = Path(entry.path).relative_to(matrix.path).parts[1:-1]
-    return "wandb" in folders and entry.name.startswith("debug") and entry.name.endswith(".log") and not entry.is_dir()
 
 
 def refuse_link(matrix: MatrixDir, path: Path) -> None:

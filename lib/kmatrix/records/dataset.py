@@ -13,7 +13,7 @@ from msgspec import Meta
 from kmatrix.records.decode import Count, Record, decode, decode_optional, field
 
 RECORD = "dataset.json"
-FLAT = "flat"  # the layout of consecutive windows, which all runs of earlier versions had
+FLAT = "flat"  # the layout of consecutive windows
 STAGED = "KMATRIX_STAGED"  # environment variable: folder of data -> its copy on this node, as JSON
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")

@@ -130,7 +130,7 @@ class RunDir:
     @property
     def archive(self) -> Path:
         """The directory of archived results, replaced by reruns: 1, 2, ..."""
-        return self.path / ("former" if (self.path / "former").is_dir() else "archive")  # "former": version 0.1
+        return self.path / "archive"
 
     @property
     def gpu_stats(self) -> Path:

@@ -30,7 +30,7 @@ from kmatrix.records.decode import (
 )
 from kmatrix.records.jobs.forms import VARIABLE
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.train_config import TrainFields, with_added
+from kmatrix.records.train_config import TrainFields
 
 LARGEST_SEED = 2**31 - 1  # of a run
 COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
@@ -149,14 +149,9 @@ class RunFile(Record, frozen=True, kw_only=True):
 
 
 class TrainValues(Record, frozen=True, kw_only=True):
-    """All fields of "train" in run.json or run_used.json, also those of other versions."""
+    """All fields of "train" in run.json or run_used.json."""
 
-    recorded: dict[str, Scalar] = field(name="train", default_factory=dict)
-
-    @property
-    def train(self) -> Mapping[str, Scalar]:
-        """The recorded fields with those that version 0.1 did not write."""
-        return with_added(self.recorded)
+    train: dict[str, Scalar] = field(default_factory=dict)
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -179,9 +174,9 @@ class UsedFile(TrainValues, frozen=True, kw_only=True):
     """run_used.json: the training fields that the trainer used, and how they differ from run.json."""
 
     adjusted: tuple[Adjustment, ...] = ()
-    attempt: Count | None = None  # that wrote it; None in files of earlier versions
+    attempt: Count | None = None  # that wrote it
     devices: tuple[str, ...] = ()  # names, one per rank
-    hosts: tuple[str, ...] = ()  # one per rank; empty in files of earlier versions
+    hosts: tuple[str, ...] = ()  # one per rank
     gpus: tuple[UsedGpu, ...] = ()  # one per rank, empty on the CPU
 
 
@@ -201,7 +196,7 @@ class AxisEntry(Record, frozen=True, kw_only=True):
 
 
 class VerdictRules(Record, frozen=True, kw_only=True):
-    """How the losses of a matrix are compared, fixed before its first run. The defaults hold for earlier versions.
+    """How the losses of a matrix are compared, fixed before its first run.
 
     The ranges are those of the symbols: a file with other values is damaged, and no verdict is made from it.
     """

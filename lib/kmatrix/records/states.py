@@ -147,7 +147,7 @@ class RankStateFile(Record, frozen=True, kw_only=True):
     work: str = ""
     place: str = ""
     spent_s: Amount | None = None
-    counter: Count | None = None  # grows with each write; None in files of earlier versions
+    counter: Count | None = None  # grows with each write
     waits: bool = False  # the rank waits for streamed data
 
 
@@ -163,7 +163,7 @@ class EventLine(Record, frozen=True, kw_only=True):
     monotonic: Amount | None = None  # seconds since the boot, in gpu_events.jsonl
     xid: Count | None = None  # code of an XID error
     xid_count: Count = 1  # number of these errors since the event before
-    attempt: Count | None = None  # of the run, in `started` of gpu_events.jsonl; None in files of earlier versions
+    attempt: Count | None = None  # of the run, in `started` of gpu_events.jsonl
 
 
 class PhaseLine(Record, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class PhaseLine(Record, frozen=True, kw_only=True):
     end: UnixTime
     attempt: Count = 1
     step: Count | None = None
-    begin_monotonic: Amount | None = None  # seconds since the boot; None in files of version 0.1
+    begin_monotonic: Amount | None = None  # seconds since the boot
     end_monotonic: Amount | None = None
 
 

@@ -51,24 +51,11 @@ NANOCHAT_FIELDS = (
     *("n_kv_head", "value_embeddings", "smear", "backout", "residual_scales", "window_pattern", "qk_scale"),
     *("rope_base", "logit_softcap", "norm", "activation"),
 )
-# Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
-ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
-ADDED |= {**dict.fromkeys(NANOCHAT_FIELDS), "tokens_per_param_of": None}
-ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None, "num_nodes": 1, "zero_stage": 0}
-ADDED |= {"data_layout": "flat"}
-ADDED |= {"core": "", "core_interval": None, "core_examples": None}
-ADDED |= {"data_streaming": False, "data_cache": None, "data_wait": None}
-ADDED |= {"ddp_bf16_gradients": False, "compile_mode": None}
-ADDED |= {"bf16_stream": None, "fp8": None, "deterministic": False, "attention_kernel": "auto"}
-ADDED |= {"recompute_scope": None}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
     *NANOCHAT_FIELDS,
 )
-# Fields that older runs did not have, with what those did to which they apply; None for all others.
-ADDED_TO_MOVEMENT: dict[str, Any] = {"movement_rule": "gradient"}
-ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 # Optimizers whose states cannot be sharded over the ranks (zero_stage), with the reason.
 NOT_SHARDED = {
     "adamwprune": "ranks all weights by their optimizer states",
@@ -83,15 +70,9 @@ AT_LEAST_ONE = (
 )
 
 
-FORMER = frozenset({"checkpoint_dir"})  # fields of earlier versions that decide nothing about the training
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFields:
-    """The fields of "train" that readers of a run.json use. None: missing.
-
-    A run.json may come from another version: readers must not assume that any field is present.
-    """
+    """The fields of "train" that readers of a run.json use. None: missing."""
 
     model: str | None = None
     arch: str | None = None
@@ -186,11 +167,9 @@ def parts_of(train: TrainFields) -> dict[str, Any] | None:
 
 def dollars_per_hour(train: TrainFields | TrainConfig) -> float | None:
     """Return the price of what an attempt holds: of its GPUs, or on the CPU of the machine; None without a price."""
-    per_rank = (train.gpu_hour_price or 0.0) * (train.num_gpus or 1)
-    if train.device != "cpu":
-        return per_rank or None
-    # Before there was a price of the machine, a cost budget on the CPU counted the price of a GPU for each rank.
-    return train.machine_hour_price or (per_rank if train.max_cost else 0.0) or None
+    if train.device == "cpu":
+        return train.machine_hour_price or None
+    return (train.gpu_hour_price or 0.0) * (train.num_gpus or 1) or None
 
 
 def cost_limit_s(train: TrainFields | TrainConfig) -> float | None:
@@ -211,19 +190,6 @@ def read_fields(record: Mapping[str, Any]) -> TrainFields:
     Raises RecordError if a field is of another type.
     """
     return convert(record.get("train", {}), TrainFields, "run.json")
-
-
-def with_added(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of "train" with those that version 0.1 did not write, as its trainer behaved."""
-    if "optimizer" not in values:  # of a damaged file: nothing is known
-        return values
-    optimizer, pruning = values["optimizer"], values.get("pruning") or "none"
-    return {
-        **ADDED,
-        **(ADDED_TO_MUON if optimizer == "muon" else {}),
-        **(ADDED_TO_MOVEMENT if pruning == "movement" else {}),
-        **values,
-    }
 
 
 @cache
@@ -510,12 +476,10 @@ class TrainConfig(TrainFields):
         names = cls.names()
         # Strict, unlike `read_fields`: a run with an ignored or missing field would not be the planned one.
         for name in values:
-            if name not in names and name not in FORMER:
+            if name not in names:
                 raise ConfigError(
                     f"train.{name} in run.json is not a field of the trainer", hint="plan the matrix again"
                 )
-        conditional = (*ADDED_TO_MUON, *ADDED_TO_MOVEMENT)
-        values = {**dict.fromkeys(conditional), **with_added(values)}
         for name in names:
             if name not in values:
                 raise ConfigError(f"train.{name} is missing in run.json", hint="plan the matrix again")

@@ -178,11 +178,10 @@ def times_on_hosts(run_dir: RunDir, run: RunNumbers) -> dict[str, list[tuple[flo
 
     Of attempts before the last one, only the times on the host of their rank 0 are known.
     """
-    used = read_used_file_or_empty(run_dir)
     times: dict[str, list[tuple[float, float]]] = {}
     for attempt in run.attempts:
         number = attempt.attempt or 1
-        hosts = attempt.hosts or (used.hosts if number == used.attempt else ())  # earlier versions: in run_used.json
+        hosts = attempt.hosts
         if attempt.started is None or attempt.ended is None or not hosts:
             continue
         # The runner and node 0 are on one host.

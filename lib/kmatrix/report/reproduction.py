@@ -20,13 +20,12 @@ from kmatrix.records.runs import (
     read_train_values_or_empty,
     read_used_file_or_empty,
 )
-from kmatrix.records.train_config import FORMER
 from kmatrix.text import host_names
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
 NOT_COMPARED_PREFIX = "throughput/"
-PATH_FIELDS = FORMER | {"data_path", "init_from"}  # of run.json's "train"
+PATH_FIELDS = frozenset({"data_path", "init_from"})  # of run.json's "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

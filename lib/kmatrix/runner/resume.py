@@ -153,7 +153,7 @@ class RestoredRuns:
     """The runs of a plan that had no run.json."""
 
     made: tuple[str, ...] = ()  # made again
-    lost: tuple[str, ...] = ()  # not in the plan: matrices of earlier versions have none
+    lost: tuple[str, ...] = ()  # not in the plan
     why: str = ""  # the damage of the plan, "" for none
 
 

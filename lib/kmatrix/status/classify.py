@@ -21,7 +21,6 @@ from kmatrix.records.runs import (
     read_used_file_or_empty,
 )
 from kmatrix.records.states import EventLine, RankStateFile, first_rank_error, read_rank_errors
-from kmatrix.records.train_config import FORMER
 from kmatrix.redaction.redactor import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.node_ends import (
@@ -214,7 +213,7 @@ def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
         asked = {**asked, "batch_size": micro_batch}
     adjusted = {change.name: change.used for change in ran.adjusted}
     differences = []
-    for name in sorted({*asked, *ran.train} - FORMER):
+    for name in sorted({*asked, *ran.train}):
         was, used = asked.get(name), ran.train.get(name)
         if was == used or (name in AUTO_FIELDS and was is None):
             continue
@@ -318,16 +317,10 @@ def _without_result(seen: Evidence) -> tuple[str, str]:
 
 
 def _first_rank_error(seen: Evidence) -> tuple[str, str]:
-    """Return kind and reason of the rank that failed first, which made the others fail; "" if no rank wrote an error.
-
-    A file without attempt and time is dated by its modification time.
-    """
-    started = seen.attempt.started or 0.0
+    """Return kind and reason of the rank that failed first, "" if no rank wrote an error."""
     errors = []
     for written, error in read_rank_errors(seen.run):
-        # Without an attempt: of version 0.1, whose runs had one node, and so one clock.
-        late = written >= started - 0.05  # file systems stamp with the kernel's tick, a few ms late
-        if late if error.attempt is None else error.attempt == seen.attempt.number:
+        if error.attempt == seen.attempt.number:
             errors.append(replaced(error, time=error.time or written))
     # The earliest error is the cause: its peers lose their connections afterwards.
     first = first_rank_error(errors)

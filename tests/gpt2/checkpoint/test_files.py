@@ -17,7 +17,10 @@ from kmatrix.errors import RecordError
 from kmatrix.records.train_config import TrainConfig
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-VALUE = {"schema": 1, "run_id": "a", "step": 3, "tokens": 0, "config": {}, "model": {}, "optimizer": {}, "rng": {}}
+VALUE = {
+    **{"schema": 2, "run_id": "a", "step": 3, "tokens": 0, "config": {}},
+    **{"model": {}, "optimizer": {}, "rng": [], "carried": {}},
+}
 
 
 def train_steps(config, model, optimizers, first, last):
@@ -99,7 +102,7 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, size):
     "value, message",
     [
         ({**VALUE, "schema": 3}, "has schema 3"),
-        ({"schema": 1, "step": 3}, "is damaged"),
+        ({"schema": 2, "step": 3}, "is damaged"),
         ([1, 2], "is not a checkpoint of kmatrix"),
     ],
 )

@@ -179,9 +179,7 @@ def test_without_phases_the_numbers_are_of_the_whole_recording(tmp_path):
 @pytest.mark.parametrize("result", [95, None])
 def test_only_the_time_from_first_to_last_step_of_each_attempt_is_training(tmp_path, result):
     run = record_run(tmp_path / "run", pauses=(30, 60, 75))
-    for second in (0.0, 30.0, 60.0, 75.0):
-        event = {"time": STARTED + second, "monotonic": 500 + second, "event": "started", "gpu_index": None, "text": ""}
-        append_jsonl(run.gpu_events, event)
+    start_recorders(run, (0.0, 1), (30.0, 2), (60.0, 3), (75.0, 4))
     # The first attempt is killed after its step at 22 s, the second in its set-up, the third after 69 s.
     write_phases(run)
     for attempt, begin, end in ((1, 5, 10), (3, 66, 68), (4, 80, 85)):

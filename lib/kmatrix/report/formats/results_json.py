@@ -30,7 +30,7 @@ from kmatrix.report.target import Effort, TargetGroup, TargetNumbers, reached, t
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.status.stragglers import RankNumbers
-from kmatrix.verdict.family import MOST_LISTED, PairOutcome, PairVerdict
+from kmatrix.verdict.family import MOST_LISTED, PairVerdict
 from kmatrix.verdict.target import TargetTest
 
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
@@ -220,9 +220,7 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
         "data_sha256": ranking.data_sha256 or None,
         "order": [group.name for group in ranking.groups],
         "evidence": text.sentence,
-        "comparisons": [
-            {"leader": pair.a, "other": pair.b, "word": _word(pair), **_pair(pair)} for pair in family.against_reference
-        ],
+        "comparisons": [{"leader": pair.a, "other": pair.b, **_pair(pair)} for pair in family.against_reference],
         "no_result": [_without_result(group) for group in ranking.without_result],
         "notes": list(ranking.notes),
         "state": str(text.state),
@@ -281,11 +279,6 @@ def _target_group(group: TargetGroup, test: TargetTest | None) -> dict[str, Any]
         "pending": group.pending,
         "median": {field.name: group.reached(field.name).median for field in fields(Effort)},
     }
-
-
-def _word(pair: PairVerdict) -> str:
-    """Return the word of earlier versions, which knew no other outcome."""
-    return str(pair.outcome) if pair.outcome in (PairOutcome.BETTER, PairOutcome.WORSE) else "not distinguishable"
 
 
 def _pair(pair: PairVerdict) -> dict[str, Any]:
