@@ -106,8 +106,6 @@ ALLOWED = {
     "lib/kmatrix/experiment/reuse.py": {"_link_tree"},  # a new folder
     "lib/kmatrix/engines/slurm/probe.py": {"*"},  # a folder of its own
     "lib/kmatrix/engines/staging.py": {"_copy_file"},  # mode x: a new file
-    "lib/kmatrix/cli/running/jobs.py": {"empty_folder", "render"},  # a folder that was empty
-    "lib/kmatrix/cli/running/by_hand.py": {"render_by_hand"},  # the same
     "lib/kmatrix/gpu/formats/json_array.py": {"_make_copies"},  # a name that was deleted just before
 }
 

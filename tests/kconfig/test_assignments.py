@@ -60,14 +60,6 @@ def test_an_unchanged_configuration_is_not_rewritten(program):
     assert not (program.folder / ".config.old").exists()
 
 
-def test_an_invalid_configuration_can_be_replaced(program):
-    program.config.write_bytes(b"\xff\n")
-
-    program.check("defconfig")
-
-    assert (program.folder / ".config.old").read_bytes() == b"\xff\n"
-
-
 def test_a_line_without_effect_due_to_the_command_line_is_removed_with_a_note(program):
     out = program.check("defconfig-gpt2-cpu-quick", "MATRIX=n").out
 

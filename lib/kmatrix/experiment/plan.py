@@ -229,10 +229,7 @@ def _plan(
     words: tuple[str, ...],
     text: str,
 ) -> Plan:
-    """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan.
-
-    by_hand: as for `make_plan`.
-    """
+    """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan."""
     base, _ = merge(tree, base, single(asked))
     axes = plan_axes(tree, base, asked)
     settings = read_settings(tree, base)

@@ -32,19 +32,20 @@ def prepare_arguments(program, *more):
     return (*SMALL, f"DATA_DIR={program.folder / 'data'}", *more)
 
 
-def test_the_longest_run_determines_the_number_of_fetched_tokens():
-    need = needs([RUN, replace(RUN, max_iters=300), replace(RUN, block_size=32)])
-    assert list(need) == [key(RUN)]
-    assert (need[key(RUN)].tokens, need[key(RUN)].block_size) == (300 * 12 * 64, 64)
-
-
-def test_an_explicit_token_count_applies_whatever_the_runs_read():
-    assert needs([replace(RUN, data_tokens=10**9)])[key(replace(RUN, data_tokens=10**9))].tokens == 10**9
-
-
-def test_a_run_whose_length_depends_on_the_data_needs_all_of_it():
-    assert needs([RUN, replace(RUN, max_iters=0)])[key(RUN)].tokens == 0
-    assert needs([replace(RUN, max_iters=0), RUN])[key(RUN)].tokens == 0
+@pytest.mark.parametrize(
+    ("runs", "tokens"),
+    [
+        ([{}, {"max_iters": 300}, {"block_size": 32}], 300 * 12 * 64),  # the longest run
+        ([{"data_tokens": 10**9}], 10**9),  # whatever the runs read
+        ([{}, {"max_iters": 0}], 0),  # all: the length of one depends on the data
+        ([{"max_iters": 0}, {}], 0),
+        ([{"data_layout": "bestfit"}], round(1.6 * 100 * 12 * 64)),  # packed rows drop a third of the text
+        ([{"data_layout": "bestfit", "data_tokens": 500}], 500),
+    ],
+)
+def test_as_much_is_prepared_as_the_longest_run_reads(runs, tokens):
+    (need,) = needs([replace(RUN, **changes) for changes in runs]).values()
+    assert need.tokens == tokens
 
 
 def test_runs_on_different_data_are_prepared_separately():
@@ -137,13 +138,6 @@ def test_the_flagship_needs_two_epochs_of_the_prebuilt_shards(program):
     assert epochs(fields[0], dataset)["finewebedu"] == pytest.approx(1.99, abs=0.01)
 
 
-def test_more_text_is_prepared_for_packed_rows_which_drop_a_third_of_it():
-    packed = replace(RUN, data_layout="bestfit")
-    assert key(packed) == key(RUN)
-    assert needs([packed])[key(RUN)].tokens == round(1.6 * 100 * 12 * 64)
-    assert needs([replace(packed, data_tokens=500)])[key(replace(packed, data_tokens=500))].tokens == 500
-
-
 def test_streamed_data_are_never_those_of_an_earlier_preparation(tmp_path):
     recipe = {"dataset": "finewebedu", "tokenizer": "gpt2"}
     (tmp_path / "finewebedu").mkdir()
@@ -154,15 +148,6 @@ def test_streamed_data_are_never_those_of_an_earlier_preparation(tmp_path):
     assert prepared(tmp_path, streamed) is None
     assert dict(key(streamed))["data_cache"] == "keep"
     assert key(streamed) != key(RUN)
-
-
-def test_a_dry_run_of_streamed_data_prepares_nothing_and_a_plan_says_that_the_epochs_are_unknown(program):
-    arguments = prepare_arguments(program, "DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", "DATA_STREAMING=y")
-    program.check("test-matrix-dry-run", *arguments)
-    assert (
-        "tokenized while the run reads it, so the number of epochs is unknown" in program.check("plan", *arguments).out
-    )
-    assert not list((program.folder / "data").glob("folder-*"))
 
 
 @pytest.mark.parametrize(
@@ -178,11 +163,7 @@ def test_data_that_cannot_be_streamed_are_refused(program, arguments, message):
     assert message in program.refused("test-matrix-dry-run", *SMALL, "DATA_STREAMING=y", *arguments)
 
 
-def test_prebuilt_shards_are_streamed_from_the_hub(program):
-    program.check("test-matrix-dry-run", *SMALL, "DATA_STREAMING=y", "DATASET=shards", "DATA_PATH=hf://me/shards")
-
-
-def test_runs_of_earlier_versions_keep_their_ids(program):
+def test_the_layout_and_streaming_are_part_of_the_id(program):
     def run_id(*more):
         return program.plan(*SMALL, *more).runs[0].run.run_id
 
