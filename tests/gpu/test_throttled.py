@@ -25,11 +25,6 @@ def test_throttled_time_is_right_in_the_mean_of_all_phases_of_the_polls(on, off)
     assert sum(found) / len(found) == pytest.approx(60 * on / (on + off), rel=0.03)
 
 
-def test_an_episode_between_two_polls_is_missed_and_one_at_a_single_poll_counts_once():
-    assert estimated([(0.2, 0.8)], 0.0, 10.0) == 0
-    assert estimated([(0.9, 1.1)], 0.0, 10.0) == 1
-
-
 def test_throttled_time_continues_and_its_reasons_are_independent():
     throttled = ThrottledTime({"power cap": 5.0})
     for reasons in ({"power cap"}, {"power cap", "power brake"}, {"power brake"}, ()):

@@ -1,7 +1,6 @@
 """Alerts of gputop, and the rank and run on a GPU without a recorder."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -94,16 +93,6 @@ def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():
     assert "(check cooling and air flow" in wide_screen
 
 
-def test_a_replay_shows_the_alerts_of_its_position(tmp_path):
-    recorder = Recorder(tmp_path, gpus=2)
-    recorder.write(200)
-    write_json(RunDir(tmp_path).status, {"status": "finished", "alerts": [HOT.to_json()]})
-    for second, expected in ((10.0, []), (30.0, [HOT]), (50.0, [])):
-        session = Session(feed=ReplayFeed(tmp_path, at=second))
-        session.poll()
-        assert list(session.view().alerts) == expected
-
-
 def test_a_recording_without_a_runner_uses_the_thresholds_of_its_run(tmp_path):
     recorder = Recorder(tmp_path, gpus=1)
     recorder.write(100)  # 50 C
@@ -159,20 +148,3 @@ def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(start_ran
     rows = [line_of(text, index).split()[:3] for index in range(4)]
     assert rows[:3] == [["0", "1", "gpt2_adamw_2gpu"], ["1", "0", "gpt2_adamw_2gpu"], ["2", "0", "gpt2_muon_1gpu"]]
     assert rows[3][:3] == ["3", "-", "-"]
-
-
-def test_a_single_run_is_named_in_the_title_instead_of_a_column():
-    screen_view = view(gpu_sample(0), gpu_sample(1), ranks={0: 0, 1: 1})
-    rows = tuple(dataclasses.replace(row, run="gpt2_adamw_2gpu") for row in screen_view.rows)
-    text = rendered(dataclasses.replace(screen_view, rows=rows), 120, 24)
-    assert "gpt2_adamw_2gpu" in text.splitlines()[0]
-    assert text.count("gpt2_adamw_2gpu") == 1
-
-
-def test_an_invalid_alert_in_a_status_file_is_ignored(tmp_path):
-    recorder = Recorder(tmp_path, gpus=1)
-    recorder.write(5)
-    RunDir(tmp_path).status.write_text(json.dumps({"alerts": [{"kind": 5}]}))
-    session = Session(feed=AttachedFeed(tmp_path))
-    session.poll()
-    assert session.view().alerts == ()

@@ -16,7 +16,6 @@ import pytest
 import kmatrix.simulate.library as simulate
 from gputop_values import ROOT, SCRIPT, T0, gpu_sample
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.columns import read_columns
 from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_row
 from kmatrix.gputop import csv_file
 from kmatrix.gputop.csv_file import CsvFile
@@ -67,17 +66,6 @@ def test_samples_are_written_at_the_rate_without_drift(driver, tmp_path):
     assert times == sorted(times)
     assert times[-1] >= 49 / 50 - 0.001, "the last tick is not early"
     assert all(datetime.fromisoformat(row[0]).tzinfo for row in found)
-
-
-def test_the_table_is_read_by_the_reports(driver, tmp_path):
-    path = tmp_path / "x.csv"
-    program(driver, str(path), "--hz", "20", "--seconds", "0.5", "--gpus", "1")
-    (block,) = read_columns(path)
-    (part,) = block.parts
-    assert (part.gpu_index, part.gpu_name) == (1, "GPU 1 (simulated)")
-    assert set(part.columns["power"]) == {250}
-    assert set(part.columns["sm_clock"]) == {1710}
-    assert set(part.columns["memory_used"]) == {9000}
 
 
 def test_a_table_has_one_writer(tmp_path):
@@ -182,9 +170,3 @@ def test_a_full_disk_is_one_error_and_leaves_whole_lines(tmp_path):
     with pytest.raises(RecordError, match="cannot write"):
         table.flush()
     assert (tmp_path / "x.csv").read_text() == HEADER + "a,a,a,a,a,a,a\n"
-
-
-def test_a_recording_is_exported_and_not_sampled_again(driver, tmp_path):
-    done = program(driver, str(tmp_path / "x.csv"), "--replay", str(tmp_path))
-    assert done.returncode == 2
-    assert "--csv samples the driver" in done.stderr

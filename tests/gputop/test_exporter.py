@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gputop_values import ROOT, T0, gpu_sample
-from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.nvml.facts import DeviceFacts
-from kmatrix.gputop.exporter.command import PORT, _parser, _server, application
+from kmatrix.gputop.exporter.command import PORT, _parser, application
 from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
 from kmatrix.gputop.view import RunLine, ScreenSample
 from scripts.environment import PYTHON
@@ -99,22 +98,6 @@ def test_an_unknown_value_has_no_sample():
     assert value(found, "kmatrix_gpu_lost") == 1
 
 
-def test_the_settings_of_a_gpu_are_read_when_it_answers_and_kept_when_it_is_lost():
-    answers = {}
-    collector = GpuCollector(lambda: {0: DeviceFacts(**answers)})
-    unknown = dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock"))
-    silent = sample(gpus=(replace(gpu_sample(0), **unknown),))
-    collector.ingest(silent)
-    answers["bus_id"] = "00000000:01:00.0"
-    collector.ingest(sample(T0 + 1))
-    answers.clear()
-    collector.ingest(replace(silent, snapshot=replace(silent.snapshot, time=T0 + 2)))
-    registry = CollectorRegistry()
-    registry.register(collector)
-    ((labels, _),) = parsed(generate_latest(registry).decode())["kmatrix_gpu_info"]
-    assert labels["pci_bus_id"] == "00000000:01:00.0"
-
-
 def test_a_lost_gpu_keeps_its_labels_its_newest_error_and_its_counters():
     lost = GpuSample(gpu_index=0, gpu_name="NVIDIA A10G", uuid="GPU-0000", extra=(("xid", 79), ("xids", 3)))
     found = parsed(text_of(sample(T0), sample(T0 + 2, gpus=(lost,), throttle={}, progress=())))
@@ -176,11 +159,6 @@ def test_a_request_that_names_another_host_is_refused(host):
     assert "DCGM" not in body
 
 
-def test_a_port_in_use_is_one_error_with_a_hint():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="cannot serve metrics"):
-        _server(taken.getsockname()[1], lambda *_: [])
-
-
 # -- the dashboard
 
 
@@ -222,14 +200,3 @@ def test_the_service_starts_a_command_that_exists():
         [sys.executable, *words, "--help"], cwd="/", env={name: path}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, "--port" in done.stdout) == (0, True), done.stderr
-
-
-def test_the_service_is_always_on_without_rights_and_can_use_the_driver():
-    settings = service()["Service"]
-    on = ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectKernelModules")
-    assert [name for name in on if settings[name] != "yes"] == []
-    others = {"Restart": "always", "ProtectSystem": "strict", "CapabilityBoundingSet": ""}
-    assert others.items() <= dict(settings).items()
-    assert settings["DeviceAllow"] == "char-nvidia* rw"
-    # Each of them would hide GPUs or runs.
-    assert {"PrivateDevices", "PrivateNetwork", "PrivateUsers", "ProtectProc", "ProcSubset"}.isdisjoint(settings)

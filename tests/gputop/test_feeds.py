@@ -6,20 +6,18 @@ import time
 
 import pytest
 
-from gpu_factory import damage, overwrite
+from gpu_factory import damage
 from gputop_values import T0, Recorder, append_event, gpu_sample, utilization
 from kmatrix.errors import RecordError
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
 from kmatrix.gpu.formats.binary import SampleFile, read_samples
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.facts import DriverFacts
-from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed, other_nodes, title_of
+from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed
 from kmatrix.gputop.loop import Session, StatsFiles
 from kmatrix.gputop.monitor import GPUMonitor
-from kmatrix.gputop.view import History, Metric, rows_of
-from kmatrix.paste import make_command
-from kmatrix.records.files import append_jsonl, write_json
-from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.gputop.view import History, Metric
+from kmatrix.records.files import append_jsonl
 from kmatrix.records.paths import RunDir
 from programs import run as run_command
 from stats_reader import read_stats
@@ -51,54 +49,12 @@ def test_an_attached_screen_shows_each_new_sample_once(tmp_path, monkeypatch):
     assert sum(values) / len(values) == pytest.approx(4.5, abs=1.0)
 
 
-def test_a_silent_recorder_and_a_finished_one_are_reported(tmp_path):
-    Recorder(tmp_path / "run", started=time.time() - 60).write(2)
-    feed = AttachedFeed(tmp_path / "run")
-    feed.poll(History())
-    assert "no new sample for" in feed.notices()[0]
-    RunDir(tmp_path / "run").gpu_summary.write_text('{"schema": 1, "final": true}')
-    assert "gputop REPLAY=" in feed.notices()[0]
-
-
-def test_an_attached_screen_follows_to_the_new_file_of_other_gpus(tmp_path):
-    Recorder(tmp_path / "run", started=T0).write(8)
-    feed, history = AttachedFeed(tmp_path / "run"), History()
-    feed.poll(history)
-    Recorder(tmp_path / "run", gpus=3, started=T0 + 100).write(2)
-    sample = feed.poll(history)
-    assert utilization(sample) == 1.0
-    assert len(sample.snapshot.samples) == 3
-
-
 @pytest.mark.parametrize(("position", "index"), [(0.0, 0), (10.0, 20), (10.4, 20), (-5.0, 188), (1e9, 198), (-1e9, 0)])
 def test_a_replay_starts_at_the_requested_position(tmp_path, position, index):
     Recorder(tmp_path / "run").write(199)
     feed = ReplayFeed(tmp_path / "run", at=position)
     feed.press("space")  # the clock is paused
     assert utilization(feed.poll(History())) == index % 101
-
-
-def number_of(sample):
-    """Return the number of a sample at 2 Hz."""
-    return 2 * (sample.snapshot.time - T0)
-
-
-def test_a_replay_seeks_in_both_directions_with_the_history_of_its_position(tmp_path):
-    Recorder(tmp_path / "run").write(2000)  # 1000 s
-    feed, history = ReplayFeed(tmp_path / "run", at=900.0), History()
-    feed.press("space")
-    value = number_of(feed.poll(history))
-    before = history.series(0, Metric.UTILIZATION, feed.now())
-    assert None not in before
-    for key, move in (("left", -20), ("[", -120), ("right", 20), ("]", 120)):
-        feed.press(key)
-        value += move
-        assert number_of(feed.poll(history)) == pytest.approx(value, abs=1)
-    assert history.series(0, Metric.UTILIZATION, feed.now()) == pytest.approx(before, abs=2)
-    feed.press("e")
-    assert number_of(feed.poll(history)) == 1999.0
-    feed.press("0")
-    assert number_of(feed.poll(history)) == 0.0
 
 
 def test_a_replay_plays_in_real_time_and_can_be_paused(tmp_path, monkeypatch):
@@ -157,17 +113,6 @@ def test_damaged_samples_are_not_shown_and_are_counted(tmp_path, first):
     for _ in range(2):
         assert utilization(attached.poll(History())) == last
         assert attached.notices()[-1] == "gpu_samples.bin is damaged: 5 samples left out"
-
-
-def test_values_that_cannot_be_true_raise_no_alert(tmp_path):
-    recorder = Recorder(tmp_path / "run")
-    recorder.write(20, utilization=99.0)
-    for column in ("memory_used", "temperature"):
-        overwrite(recorder.run.gpu_samples, 19, column, math.inf)
-    feed = ReplayFeed(tmp_path / "run", from_end=True)
-    history = History()
-    sample = feed.poll(history)
-    assert feed.alerts(rows_of(sample, history, feed.now())) == ()
 
 
 # ---- live --------------------------------------------------------------------------------------------------------
@@ -229,28 +174,6 @@ def test_a_lost_gpu_is_shown_again_after_recovery(source):
     found = monitor.read()
     assert found.snapshot.samples[1].utilization == 60.0
     assert found.snapshot.time == pytest.approx(time.time(), abs=5)
-
-
-def test_expensive_values_are_polled_once_per_second_and_a_lost_gpu_every_five(source):
-    monitor = GPUMonitor()
-    monitor.initialize()
-    source.lost = True
-    for _ in range(101):  # 10 s
-        monitor.read()
-        source.pass_time(0.1)
-    assert source.asked.count("slow 0") == pytest.approx(10, abs=1)
-    assert source.asked.count("processes 0") <= 2
-    assert source.asked.count("recover 1") == pytest.approx(2, abs=1)
-
-
-def test_the_driver_is_closed_and_can_be_initialized_again(source):
-    monitor = GPUMonitor()
-    monitor.initialize()
-    monitor.initialize()
-    assert (source.asked.count("close"), monitor.gpu_count) == (1, 2)
-    monitor.close()
-    assert (source.asked.count("close"), monitor.gpu_count) == (2, 0)
-    assert monitor.read().snapshot.samples == ()
 
 
 # ---- selection ---------------------------------------------------------------------------------------------------
@@ -392,15 +315,3 @@ def test_make_gputop_replays_a_recording(tmp_path):
         assert f"util {busy}%" in result.out, at
     with pytest.raises(SystemExit, match="2"):
         run_command("gputop", f"REPLAY={recorder.run.path}", f"RUN={recorder.run.path}")
-
-
-def test_the_screen_of_a_run_over_several_nodes_names_the_node_and_how_to_see_others(tmp_path):
-    run = RunDir(tmp_path / "run")
-    for node in range(3):
-        folder = NodeDir(run, node)
-        folder.path.mkdir(parents=True)
-        write_json(folder.node_json, {"node": node, "host": f"n{node + 1}"})
-    third = NodeDir(run, 2).recording
-    assert (title_of(run), title_of(third)) == ("run node 0 (n1)", "run node 2 (n3)")
-    assert other_nodes(run) == (f"node 0 of 0 to 2: {make_command('gputop', RUN=str(third.path))} shows node 2",)
-    assert (title_of(RunDir(tmp_path / "alone")), other_nodes(RunDir(tmp_path / "alone"))) == ("alone", ())

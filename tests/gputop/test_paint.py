@@ -116,14 +116,6 @@ def test_an_equal_picture_writes_nothing():
     assert written(file) == ""
 
 
-def test_a_changed_digit_writes_that_digit_only():
-    paint, file = painter()
-    paint.paint([Text("clock 12:00:01"), Text("same")], WIDTH, HEIGHT)
-    written(file)
-    paint.paint([Text("clock 12:00:02"), Text("same")], WIDTH, HEIGHT)
-    assert written(file) == "\x1b[1;14H2"
-
-
 def test_without_colours_no_colour_is_written():
     paint, file = painter(no_color=True)
     paint.paint([Text("88C", style="bold red")], WIDTH, HEIGHT)

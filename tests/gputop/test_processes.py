@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gputop_values import T0, gpu_sample, rendered, view
 from kmatrix.gpu.devices import DeviceProcess, ProcessShare
-from kmatrix.gputop.host import ProcessTable, host_state
+from kmatrix.gputop.host import ProcessTable
 from kmatrix.gputop.snapshot import snapshot_entry
 from kmatrix.gputop.terminal.pages import COLUMNS, KEYS, REPLAY, page_end
 from kmatrix.gputop.terminal.process_table import host_line, process_table, run_line
@@ -64,13 +64,6 @@ def test_an_ended_process_is_looked_up_again(worker):
     assert not table._known
 
 
-def test_the_host_has_processors_memory_and_load():
-    host = host_state()
-    assert 0 <= host.cpu <= 100
-    assert 0 < host.memory_used < host.memory_total
-    assert len(host.load) == 3
-
-
 # -- on the screen
 
 
@@ -85,11 +78,6 @@ def test_the_table_has_a_line_per_process():
     assert lines[2].endswith("not visible from here")
     assert lines[4].split() == ["1", "30", "bob", "C", "500", "MiB", "10", "-", "90", "-", "1m10s", "train", "b"]
     assert texts(ROWS, 110, 4)[2:] == [lines[2], "and 2 more: --once lists all"]
-
-
-def test_a_rank_of_a_run_is_named_by_its_run():
-    row = ProcessRow(gpu_index=0, pid=4, command="python -m gpt2.train x", run="gpt2_adamw", rank=3)
-    assert texts((row,), 110, 10)[2].endswith("run gpt2_adamw  rank 3")
 
 
 def test_the_table_fits_any_width():
@@ -153,11 +141,6 @@ ALERT = Alert(
 )
 
 
-def test_the_help_and_all_alerts_cover_the_screen():
-    assert "select this GPU" in rendered(view(gpu_sample(0), page="help"), 100, 40)
-    assert rendered(view(gpu_sample(0), page="alerts"), 100, 40) == "0 alerts\n\nAny key closes this page.\n"
-
-
 PAGES = [
     {"page": "help"},
     {"page": "help", "mode": "replay"},
@@ -182,10 +165,3 @@ def test_a_page_can_be_read_to_its_end_at_every_size(fields, width, height):
     if fields["page"] == "help":
         keys = (*KEYS, *REPLAY) if "mode" in fields else KEYS
         assert all(f"{name} {what}" in text for name, what in (*keys, *COLUMNS))
-
-
-def test_a_page_beyond_its_end_shows_its_last_lines():
-    """Such as after the terminal was enlarged."""
-    beyond = view(gpu_sample(0), page="help", page_at=500)
-    assert rendered(beyond, 80, 24).splitlines()[-2].split()[0] == "new"
-    assert rendered(beyond, 80, 1) == "enlarge the terminal; any key closes this page\n"

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from gputop_values import T0, gpu_sample, line_of, rendered, view
 from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
-from kmatrix.gputop.terminal.glyphs import ASCII, UNICODE, bar, chart, sparkline
+from kmatrix.gputop.terminal.glyphs import ASCII, UNICODE
 from kmatrix.gputop.terminal.keyboard import NAMES, Keyboard, decode
 from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import (
@@ -28,10 +28,8 @@ from kmatrix.gputop.view import (
     ProcessRow,
     RunLine,
     View,
-    balance,
 )
 from kmatrix.status.alerts import Alert, AlertKind, Severity
-from kmatrix.text import short_duration
 
 # ---- drawing: a pure function -----------------------------------------------------------------------------------
 
@@ -117,12 +115,6 @@ def test_no_line_is_wider_and_no_screen_taller_than_the_terminal(screen_view, wi
     assert not any(not character.isprintable() for line in lines for character in line.plain)
 
 
-def test_without_a_height_limit_every_gpu_has_a_line():
-    for width in (20, 40, 80, 200):
-        text = rendered(view(*(gpu_sample(i) for i in range(64))), width)
-        assert all(line_of(text, i) for i in range(64))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 64), st.data(), st.integers(20, 200), st.integers(6, 60), st.booleans())
 def test_the_selected_gpu_is_always_visible(count, data, width, height, large):
@@ -193,21 +185,11 @@ def test_balance_is_shown_with_its_class(second, expected):
     )
 
 
-def test_the_balance_of_fewer_than_two_gpus_is_not_shown():
-    assert "power n/a" in rendered(view(gpu_sample(0), gpu_sample(1, power=None)), 160)
-    assert balance([gpu_sample(0)], Metric.MEMORY) is None
-
-
 @pytest.mark.parametrize("width", [16, 20, 80, 200])
 def test_simulated_gpus_are_marked_at_every_width(width):
     simulated = view(gpu_sample(0), gpu_sample(1, name="NVIDIA A10G (simulated)"))
     assert "SIMULATED" in rendered(simulated, width, 24)
     assert "SIMULATED" not in rendered(view(gpu_sample(0)), width, 24)
-
-
-def test_the_name_column_is_shown_only_if_names_differ():
-    assert "NVIDIA A10G" not in line_of(rendered(view(gpu_sample(0), gpu_sample(1)), 160), 0)
-    assert "H100" in line_of(rendered(view(gpu_sample(0), gpu_sample(1, name="H100")), 160), 1)
 
 
 def test_a_name_with_escape_codes_cannot_move_the_cursor():
@@ -222,33 +204,6 @@ def test_one_metric_is_enlarged_with_its_value_and_unit():
         assert f"GPU 0 {metric} " in text
         assert f" {UNITS[metric]} of " in text
         assert "mem GiB" not in text  # the chart replaces the table
-
-
-@pytest.mark.parametrize("value", [0.0, 25.0, 50.0, 100.0])
-def test_the_height_of_a_chart_is_proportional_to_the_value(value):
-    lines = chart([value], 100.0, 1, 4, UNICODE)
-    filled = sum(UNICODE.levels.index(line) for line in lines)
-    assert filled == max(1, round(value / 100 * 32))
-    assert lines == sorted(lines, key=UNICODE.levels.index)  # from the bottom up
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"), [(0.0, "    "), (0.5, "██  "), (0.53125, "██▏ "), (1.0, "████"), (None, "    ")]
-)
-def test_a_bar_is_exact_to_one_eighth_of_a_cell(part, expected):
-    assert bar(part, 4, UNICODE) == expected
-
-
-def test_a_gap_in_the_history_is_blank_unlike_zero():
-    assert sparkline([None, 0.0, 100.0], 100.0, 5, UNICODE) == "   ▁█"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "-"), (0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (99.4, "99s"), (99.6, "2m"), (7200, "2h")],
-)
-def test_an_age_takes_at_most_four_columns(value, text):
-    assert short_duration(value) == text
 
 
 def test_ascii_terminals_get_ascii_only():
@@ -276,13 +231,6 @@ def test_the_age_is_that_of_the_last_changed_value():
         history.add(Snapshot(time=T0 + second, samples=(gpu_sample(0, power=power),)))
     assert history.age(0, T0 + 3) == 2.0
     assert history.age(1, T0 + 3) is None
-
-
-def test_a_lost_gpu_ages_from_its_last_value():
-    history = History()
-    history.add(Snapshot(time=T0, samples=(gpu_sample(0),)))
-    history.add(Snapshot(time=T0 + 4, samples=(GpuSample(gpu_index=0, gpu_name="NVIDIA A10G"),)))
-    assert history.age(0, T0 + 5) == 5.0
 
 
 def test_a_clock_that_is_set_back_restarts_the_history():
@@ -328,10 +276,3 @@ def test_ranks_that_have_ended_are_not_lost():
     assert "2 not running" in text
     assert "lost" not in text
     assert "1 lost" in rendered(view(*ranks, throttle={0: ()}))  # the recorder saw rank 1 exit before the other
-
-
-def test_the_memory_of_the_host_counts_once_for_all_ranks():
-    rank = GpuSample(gpu_index=0, gpu_name="CPU rank 0", uuid="cpu-rank-0", memory_used=200.0, memory_total=1000.0)
-    total = aggregate([rank, replace(rank, gpu_index=1, uuid="cpu-rank-1")])
-    assert (total["total_memory_used"], total["total_memory_total"]) == (400, 1000)
-    assert total["total_memory_percent"] == 40

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -211,12 +210,6 @@ def test_average_and_instant_power_are_means_over_a_long_and_a_short_window(quer
     assert values == [average, average, (0.015 * 700 + 0.010 * 300) / 0.025 * 1000]
 
 
-def test_a_driver_reload_restarts_the_counter(query):
-    scenario = "freeze {}\n0 0 energy 5000\n0 0 power 100\n20 0 energy 0\n"
-    read = f"answer(fields(gpus[0], {ENERGY})[0][1])"
-    assert [query(scenario.format(second), read) for second in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
-
-
 # ---- failing GPUs
 
 
@@ -322,13 +315,6 @@ def test_an_invalid_scenario_is_refused_with_file_line_and_cause(tmp_path):
     assert "number of simulated GPUs: 65" in refusal(tmp_path, "", gpus=65)
 
 
-def test_a_missing_or_binary_file_is_refused_by_name(tmp_path):
-    (tmp_path / "x.scn").write_bytes(b"\xff\xfe")
-    for path in (tmp_path / "none.scn", tmp_path / "x.scn", tmp_path):
-        with pytest.raises(ConfigError, match=re.escape(f"cannot read the scenario {path}")):
-            parse(path)
-
-
 WORDS = ["0", "1", "5", "*", "0,1", "1e400", "-3", "0x4", "!lost", "!", "!0", "ok", "process", "#", "", "٣", "inf"]
 LINES = st.lists(
     st.sampled_from([*WORDS, *QUANTITIES, *SETTINGS, "gpus", "name"]) | st.text(max_size=4), min_size=1, max_size=6
@@ -347,22 +333,6 @@ def test_any_scenario_is_either_played_or_refused(tmp_path, lines):
     assert table.endswith("\nend\n")
 
 
-def test_the_number_of_gpus_comes_from_the_option_then_the_scenario_then_its_lines(tmp_path):
-    path = tmp_path / "x.scn"
-    path.write_text("gpus 4\n0 1 util 3\n")
-    assert (parse(path, 2).gpus, parse(path).gpus) == (2, 4)
-    path.write_text("0 0,5 util 3\n")
-    assert parse(path).gpus == 6
-    path.write_text("0 * util 3\n")
-    assert parse(path).gpus == 1
-
-
-def test_the_later_of_two_lines_for_the_same_time_wins(query):
-    read = "answer([n.nvmlDeviceGetTemperature(g, 0) for g in gpus])"
-    assert query("gpus 2\n0 * temp 50\n0 1 temp 70\n", read) == [50, 70]
-    assert query("gpus 2\n0 1 temp 70\n0 * temp 50\n", read) == [50, 50]
-
-
 # ---- building and running
 
 
@@ -374,16 +344,6 @@ def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path, monkeypa
         str(raised.value)
         == "simulated GPUs need a C compiler\n  why: neither gcc nor cc was found\n  hint: install gcc"
     )
-
-
-def test_the_output_of_a_failing_compiler_is_printed(tmp_path, monkeypatch):
-    compiler = tmp_path / "gcc"
-    compiler.write_text("#!/bin/sh\necho 'no stdio.h here' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(LaunchError, match=r"why: no stdio\.h here"):
-        build(tmp_path / "built")
-    assert not list((tmp_path / "built").rglob("*.so.1"))
 
 
 def program(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

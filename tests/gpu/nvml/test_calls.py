@@ -151,13 +151,6 @@ def test_a_call_that_fails_temporarily_costs_only_its_own_value(failing):
     assert len(calls) == 10  # each call once: all at once again
 
 
-def test_a_field_that_changes_its_type_is_read_by_its_type():
-    gpus = [gpu()]
-    opened = source(fake_driver(gpus), 1)
-    gpus[0][185] = (2**33, 3)
-    assert read(opened)[0][COLUMN_INDEX["power"]] == 2**33 / 1000
-
-
 @pytest.mark.parametrize("failing", [UTILIZATION, FIELDS, 83])
 def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(failing):
     calls: list[str] = []
@@ -170,10 +163,3 @@ def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(failing):
     calls.clear()
     assert set(read(opened)[1]) == {None}
     assert len(calls) == 10
-
-
-def test_without_a_working_gpu_everything_is_unknown():
-    gpus = [gpu(codes={UTILIZATION: LOST})]
-    opened = source(fake_driver(gpus), 1)
-    read(opened)
-    assert read(opened) == [[None] * WIDTH]

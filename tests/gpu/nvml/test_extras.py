@@ -103,52 +103,7 @@ answer([before, extra(0), extra(1)])
     assert (second["xid"], second["xids"]) == (48, 2)
 
 
-def test_a_driver_without_events_leaves_xid_errors_unknown(ask):
-    program = """
-import pynvml
-def refuse():
-    raise pynvml.NVMLError_NotSupported()
-pynvml.nvmlEventSetCreate = refuse
-answer(extra())
-"""
-    assert "xid" not in ask("freeze 1\n", program)
-
-
 # -- processes
-
-MANY = "freeze 1\n0 0 util 80\n" + "".join(f"0 0 process {pid} {pid / 100}\n" for pid in range(1000, 1400))
-LIST = "answer([[p.pid, p.memory_mib, p.kind] for p in source.processes(0)])"
-
-
-def test_a_list_of_400_processes_is_complete(ask):
-    found = ask(MANY, LIST)
-    assert [pid for pid, _, _ in found] == list(range(1000, 1400))
-    assert {kind for *_, kind in found} == {"C"}
-    assert found[7][1] == pytest.approx(10.07, abs=1e-3)
-
-
-def test_a_process_that_starts_between_two_calls_is_in_the_list():
-    """The driver asks for more room at each try."""
-    from kmatrix.gpu.nvml.processes import processes_on
-
-    class Growing:
-        def __init__(self):
-            self.pids = list(range(1, 70))
-
-        def nvmlDeviceGetComputeRunningProcesses_v3(self, _handle, count, buffer):  # noqa: N802 (a name of NVML)
-            import ctypes
-            import struct
-
-            room, self.pids = count._obj.value, [*self.pids, len(self.pids) + 1]
-            count._obj.value = len(self.pids)
-            if room < len(self.pids):
-                return 7
-            data = b"".join(struct.pack("<I4xQII", pid, 2**20, 2**32 - 1, 2**32 - 1) for pid in self.pids)
-            ctypes.memmove(buffer, data, len(data))
-            return 0
-
-    assert len(processes_on(Growing(), None)) == 71
-
 
 def test_a_process_that_computes_and_draws_is_listed_once():
     import ctypes

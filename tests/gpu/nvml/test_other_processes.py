@@ -10,7 +10,6 @@ import sys
 import pytest
 
 import kmatrix.simulate.library as simulate
-from kmatrix.gpu.nvml.detect import occupied
 from running import ROOT
 from skips import require_program
 
@@ -52,10 +51,6 @@ def test_in_a_container_the_memory_counts_though_no_process_is_visible(query):
     assert query("gpus 1", "0 0 mem 2048") == ["2.0 GiB used by processes that are not visible here"]
 
 
-def test_the_configured_limit_applies(query):
-    assert query("gpus 1", "0 0 mem 2048", limit_mib=2048) == [""]
-
-
 def test_many_programs_are_counted_and_the_first_are_named(query):
     (text,) = query(
         "gpus 1", "0 0 mem 9000", *(f"0 0 process {pid} 1000" for pid in (999999901, 999999902, 999999903, 999999904))
@@ -65,7 +60,3 @@ def test_many_programs_are_counted_and_the_first_are_named(query):
 
 def test_an_unresponsive_gpu_is_not_used(query):
     assert query("gpus 1", extra_uuids=["GPU-gone"])[1].startswith("no response: ")
-
-
-def test_without_a_driver_nothing_is_reported():
-    assert occupied(["GPU-a"], 0) == {}

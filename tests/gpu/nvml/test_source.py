@@ -3,13 +3,11 @@
 import threading
 import time
 
-from gpu_factory import FakeGpus, record
-from kmatrix.gpu.devices import EXTRA_METRICS, ExtraMetrics
+from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
-from kmatrix.report.gpu.text import busy_lines
 from recordings import DEVICES, events_of, stop_recorder, summary_file
 from waiting import wait_until
 
@@ -68,17 +66,6 @@ def test_a_slow_driver_does_not_block_the_caller():
     source.go_on.set()
 
 
-def test_the_devices_are_polled_in_turn():
-    source = SlowSource()
-    source.go_on.set()
-    poller = BackgroundPoller(source, every_s=0.01)
-    poller.start()
-    wait_until(lambda: poller.polls >= 3, "three polls")
-    assert poller.stop()
-    assert source.asked[:4] == [0, 1, 0, 1]
-    assert [extra.fan for extra in poller.latest] == [50, 51]
-
-
 def test_means_and_error_counts_continue_over_a_resume():
     first, second = RunTotals(DEVICES), RunTotals(DEVICES)
     first.totals[0].ingest(ExtraMetrics(fan=40.0, ecc_uncorrected=7))
@@ -88,16 +75,3 @@ def test_means_and_error_counts_continue_over_a_resume():
     summary = second.totals[0].summary()
     assert (summary["fan"]["mean"], summary["fan"]["count"], summary["ecc_uncorrected"]) == (60, 3, 2)
     assert second.totals[1].summary()["ecc_uncorrected"] is None
-
-
-def test_a_value_that_a_device_does_not_have_is_not_a_key():
-    assert ExtraMetrics().known() == ()
-    assert dict(ExtraMetrics(fan=0.0, ecc_uncorrected=0).known()) == {"fan": 0.0, "ecc_uncorrected": 0}
-    assert "ecc_uncorrected" not in EXTRA_METRICS
-
-
-def test_a_report_without_extra_metrics_does_not_mention_them(tmp_path, run_dir):
-    record(run_dir, FakeGpus())
-    gpu = read_gpu(run_dir, TrainingTotals(mfu=0.4))
-    assert gpu.extra("tensor_active") is None
-    assert "tensor" not in next(busy_lines(gpu))

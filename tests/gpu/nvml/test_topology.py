@@ -10,9 +10,7 @@ import sys
 import pytest
 
 import kmatrix.simulate.library as simulate
-from kmatrix.errors import ConfigError
-from kmatrix.gpu.nvml.detect import _distance, distances
-from kmatrix.simulate.scenario import parse as simulate_parse
+from kmatrix.gpu.nvml.detect import _distance
 from running import ROOT
 from skips import require_program
 
@@ -60,22 +58,5 @@ def test_runs_are_placed_on_bridged_gpus_of_one_node(topology_of):
     assert placements[1:] == [[0, 2], [0, 2, 4, 6]]
 
 
-def test_unconnected_gpus_are_used_in_their_order(topology_of):
-    _, placements = topology_of("gpus 4")
-    assert placements == [[0], [0, 1], [0, 1, 2, 3]]
-
-
 def test_gpus_on_one_nvswitch_are_all_bridged():
     assert _distance(None, ("a", "b"), {}, {"a": frozenset({""}), "b": frozenset({""})}) == 0
-
-
-def test_without_a_driver_no_topology_is_reported():
-    assert distances(["GPU-a", "GPU-b"]) == {}
-
-
-@pytest.mark.parametrize("line", ["nvlink 0-9", "nvlink", "numa 3-1", "switch x", "numa 0-1\nnuma 2-3"])
-def test_an_invalid_group_is_refused_with_its_line(tmp_path, line):
-    path = tmp_path / "test.scn"
-    path.write_text(f"gpus 4\n{line}\n")
-    with pytest.raises(ConfigError, match=r"test\.scn:[23]"):
-        simulate_parse(path)

@@ -173,16 +173,6 @@ def test_a_counter_that_continued_during_a_timeout_gives_the_energy_and_no_mean_
     assert summary["totals"]["mean_power"] is None
 
 
-def test_integrated_power_of_a_gpu_that_was_silent_is_unknown():
-    totals = RunTotals(DEVICES)
-    totals.add(0.0, 1000.0, values(power=100.0) * 2)
-    silence(totals, 10, 0.1, power=100.0)
-    totals.add(10.1, 1010.1, values(power=100.0) * 2)
-    healthy, silent = totals.summary({}, final=True)["gpus"]
-    assert healthy["joules"] == pytest.approx(1010)
-    assert silent["joules"] is None
-
-
 def test_a_few_failed_queries_do_not_count_as_a_loss():
     totals = RunTotals(DEVICES)
     totals.add(0.0, 1000.0, values(power=100.0, energy=0.0) * 2)
@@ -192,19 +182,6 @@ def test_a_few_failed_queries_do_not_count_as_a_loss():
     assert summary["gpus"][1]["lost_s"] == 0
     assert (summary["totals"]["mean_power"], summary["totals"]["joules"]) == (200, 120)
     assert summary["warnings"] == []
-
-
-def test_a_resumed_recording_keeps_the_gap_and_warns_once():
-    first = RunTotals(DEVICES)
-    first.add(0.0, 1000.0, values(power=100.0, energy=500.0) * 2)
-    silence(first, 40, 0.1, power=100.0, energy=600.0)
-    first.add(40.1, 1040.1, values(power=100.0, energy=2.0) * 2)
-    second = RunTotals(DEVICES)
-    second.restore(summary_file(first, final=True), None)
-    second.add(90.0, 1090.0, values(power=100.0, energy=9.0) * 2)
-    summary = second.summary({}, final=True)
-    assert summary["gpus"][1]["joules"] is None
-    assert len(summary["warnings"]) == 1
 
 
 def test_a_rank_that_has_not_started_is_not_lost():

@@ -103,24 +103,6 @@ def test_a_whisker_does_not_reach_beyond_the_measured_values():
     assert whiskers(figure, 20_000.0) == [(pytest.approx(2_000.0), pytest.approx(3_000.0))]
 
 
-def test_a_whisker_does_not_reach_beyond_the_memory_of_the_gpu():
-    (run,) = runs_of(2, 1)
-    memory = Statistics(mean=81_000.0, deviation=9_000.0, minimum=10_000.0, maximum=99_000.0)
-    devices = tuple(replace(device, memory_used=memory) for device in run.gpu.devices)
-    figure = figure_of(memory_by_device, [replace(run, gpu=replace(run.gpu, devices=devices))])
-    assert whiskers(figure, 81_000.0) == [(pytest.approx(9_000.0), pytest.approx(559.0))]
-
-
-def test_each_quantity_has_a_class_of_its_own():
-    figure = figure_of(load_balance, runs_of(8, 1))
-    panels = {axes.get_xlabel(): [text.get_text() for text in axes.texts] for axes in figure.axes[1:]}
-    assert panels == {
-        "memory\nCV (%)": ["0.1% Excellent"],
-        "utilization\nCV (%)": ["2.3% Excellent"],
-        "power\nCV (%)": ["0.2% Excellent"],
-    }
-
-
 def test_runs_that_would_hide_each_other_have_a_panel_each():
     assert (
         len(figure_of(memory_over_time, runs_of(1, 4)).axes[0].lines) == 2 * 4 + 2

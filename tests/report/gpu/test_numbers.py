@@ -1,7 +1,6 @@
 """Cost, phases and alerts of a run in the summary, the JSON and the graph."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,7 @@ from kmatrix.report.gpu.numbers import (
     cost_of,
 )
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
-from kmatrix.report.gpu.text import busy_lines, cost_lines
+from kmatrix.report.gpu.text import cost_lines
 from kmatrix.report.write import write_summary
 from kmatrix.status.alerts import Alert, AlertKind, Severity
 from records_factory import FakeRun, make_matrix
@@ -61,13 +60,6 @@ def test_the_summary_prints_each_figure_with_its_factor(matrix):
     assert first["gpu"]["factors"]["co2"] == 380
     assert second["gpu"]["totals"]["energy_cost"] is None
     assert first["gpu"]["totals"]["tokens_per_joule"] == pytest.approx(1 / first["gpu"]["totals"]["joules_per_token"])
-
-
-def test_mfu_is_printed_next_to_utilization(matrix):
-    gpu = read_gpu(matrix.run("gpt2_adamw_4gpu"), TrainingTotals(mfu=0.438))
-    (line,) = busy_lines(gpu)
-    assert line == "Utilization 95.0% (time with a kernel running), MFU 43.8% of peak"
-    assert list(busy_lines(replace(gpu, mfu=None))) == []
 
 
 # ---- phases ------------------------------------------------------------------------------------------------------
@@ -115,14 +107,6 @@ def legend_of(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_the_phases_of_a_single_run_are_shaded_in_the_background(tmp_path):
-    figure = draw_phases(tmp_path, 1)
-    (axes,) = figure.axes
-    spans = sorted((patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches)
-    assert spans == [(0, 5), (10, 16), (16, 18)]
-    assert legend_of(figure)[1:] == ["capacity of the GPUs of a run", "set-up", "evaluation", "checkpoint"]
-
-
 def test_several_runs_have_one_phase_strip_each_below_the_graph(tmp_path):
     figure = draw_phases(tmp_path, 3)
     above, below = figure.axes
@@ -167,10 +151,3 @@ def test_the_report_lists_the_alerts_of_a_run_with_advice(matrix):
     assert "for 1m35s): check cooling" in " ".join(line.strip() for line in lines)
     (_, muon) = json.loads(matrix.results.read_text())["runs"]
     assert [alert["kind"] for alert in muon["alerts"]] == ["temperature", "gpu_lost"]
-
-
-def test_a_matrix_without_alerts_has_no_alert_section_and_invalid_alerts_are_ignored(matrix):
-    assert "Alerts\n------" not in write_summary(analyse(matrix))
-    run = matrix.run("gpt2_muon_4gpu")
-    write_json(run.status, read_json(run.status) | {"alerts": [{"kind": "unheard of"}]})
-    assert "Alerts\n------" not in write_summary(analyse(matrix))

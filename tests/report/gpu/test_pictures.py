@@ -7,7 +7,6 @@ from itertools import combinations, product
 
 import matplotlib.style
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from colour_vision import VISION, distance
@@ -71,34 +70,11 @@ def test_no_text_is_cut_off_or_overlaps_with_any_number_of_devices_and_runs(tmp_
     check_layout(tmp_path, devices, runs, METRICS if is_extreme else (METRICS[0], METRICS[-1]))
 
 
-def test_the_layout_check_finds_overlaps_and_cut_texts():
-    with matplotlib.style.context(["default", RC_PARAMS]):
-        figure = Figure()
-        FigureCanvasAgg(figure)
-        figure.text(0.5, 0.5, "one")
-        figure.text(0.51, 0.5, "two")
-        figure.text(0.99, 0.1, "beyond the edge")
-        assert layout_problems(figure) == ["'beyond the edge' is cut off", "'one' overlaps 'two'"]
-
-
 def test_a_picture_per_metric_is_written(tmp_path):
     runs = runs_of(tmp_path, 2, 1)
     files, missing = draw("m", runs, tmp_path, tmp_path / "graphs")
     assert ([path.name for path in files], missing) == (NAMES, [])
     assert all(path.stat().st_size > 0 for path in files)
-
-
-def test_without_a_recording_nothing_is_drawn(tmp_path):
-    runs = runs_of(tmp_path, 1, 1)
-    RunDir(tmp_path / runs[0].name).gpu_samples.unlink()
-    assert draw("m", runs, tmp_path, tmp_path / "graphs") == ([], [])
-
-
-def test_a_damaged_recording_leaves_the_others(tmp_path):
-    runs = runs_of(tmp_path, 2, 2)
-    RunDir(tmp_path / runs[0].name).gpu_samples.write_bytes(b"KMXGPU3\n")
-    figure = figure_of(tmp_path, runs, "power")
-    assert len(figure.axes) == 1
 
 
 def test_a_lost_gpu_is_a_gap(tmp_path):

@@ -24,8 +24,6 @@ from kmatrix.records.paths import RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.figure import ALARM
 from kmatrix.report.folders import find_recorded, read_folder, summarize
-from kmatrix.report.gpu.graphs.balance import load_balance
-from kmatrix.report.gpu.graphs.device_memory import memory_by_device
 from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.graphs.run_memory import memory_by_run
 from kmatrix.report.gpu.numbers import (
@@ -112,15 +110,6 @@ def test_the_energy_of_some_gpus_is_not_the_energy_of_the_run(tmp_path):
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).joules is None
 
 
-def test_a_missing_measurement_is_unknown(tmp_path):
-    gpu = read(tmp_path, FakeGpus(memory=(100.0, 200.0), power=(None, 150.0), utilization=(1.0, 2.0)))
-    assert gpu.devices[0].power is None
-    assert gpu.devices[0].joules is None
-    assert gpu.joules is None
-    assert gpu.mean_power is None
-    assert gpu.balance("power") is None
-
-
 def test_a_lost_gpu_keeps_its_values_without_adding_zeros(tmp_path):
     gpus = FakeGpus(lost={1: 20}, samples=60)
     write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
@@ -173,14 +162,6 @@ def test_multi_gpu_layouts_of_the_original_project_are_read(tmp_path, layout):
     assert [device.memory_used.mean for device in gpu.devices] == pytest.approx(MEANS)
     assert gpu.devices[2].temperature.mean == 62
     assert (gpu.samples, gpu.seconds) == (60, 59.0)
-
-
-def test_a_truncated_file_gives_its_complete_entries_and_a_note(tmp_path):
-    size = write_foreign(tmp_path / "gpt2_adamw", FakeGpus()).stat().st_size
-    write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), keep=size // 2 - 400)
-    gpu = read_gpu(RunDir(tmp_path / "gpt2_adamw"), TrainingTotals())
-    assert 25 < gpu.samples < 31
-    assert "truncated" in gpu.notes[0]
 
 
 def test_without_a_recording_there_are_no_numbers_and_an_empty_one_gives_a_note(tmp_path):
@@ -309,20 +290,6 @@ def test_consolidated_summary_of_a_matrix(golden, tmp_path):
     golden("consolidated_gpus.txt", summarize(matrix_of_all_kinds(tmp_path).path))
 
 
-def test_the_breakdown_uses_the_terms_of_the_original_project(tmp_path):
-    write_foreign(tmp_path / "gpt2_adamwprune_state_50", FakeGpus(spread=45.2))
-    text = summarize(tmp_path)
-    assert (
-        "ADAMWPRUNE Training - Per-GPU Breakdown:\n"
-        "    GPU 0: 12800.0 MB (±45.2)\n"
-        "    GPU 1: 12750.0 MB (±45.2)\n"
-        "    GPU 2: 12825.0 MB (±45.2)\n"
-        "    GPU 3: 12780.0 MB (±45.2)\n"
-        "    Total:  51155.0 MB\n"
-        "    Balance: CV = 0.2% (Excellent)\n"
-    ) in text
-
-
 def test_simulated_numbers_are_marked_everywhere(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     text = write_summary(analyse(matrix))
@@ -331,12 +298,6 @@ def test_simulated_numbers_are_marked_everywhere(tmp_path):
     by_name = {run["name"]: run for run in read_json(matrix.results)["runs"]}
     assert by_name["gpt2_adam_1gpu"]["gpu"]["simulated"] is True
     assert "gpt2_adam_1gpu (simulated)" in summarize(matrix.path)
-
-
-def test_a_matrix_without_a_recording_has_no_gpu_section(tmp_path):
-    assert "GPUs\n----" not in write_summary(
-        analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")]))
-    )
 
 
 def test_results_json_has_the_numbers_of_each_device_and_null_for_unknown_values(tmp_path):
@@ -387,27 +348,6 @@ def test_the_four_gpu_graphs_are_drawn_next_to_the_others(tmp_path):
     assert "graphs/gpu_memory_timeline.png" in write_summary(analyse(matrix))
 
 
-def test_each_gpu_has_a_panel_with_every_run():
-    runs = [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of(MEANS[:2]), status="failed")]
-    figure = memory_by_device("m", runs)
-    assert [axes.get_title() for axes in figure.axes] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
-    assert [[bar.get_width() for bar in axes.patches] for axes in figure.axes] == [
-        [12_800.0 / 1024, 12_800.0 / 1024],
-        [12_750.0 / 1024, 12_750.0 / 1024],
-        [12_825.0 / 1024],
-        [12_780.0 / 1024],
-    ]
-
-
-def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
-    left, right = load_balance("m", [gpu_run(gpu=numbers_of([180.0, 220.0]))]).axes
-    dots = next(line for line in left.lines if line.get_marker() == "o")
-    assert list(dots.get_xdata()) == pytest.approx([-10.0, 10.0])
-    assert [bar.get_width() for bar in right.patches][:1] == pytest.approx([10.0])
-    assert [text.get_text() for text in right.texts] == ["10.0% Fair"]
-    assert right.get_xlabel() == "memory\nCV (%)"
-
-
 def test_the_timeline_shows_the_total_and_marks_the_end_of_a_failed_run(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     numbers = analyse(matrix)
@@ -443,15 +383,6 @@ def test_attempts_on_other_gpus_have_their_own_peak_and_capacity_in_the_graphs()
     assert panel.get_xlabel().endswith("gap: no sample")
 
 
-def test_a_period_without_answers_is_a_gap_and_not_zero(tmp_path):
-    record(
-        RunDir(tmp_path), FakeGpus(memory=(100.0, 100.0), power=(1.0, 1.0), utilization=(1.0, 1.0), lost={0: 30, 1: 30})
-    )
-    gpu = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
-    line = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0].lines[0]
-    assert [math.isnan(y) for y in line.get_ydata()] == [False] * 30 + [True] * 30
-
-
 # Directories and scripts
 
 
@@ -475,11 +406,6 @@ def test_a_folder_of_the_original_project_is_read(tmp_path):
     _, _, (finished, failed) = read_folder(foreign_folder(tmp_path))
     assert (finished.optimizer, finished.status, len(finished.gpu.devices)) == ("adamwprune", "finished", 4)
     assert (failed.optimizer, failed.status, failed.gpu.balance("memory_used").quality) == ("adamw", "failed", "Fair")
-
-
-def test_a_folder_without_a_recording_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="no GPU recording"):
-        read_folder(tmp_path)
 
 
 def test_the_newest_matrix_is_the_default_and_a_missing_directory_is_refused(tmp_path):
@@ -510,10 +436,3 @@ def test_the_script_prints_the_report_of_the_newest_matrix(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "ADAMWPRUNE Training - Per-GPU Breakdown:\n    GPU 0: 12800.0 MB (±45.0)\n" in result.stdout
     assert "gpt2_adamw_magnitude_50 (failed)" in result.stdout
-
-
-def test_an_error_is_printed_with_status_2(tmp_path):
-    result = script("generate_consolidated_gpu_summary.py", tmp_path / "nothing", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from datetime import datetime, timedelta
 
 import matplotlib.style
 import pytest
 
 from figure_layout import layout_problems
-from gpu_factory import damage, overwrite
-from gputop_values import ROOT, SCRIPT, Recorder
+from gputop_values import Recorder
 from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.gpu.graphs.recordings import (
-    MOST,
-    ThinnedLine,
     draw_comparison,
     draw_histograms,
     draw_recording,
@@ -173,24 +167,6 @@ def test_a_file_without_a_sample_is_one_error_and_writes_nothing(here, capsys, t
     assert [path.name for path in here.iterdir()] == (["x.json"] if text is not None else [])
 
 
-def test_the_script_takes_the_options_of_the_original(tmp_path):
-    path = original(tmp_path / "a.json")
-    command = [sys.executable, str(SCRIPT), "--gen-graph", str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert drawn(tmp_path / "a_plot.png")
-
-
-def test_a_long_line_is_thinned_to_means_in_constant_memory():
-    line = ThinnedLine()
-    for at in range(100_000):
-        line.add(float(at), float(at % 2))
-    line.finish()
-    assert MOST <= len(line.values) <= 2 * MOST
-    assert set(line.values[:-1]) == {0.5}
-    assert line.times == sorted(line.times)
-
-
 @pytest.mark.parametrize(("column", "value"), [("power", 1e308), ("temperatures", -5000.0)])
 def test_values_that_cannot_be_true_are_not_drawn(here, capsys, column, value):
     path = original(here / "a.json", gpus=2)
@@ -203,15 +179,3 @@ def test_values_that_cannot_be_true_are_not_drawn(here, capsys, column, value):
     kind = "negative value" if value < 0 else "value"
     assert f"note       1 {kind} of {column.removesuffix('s')}" in out
     assert max(map(len, out.splitlines())) < 160
-
-
-def test_a_damaged_recording_is_drawn_without_its_damaged_samples(here, capsys):
-    Recorder(here / "run").write(60, utilization=60.0)
-    damage(here / "run" / "gpu_samples.bin", 20, 10)
-    overwrite(here / "run" / "gpu_samples.bin", 40, "memory_used", math.inf)
-    assert main(["--gen-graph", "run"]) == 0
-    assert drawn(here / "run" / "run_plot.png")
-    out = capsys.readouterr().out
-    assert "samples    50 in 29.5 s" in out
-    assert "note       gpu_samples.bin is damaged: 10 samples left out\n" in out
-    assert "note       1 value of memory_used above" in out

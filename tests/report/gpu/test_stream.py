@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,36 +13,16 @@ from hypothesis import strategies as st
 
 from gpu_factory import FakeGpus, damage, overwrite, record, summary_of, write_foreign, write_samples
 from kmatrix.errors import SchemaError
-from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.folders import summarize
-from kmatrix.report.formats.results_json import gpu_object
 from kmatrix.report.gpu.graphs.matrix import draw
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import NOTHING_RECORDED, TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.stream import (
-    INCLUDED,
     MAX_TIMELINE_POINTS,
     TimelineBuilder,
-    statistics_of,
 )
-from kmatrix.stats import RunningStats
-
-
-@given(st.lists(st.none() | st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 7))
-def test_a_merged_spread_equals_the_spread_of_all_values(values, size):
-    merged = RunningStats()
-    for start in range(0, len(values), size):
-        merged.add([math.nan if value is None else value for value in values[start : start + size]])
-    expected = [value for value in values if value is not None]
-    spread = statistics_of(merged)
-    if not expected:
-        assert spread is None
-        return
-    assert spread.mean == pytest.approx(statistics.fmean(expected), abs=1e-6)
-    assert spread.deviation == pytest.approx(statistics.pstdev(expected), rel=1e-6, abs=1e-3)
-    assert (spread.minimum, spread.maximum) == (min(expected), max(expected))
 
 
 @given(st.integers(1, 3000), st.integers(1, 700))
@@ -64,19 +43,6 @@ def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_blocks(co
     assert [m.memory[0] for m in points] == pytest.approx([100 + m.seconds for m in points])
     assert {m.memory[1] for m in points} <= {7.0, None}
     assert {m.memory[2] for m in points} == {None}
-
-
-def test_binary_and_text_recordings_give_the_same_timeline(tmp_path):
-    gpus = FakeGpus(lost={1: 20})
-    record(RunDir(tmp_path), gpus)
-    from_binary = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
-    RunDir(tmp_path).gpu_samples.unlink()
-    from_text = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
-    assert len(from_binary.timeline) == len(from_text.timeline) == 60
-    for left, right in zip(from_binary.timeline, from_text.timeline, strict=True):
-        assert left.seconds == pytest.approx(right.seconds)
-        assert left.memory == pytest.approx(right.memory, nan_ok=False)
-    assert from_binary.timeline[30].memory[1] is None
 
 
 # Binary recordings
@@ -136,19 +102,6 @@ def test_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
     assert [points[at].seconds for at in (0, 59, 60, 61, 62)] == [0, 59, 59, 100, 100]
 
 
-def test_the_mean_power_of_a_run_is_its_energy_in_its_time_if_attempts_had_other_gpus(tmp_path):
-    run_dir = RunDir(tmp_path)
-    record(run_dir, FakeGpus())
-    single = read_gpu(run_dir, TrainingTotals())
-    write_earlier_recording(run_dir, FakeGpus(memory=(9000.0,), power=(100.0,), counter=True))
-    both = read_gpu(run_dir, TrainingTotals())
-    assert single.whole.mean_power == pytest.approx(600)
-    assert both.whole.mean_power == pytest.approx((single.joules + 59 * 100) / (single.seconds + 59))
-    assert gpu_object(both)["totals"]["mean_power"] == both.whole.mean_power
-    assert gpu_object(both)["totals"]["memory_used_mean"] == single.total_mean
-    assert both.notes[-1].endswith(INCLUDED)
-
-
 def test_the_time_between_two_attempts_on_the_same_gpus_is_a_gap_of_the_timeline(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
@@ -163,18 +116,6 @@ def test_the_time_between_two_attempts_on_the_same_gpus_is_a_gap_of_the_timeline
     assert points[end - 1].seconds <= 29
     assert points[begin + 1].seconds >= 3600
     assert len(points) <= MAX_TIMELINE_POINTS + 2
-
-
-def test_the_note_replaces_the_warning_of_the_recorder(tmp_path):
-    run_dir = RunDir(tmp_path)
-    record(
-        run_dir, FakeGpus(), summary={"warnings": [f"{EXCLUDED_ATTEMPT}: its summary does not match", "clock set back"]}
-    )
-    write_earlier_recording(run_dir, FakeGpus(name="NVIDIA L4"))
-    notes = read_gpu(run_dir, TrainingTotals()).notes
-    assert not any(note.startswith(EXCLUDED_ATTEMPT) for note in notes)
-    assert notes[0] == "clock set back"
-    assert notes[1].startswith("an earlier attempt was recorded on 4 GPUs (NVIDIA L4)")
 
 
 def test_simulated_numbers_are_never_combined_with_those_of_real_gpus(tmp_path):
@@ -244,11 +185,6 @@ def with_infinite_power(entries):
     entries[5]["multi_gpu_data"][1]["power"] = 1e308
 
 
-def with_clock_set_back(entries):
-    for number, entry in enumerate(entries):
-        entry["timestamp"] = f"2025-01-15T10:30:{(10, 11, 2, 3)[number]:02d}"
-
-
 def without_power(first, last):
     def change(entries):
         for entry in entries[first:last]:
@@ -283,14 +219,6 @@ def test_impossible_values_are_reported_and_have_no_balance(tmp_path, change, no
     assert note in " ".join(text.split())
 
 
-def test_a_clock_that_is_set_back_leaves_a_timeline_that_can_be_drawn(tmp_path):
-    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=4))
-    gpu = change_entries(path, with_clock_set_back)
-    assert [point.seconds for point in gpu.timeline] == [0.0, 1.0, 1.0, 2.0]
-    drawn, _ = draw("m", [RunGpus(name="a", optimizer="adamw", status="", gpu=gpu)], tmp_path)
-    assert "gpu_memory_timeline.png" in [path.name for path in drawn]
-
-
 def test_power_that_is_unknown_for_some_time_leaves_no_energy(tmp_path):
     path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus())
     gpu = change_entries(path, without_power(20, 23))
@@ -299,15 +227,6 @@ def test_power_that_is_unknown_for_some_time_leaves_no_energy(tmp_path):
     assert change_entries(path, without_power(40, 41)).joules is None
     path = write_foreign(tmp_path / "gpt2_sgd", FakeGpus())
     assert change_entries(path, without_power(20, 21)).joules == pytest.approx(4 * 59 * 150)
-
-
-def test_a_gpu_that_is_missing_for_some_time_has_no_energy_and_no_mean_power(tmp_path):
-    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus())
-    gpu = change_entries(path, lambda entries: [entry["multi_gpu_data"].pop(1) for entry in entries[20:30]] and None)
-    assert gpu.devices[1].lost_s == pytest.approx(10, abs=0.5)
-    assert (gpu.devices[1].joules, gpu.joules, gpu.mean_power) == (None, None, None)
-    assert gpu.devices[0].joules == pytest.approx(59 * 150)
-    assert any(note.startswith("GPU 1 did not respond for 10.") for note in gpu.notes)
 
 
 # Binary recordings that are damaged, or have values that cannot be true

@@ -84,15 +84,6 @@ def test_a_pause_between_two_attempts_is_a_gap(run_dir):
     assert len(unknown) * found.seconds / found.columns == pytest.approx(900, abs=45)
 
 
-def test_impossible_values_are_unknown(run_dir):
-    record(run_dir, FakeGpus(samples=20, utilization=(400.0, 95.0, 95.0, 95.0), power=(-5.0, 150.0, 150.0, 150.0)))
-
-    found = timeline_of(run_dir)
-
-    assert set(found.devices[0].lanes) == {"memory_used"}
-    assert set(found.devices[1].lanes) == {"utilization", "power", "memory_used"}
-
-
 def test_nodes_are_placed_by_the_end_of_their_set_up(run_dir):
     for node, (samples, set_up) in enumerate([(100, 20), (120, 40)]):
         folder = NodeDir(run_dir, node)
@@ -159,15 +150,3 @@ def test_an_attempt_on_other_gpus_comes_first_with_its_own_devices(run_dir):
     # The earlier attempt logged nothing: it was killed in its set-up.
     phases = [(phase.name, phase.begin, phase.end) for phase in found.phases]
     assert phases == [("set-up", 0.0, 59.0), ("set-up", 120.0, 130.0)]
-
-
-def test_an_earlier_attempt_on_the_same_gpus_continues_their_lines(run_dir):
-    record(run_dir, FakeGpus(samples=60))
-    write_earlier(run_dir, FakeGpus(samples=60, power=(70.0,) * 4), ago=60)
-
-    found = timeline_of(run_dir, 119)
-
-    assert [device.name for device in found.devices] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
-    power = found.devices[0].lanes["power"]
-    assert (power.mean[0], power.mean[58], power.mean[60], power.mean[-1]) == (70.0, 70.0, 150.0, 150.0)
-    assert None not in power.low

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,17 +12,14 @@ from gpu_factory import STARTED, write_phases
 from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.gpu.recorder.summary import RunTotals
-from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.formats.results_json import gpu_object
-from kmatrix.report.gpu.graphs.balance import load_balance
-from kmatrix.report.gpu.graphs.device_memory import memory_by_device
-from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
-from kmatrix.report.gpu.numbers import PeriodNumbers, RunGpus
+from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.phases import read_phases
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
-from kmatrix.report.gpu.text import consolidated, cost_lines, energy_line
+from kmatrix.report.gpu.text import consolidated, cost_lines
 
 DAY = 86_400.0
 PHASES = (("set-up", 0.0, 20.0), ("evaluation", 50.0, 60.0))
@@ -105,13 +101,6 @@ def test_the_training_on_several_nodes_is_the_sum_of_theirs_by_their_own_clocks(
     assert gpu_object(gpu)["training"]["joules"] == gpu.training.joules
 
 
-def test_the_timelines_of_several_nodes_begin_to_train_at_the_same_time(tmp_path):
-    gpu = read_gpu(record_nodes(tmp_path / "run"), TrainingTotals())
-    points = add_timeline(RunDir(tmp_path / "run"), gpu).timeline
-    assert [point.memory for point in points] == [(*two, *two) for two in [(point.memory[:2]) for point in points]]
-    assert (points[19].total, points[20].total > 1600) == (400.0, True)
-
-
 def test_a_node_that_did_not_record_its_phases_leaves_the_training_unknown(tmp_path):
     run = record_nodes(tmp_path / "run", lines=False)
     gpu = add_timeline(run, read_gpu(run, TrainingTotals(tokens=1000)))
@@ -148,32 +137,6 @@ def test_means_are_of_the_training_and_those_of_the_run_are_next_to_them(tmp_pat
     cv = 100 * statistics.pstdev(means) / statistics.fmean(means)
     assert gpu.balance("memory_used").cv == pytest.approx(cv)
     assert gpu.whole.balance("memory_used").cv != pytest.approx(cv)
-
-
-def test_both_periods_are_labelled_in_text_and_json(tmp_path):
-    run = record_run(tmp_path / "gpt2_adamw_2gpu")
-    write_phases(run, *PHASES)
-    gpu = read_gpu(run, TrainingTotals(tokens=1000, seconds=100.0))
-    line = energy_line(gpu)
-    assert "training, 13.8 J/token" in line
-    assert "whole run, 19.8 J/token" in line
-    nothing = PeriodNumbers(devices=(), seconds=None)
-    unknown = replace(gpu, devices=(), training=nothing, joules=None, joules_per_token=None, energy_source=None)
-    assert energy_line(unknown) == "unknown"
-    text = consolidated("m", [RunGpus(name=run.name, optimizer="adamw", status="finished", gpu=gpu)])
-    assert f"Total:  {gpu.training.total_mean:.1f} MB  (training; whole run: {gpu.total_mean:.1f} MB)" in text
-    written = gpu_object(gpu)
-    assert written["totals"]["memory_used_mean"] == read_json(run.gpu_summary)["totals"]["memory_used_mean"]
-    assert written["totals"]["joules_per_token"] == pytest.approx(19.8)
-    assert written["training"]["joules_per_token"] == pytest.approx(13.8)
-    assert written["training"]["memory_used_mean"] == pytest.approx(gpu.training.total_mean)
-
-
-def test_without_phases_the_numbers_are_of_the_whole_recording(tmp_path):
-    gpu = read_gpu(record_run(tmp_path / "run"), TrainingTotals(tokens=1000))
-    assert gpu.training is None
-    assert gpu.main.total_mean == gpu.total_mean
-    assert "training" not in energy_line(gpu)
 
 
 @pytest.mark.parametrize("result", [95, None])
@@ -319,20 +282,3 @@ def test_a_clock_that_is_set_back_by_a_day_changes_no_number(tmp_path, final):
     assert numbers.seconds == pytest.approx(100, abs=1)
     assert [point.seconds for point in numbers.timeline] == [point.seconds for point in expected.timeline]
     assert all(before.seconds < after.seconds for before, after in pairwise(numbers.timeline))
-
-
-def test_graphs_over_several_nodes_have_a_panel_per_rank_and_name_hosts(tmp_path):
-    run = record_nodes(tmp_path / "run")
-    gpu = add_timeline(run, read_gpu(run, TrainingTotals()))
-    numbered = [replace(device, rank=rank) for rank, device in enumerate(gpu.training.devices)]
-    gpu = replace(gpu, devices=tuple(numbered), training=replace(gpu.training, devices=tuple(numbered)))
-    runs = [RunGpus(name="a", optimizer="adamw", status="finished", gpu=gpu)]
-
-    panels = memory_by_device("m", runs).axes
-
-    assert [axes.get_title() for axes in panels] == ["rank 0", "rank 1", "rank 2", "rank 3"]
-    hosts = [[text.get_text() for text in axes.texts if text.get_text() in ("n1", "n2")] for axes in panels]
-    assert hosts == [["n1"], ["n1"], ["n2"], ["n2"]]
-    named = {text.get_text() for text in load_balance("m", runs).axes[0].texts}
-    assert {"0 on n1", "3 on n2"} & named or {"2 on n2", "1 on n1"} & named
-    assert "nodes begin to train together" in memory_over_time("m", runs).axes[-1].get_xlabel()
