@@ -1,4 +1,4 @@
-"""Compare gputop with nvitop on simulated GPUs: CPU time, and bytes written to the terminal.
+"""Compare gputop with nvitop, which has to be installed, on simulated GPUs: CPU time, and bytes to the terminal.
 
     python bench/gputop.py [--gpus 8,16] [--seconds 60] [--rounds 3] [--size 50x160] [--interval 2] [--scenario calm]
     python bench/gputop.py --hz 100 --gpus 4,8     # a table instead: gputop --csv FILE --hz 100, bytes of the file

@@ -93,6 +93,7 @@ def rank(folder, run):
         process.wait()
 
 
+@pytest.mark.nightly
 def test_a_thousand_scrapes_while_runs_start_and_end(clone, tmp_path):
     """The driver is scripted: processes of two runs come and go, and a GPU is lost and found, again and again."""
     with rank(tmp_path, "run_a") as first, rank(tmp_path, "run_b") as second:
@@ -152,6 +153,7 @@ def test_the_make_target_serves_refuses_strangers_and_ends_at_once(clone, tmp_pa
         assert inner.wait(60) in (0, None)
 
 
+@pytest.mark.nightly
 def test_every_query_of_the_dashboard_has_an_answer(clone, tmp_path):
     prometheus = require_program("prometheus")
     board = json.loads((clone.root / "docs" / "grafana" / "kmatrix-gpus.json").read_text())

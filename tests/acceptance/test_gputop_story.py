@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
 
-from gpu_stage import background_process, load_json, on_gpus, read_independently, scenario
+from gpu_stage import background_process, load_json, on_gpus, scenario
 from tmux_screen import Tmux
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
-
-ONE_LINE = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')"
 
 
 @pytest.fixture
@@ -47,7 +42,7 @@ def is_drawn(screen: str, gpus: int, value: str) -> bool:
     return "SIMULATED" in screen and "balance" in screen and all(value in one for one in rows)
 
 
-@pytest.mark.parametrize(("count", "size"), [(0, (80, 24)), (4, (20, 24)), (12, (80, 24)), (12, (200, 60))])
+@pytest.mark.parametrize(("count", "size"), [(0, (80, 24)), (12, (80, 24))])
 def test_the_full_screen_is_drawn_in_a_terminal(clone, terminal, tmp_path, size, count):
     scenario_path = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
     tmux = terminal(size, *on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py"))
@@ -69,18 +64,6 @@ def test_make_gputop_shows_simulated_gpus_and_a_key_ends_it(terminal):
     wait_until(lambda: "SIMULATED" in tmux.screen() and row(tmux.screen(), 7), "eight GPUs are on the screen")
     tmux("send-keys", "q")
     wait_until(lambda: "status=0" in tmux.screen(), "it ends")
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
-    scenario_path = scenario(tmp_path, f"gpus {count}", "0 * power 120")
-    single = tmp_path / "gpu_monitoring.json"
-    arguments = ("scripts/gputop.py", "--stats-file", str(single), "--seconds", "2.5")
-    completed = clone.run(*on_gpus(clone, scenario_path, clone.python, *arguments))
-    assert completed.returncode == 0, completed.stderr
-    found = read_independently(single, tmp_path / "gpu_monitoring_multi_gpu.json")
-    assert found["gpus"] == count
-    assert found["power"] == [120] * count
 
 
 def test_recordings_are_drawn_and_compared_as_the_original_project_does(clone, tmp_path):
@@ -105,26 +88,6 @@ def test_recordings_are_drawn_and_compared_as_the_original_project_does(clone, t
     refused = clone.run(clone.python, script, "--compare", files[0], str(tmp_path / "missing.json"))
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: ")
-
-
-def test_one_line_of_python_returns_the_number_of_gpus(clone, tmp_path):
-    for count in (0, 4, 12):
-        completed = clone.run(*on_gpus(clone, scenario(tmp_path, f"gpus {count}"), clone.python, "-c", ONE_LINE))
-        assert completed.stdout == f"GPUs: {count}\n", completed.stderr
-
-
-@pytest.mark.parametrize("count", [0, 4, 12])
-def test_once_prints_a_table_and_json_prints_one_snapshot(clone, tmp_path, count):
-    scenario_path = scenario(tmp_path, f"gpus {count}", "0 * util 77" if count else "")
-    once = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--once"))
-    assert once.returncode == 0, once.stderr
-    assert "\x1b" not in once.stdout
-    assert sum("77%" in row(once.stdout, gpu) for gpu in range(count)) == count
-    result = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
-    assert result.returncode == 0, result.stderr
-    entry = json.loads(result.stdout)
-    assert [gpu["utilization"] for gpu in entry["multi_gpu_data"]] == [77] * count
-    assert entry["aggregate_stats"]["gpu_count"] == count
 
 
 def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_path):
@@ -184,7 +147,7 @@ def test_processes_are_listed_and_the_help_covers_them(clone, terminal, tmp_path
         wait_until(lambda: "status=0" in tmux.screen(), "it ends")
 
 
-@pytest.mark.parametrize("ending", ["q", "C-c", "TERM", "HUP", "QUIT"])
+@pytest.mark.parametrize("ending", ["q", "HUP"])
 def test_the_terminal_is_as_before_after_every_ending(clone, terminal, tmp_path, ending):
     scenario_path = scenario(tmp_path, "gpus 2", "0 * util 95")
     command = shlex.join(on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py"))
@@ -207,76 +170,3 @@ def test_the_terminal_is_as_before_after_every_ending(clone, terminal, tmp_path,
     assert "what was here before" in screen, "the screen of before is back"
     assert "balance" not in screen
     assert tmux("display-message", "-p", "#{cursor_flag} #{alternate_on}").split() == ["1", "0"]
-
-
-NVITOP = """
-import json, time
-import nvitop
-from nvitop import Device, host
-
-def processes(device):
-    return {
-        str(pid): {
-            "type": p.type, "user": p.username(), "gpu_memory": p.gpu_memory() / 2**20, "sm": p.gpu_sm_utilization(),
-            "memory_bandwidth": p.gpu_memory_utilization(), "host_memory": p.host_memory() / 2**20,
-            "host_memory_percent": p.memory_percent(), "seconds": p.running_time_in_seconds(), "command": p.command(),
-            "cpu_percent": p.cpu_percent(),
-        }
-        for pid, p in device.processes().items()
-    }
-
-on = {"Enabled": True, "Disabled": False}
-gpus = [
-    {
-        "gpu_index": d.physical_index, "gpu_name": d.name(), "persistence_mode": on[d.persistence_mode()],
-        "bus_id": d.bus_id(), "display_active": on[d.display_active()],
-        "ecc_uncorrected": d.total_volatile_uncorrected_ecc_errors(), "fan": d.fan_speed(),
-        "temperature": d.temperature(), "power": d.power_usage() / 1000,
-        "power_limit": d.power_limit() / 1000, "memory_used": d.memory_used() / 2**20,
-        "memory_total": d.memory_total() / 2**20, "utilization": d.gpu_utilization(),
-        "compute_mode": d.compute_mode(), "sm_clock": d.sm_clock(), "processes": processes(d),
-    }
-    for d in Device.all()
-]
-memory = host.virtual_memory()
-print(json.dumps({
-    "gpus": gpus, "driver": Device.driver_version(), "cuda": Device.cuda_driver_version(),
-    "memory_total": memory.total / 2**20, "memory_used": (memory.total - memory.available) / 2**20,
-    "load": list(host.load_average()),
-}))
-"""
-UNEQUAL = (
-    *("freeze 20", "gpus 2", "0 * util 97..62", "0 * mem 17300..12000", "0 * power 231..148", "0 * temp 58..77"),
-    *("0 * fan 40..55", "0 * memutil 30..44", "0 1 ecc_u 3", "0 1 smclk 1080"),
-)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="the package nvitop is missing: make check")
-def test_each_column_of_nvitop_has_an_equal_value_in_json(clone, tmp_path):
-    with workers(3) as started:
-        used = (f"0 {at % 2} process {process.pid} {400 * (at + 1)}" for at, process in enumerate(started))
-        scenario_path = scenario(tmp_path, *UNEQUAL, *used)
-        peer = clone.run(*on_gpus(clone, scenario_path, sys.executable, "-c", NVITOP))
-        assert peer.returncode == 0, peer.stderr
-        ours = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
-        assert ours.returncode == 0, ours.stderr
-    expected, found = json.loads(peer.stdout), json.loads(ours.stdout)
-    assert (found["driver"], found["cuda"]) == (expected["driver"], expected["cuda"])
-    assert found["host"]["memory_total"] == pytest.approx(expected["memory_total"], abs=0.001)
-    # These two change between the two programs.
-    assert found["host"]["memory_used"] == pytest.approx(expected["memory_used"], rel=0.5)
-    assert len(found["host"]["load"]) == len(expected["load"]) == 3
-    for theirs, gpu in zip(expected["gpus"], found["multi_gpu_data"], strict=True):
-        their_processes = theirs.pop("processes")
-        assert {name: gpu[name] for name in theirs} == {
-            name: pytest.approx(value, abs=0.001) if isinstance(value, float) else value
-            for name, value in theirs.items()
-        }
-        assert {str(row["pid"]) for row in gpu["processes"]} == their_processes.keys()
-        for row in gpu["processes"]:
-            theirs_of_it = their_processes[str(row["pid"])]
-            later = theirs_of_it.pop("seconds")
-            assert later <= row["seconds"] <= later + 600, "gputop ran after nvitop"
-            assert row["cpu_percent"] == pytest.approx(theirs_of_it.pop("cpu_percent"), abs=5), "it sleeps"
-            for name, value in theirs_of_it.items():
-                assert row[name] == (pytest.approx(value, rel=0.02, abs=0.001) if isinstance(value, float) else value)

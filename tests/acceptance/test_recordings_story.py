@@ -1,16 +1,13 @@
-"""Read recordings with independent scripts, with nvitop, and after SIGKILL."""
+"""Read recordings with independent scripts, and after SIGKILL."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import random
 import re
-import shutil
 import struct
 import subprocess
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -71,49 +68,6 @@ def test_a_recording_is_converted_to_the_csv_of_the_first_monitor(clone, run, tm
     assert all(re.search(r"\.\d{3}\b", row[0]) for row in rows), "times are to the millisecond"
     begin, end = (datetime.fromisoformat(row[0]) for row in (rows[0], rows[-1]))
     assert (end - begin).total_seconds() == pytest.approx(float(rows[-1][1]), abs=0.009), "less than one sample"
-
-
-NVITOP = """
-import json, nvitop
-print(json.dumps([
-    {"gpu_index": d.physical_index, "gpu_name": d.name(), "uuid": d.uuid(), "utilization": d.gpu_utilization(),
-     "memory_used": d.memory_used() / 2**20, "memory_total": d.memory_total() / 2**20,
-     "power": d.power_usage() / 1000, "power_limit": d.power_limit() / 1000, "temperature": d.temperature(),
-     "sm_clock": d.sm_clock()}
-    for d in nvitop.Device.all()
-]))
-"""
-UNEQUAL = (
-    *("freeze 20", "gpus 4", "0 * util 97..62", "0 * mem 17300..12000", "0 * power 231..148", "0 * temp 58..77"),
-    *("0 3 smclk 1080", "0 1 limit 250"),
-)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="the package nvitop is missing: make check")
-def test_nvitop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
-    scenario_path = scenario(tmp_path, *UNEQUAL)
-    peer = clone.run(*on_gpus(clone, scenario_path, sys.executable, "-c", NVITOP))
-    assert peer.returncode == 0, peer.stderr
-    gputop = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
-    for expected, gpu in zip(json.loads(peer.stdout), json.loads(gputop.stdout)["multi_gpu_data"], strict=True):
-        values = {name: gpu[name] for name in expected}
-        assert values == {
-            name: pytest.approx(value, abs=0.001) if isinstance(value, float) else value
-            for name, value in expected.items()
-        }
-
-
-@pytest.mark.skipif(shutil.which("nvtop") is None, reason="the program nvtop is missing")
-def test_nvtop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
-    scenario_path = scenario(tmp_path, *UNEQUAL)
-    peer = clone.run(*on_gpus(clone, scenario_path, "nvtop", "-s"))
-    gputop = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
-    gpus = json.loads(gputop.stdout)["multi_gpu_data"]
-    for reported, gpu in zip(json.loads(peer.stdout), gpus, strict=True):
-        assert reported["device_name"] == gpu["gpu_name"]
-        assert int(reported["gpu_util"].rstrip("%")) == gpu["utilization"]
-        assert int(reported["temp"].rstrip("C")) == gpu["temperature"]
-        assert int(reported["power_draw"].rstrip("W")) == pytest.approx(gpu["power"], abs=1)
 
 
 def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):

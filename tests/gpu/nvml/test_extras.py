@@ -105,6 +105,7 @@ answer([before, extra(0), extra(1)])
 
 # -- processes
 
+
 def test_a_process_that_computes_and_draws_is_listed_once():
     import ctypes
     import struct
