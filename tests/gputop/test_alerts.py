@@ -127,6 +127,7 @@ def start_ranks(tmp_path):
         process.wait()
 
 
+@pytest.mark.process
 def test_a_process_reports_its_run_and_rank(start_ranks, tmp_path):
     path = tmp_path / "gpt2_muon_2gpu"
     assert rank_of(start_ranks("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3, path=path)
@@ -135,6 +136,7 @@ def test_a_process_reports_its_run_and_rank(start_ranks, tmp_path):
     assert rank_of(2**22 + 5) is None
 
 
+@pytest.mark.process
 def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(start_ranks, tmp_path):
     require_program("gcc")
     pids = [start_ranks("gpt2_adamw_2gpu", 1), start_ranks("gpt2_adamw_2gpu", 0), start_ranks("gpt2_muon_1gpu", 0)]

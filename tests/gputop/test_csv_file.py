@@ -22,6 +22,8 @@ from kmatrix.gputop.csv_file import CsvFile
 from skips import require_program
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 HEADER = "timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c,gpu0_util_pct,gpu0_mem_used_mb,gpu0_sm_clock_mhz\n"
 
 

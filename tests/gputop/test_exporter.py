@@ -191,6 +191,7 @@ def service():
     return found
 
 
+@pytest.mark.process
 def test_the_service_starts_a_command_that_exists():
     python, *words = service()["Service"]["ExecStart"].split()
     name, _, path = service()["Service"]["Environment"].partition("=")

@@ -1,7 +1,6 @@
 """The gputop program: its options, its files, and the state of the terminal afterwards."""
 
 import fcntl
-import io
 import json
 import os
 import pty
@@ -13,22 +12,18 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import kmatrix.simulate.library as simulate
 from gputop_values import ROOT, SCRIPT, Recorder, line_of
 from kmatrix.gputop.command import main
-from kmatrix.gputop.feeds import ReplayFeed
-from kmatrix.gputop.loop import Session, watch
 from kmatrix.gputop.stats_files import multi_path
-from kmatrix.gputop.terminal.glyphs import UNICODE
-from kmatrix.gputop.terminal.paint import Painter
 from skips import require_program
 from tmux_screen import Tmux
 from waiting import wait_until
+
+pytestmark = pytest.mark.process
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
@@ -230,24 +225,6 @@ def test_an_error_restores_the_terminal(tmp_path):
     recorder.run.gpu_samples.unlink()
     assert screen.end() == 2
     assert "gpu_samples.bin is missing" in screen.text
-
-
-def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
-    console = Console(file=io.StringIO())
-    real, handlers = Painter.stop, []
-
-    def stop(live):
-        # The state of the handlers while the terminal is restored.
-        handlers.extend(
-            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-        )
-        real(live)
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(Painter, "stop", stop)
-    watch(Session(feed=ReplayFeed(Path(recording))), console, UNICODE, interval=1.0, seconds=0.0)
-    assert handlers == [signal.SIG_IGN] * 4
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ctrl_z_releases_the_terminal_and_fg_restores_the_screen(recording):

@@ -38,6 +38,7 @@ def worker():
 # -- what the system knows
 
 
+@pytest.mark.process
 def test_a_row_has_what_driver_and_system_know(worker):
     table = ProcessTable()
     found = [DeviceProcess(pid=worker.pid, memory_mib=300.0), DeviceProcess(pid=2**22 + 7, memory_mib=None, kind="G")]
@@ -53,6 +54,7 @@ def test_a_row_has_what_driver_and_system_know(worker):
     assert (other.visible, other.command, other.kind) == (False, "", "G")
 
 
+@pytest.mark.process
 def test_an_ended_process_is_looked_up_again(worker):
     table = ProcessTable()
     found = [DeviceProcess(pid=worker.pid, memory_mib=300.0)]

@@ -86,6 +86,7 @@ def gputop(*arguments, environment=None):
     return subprocess.run(command, check=True, env=known, stdout=subprocess.PIPE, text=True, timeout=120).stdout
 
 
+@pytest.mark.process
 def test_a_run_on_this_machine_has_its_processes_and_a_replay_says_that_it_has_none(
     start_recorder, run_dir, library, tmp_path
 ):

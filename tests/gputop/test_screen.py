@@ -5,7 +5,7 @@ import os
 import pty
 import re
 import termios
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 
 import pytest
@@ -18,7 +18,7 @@ from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
 from kmatrix.gputop.terminal.glyphs import ASCII, UNICODE
 from kmatrix.gputop.terminal.keyboard import NAMES, Keyboard, decode
-from kmatrix.gputop.terminal.screen import plain, render
+from kmatrix.gputop.terminal.screen import render
 from kmatrix.gputop.view import (
     UNITS,
     DeviceRow,
@@ -145,13 +145,6 @@ def test_charts_below_the_table_are_shown_however_many_gpus_and_processes_there_
         assert " p0\n" in text or not processes
 
 
-@pytest.mark.parametrize(("height", "reason"), [(10, "l shows them alone"), (7, "enlarge the terminal")])
-def test_charts_without_room_are_reported(height, reason):
-    crowded = view(*map(gpu_sample, range(64)), charts=True)
-    assert rendered(crowded, 40, height).splitlines()[-1] == f"no room for charts: {reason}"
-    assert ("no room" in rendered(replace(crowded, large=True), 40, height)) == (height == 7)
-
-
 def test_the_line_of_a_gpu_has_all_its_values():
     text = line_of(rendered(view(gpu_sample(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
     assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP", text)
@@ -204,12 +197,6 @@ def test_one_metric_is_enlarged_with_its_value_and_unit():
         assert f"GPU 0 {metric} " in text
         assert f" {UNITS[metric]} of " in text
         assert "mem GiB" not in text  # the chart replaces the table
-
-
-def test_ascii_terminals_get_ascii_only():
-    screen_view = view(gpu_sample(0), gpu_sample(1), large=False)
-    assert plain(render(screen_view, width=120, height=40, glyphs=ASCII)).isascii()
-    assert not plain(render(screen_view, width=120, height=40)).isascii()
 
 
 # ---- the last minute ---------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from kmatrix.simulate.scenario import ERRORS, QUANTITIES, SETTINGS, parse
 from pages import ROOT
 from skips import require_program
 
+pytestmark = pytest.mark.process
+
 EVERYWHERE = {"PYTHONPATH": os.pathsep.join([str(ROOT / "lib"), str(ROOT)])}
 INIT = """
 import json, time

@@ -12,6 +12,8 @@ import pytest
 from factories import ROOT
 from kmatrix.simulate.library import build, environment
 
+pytestmark = pytest.mark.process
+
 PROLOGUE = """
 import json, time
 from dataclasses import asdict

@@ -13,6 +13,8 @@ import kmatrix.simulate.library as simulate
 from running import ROOT
 from skips import require_program
 
+pytestmark = pytest.mark.process
+
 QUERY = """
 import json, sys
 from kmatrix.gpu.nvml.detect import detect, occupied

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder.summary import RunTotals
@@ -12,6 +14,7 @@ from recordings import DEVICES, events_of, stop_recorder, summary_file
 from waiting import wait_until
 
 
+@pytest.mark.process
 def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
     wait_until(lambda: events_of(run_dir, "ecc"), "a memory error is recorded")
@@ -28,6 +31,7 @@ def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     assert [device.ecc_uncorrected for device in gpu.devices] == [0, 3]
 
 
+@pytest.mark.process
 def test_an_xid_error_is_an_event_of_its_gpu(start_recorder, run_dir):
     # Each second, because the recorder listens from its first poll on, whenever that is.
     lines = "".join(f"{second} 1 xid 79\n" for second in range(1, 120))

@@ -14,6 +14,8 @@ from kmatrix.gpu.nvml.detect import _distance
 from running import ROOT
 from skips import require_program
 
+pytestmark = pytest.mark.process
+
 QUERY = """
 import itertools, json
 from kmatrix.runner.execute import gpu_pool

@@ -101,26 +101,3 @@ def test_a_whisker_does_not_reach_beyond_the_measured_values():
     devices = tuple(replace(device, memory_used=memory) for device in run.gpu.devices)
     figure = figure_of(memory_by_device, [replace(run, gpu=replace(run.gpu, devices=devices))])
     assert whiskers(figure, 20_000.0) == [(pytest.approx(2_000.0), pytest.approx(3_000.0))]
-
-
-def test_runs_that_would_hide_each_other_have_a_panel_each():
-    assert (
-        len(figure_of(memory_over_time, runs_of(1, 4)).axes[0].lines) == 2 * 4 + 2
-    )  # with their dashes, a cross and the capacity
-    figure = figure_of(memory_over_time, runs_of(1, 30))
-    assert len(figure.axes) == 30
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert len(set(titles)) == 30
-    assert titles[3].endswith("(failed)")
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:2] == ["did not finish", "capacity of the GPUs of a run"]
-
-
-@pytest.mark.parametrize("gpus", [3, 17, 100])
-def test_the_gpus_of_a_run_are_bars_next_to_each_other(gpus):
-    figure = figure_of(memory_by_device, runs_of(gpus, 2))
-    if gpus <= 16:
-        assert len(figure.axes) == gpus
-        return
-    assert [len(axes.patches) for axes in figure.axes] == [gpus, gpus]
-    assert layout_problems(figure) == []

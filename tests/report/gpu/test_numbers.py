@@ -8,14 +8,12 @@ from gpu_factory import STARTED, FakeGpus, record, write_phases
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.analysis import analyse
-from kmatrix.report.gpu.graphs.memory_timeline import memory_over_time
 from kmatrix.report.gpu.numbers import (
     CostFactors,
     RecordedPhase,
-    RunGpus,
     cost_of,
 )
-from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
+from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.gpu.text import cost_lines
 from kmatrix.report.write import write_summary
 from kmatrix.status.alerts import Alert, AlertKind, Severity
@@ -90,34 +88,6 @@ def test_unknown_energy_of_a_phase_is_not_zero(tmp_path):
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == (
         RecordedPhase(name="evaluation", begin=10, end=16, joules=None),
     )
-
-
-def draw_phases(tmp_path, count):
-    runs = []
-    for number in range(count):
-        run = RunDir(tmp_path / f"gpt2_adamw_seed{number}")
-        record(run, FakeGpus())
-        write_phases(run, ("set-up", 0, 5), ("evaluation", 10 + number, 16), ("checkpoint", 16, 18))
-        gpu = add_timeline(run, read_gpu(run, TrainingTotals()))
-        runs.append(RunGpus(name=run.name, optimizer="adamw", status="finished", gpu=gpu))
-    return memory_over_time("m", runs)
-
-
-def legend_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_several_runs_have_one_phase_strip_each_below_the_graph(tmp_path):
-    figure = draw_phases(tmp_path, 3)
-    above, below = figure.axes
-    assert len(above.patches) == 0
-    assert [label.get_text() for label in below.get_yticklabels()] == [
-        f"gpt2_adamw_seed{number}" for number in range(3)
-    ]
-    spans = [path.get_extents() for strip in below.collections for path in strip.get_paths()]
-    assert len(spans) == 12  # the recorded time, and three phases on it
-    assert {round(span.x0) for span in spans} == {0, 10, 11, 12, 16}
-    assert "training" in legend_of(figure)
 
 
 # ---- alerts ------------------------------------------------------------------------------------------------------
