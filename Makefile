@@ -68,10 +68,10 @@ check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
-	$(QUIET_MAKE) -m pytest -n logical -m "not story and not nightly and not gpu and not slow and not accept"
+	$(QUIET_MAKE) -m pytest -n logical -m "not story and not nightly and not gpu"
 # loadfile: the tests of a file share its fixtures, which train models. -rs: why a test was skipped.
 check-all: check
-	$(QUIET_MAKE) -m pytest -n logical --dist loadfile -rs -m "(story or slow or accept) and not nightly and not gpu"
+	$(QUIET_MAKE) -m pytest -n logical --dist loadfile -rs -m "story and not nightly and not gpu"
 # What may be random: new examples in any order, real clusters, browsers, loads. All of it runs, whatever fails.
 check-nightly: $(CONTROL) $(TRAIN) $(DEV)
 	export KMATRIX_NIGHTLY=1; status=0; \

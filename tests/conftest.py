@@ -34,7 +34,7 @@ settings.register_profile("gate", derandomize=True, database=None, **quiet)
 settings.register_profile("nightly", **quiet)
 settings.load_profile("nightly" if NIGHTLY else "gate")
 GOLDEN = Path(__file__).parent / "golden"
-TIMEOUTS_S = {"process": 120, "story": 900, "nightly": 1800, "slow": 600, "accept": 900}  # only to end a hang
+TIMEOUTS_S = {"process": 120, "story": 900, "nightly": 1800}  # only to end a hang
 repeated: list[str] = []  # stories that passed only on their second run
 
 

@@ -364,7 +364,7 @@ OF_EACH_KIND = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", OF_EACH_KIND)
 def test_each_kind_of_measurement_of_a_part_that_trains_runs_on_the_cpu(part, tmp_path, monkeypatch, capsys):
     chosen, items_of = OF_EACH_KIND[part], gpu.items_of

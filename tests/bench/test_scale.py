@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import scale
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_figure_is_printed_next_to_its_goal_at_the_smallest_size():
     done = subprocess.run(
         [sys.executable, "bench/scale.py", "--smallest"],

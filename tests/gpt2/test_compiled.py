@@ -33,7 +33,7 @@ SAMPLES = {"sample_interval": 2, "sample_prompt": "a"}
 # Ranks change DDP, architectures change the graph: one of each, and the other pairs in the slow tests.
 QUICK = (("gpt2", 2), ("nanochat", 1))
 GRAPH_CASES = [
-    pytest.param(arch, ranks, marks=() if (arch, ranks) in QUICK else pytest.mark.slow)
+    pytest.param(arch, ranks, marks=() if (arch, ranks) in QUICK else pytest.mark.nightly)
     for arch in ARCHITECTURES
     for ranks in (1, 2)
 ]
@@ -69,7 +69,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options_of_the_model_do_not_add_graphs(tmp_path, options):
     run_dir = make_run(tmp_path, **RUN, **options)
@@ -92,7 +92,8 @@ def test_a_chunked_loss_is_one_node_of_the_graph(tmp_path, rows):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, *(pytest.param(more, marks=pytest.mark.slow) for more in ({"eval_samples": 3}, {"loss_chunk": 20}))]
+    "options",
+    [{}, *(pytest.param(more, marks=pytest.mark.nightly) for more in ({"eval_samples": 3}, {"loss_chunk": 20}))],
 )
 def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path, options):
     eager = make_run(tmp_path, "eager", **options)
@@ -104,7 +105,7 @@ def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path,
     assert second["final_val_loss"] == pytest.approx(first["final_val_loss"], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
     """CUDA graphs need it (gpt2.model.compiled.keeps_gradients); the CPU has none, and shows the numbers."""
@@ -118,7 +119,7 @@ def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
     assert len(set(losses)) == 1
 
 
-@pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.nightly)])
 def test_the_buckets_of_ddp_do_not_cut_the_graph(ranks):
     """One process is rank 0 of many (PyTorch's fake process group): what it would send, and its graphs."""
     process = forked.run(["tests/support/ddp_alone.py", str(ranks)], environment())

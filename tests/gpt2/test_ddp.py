@@ -150,7 +150,7 @@ def test_a_rank_that_is_lost_after_the_result_does_not_change_it(tmp_path):
     assert "a rank was lost after the end of the run" in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
     process = start_training(run_dir, torchrun=True, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
@@ -162,7 +162,7 @@ def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_
     assert "did not end" in result["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_no_rank_outlives_a_killed_torchrun(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start_training(run_dir, torchrun=True)
@@ -175,7 +175,7 @@ def test_no_rank_outlives_a_killed_torchrun(tmp_path):
     assert read_index(run_dir.checkpoints)[-1].step > 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start_training(run_dir, torchrun=True)
@@ -188,7 +188,7 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     assert read_json(run_dir.result)["status"] == "stopped"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_consecutive_runs_exit_cleanly(tmp_path):
     for turn in range(3):
         run_dir = make_run(tmp_path, f"run{turn}", num_gpus=2, max_iters=3, data_path=tmp_path / "data")
@@ -198,7 +198,7 @@ def test_consecutive_runs_exit_cleanly(tmp_path):
         assert ended_cleanly(output)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
     muon = {"muon_momentum": 0.95, "muon_nesterov": True, "muon_ns_steps": 5, "muon_adamw_lr": 1e-3}
@@ -234,7 +234,7 @@ def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_pat
     assert steps[0] == pytest.approx(steps[1], rel=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
     """All four have the same step times, and three of them wait for one, however busy the machine is."""
     run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=9, log_interval=4, eval_interval=100)

@@ -241,7 +241,7 @@ def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
     assert read_json(plain.result)["final_val_loss"] == read_json(run_dir.result)["final_val_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     run_dir, _ = evaluated_run
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}

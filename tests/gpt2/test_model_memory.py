@@ -111,7 +111,7 @@ def test_both_options_together_give_the_same_model():
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "backend"),
     [

@@ -27,7 +27,7 @@ from optim_factory import SHAPE, Settings
 
 # Models of depth 4 take seconds each: they are checked with the slow tests.
 VARIANTS = [
-    pytest.param(name, marks=pytest.mark.slow) if name.endswith("d4") else name
+    pytest.param(name, marks=pytest.mark.nightly) if name.endswith("d4") else name
     for name in (*public.VARIANTS, *public.EXACT_ROTARY)
 ]
 TOLERANCE = 1e-5  # of losses and logits, relative to max(1, |x|); of gradients, relative to their largest entry

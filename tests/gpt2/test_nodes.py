@@ -47,7 +47,7 @@ def start_node(run_dir, node, port):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
     common = {"num_gpus": 2, "batch_size": 2, "max_iters": 8, "data_path": tmp_path / "data"}
     one = make_run(tmp_path, "one", **common)

@@ -49,7 +49,7 @@ def test_only_logged_steps_are_measured_and_copies_are_released():
     assert not norms._before
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_run_logs_the_norms_and_trains_as_without_them(tmp_path):
     runs = []
     for name, log_norms in (("with", True), ("without", False)):

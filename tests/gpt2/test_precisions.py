@@ -57,7 +57,7 @@ def reference(request):
 # The largest distance of the mean over 20 steps from 32-bit training, in nats per token, of a loss that falls from 5.4
 # to 1.5. Measured (gpt2, nanochat): bf16 autocast alone 0.0004, 0.0003; a bf16 stream 0.0005, 0.0002; FP8 0.0025,
 # 0.0009; both 0.0049, 0.0023.
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [({}, 0.002), ({"bf16_stream": True}, 0.002), ({"fp8": True}, 0.01), ({"bf16_stream": True, "fp8": True}, 0.02)],
@@ -148,7 +148,7 @@ def test_gradients_of_the_fused_loss_are_those_of_the_whole_loss(monkeypatch, ca
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_compiled_loss_has_the_gradients_of_the_whole_loss():
     generator = torch.Generator().manual_seed(1)
     x, head = (torch.randn(n, 32, generator=generator).requires_grad_() for n in (48, 107))

@@ -77,20 +77,20 @@ def check_same_end(folder, name):
     assert case.stop <= resumes[0] <= case.stop + 2
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.process)])
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(train_cases, ranks, name):
     check_same_end(train_cases(ranks, QUICK), name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
 def test_every_other_optimizer_resumes_bit_for_bit_too(train_cases, ranks, name):
     check_same_end(train_cases(ranks, [name for name in CASES if name not in QUICK]), name)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_two_ranks_with_sharded_states_train_bit_for_bit_like_two_with_all_of_them(train_cases, name):
     folder = train_cases(2, QUICK)

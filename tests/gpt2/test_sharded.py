@@ -53,7 +53,7 @@ def test_two_ranks_with_sharded_states_update_and_resume_bit_for_bit_like_unshar
     check_exact(results(2, QUICK), name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", SHARDED)
 def test_every_optimizer_that_can_be_sharded_updates_and_resumes_bit_for_bit(results, ranks, name):

@@ -54,7 +54,7 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     assert "steps of the learning rate schedule" in process.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("budget", "ended_by"),
     [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "gpu_hour_price": 3.6}, "cost")],
@@ -79,7 +79,7 @@ def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path,
     assert last > 24 - 4 * pause
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_time_of_earlier_attempts_counts(tmp_path):
     run_dir = make_run(tmp_path, **FOREVER, max_time=500.0)
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.8})
@@ -111,7 +111,7 @@ def test_a_loss_that_is_nan_on_one_rank_ends_the_run_on_all_ranks_with_its_reaso
     assert losses == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("rank", [0, 1])
 def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_losses(tmp_path, rank):
     common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
@@ -139,7 +139,7 @@ def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_los
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_micro_batch_that_is_not_a_divisor_is_refused(tmp_path):
     run_dir = make_run(tmp_path)
     process = train(run_dir, "--micro-batch", "3")
@@ -164,7 +164,7 @@ def test_out_of_memory_is_recognized_by_its_errors(error, kind):
     assert kind_of(error) == kind
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stalled_first_rank_is_reported_by_another(tmp_path):
     """Another rank writes the reason to its error.json; the engine reads it if rank 0 writes no result."""
     run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
@@ -179,7 +179,7 @@ def test_a_stalled_first_rank_is_reported_by_another(tmp_path):
         assert read_json(run_dir.result)["reason"] == f"rank 1: {error['reason']}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [("freeze:1:4", "rank 1 is late, last seen in"), ("hang:1:4", "rank 1 is late, in forward of step 4")],
@@ -198,7 +198,7 @@ def test_a_stalled_rank_is_reported_with_its_stack(tmp_path, fault, expected):
     assert events(run_dir, "stall")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_profile_covers_the_requested_steps(tmp_path):
     run_dir = make_run(tmp_path, max_iters=6, profile="2:4")
     process = train(run_dir)

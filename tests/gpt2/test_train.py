@@ -186,7 +186,7 @@ def test_a_run_without_run_json_is_refused(tmp_path):
     assert "run.json is missing" in process.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path):
     losses = []
     for compiled in (False, True):

@@ -720,7 +720,7 @@ def test_budgets_are_converted_to_seconds(train, seconds):
     assert budget_s(TrainFields(**train)) == (seconds if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_with_torchrun_two_ranks_finish_and_a_failure_has_its_reason(matrix, plan):
     plans = [plan("a", "quick", real=True, ranks=2), plan("b", "killed", real=True), plan("c", "fail", real=True)]
     outcome = drive(matrix, plans, engine(real=True))
@@ -730,7 +730,7 @@ def test_with_torchrun_two_ranks_finish_and_a_failure_has_its_reason(matrix, pla
     assert "No module named 'flash_attn'" in status_of(plans[2])["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_with_torchrun_a_stop_reaches_the_workers_and_leaves_no_process(matrix, plan):
     run = plan("a", "grandchildren", real=True, timeout_s=0.6)
     drive(matrix, [run], engine(real=True), on_progress=once_training(run))
@@ -740,7 +740,7 @@ def test_with_torchrun_a_stop_reaches_the_workers_and_leaves_no_process(matrix, 
     assert not [pid for pid in read_json(run.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, start_runner):
     run = plan("a", "grandchildren")
     process = start_runner("a=grandchildren", grace_s=END_S, launcher="torchrun")
@@ -753,7 +753,7 @@ def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, start_runn
     assert not [pid for pid in read_json(run.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_with_torchrun_a_killed_torchrun_fails_the_run_and_its_workers_exit(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b", "quick")]
     process = start_runner("a=hang", "b=quick", launcher="torchrun")

@@ -1,4 +1,4 @@
-"""Run the commands of a clone on simulated GPUs, for acceptance tests."""
+"""Run the commands of a clone on simulated GPUs, for stories."""
 
 from __future__ import annotations
 

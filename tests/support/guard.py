@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-FREE = ("process", "story", "nightly", "gpu", "slow", "accept", "gpuless")  # markers
+FREE = ("process", "story", "nightly", "gpu")  # markers
 TESTS = Path(__file__).resolve().parents[1]
 UNGUARDED = frozenset((TESTS / "unguarded.txt").read_text(encoding="utf-8").split())
 # KMATRIX_GUARD=<file>: append the files of tests that would fail, instead of failing them.

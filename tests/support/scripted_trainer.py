@@ -1,8 +1,11 @@
-"""A trainer with scripted losses in place of torchrun's ranks, as a program: `python -m torch.distributed.run ...`.
+"""A trainer whose ends are scripted, in place of torchrun and its ranks, as a program: `-m torch.distributed.run ...`.
 
-losses.json next to the matrices has them: configuration -> the outcome of each seed from the first on. An outcome is a
-loss, "nan" (it diverges), "fail" (it crashes in its first attempt) or "fails" (in each). starts.jsonl next to it gets a
-line per attempt.
+script.json next to the matrices has them: {"first": seed, "ends": {optimizer: [the end of each seed from then on]}}.
+An end is a loss, "nan" (it diverges), "fail" (it crashes in its first attempt), "fails" (in each), or "oom" (there is
+memory for micro-batches of one sequence only).
+starts.jsonl next to it gets a line per attempt. While a file `hold` is there, attempts from that number on wait in the
+middle of their steps, until it is gone, has a larger number, or they are asked to stop: a test can act meanwhile.
+A further attempt goes on from the middle.
 """
 
 from __future__ import annotations
@@ -14,44 +17,77 @@ import sys
 import time
 from pathlib import Path
 
-START_LOSS = 11.0
+START_LOSS, STEPS, MIDDLE, POLL_S = 11.0, 10, 5, 0.02
+
+
+def option(name: str) -> int | None:
+    """Return the number that follows an option of the command line, None without it."""
+    return int(sys.argv[sys.argv.index(name) + 1]) if name in sys.argv else None
 
 
 def train() -> int:
     """Train the run of the command line, and return the exit code."""
-    place = sys.argv.index("--attempt")
-    folder, attempt = Path(sys.argv[place - 1]), int(sys.argv[place + 1])
+    folder, attempt = Path(sys.argv[sys.argv.index("--attempt") - 1]), option("--attempt") or 1
     results = folder.parents[1]
-    plan = json.loads((folder / "run.json").read_text())
-    script = json.loads((results / "losses.json").read_text())
+    plan, script = json.loads((folder / "run.json").read_text()), json.loads((results / "script.json").read_text())
     fields = plan["train"]
-    with (results / "starts.jsonl").open("a") as starts:
-        line = {"matrix": folder.parent.name, "run": folder.name, "attempt": attempt, "time": time.time()}
-        starts.write(json.dumps(line) + "\n")
-    outcome = script["losses"][fields["optimizer"]][fields["seed"] - script["first"]]
+    batch = option("--micro-batch") or fields["batch_size"]
+    outcome = script["ends"][fields["optimizer"]][fields["seed"] - script["first"]]
 
-    def end(status: str, **known: object) -> None:
-        values = {"run_id": plan["run_id"], "attempt": attempt, "status": status, "step": 10, "seconds": 0.1}
+    def end(status: str, step: int, **known: object) -> None:
+        values = {"run_id": plan["run_id"], "attempt": attempt, "status": status, "step": step, "seconds": 0.1}
         write(folder / "result.json", {**values, "initial_val_loss": START_LOSS, **known})
 
     def stop(*_: object) -> None:
-        end("stopped", kind="signal", reason="stopped at step 10")
+        end("stopped", MIDDLE, kind="signal", reason=f"stopped at step {MIDDLE}")
         os._exit(1)
 
     signal.signal(signal.SIGTERM, stop)
-    write(folder / "run_used.json", {"train": fields, "adjusted": []})
-    with (folder / "metrics.jsonl").open("a") as metrics:
-        values = {"step": 10, "time": time.time(), "attempt": attempt, "train/loss": 3.0}
-        metrics.write(json.dumps({"schema": 1, **values}) + "\n")
-    time.sleep(script.get("seconds", 0.0))
-    if outcome == "fails" or (outcome == "fail" and attempt == 1):
-        return 3
-    if outcome == "nan":
-        end("failed", kind="nan", reason="loss is nan at step 10")
+    number = note_start(results, {"matrix": folder.parent.name, "run": folder.name, "attempt": attempt})
+    used = {**fields, "batch_size": batch, "gradient_accumulation": fields["global_batch"] // batch}
+    changed = [name for name in ("batch_size", "gradient_accumulation") if used[name] != fields[name]]
+    adjusted = [{"field": name, "from": fields[name], "to": used[name], "why": "memory"} for name in changed]
+    write(folder / "run_used.json", {"train": used, "adjusted": adjusted})
+    if outcome == "oom" and batch > 1:
+        end("failed", 0, kind="oom", reason=f"out of memory with {batch} sequences")
         return 1
-    loss = 3.3 if outcome == "fail" else outcome
-    end("finished", final_val_loss=loss, final_train_loss=loss, best_val_loss=loss, best_val_step=10, tokens=1000)
+    start = MIDDLE if attempt > 1 and (folder / "metrics.jsonl").exists() else 0
+    if start:
+        log(folder, step=start, time=time.time(), attempt=attempt, resumed=True)
+    for step in range(start, STEPS):
+        while step == MIDDLE and is_held(results, number):
+            time.sleep(POLL_S)
+        log(folder, step=step, time=time.time(), attempt=attempt, **{"train/loss": START_LOSS - step})
+        print(f"Iter {step} | loss {START_LOSS - step}", flush=True)
+    if outcome == "fails" or (outcome == "fail" and attempt == 1):
+        raise RuntimeError("the cable was pulled")
+    if outcome == "nan":
+        end("failed", STEPS, kind="nan", reason=f"loss is nan at step {STEPS}")
+        return 1
+    loss = outcome if isinstance(outcome, float) else 3.3
+    log(folder, step=STEPS, time=time.time(), attempt=attempt, **{"val/loss": loss})
+    known = {"final_val_loss": loss, "final_train_loss": loss, "best_val_loss": loss, "best_val_step": STEPS}
+    end("finished", STEPS, **known, tokens=1000)
     return 0
+
+
+def note_start(results: Path, line: dict[str, object]) -> int:
+    """Add a line to starts.jsonl, and return its number, from 1."""
+    with (results / "starts.jsonl").open("a") as starts:
+        starts.write(json.dumps(line) + "\n")
+    return len((results / "starts.jsonl").read_text().splitlines())
+
+
+def is_held(results: Path, number: int) -> bool:
+    try:
+        return number >= int((results / "hold").read_text() or 1)
+    except FileNotFoundError:
+        return False
+
+
+def log(folder: Path, **values: object) -> None:
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps({"schema": 1, **values}) + "\n")
 
 
 def write(path: Path, value: object) -> None:

@@ -1,8 +1,9 @@
-"""Read the files of a matrix and find its processes, for acceptance tests."""
+"""Read the files of a matrix and find its processes, for stories."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -74,3 +75,22 @@ def kill(processes: Iterable[psutil.Process]) -> int:
             process.kill()
             killed += 1
     return killed
+
+
+def numbers_of(run: Path) -> dict[str, Any]:
+    """Return the losses of every step and the hash of the weights of a run."""
+    import torch
+
+    steps: dict[int, dict[str, float]] = {}
+    for line in complete_lines(run / "metrics.jsonl"):
+        if line.get("resumed"):  # steps after the checkpoint are trained again
+            steps = {step: values for step, values in steps.items() if step <= line["step"]}
+        values = steps.setdefault(line["step"], {})
+        values |= {key: line[key] for key in ("train/loss", "val/loss", "train/lr", "grad/norm") if key in line}
+    weights = torch.load(run / "checkpoints" / "final.pt", weights_only=True)["model"]
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())
+    result = load_json(run / "result.json")
+    known = {name: result[name] for name in ("final_val_loss", "best_val_loss", "tokens")}
+    return {"weights": digest.hexdigest(), "steps": dict(sorted(steps.items())), **known}

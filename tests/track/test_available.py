@@ -284,7 +284,7 @@ def test_a_self_hosted_server_is_found_in_the_settings_of_wandb(tmp_path):
         assert not login({}, home).online
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("netrc", "settings"),
     [

@@ -98,7 +98,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_with_the_reason(tmp_path
     assert raised.value.why == "its server needs to write there: No such file or directory"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_damaged_database_is_an_error_with_its_path(tmp_path):
     folder = data_dir(tmp_path)
     folder.mkdir()
@@ -155,7 +155,7 @@ def test_a_folder_without_a_project_is_refused(tmp_path, run_command):
     assert not data_dir(tmp_path).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, run_command):
     with (
         busy_port() as taken,
@@ -189,7 +189,7 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
         assert served.process.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, run_command):
     arguments = (
         "trackio-view",
@@ -210,7 +210,7 @@ def test_tensorboard_refuses_a_matrix_without_logs(tmp_path, run_command):
     assert "no TensorBoard data in" in result.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     mirror = tensorboard.TensorBoardMirror()
@@ -232,7 +232,7 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
         assert served.process.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["trackio-view", "tensorboard"])
 def test_a_page_on_all_interfaces_prints_an_address_that_can_be_opened(trackio_results, tmp_path, command):
     matrix = make_matrix(tmp_path, [FakeRun()])

@@ -128,7 +128,7 @@ def test_trackers_do_not_delay_the_end_of_a_run(matrix, plan, trackers):
     assert steps_of(matrix, run.name) == list(range(MAX_ITERS))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_killed_tracker_process_is_restarted_and_sends_each_step_once(matrix, plan, trackers):
     run = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)
@@ -170,7 +170,7 @@ def test_killing_a_run_kills_its_tracker_process(matrix, plan, trackers):
     assert not is_syncing(run.dir)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_after_the_runner_is_killed_pending_steps_are_still_sent(matrix, plan, start_runner):
     run = plan("gpt2_adamw_1cpu", "hang")
     process = start_runner(f"{run.name}=hang")

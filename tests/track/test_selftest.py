@@ -82,7 +82,7 @@ def test_a_malformed_key_is_reported_as_the_cause_and_not_printed(program, monke
     assert "short-key" not in message
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_key_unknown_to_the_server_is_reported_as_the_cause(program, monkeypatch, rejecting_server):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", rejecting_server)

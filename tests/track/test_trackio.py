@@ -365,7 +365,7 @@ def test_four_processes_share_one_project_and_open_no_connection(tmp_path, send_
     assert rows(tmp_path) == [(f"run{number}", 40, 40) for number in range(4)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_killed_while_sending_can_be_continued(tmp_path, send_in_process):
     first = send_in_process(0, 100_000)
     wait_until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
@@ -376,7 +376,7 @@ def test_a_process_killed_while_sending_can_be_continued(tmp_path, send_in_proce
     assert rows(tmp_path) == [("run0", stored + 20, stored + 20)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_is_an_error_and_stored_steps_are_kept(tmp_path, send_in_process):
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))

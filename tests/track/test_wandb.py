@@ -29,7 +29,7 @@ from wandb_server import KEY, ServerRun, WandbServer
 SECRET = "Xq" * 25  # in the environment
 
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
-pytestmark = pytest.mark.slow  # W&B starts a service for each process: 20 tests took 58 s
+pytestmark = pytest.mark.nightly  # W&B starts a service for each process: 20 tests took 58 s
 
 
 @functools.cache  # runs are never written to a directory that a test has read
@@ -237,7 +237,7 @@ def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(onli
     assert kept.summary["best_val_step"] == 30
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_offline_run_is_uploaded_with_its_alerts_and_devices_and_to_another_project(tmp_path):
     folder = tmp_path / "matrix"
     everything = [["open"], ["devices", EPOCH, 10.0], ["alert", "spike"], ["points", 0, 5], ["close", "finished"]]
@@ -257,7 +257,7 @@ def test_an_offline_run_is_uploaded_with_its_alerts_and_devices_and_to_another_p
     assert [bool(list(session.glob("*.synced"))) for session in (first, second, online[0])] == [True, False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_later(tmp_path):
     folder = tmp_path / "matrix"
     with WandbServer() as server:
@@ -270,7 +270,7 @@ def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_later(tmp_
         assert server.runs["cafe-1"].steps == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_after_the_wandb_service_dies_the_run_continues_in_the_same_process(tmp_path):
     folder = tmp_path / "matrix"
     died = [["open"], ["points", 0, 9], ["wait for", 7], ["kill core"], ["new mirror"]]
@@ -280,7 +280,7 @@ def test_after_the_wandb_service_dies_the_run_continues_in_the_same_process(tmp_
     assert len(files.sessions) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_service_that_dies_at_startup_is_an_error_instead_of_a_hang(tmp_path):
     process = start_driver(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
 
@@ -297,7 +297,7 @@ def test_a_service_that_dies_at_startup_is_an_error_instead_of_a_hang(tmp_path):
     assert "Error" in stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_offline_no_process_connects_to_another_machine(tmp_path):
     trace = tmp_path / "connections"
     below = [str(require_program("strace")), "-f", "-qq", "-e", "trace=connect", "-o", str(trace)]

@@ -129,7 +129,7 @@ def test_a_run_without_a_free_simulated_gpu_reports_it_and_trains(plan):
     assert "no simulated GPU is left" in run.dir.output_log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_packed_cpu_runs_are_recorded_on_disjoint_gpus(matrix, plan, tmp_path_factory):
     require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))

@@ -86,7 +86,7 @@ def test_the_program_prints_a_description_or_an_error(tmp_path, capsys):
     assert "is damaged" in json.loads(capsys.readouterr().out)["what"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_rank_starts_from_the_weights(tmp_path, ranks):
     path, source = checkpoint_in(tmp_path)
@@ -103,7 +103,7 @@ def test_every_rank_starts_from_the_weights(tmp_path, ranks):
     assert "Initial weights: " in completed.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_resumed_run_does_not_need_its_initial_weights(tmp_path):
     path, _ = checkpoint_in(tmp_path)
     run = make_run(tmp_path, init_from=str(path), init_sha256=describe(path)["sha256"], max_iters=2)

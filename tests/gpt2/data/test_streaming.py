@@ -287,7 +287,7 @@ def stream_hub(tmp_path, server, repository="me/pages:data/*.parquet"):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_starts_before_all_is_downloaded_and_waits_for_a_server_that_stalls(tmp_path, hub):
     found = stream_hub(tmp_path, hub)
     second = "cdn/me/pages/data/001.parquet"
@@ -314,7 +314,7 @@ def test_training_starts_before_all_is_downloaded_and_waits_for_a_server_that_st
         assert again.rows(200) == rows
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_is_gone_is_asked_again_until_it_answers(tmp_path, hub):
     found = stream_hub(tmp_path, hub)
     hub.failing = {f"cdn/me/pages/data/{number:03}.parquet": 10_000 for number in range(1, 4)}
@@ -334,7 +334,7 @@ def test_a_server_that_is_gone_is_asked_again_until_it_answers(tmp_path, hub):
         assert len(rows) == 200 * STEP
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_never_answers_ends_the_run_after_the_limit(tmp_path, hub):
     found = stream_hub(tmp_path, hub)
     hub.failing = {f"cdn/me/pages/data/{number:03}.parquet": 10_000 for number in range(4)}
@@ -345,7 +345,7 @@ def test_a_server_that_never_answers_ends_the_run_after_the_limit(tmp_path, hub)
     assert "503" in raised.value.why
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_dataset_that_cannot_be_read_fails_at_once(tmp_path, hub):
     found = stream_hub(tmp_path, hub)
     hub.corrupt.add("cdn/me/pages/data/000.parquet")

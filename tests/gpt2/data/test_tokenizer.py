@@ -215,7 +215,7 @@ def test_a_vocabulary_is_downloaded_once_and_verified(tmp_path, monkeypatch):
         tokenizer.fetch_gpt2()  # fails at once, because the server is closed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gpt2_encodes_like_the_published_tokenizer(tmp_path, monkeypatch):
     download_vocabulary(tmp_path, monkeypatch)
     each = Gpt2Tokenizer()

@@ -445,7 +445,7 @@ def test_a_port_in_use_or_an_invalid_one_is_reported():
             listening(host, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_serves_a_checkpoint_until_ctrl_c(tmp_path):
     run_dir = make_run(tmp_path)
     assert train(run_dir).returncode == 0

@@ -202,7 +202,7 @@ def test_documents_are_never_split_between_shards(notes, tmp_path):
     assert sorted(documents_in(result, "train") + documents_in(result, "val")) != []
 
 
-@pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.process)])
 @pytest.mark.parametrize("name", ["train_000001.bin", "train_000003.bin", "val_000000.bin"])
 def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, tmp_path, name, patch):
     arguments = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")

@@ -86,7 +86,7 @@ def test_an_interrupted_download_resumes(hub, tmp_path):
     assert path.read_bytes() == shard(1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_temporary_server_error_is_retried(hub, tmp_path):
     hub.failing[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = 2
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
@@ -104,7 +104,7 @@ def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     assert all(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_killed_download_resumes(hub, tmp_path):
     hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = [50_000]
     die = "fetch.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)"  # after a connection broke
@@ -181,7 +181,7 @@ def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
     assert hub.requests == []
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_existing_shards_are_used_in_offline_mode(hub, tmp_path):
     result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
     (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
@@ -201,7 +201,7 @@ def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
     result = result_of(
         run(hub, tmp_path, "shards", "--data-path", f"hf://{PREBUILT}", "--tokenizer", "gpt2", "--tokens", "9")
@@ -234,7 +234,7 @@ def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
     assert not list(Path(longer["path"]).rglob("*.parquet"))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_shards_added_for_a_longer_run_equal_those_of_one_preparation(hub, tmp_path):
     arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     result_of(run(hub, tmp_path / "a", "finewebedu", *arguments, "--tokens", "2500"))

@@ -1,0 +1,5 @@
+"""Nightly tests may be random, long, or need programs that few machines have."""
+
+from __future__ import annotations
+
+from clones import background, clone, module_clone, pristine, program, venv  # noqa: F401

@@ -1,0 +1,305 @@
+"""Kill commands when they change names of files; act on copies of a matrix; add to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from factories import make_data
+from instant import Killed, killed_at, tree
+from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.checkpoints import CheckpointIndex
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir
+
+pytestmark = pytest.mark.story
+
+STEP = 12  # every twelfth call that changes a name is killed, from the first one on
+SETTINGS = (
+    *("NUM_GPUS=1", "OPTIMIZER=adamw", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n"),
+    *("MAX_ITERS=30", "DATASET=shards", "BLOCK_SIZE=32", "EVAL_SAMPLES=10"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    return folder
+
+
+def make_matrix(program, data, results, *arguments, seeds="1,2"):
+    """Make and run a matrix of one optimizer and several seeds."""
+    results.mkdir(exist_ok=True)
+    words = [*SETTINGS, f"SEED={seeds}", f"DATA_PATH={data}", f"RESULTS_DIR={results}", *arguments]
+    program.check("test-matrix", *words)
+    (path,) = results.glob("test_matrix_results_*")
+    return path
+
+
+def statuses(program, path):
+    result = program.check("status", f"TARGET={path}", "JSON=1")
+    return {run["name"]: run["status"] for run in json.loads(result.out)["runs"]}
+
+
+@pytest.fixture
+def other_mount():
+    """Return a directory on another file system."""
+    place = Path("/dev/shm")
+    if not place.is_dir() or place.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
+        pytest.skip("/dev/shm is not another file system")
+    folder = Path(tempfile.mkdtemp(dir=place, prefix="kmatrix_test_"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path, other_mount, outside):
+    disk = tmp_path / "disk"
+    original = make_matrix(program, data, tmp_path / "original", *([f"CHECKPOINT_DIR={disk}"] if outside else []))
+    before = tree(original), tree(disk) if outside else {}
+    (tmp_path / "copies").mkdir()
+    copies = {
+        tmp_path / "copies" / original.name: "-a",
+        original.with_name("renamed"): "-al",  # the files are hard links
+        other_mount / original.name: "-a",
+    }
+    for number, (copy, how) in enumerate(copies.items()):
+        subprocess.run(["cp", how, str(original), str(copy)], check=True)
+        # One run has no result: `continue` has something to do.
+        name = sorted(statuses(program, copy))[0]
+        for path in ("result.json", "status.json", "metrics.jsonl"):
+            (copy / name / path).unlink()
+        for command in (
+            ["continue"],
+            ["test-rerun"],
+            ["status"],
+            ["summary"],
+            ["update-graphs"],
+            ["list-checkpoints"],
+        ):
+            result = program(*command, f"TARGET={copy}")
+            refused = outside and command[0] in ("continue", "test-rerun")
+            assert result.status == (2 if refused else 0), result.err
+            assert not refused or "may be another matrix's" in result.err
+        assert (tree(original), tree(disk) if outside else {}) == before
+        if not outside:
+            assert set(statuses(program, copy).values()) == {"finished"}
+            assert (copy / name / "archive" / "1").is_dir()
+            continue
+        # CHECKPOINT_DIR on the command line gives the copy a folder of its own; the original's is refused.
+        own = tmp_path / f"disk_{number}"
+        assert "has the checkpoints of another matrix" in program.refused(
+            "continue", f"TARGET={copy}", f"CHECKPOINT_DIR={disk}"
+        )
+        program.check("test-rerun", f"TARGET={copy}", f"CHECKPOINT_DIR={own}")
+        assert (tree(original), tree(disk)) == before
+    # The original itself is free to do all of this, also after it was renamed.
+    moved = original.rename(original.with_name("moved"))
+    program.check("test-rerun", f"TARGET={moved}")
+
+
+def test_a_link_out_of_a_matrix_is_refused(program, data, tmp_path):
+    original = make_matrix(program, data, tmp_path / "original")
+    name = sorted(statuses(program, original))[0]
+    elsewhere = tmp_path / "elsewhere"
+    (original / name / "checkpoints").rename(elsewhere)
+    (original / name / "checkpoints").symlink_to(elsewhere)
+    before = tree(elsewhere)
+    for command in ("test-rerun", "continue"):
+        assert "is a link to" in program.refused(command, f"TARGET={original}")
+    assert tree(elsewhere) == before
+
+
+def test_a_creation_killed_anywhere_continues_to_a_complete_matrix_or_was_never_begun(program, data, tmp_path):
+    seen = set()
+    for number in range(1, 400, STEP):
+        results = tmp_path / str(number)
+        try:
+            with killed_at(number):
+                make_matrix(program, data, results, seeds="1,2,3")
+            break
+        except Killed:
+            pass
+        found = list(results.glob("test_matrix_results_*"))
+        if not found:  # killed before the plan was complete: no run was made, and the next command says so
+            if list(results.glob(".test_matrix_results_*.new")):
+                message = program.refused("continue", f"RESULTS_DIR={results}")
+                assert "was interrupted before its plan was complete" in message
+            seen.add("none")
+            continue
+        (path,) = found
+        missing = MatrixDir(path).missing()
+        seen.add("partial" if missing else "complete")
+        kept = {result: result.read_bytes() for result in path.glob("gpt2_*/result.json")}
+        assert len(statuses(program, path)) == 3
+        result = program.check("continue", f"RESULTS_DIR={results}")
+        assert all(name in result.out for name in missing)
+        assert set(statuses(program, path).values()) == {"finished"}
+        assert all(result.read_bytes() == text for result, text in kept.items())
+        shutil.rmtree(results)
+    assert seen == {"none", "partial", "complete"}
+
+
+def test_deleted_runs_are_named_and_run_again(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results", seeds="1,2,3")
+    first, second, third = sorted(statuses(program, path))
+    kept = (path / third / "result.json").read_bytes()
+    shutil.rmtree(path / first)
+    (path / second / "run.json").unlink()
+    assert statuses(program, path)[first] == "planned"
+    view = program.check("status", f"TARGET={path}").out
+    assert "missing" in view
+    for command in ("summary", "update-graphs"):
+        assert f"without a run.json: {first}, {second}" in program.check(command, f"TARGET={path}").err
+    result = program.check("continue", f"TARGET={path}")
+    assert f"{first}: its folder or run.json was missing" in result.out
+    assert f"{second}: its folder or run.json was missing" in result.out
+    assert "1 to run" in result.out  # the second one had finished, and its result is still there
+    assert set(statuses(program, path).values()) == {"finished"}
+    assert (path / third / "result.json").read_bytes() == kept
+
+
+def files_of(path):
+    """Return the contents of all results, metrics and logs in a matrix, archived ones included."""
+    names = ("result.json", "metrics.jsonl", "output.log")
+    return sorted(file.read_bytes() for name in names for file in path.rglob(name))
+
+
+def check_checkpoints(path):
+    """Check that every listed checkpoint is whole, and that best.pt and final.pt are other names of a whole one."""
+    for run in MatrixDir(path).runs():
+        folder = checkpoint_dir(run)
+        index = CheckpointIndex(folder)
+        assert index.present == index.entries
+        for kind in ("best", "final"):
+            link = folder / f"{kind}.pt"
+            assert not link.exists() or link.read_bytes() == b"weights of step 30"
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_rerun_killed_anywhere_leaves_the_old_or_the_new_state(program, data, tmp_path, outside):
+    disk, saved = tmp_path / "disk", tmp_path / "saved"
+    path = make_matrix(program, data, tmp_path / "results", *([f"CHECKPOINT_DIR={disk}"] if outside else []))
+    folders = [path, *([disk] if outside else [])]
+    for folder in folders:
+        shutil.copytree(folder, saved / folder.name)
+    old = files_of(path)
+    seen = set()
+    for number in range(1, 400, STEP):
+        for folder in folders:
+            # In place: the owner of a folder of checkpoints is known by its inode.
+            for child in folder.iterdir():
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+            shutil.copytree(saved / folder.name, folder, dirs_exist_ok=True)
+        try:
+            with killed_at(number):
+                program.check("test-rerun", f"TARGET={path}")
+            break
+        except Killed:
+            now = set(statuses(program, path).values())
+            interrupted = (path / "rerun.json").exists()
+            archived = {run.name for run in MatrixDir(path).runs() if (run.archive / "1" / "result.json").exists()}
+            assert (
+                now == {"finished"} if not archived and not interrupted else now <= {"planned", "finished", "stopped"}
+            )
+            assert not interrupted or now == {"planned"}
+            seen.add("new" if archived or interrupted else "old")
+        result = program.check("continue", f"TARGET={path}")
+        assert set(statuses(program, path).values()) == {"finished"}
+        now_files = files_of(path)
+        assert all(text in now_files for text in old), result.out  # nothing is lost
+        archives = [run.archive.is_dir() and len(list(run.archive.iterdir())) for run in MatrixDir(path).runs()]
+        assert archives in ([False, False], [1, 1])  # both runs, or none of them
+        check_checkpoints(path)
+    assert seen == {"old", "new"}
+
+
+def test_a_continue_killed_anywhere_makes_each_missing_run_once(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results")
+    saved, name = tmp_path / "saved", sorted(statuses(program, path))[0]
+    shutil.rmtree(path / name)
+    shutil.copytree(path, saved)
+    for number in range(1, 400, STEP):
+        shutil.rmtree(path)
+        shutil.copytree(saved, path)
+        try:
+            with killed_at(number):
+                program.check("continue", f"TARGET={path}")
+            break
+        except Killed:
+            assert statuses(program, path).keys() == {name, *(run.name for run in MatrixDir(saved).runs())}
+        program.check("continue", f"TARGET={path}")
+        assert set(statuses(program, path).values()) == {"finished"}
+        assert read_json(path / name / "run.json")["name"] == name
+        assert not list(path.glob(".*.new"))
+
+
+def test_an_addition_killed_anywhere_is_complete_after_continue_or_was_never_begun(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results", seeds="1")
+    saved, (old,) = tmp_path / "saved", statuses(program, path)
+    shutil.copytree(path, saved)
+    kept, seen = tree(saved / old), set()
+    for number in range(1, 400, STEP):
+        shutil.rmtree(path)
+        shutil.copytree(saved, path)
+        try:
+            with killed_at(number):
+                program.check("add", "SEED=2", f"TARGET={path}")
+            break
+        except Killed:
+            seen.add(len(statuses(program, path)))
+        program.check("continue", f"TARGET={path}")
+        names = set(statuses(program, path))
+        if names == {old}:
+            program.check("add", "SEED=2", f"TARGET={path}")
+            names = set(statuses(program, path))
+        assert len(names) == 2
+        assert set(statuses(program, path).values()) == {"finished"}
+        assert {file: value[3] for file, value in tree(path / old).items()} == {
+            file: value[3] for file, value in kept.items()
+        }
+        assert "already has these cells" in program.refused("add", "SEED=2", f"TARGET={path}")
+        assert not list(path.glob(".*.new"))
+    assert seen == {1, 2}
+
+
+def test_values_of_an_axis_are_added_and_the_runs_of_the_matrix_stay(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results")
+    before = {name: tree(path / name) for name in statuses(program, path)}
+    for words, message in (
+        ([], "add needs a value"),
+        (["SEED=2"], "already has these cells"),
+        (["OPTIMIZER=mun"], "unknown value"),
+        (["LR=1e-3"], "the default depends on another axis"),
+    ):
+        kept = tree(path)
+        assert message in program.refused("add", *words, f"TARGET={path}")
+        assert tree(path) == kept
+    assert "added 2 runs to" in program.check("add", "OPTIMIZER=muon", f"TARGET={path}").out
+    program.check("add", "GRAD_CLIP=0.5", f"TARGET={path}")
+    now = statuses(program, path)
+    assert len(now) == 8
+    assert set(now.values()) == {"finished"}
+    assert {name: tree(path / name) for name in before} == before
+    # The runs from before the axis are seeds of the configuration that they are.
+    program.check("summary", f"TARGET={path}")
+    groups = read_json(path / "results.json")["groups"]
+    assert {(group["axes"]["optimizer"], group["axes"]["clip"]): group["seeds"] for group in groups} == {
+        (optimizer, clip): [1, 2] for optimizer in ("adamw", "muon") for clip in ("1.0", "0.5")
+    }
+    # Runs are chosen by their status.
+    first = sorted(before)[0]
+    result = read_json(path / first / "result.json")
+    write_json(path / first / "result.json", {**result, "status": "failed", "kind": "nan"})
+    write_json(path / first / "status.json", {"status": "failed", "reason": "nan", "attempt": 1})
+    kept = {name: tree(path / name) for name in before if name != first}
+    program.check("test-rerun", f"TARGET={path}", "STATUS=failed")
+    assert (path / first / "archive" / "1" / "result.json").exists()
+    assert {name: tree(path / name) for name in kept} == kept
+    assert set(statuses(program, path).values()) == {"finished"}
