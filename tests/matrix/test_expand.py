@@ -68,6 +68,12 @@ def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(prog
     assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
 
 
+def test_a_bool_axis_names_only_the_runs_that_it_applies_to(program):
+    result = dry_run(program, CPU, arguments=["OPTIMIZER=adamw,adamwspam", "AMSGRAD=n,y"])
+
+    assert result.names == ["gpt2_adamw_1cpu", "gpt2_adamwspam_amsgradn_1cpu", "gpt2_adamwspam_amsgrady_1cpu"]
+
+
 def test_adamwprune_without_pruning_is_a_configuration_of_its_own(program):
     result = dry_run(program, CPU, arguments=["OPTIMIZER=adamwprune", "PRUNING=none,state"])
 
