@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -63,34 +61,6 @@ def test_weights_and_states_after_50_steps_are_pytorchs_up_to_rounding(decay, op
     for our, their in zip(our_weights, their_weights, strict=True):
         assert ours.state[our].keys() == theirs.state[their].keys()
         assert_near(ours.state[our].values(), theirs.state[their].values())
-
-
-def test_a_state_of_pytorchs_adafactor_is_continued_and_the_other_way():
-    (their_weights, theirs), (our_weights, ours) = two(0.1)
-    take_steps(theirs, their_weights, range(5))
-    with torch.no_grad():
-        for our, their in zip(our_weights, their_weights, strict=True):
-            our.copy_(their)
-
-    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    take_steps(ours, our_weights, range(5, 9))
-    take_steps(theirs, their_weights, range(5, 9))
-
-    assert_near(our_weights, their_weights)
-    theirs.load_state_dict(ours.state_dict())
-    assert all(float(theirs.state[parameter]["step"]) == 9 for parameter in their_weights)
-
-
-def test_a_parameter_without_a_gradient_keeps_its_weights_and_its_step():
-    _, (parameters, optimizer) = two()
-    take_steps(optimizer, parameters, range(2))
-    before = parameters[0].detach().clone()
-    parameters[0].grad = None
-
-    optimizer.step()
-
-    assert torch.equal(parameters[0], before)
-    assert [float(optimizer.state[parameter]["step"]) for parameter in parameters[:2]] == [2, 3]
 
 
 def test_the_bound_on_memory_divides_a_step_without_another_result(monkeypatch):

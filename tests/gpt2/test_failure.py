@@ -175,37 +175,6 @@ def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, t
     rank_watchdog.end()
 
 
-def write_waiting(run_dir, counter, *, waits=True):
-    """Write the state of rank 0 on another host, which waits for data, or does not."""
-    state = {"rank": 0, "attempt": 1, "host": "n1", "pid": 7, "counter": counter, "work": "checkpoint"}
-    write_json(run_dir.rank_state(0), {**state, "waits": waits}, durable=False)
-
-
-def test_a_rank_that_waits_for_one_on_another_host_that_waits_for_data_does_not_hang(ticks, tmp_path, monkeypatch):
-    reports, run_dir = [], RunDir(tmp_path)
-    monkeypatch.setattr(watchdog, "SILENT_S", 0.0)
-    write_waiting(run_dir, 1)
-    rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
-    enforce(rank_watchdog)
-    seen = len(ticks)
-    wait_until(lambda: len(ticks) > seen + 50)
-    assert reports == []
-    write_waiting(run_dir, 2, waits=False)
-    wait_until(lambda: reports)
-    rank_watchdog.end()
-
-
-def test_a_rank_that_died_while_it_waited_for_data_holds_nobody(ticks, tmp_path, monkeypatch):
-    reports = []
-    monkeypatch.setattr(watchdog, "GONE_S", 0.2)
-    monkeypatch.setattr(watchdog, "SILENT_S", 0.0)
-    write_waiting(RunDir(tmp_path), 1)
-    rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
-    enforce(rank_watchdog)
-    wait_until(lambda: reports)
-    rank_watchdog.end()
-
-
 SLEEPING_RANK = """
 import sys, time
 from pathlib import Path
@@ -337,22 +306,6 @@ def test_an_error_before_the_stop_is_the_reason_of_the_failure(tmp_path, monkeyp
     result = read_json(RunDir(tmp_path).result)
     assert (result["status"], result["kind"]) == ("failed", "error")
     assert result["reason"] == "rank 1: ValueError: no data"
-
-
-def test_a_loop_that_ends_while_a_stall_is_found_closes_the_stacks_in_peace(rank_watchdog):
-    rank_watchdog, reports = rank_watchdog
-    rank_watchdog.end()
-    rank_watchdog._end_run(rank_watchdog._began, 1.0, 0.5)
-    assert reports == []
-
-
-def test_a_loop_that_ends_while_the_ranks_are_described_is_not_reported(rank_watchdog, monkeypatch):
-    rank_watchdog, reports = rank_watchdog
-    monkeypatch.setattr(watchdog, "WAIT_S", 0.0)
-    monkeypatch.setattr(watchdog, "_position", lambda *_: rank_watchdog._over.set())
-    monkeypatch.setattr(watchdog, "describe_ranks", str)
-    rank_watchdog._end_run(rank_watchdog._began, 1.0, 0.5)
-    assert reports == []
 
 
 def test_a_step_that_ends_before_the_run_is_ended_was_slow_and_did_not_hang(rank_watchdog, tmp_path, monkeypatch):

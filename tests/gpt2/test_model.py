@@ -266,24 +266,6 @@ def test_the_attention_kernel_depends_on_device_length_and_setting(device, dtype
     assert attention_path(device, dtype, block_size, flash) == expected
 
 
-@pytest.mark.parametrize(
-    ("dtype", "flash", "expected"), [("fp32", True, "sdpa"), ("bf16", True, "matmul"), ("fp32", False, "matmul")]
-)
-def test_with_amx_32_bit_attention_is_fused_at_short_lengths_too(dtype, flash, expected):
-    assert attention_path("cpu", dtype, 128, flash, amx=True) == expected
-
-
-@pytest.mark.parametrize("amx", [True, False])
-def test_a_model_asks_for_the_attention_of_its_cpu(monkeypatch, amx):
-    asked = []
-    monkeypatch.setattr(gpt2.model.base, "has_amx", lambda: amx)
-    monkeypatch.setattr(gpt2.model.base, "attention_path", lambda *_, **given: asked.append(given) or "sdpa")
-
-    GPT(SHAPE)(random_tokens()[0])
-
-    assert asked == [{"amx": amx}]
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_precision_on_the_cpu_is_exact_fp32(dtype):
     sentence = configure_precision("cpu", dtype, tf32=True)

@@ -11,7 +11,7 @@ from factories import ROOT, environment, train_config
 from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
-from gpt2.optim.sharded import ALIGN, SHARES, SMALL, Division, ShardedOptimizers, place, shard, share_of
+from gpt2.optim.sharded import SHARES, SMALL, ShardedOptimizers, place, shard, share_of
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.files import read_json
@@ -85,32 +85,6 @@ def test_each_entry_of_a_large_tensor_is_updated_by_one_rank_and_small_tensors_b
         held = [0 if item.share is None else item.share.numel() for item in of_ranks]
         assert held == [count] * ranks if count < SMALL else sum(held) == count
         assert {item.bounds for item in of_ranks} == {of_ranks[0].bounds}, "the ranks do not agree"
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 7])
-def test_shares_of_entries_are_even_and_begin_where_a_vector_of_the_processor_does(ranks):
-    for item in placed_on("adamw", ranks)[0]:
-        if item.bounds:
-            sizes = [end - begin for begin, end in zip(item.bounds, item.bounds[1:], strict=False)]
-            assert max(sizes) - min(sizes) <= 2 * ALIGN
-            assert all(bound % ALIGN == 0 for bound in item.bounds[:-1])
-
-
-def test_muon_keeps_matrices_whole_and_gives_each_rank_the_same_number_of_entries():
-    held = [
-        sum(i.parameter.numel() for i in items if i.share is i.parameter and i.bounds) for items in placed_on("muon", 3)
-    ]
-    assert held == [12 * 48 * 48] * 3
-
-
-def test_a_share_is_a_view_that_changes_the_weights_of_the_model():
-    model = GPT(WIDE)
-    optimizers = build_optimizers(Settings(), model).optimizers
-    (items,) = place(optimizers, [Division.ENTRIES], rank=1, size=2)
-    item = next(item for item in items if item.divided)
-    with torch.no_grad():
-        item.share.fill_(3.0)
-    assert item.parameter.view(-1)[item.bounds[1]] == 3.0
 
 
 def test_one_rank_or_stage_0_keeps_the_ordinary_optimizers():

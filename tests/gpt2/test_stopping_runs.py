@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
@@ -11,10 +10,9 @@ import torch
 import forked
 from factories import environment, make_run, ranks_of, trainer
 from gpt2.failure import TURN_S, kind_of
-from gpt2.stopping import END_S, MARGIN
 from kmatrix.errors import DataError
 from kmatrix.records.checkpoints import read_index
-from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.classify import mismatch
 
@@ -52,42 +50,6 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     assert final["step"] == result["step"]
     assert result["schedule_share"] == pytest.approx(result["step"] / 1_000_000)
     assert "steps of the learning rate schedule" in process.stdout
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("budget", "ended_by"),
-    [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "gpu_hour_price": 3.6}, "cost")],
-)
-def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path, budget, ended_by):
-    """5 cents pay for 25 s of two devices at 3.60 dollars per hour."""
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=50, eval_samples=100, **budget)
-    process = train(run_dir)
-    result = read_json(run_dir.result)
-    assert process.returncode == 0, process.stdout
-    assert has_ended(run_dir) == ("finished", None, ended_by)
-    # Bounds that hold on a machine of any speed, by what it measured: under load, the end may take longer than ever.
-    lines = [line for line in read_jsonl(run_dir.metrics) if "train/loss" in line]
-    times = [line["time"] for line in read_jsonl(run_dir.metrics) if "val/loss" in line][:-1]
-    phases = [phase for phase in read_jsonl(run_dir.phases) if phase["phase"] == "evaluation"]
-    last, before = (result["spent_s"] - (result["ended"] - lines[place]["time"]) for place in (-1, -5))
-    # The loop decided after the fifth last step that the end still fits. Of the three last evaluations, two are sure.
-    known = [phase["end"] - phase["begin"] for phase in phases if phase["end"] < lines[-5]["time"]][-2:]
-    assert before + MARGIN * max(known, default=0.0) + END_S < 25.1
-    # Between two evaluations is a checkpoint, which took at most twice that time.
-    pause = max(later - sooner for sooner, later in itertools.pairwise(times))
-    assert last > 24 - 4 * pause
-
-
-@pytest.mark.process
-def test_the_time_of_earlier_attempts_counts(tmp_path):
-    run_dir = make_run(tmp_path, **FOREVER, max_time=500.0)
-    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.8})
-    process = train(run_dir, "--resume", "auto", attempt=2)
-    result = read_json(run_dir.result)
-    assert has_ended(run_dir) == ("finished", None, "time"), process.stdout
-    assert result["spent_s"] > 499
-    assert result["step"] < 20
 
 
 def test_a_loss_that_stops_falling_ends_the_run_after_its_patience(tmp_path):

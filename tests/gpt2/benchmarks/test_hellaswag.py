@@ -189,27 +189,6 @@ def test_a_truncated_llm_c_file_is_refused_with_the_offset(tmp_path, length):
         read(path, "gpt2", tmp_path)
 
 
-@pytest.mark.parametrize("length", [4, 5, 6, 7, 8, 100, 1022, 1023])
-def test_an_llm_c_file_cut_in_its_header_is_refused(tmp_path, length):
-    path = binary(tmp_path / "h.bin", [([1, 2], [[2], [3]], 0)])
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(DataError, match=f"ends within its header, after {length} of 1024 bytes"):
-        read(path, "gpt2", tmp_path)
-
-
-@pytest.mark.parametrize("index", range(6))
-def test_an_llm_c_file_with_a_wrong_number_is_refused(tmp_path, index):
-    path = binary(tmp_path / "h.bin", [([1, 2], [[2], [3]], 0)])
-    data = bytearray(path.read_bytes())
-    data[1024 + 2 * index] ^= 0x55
-    path.write_bytes(data)
-    if index == 2:  # the index of the example, which is not used
-        assert len(read(path, "gpt2", tmp_path)) == 1
-    else:
-        with pytest.raises(DataError, match="is incomplete"):
-            read(path, "gpt2", tmp_path)
-
-
 def test_a_token_outside_the_vocabulary_is_refused(tmp_path):
     path = binary(tmp_path / "h.bin", [([1, 2], [[2], [50257]], 0)])
     config = config_of(tmp_path, path, tokenizer="gpt2", vocab_size=50257)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from dataclasses import replace
 
 import pytest
@@ -48,17 +47,6 @@ def test_an_interrupted_download_continues(server, tmp_path):
     assert [request[2] for request in server.requests] == ["", "bytes=1000-"]
 
 
-def test_two_that_ask_at_the_same_time_share_one_download(server, tmp_path):
-    threads = [threading.Thread(target=run, args=(tmp_path, "core")) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert (tmp_path / "eval_bundle.zip").read_bytes() == BODY
-    assert len(server.requests) == 1
-
-
 def test_another_content_is_refused_and_not_kept(server, tmp_path, capsys):
     server.files["bundle"] = BODY[:-1] + b"?"
 
@@ -85,18 +73,3 @@ def test_a_file_of_the_user_is_never_replaced(server, tmp_path):
     assert run(tmp_path, "core") == 0
     assert (tmp_path / "eval_bundle.zip").read_bytes() == b"own"
     assert server.requests == []
-
-
-def test_a_folder_that_cannot_be_written_is_one_error(server, tmp_path, capsys):
-    (tmp_path / "data").write_text("a file", encoding="utf-8")
-
-    assert run(tmp_path / "data", "core") == 2
-    assert "cannot use" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", list(published.PUBLISHED))
-def test_addresses_are_encrypted_and_hashes_complete(name):
-    file = published.PUBLISHED[name]
-
-    assert file.url.startswith("https://")
-    assert len(bytes.fromhex(file.sha256)) == 32

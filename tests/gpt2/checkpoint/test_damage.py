@@ -8,7 +8,6 @@ import io
 import json
 import os
 import pickle
-import random
 from pathlib import Path
 
 import pytest
@@ -27,15 +26,9 @@ from kmatrix.errors import KmatrixError, LaunchError, RecordError, SchemaError
 from kmatrix.records.train_config import TrainConfig
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-SEED = 20261122
-CASES = int(os.environ.get("KMATRIX_DAMAGES", "50"))  # of each kind of damage
 DEEP: list[object] = []
 for _ in range(300):
     DEEP = [DEEP]
-STRANGE = (
-    *(None, True, -1, 0, 3, 10**12, 10**400, -(10**400), float("nan"), float("inf"), "", "x", "\0", "../" * 50, b"x"),
-    *([], [1], {}, {"a": 1}, {1: 2}, DEEP, torch.zeros(0), torch.ones(2, 3), torch.tensor(float("nan")), (1, 2)),
-)
 
 
 @pytest.fixture(scope="module")
@@ -93,65 +86,6 @@ def at(value, place):
     return value
 
 
-def damage_value(value, number):
-    """Delete or replace one entry, mostly one near the top, which readers use."""
-    chosen = random.Random(SEED + number)
-    everything = list(paths(value))
-    near = [place for place in everything if len(place) <= 2]
-    *parent, key = chosen.choice(near if chosen.random() < 0.6 else everything)
-    holder = at(value, parent)
-    if isinstance(holder, dict) and chosen.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = chosen.choice(STRANGE)
-
-
-def test_sound_values_are_accepted(sound, tmp_path):
-    config, _, data = sound
-    (tmp_path / "c.pt").write_bytes(data)
-    assert refused(tmp_path / "c.pt", config) is None
-
-
-def test_wrong_values_and_missing_keys_are_refused_or_harmless(sound, tmp_path):
-    config, value, _ = sound
-    path, errors = tmp_path / "c.pt", 0
-    for number in range(2 * CASES):
-        damaged = copy.deepcopy(value)
-        damage_value(damaged, number)
-        torch.save(damaged, path)
-        errors += refused(path, config) is not None
-    assert errors > CASES  # most replacements matter
-
-
-def test_flipped_bits_and_truncated_files_are_refused_or_harmless(sound, tmp_path):
-    config, value, data = sound
-    path, chosen, errors = tmp_path / "c.pt", random.Random(SEED), 0
-    for number in range(CASES):
-        broken = bytearray(data)
-        for _ in range(chosen.choice((1, 1, 4, 64))):
-            broken[chosen.randrange(len(broken))] ^= 1 << chosen.randrange(8)
-        if number % 3 == 0:
-            del broken[chosen.randrange(len(broken)) :]
-        path.write_bytes(broken)
-        if refused(path, config) is not None:
-            errors += 1
-        else:  # the bits were outside the contents
-            kept = load_checkpoint(path)["model"]
-            assert all(torch.equal(kept[name], weights) for name, weights in value["model"].items())
-    assert errors > 2 * CASES // 3
-
-
-def test_a_flipped_bit_in_the_pickle_is_refused_or_harmless(sound, tmp_path):
-    config, _, data = sound
-    path, chosen = tmp_path / "c.pt", random.Random(SEED)
-    start = data.index(b"schema") - 40
-    for _ in range(CASES):
-        broken = bytearray(data)
-        broken[start + chosen.randrange(6000)] ^= 1 << chosen.randrange(8)
-        path.write_bytes(broken)
-        refused(path, config)
-
-
 class Hostile:
     def __reduce__(self):
         return os.system, ("touch /tmp/kmatrix-hostile",)
@@ -192,19 +126,6 @@ def test_a_file_that_could_run_code_is_refused_without_advice_to_load_it(sound, 
     assert "weights_only" not in str(error)
 
 
-@pytest.mark.parametrize("value", [None, 7, [1, 2], {"schema": None}, {"schema": "2"}, {"model": {}}, torch.zeros(3)])
-def test_another_value_of_torch_save_is_refused(value, sound, tmp_path):
-    torch.save(value, tmp_path / "c.pt")
-
-    assert isinstance(refused(tmp_path / "c.pt", sound[0]), RecordError)
-
-
-def test_a_directory_and_an_unreadable_file_are_refused(sound, tmp_path):
-    (tmp_path / "folder").mkdir()
-    assert isinstance(refused(tmp_path / "folder", sound[0]), RecordError)
-    assert isinstance(refused(tmp_path / "missing.pt", sound[0]), RecordError)
-
-
 @pytest.mark.parametrize(
     "program",
     [
@@ -235,14 +156,6 @@ def test_weights_of_another_shape_are_named(sound, tmp_path):
 
     assert "wpe.weight" in error.why
     assert "3 x 16" in error.why
-
-
-def test_a_huge_model_in_a_damaged_configuration_is_not_allocated(sound, tmp_path):
-    value = copy.deepcopy(sound[1])
-    value["config"]["n_layer"] = 10**7
-    torch.save(value, tmp_path / "c.pt")
-
-    assert "n_layer" in refused(tmp_path / "c.pt", sound[0]).why
 
 
 def test_lack_of_memory_is_not_damage(sound, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from factories import make_data, train_fields
 from gpt2.data import shards
 from gpt2.data.batches import Batches, positions
 from gpt2.data.sequences import Order, Windows
-from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.dist import World
 from gpt2.evaluate import Validation
 from kmatrix.errors import DataError
@@ -204,17 +203,6 @@ def test_an_interrupted_evaluation_has_no_loss(tmp_path):
     assert validation.loss(SumOfTokens(), lambda: next(stop_requests)) is None
 
 
-@given(st.text())
-def test_the_byte_tokenizer_restores_every_text(text):
-    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
-
-
-def test_the_end_of_a_document_has_no_bytes():
-    tokenizer = ByteTokenizer()
-    assert tokenizer.end_of_document == 256 == tokenizer.vocab_size - 1
-    assert tokenizer.decode([72, 105, 256, 33]) == "Hi\n\n!"
-
-
 def test_validation_windows_are_equally_spaced_over_all_shards(tmp_path):
     for name, size in (("a_val_000000.bin", 41), ("a_val_000001.bin", 81)):
         shards.write_shard(tmp_path / name, np.zeros(size, dtype=np.uint16))
@@ -232,11 +220,6 @@ def test_nanogpt_files_are_read_and_its_pickle_is_never_opened(tmp_path):
     assert windows.read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
     assert shards.describe(tmp_path, 257, dataset="shards")["train_tokens"] == 100
     assert not (tmp_path / "owned").exists()
-
-
-def test_an_llm_c_shard_may_have_a_nanogpt_file_name(tmp_path):
-    write(tmp_path, [5, 6, 7], "train.bin")
-    assert shards.open_shard(tmp_path / "train.bin").tolist() == [5, 6, 7]
 
 
 def test_numpy_arrays_are_accepted_as_shards(tmp_path):
@@ -267,15 +250,6 @@ def test_an_invalid_numpy_array_is_refused_without_unpickling(tmp_path, content,
     with pytest.raises(DataError, match=r"a_train_000001.npy is damaged") as raised:
         shards.open_shard(path)
     assert reason in raised.value.why
-
-
-def test_a_truncated_array_is_refused_with_both_sizes(tmp_path):
-    path = tmp_path / "a_train_000001.npy"
-    np.save(path, np.zeros(100, dtype=np.uint16))
-    path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(DataError) as raised:
-        shards.open_shard(path)
-    assert "321 bytes, expected 328 for 100 tokens" in raised.value.why
 
 
 def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):

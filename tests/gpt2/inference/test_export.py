@@ -147,24 +147,6 @@ def test_a_directory_of_another_model_is_refused_by_name(tmp_path, capsys, chang
     assert str(tmp_path / "hf") in message
 
 
-def test_a_config_of_transformers_with_all_its_keys_is_accepted(tmp_path):
-    from transformers import GPT2Config
-
-    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=16, vocab_size=257, reorder_and_upcast_attn=True)
-
-    assert export.parse_config(json.loads(config.to_json_string(use_diff=False)), tmp_path)["block_size"] == 16
-
-
-@pytest.mark.parametrize("text", ["[]", "null", "3", "{", "", '{"n_embd": NaN}', "[" * 5000])
-def test_a_config_that_is_not_an_object_is_refused(tmp_path, capsys, text):
-    checkpoint_in(tmp_path)
-    run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
-    (tmp_path / "hf/config.json").write_text(text)
-
-    assert run(tmp_path / "hf", f"--output={tmp_path / 'b.pt'}") == 2
-    assert "error: " in capsys.readouterr().err
-
-
 def test_a_directory_without_weights_is_refused(tmp_path, capsys):
     tmp_path.joinpath("empty").mkdir()
     assert run(tmp_path / "empty", f"--output={tmp_path / 'b.pt'}") == 2

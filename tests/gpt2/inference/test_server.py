@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import torch
 from factories import ROOT, environment, make_run, train
 from gpt2.data.tokenizer import load
 from gpt2.generate import GeneratedText, Sampling, generate
-from gpt2.inference.server import MAX_BODY, Batcher, BusyError, Service, listening
+from gpt2.inference.server import MAX_BODY, Service, listening
 from gpt2.model.gpt2 import GPT
 from kmatrix.errors import LaunchError
 from models import enlarge_weights
@@ -136,15 +135,6 @@ def test_logprobs_are_those_of_the_model_for_every_token(client, model):
         assert top[chr(token)] == logprob
 
 
-def test_parts_of_characters_are_named_by_their_number_at_growing_offsets(client):
-    (choice,) = client.completions.create(model=NAME, prompt="The ", max_tokens=40, seed=5, logprobs=1).choices
-    found = choice.logprobs
-
-    assert any(name.startswith("token_id:") for name in found.tokens)
-    assert found.text_offset == sorted(found.text_offset)
-    assert all(0 <= offset < len(choice.text) for offset in found.text_offset)
-
-
 def test_echo_with_logprobs_scores_the_prompt_as_evaluation_programs_need_it(client, model):
     (choice,) = client.completions.create(
         model=NAME, prompt="abc", max_tokens=1, temperature=0, logprobs=1, echo=True
@@ -158,71 +148,6 @@ def test_echo_with_logprobs_scores_the_prompt_as_evaluation_programs_need_it(cli
     by_hand = [expected[0, ord("b")].item(), expected[1, ord("c")].item()]
     assert found.token_logprobs[1:3] == pytest.approx(by_hand, abs=1e-4)
     assert found.text_offset[3:] in ([3], [])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_without_new_tokens_scores_the_prompt_alone(client, model, stream):
-    options = {"model": NAME, "prompt": ["abc", "xy"], "max_tokens": 0, "logprobs": 2, "echo": True}
-    if stream:
-        chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
-        choices = sorted((chunk for chunk in chunks if chunk.text), key=lambda chunk: chunk.index)
-        assert sorted(chunk.index for chunk in chunks if chunk.finish_reason == "length") == [0, 1]
-    else:
-        response = client.completions.create(**options)
-        choices = response.choices
-        assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (5, 0)
-        assert choices[0].finish_reason == "length"
-    assert [choice.text for choice in choices] == ["abc", "xy"]
-    found, expected = choices[0].logprobs, logprobs_by_hand(model, "abc", "")
-    by_hand = [None, expected[0, ord("b")].item(), expected[1, ord("c")].item()]
-    assert found.token_logprobs == pytest.approx(by_hand, abs=1e-4)
-    assert found.top_logprobs[0] is None
-    assert [top[token] for token, top in zip("bc", found.top_logprobs[1:], strict=True)] == found.token_logprobs[1:]
-
-
-def test_logprobs_0_reports_the_tokens_without_alternatives_and_none_nothing(client):
-    with_tokens = client.completions.create(model=NAME, prompt="a", max_tokens=4, seed=1, logprobs=0).choices[0]
-    without = client.completions.create(model=NAME, prompt="a", max_tokens=4, seed=1).choices[0]
-
-    assert with_tokens.text == without.text
-    assert with_tokens.logprobs.top_logprobs is None
-    assert len(with_tokens.logprobs.token_logprobs) >= 3
-    assert without.logprobs is None
-
-
-@pytest.mark.parametrize("echo", [False, True])
-def test_a_stream_delivers_the_same_logprobs_in_chunks(client, echo):
-    options = {"model": NAME, "prompt": ["The ", "x"], "max_tokens": 20, "seed": 5, "logprobs": 2, "echo": echo}
-    complete = client.completions.create(**options).choices
-    chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
-
-    for number, expected in enumerate(complete):
-        mine = [chunk for chunk in chunks if chunk.index == number]
-        assert "".join(chunk.text for chunk in mine) == expected.text
-        joined = {
-            field: [value for chunk in mine for value in getattr(chunk.logprobs, field)]
-            for field in ("tokens", "text_offset", "token_logprobs", "top_logprobs")
-        }
-        assert joined["tokens"] == expected.logprobs.tokens
-        assert joined["text_offset"] == expected.logprobs.text_offset
-        assert len(joined["top_logprobs"]) == len(expected.logprobs.top_logprobs)
-        pairs = zip(joined["token_logprobs"], expected.logprobs.token_logprobs, strict=True)
-        assert all(got is want or got == pytest.approx(want, abs=1e-4) for got, want in pairs)
-
-
-def test_tokens_after_a_stop_text_have_no_logprobs(client, model):
-    text = generated_alone(model, "x", max_tokens=40, seed=3)
-    stop = text[4:6]
-    (choice,) = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, logprobs=1).choices
-
-    assert choice.finish_reason == "stop"
-    assert choice.logprobs.tokens
-    assert all(offset < len(choice.text) for offset in choice.logprobs.text_offset)
-
-
-def test_without_a_seed_two_completions_differ(client):
-    texts = {client.completions.create(model=NAME, prompt="a", max_tokens=30).choices[0].text for _ in range(2)}
-    assert len(texts) == 2
 
 
 def test_models_and_health_are_reported(client, address):
@@ -285,12 +210,6 @@ def test_a_body_that_is_not_a_json_object_is_refused(address, body):
     assert "error" in response
 
 
-def test_parameters_with_default_values_are_accepted(client):
-    client.completions.create(
-        model=NAME, prompt="a", max_tokens=1, best_of=1, presence_penalty=0, logit_bias={}, user="me"
-    )
-
-
 def test_a_request_of_one_megabyte_is_refused_and_the_server_continues(client, address):
     with pytest.raises(openai.APIStatusError) as error:
         client.completions.create(model=NAME, prompt="x" * 2**20)
@@ -298,20 +217,6 @@ def test_a_request_of_one_megabyte_is_refused_and_the_server_continues(client, a
     status, _, response = post(address, b"x" * (MAX_BODY + 1))
     assert (status, response["error"]["code"]) == (413, "body_too_large")
     assert client.completions.create(model=NAME, prompt="a", max_tokens=1).choices
-
-
-def test_a_body_without_a_content_length_is_counted_while_it_is_read(address):
-    host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
-        try:
-            for _ in range(16):
-                connection.sendall(chunk)
-        except OSError:
-            pass  # it was refused before the whole body was sent
-        assert b" 413 " in connection.recv(4096).partition(b"\r\n")[0]
 
 
 def test_only_json_is_accepted_so_that_a_web_page_cannot_send_requests(address):
@@ -323,12 +228,6 @@ def test_a_request_for_another_host_is_refused(address):
     assert post(address, {"prompt": "a"}, Host="evil.example")[0] == 421
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert post(address, {"prompt": "a", "max_tokens": 1}, Host=host)[0] == 200
-
-
-def test_other_paths_and_methods_return_errors_in_the_format_of_the_api(address):
-    assert post(address, {}, path="/v1/chat/completions")[0] == 404
-    status, _, response = post(address, {}, path="/v1/models")
-    assert (status, response["error"]["type"]) == (405, "invalid_request_error")
 
 
 def test_with_a_key_only_its_holder_is_served(model):
@@ -396,41 +295,6 @@ def test_generation_stops_when_the_client_disconnects(gated_service, stream):
     connection.close()
     GatedModel.gate.set()
     wait_until(lambda: service.batcher.load == (0, 0))
-
-
-class FailingModel(GPT):
-    """A model that fails if a text contains a 7."""
-
-    def extend(self, idx, *arguments):
-        if (idx == ord("7")).any():
-            raise RuntimeError("out of memory")
-        return super().extend(idx, *arguments)
-
-
-def test_a_failed_completion_does_not_affect_the_others_or_the_server(capfd):
-    with served(Service(restored(model=FailingModel(SHAPE)))) as url:
-        status, _, response = post(url, {"prompt": "a7b", "max_tokens": 2})
-        assert (status, response["error"]["type"]) == (500, "server_error")
-        assert post(url, {"prompt": "ab", "max_tokens": 2, "temperature": 0})[0] == 200
-        host, port = url.removeprefix("http://").split(":")
-        connection = http.client.HTTPConnection(host, int(port))
-        body = json.dumps({"prompt": "a7b", "max_tokens": 2, "stream": True})
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        lines = connection.getresponse().read().decode()
-        assert '"server_error"' in lines
-        assert "[DONE]" not in lines
-    assert "out of memory" in capfd.readouterr().err
-
-
-def test_all_completions_of_a_request_are_queued_or_none(model):
-    batcher = Batcher(model, rows=1, waiting=1)
-    texts = [GeneratedText([65], Sampling(max_tokens=1), BYTES) for _ in range(3)]
-    with pytest.raises(BusyError):
-        batcher.submit(texts, lambda *_: None)
-    assert batcher.load == (0, 0)
-    batcher.close()
-    with pytest.raises(BusyError):
-        batcher.submit(texts[:1], lambda *_: None)
 
 
 def test_a_port_in_use_or_an_invalid_one_is_reported():

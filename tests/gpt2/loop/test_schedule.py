@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -91,28 +91,6 @@ def test_the_rate_rises_until_the_end_of_warm_up_and_never_again(config):
     assert all(a >= b - 1e-12 for a, b in pairwise(rest))
 
 
-@given(settings(), st.floats(1e-3, 1e3))
-def test_the_scale_does_not_depend_on_the_unit_of_the_rate(config, factor):
-    scaled = replace(config, learning_rate=config.learning_rate * factor, min_lr=config.min_lr * factor)
-    for step in range(0, 80, 7):
-        assert scale(scaled, step) == pytest.approx(scale(config, step), rel=1e-9, abs=1e-12)
-
-
-def test_a_warm_up_longer_than_the_run_only_rises():
-    config = Settings(warmup_steps=100, max_iters=5)
-    assert [scale(config, step) for step in range(5)] == pytest.approx([n / 101 for n in range(1, 6)])
-
-
 def test_a_wsd_that_never_decays_is_constant():
     config = Settings(schedule="wsd", wsd_decay_fraction=0.0)
     assert {scale(config, step) for step in range(11)} == {1.0}
-
-
-def test_a_peak_of_zero_gives_a_rate_of_zero():
-    config = Settings(learning_rate=0.0, min_lr=0.0, warmup_steps=3)
-    assert {scale(config, step) for step in range(11)} == {0.0}
-
-
-def test_an_unknown_schedule_is_an_error():
-    with pytest.raises(ValueError, match="sawtooth"):
-        scale(Settings(schedule="sawtooth"), 3)

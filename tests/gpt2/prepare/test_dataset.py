@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +18,10 @@ import pytest
 
 from factories import ROOT, environment, make_data
 from gpt2.data import shards
-from gpt2.prepare import __main__, text, writer
-from gpt2.prepare.__main__ import main
+from gpt2.prepare import text, writer
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import prepare, prepare_dataset
-from kmatrix.errors import ConfigError, DataError, SchemaError
+from kmatrix.errors import DataError, SchemaError
 from running import is_alive
 from waiting import wait_until
 
@@ -165,15 +162,6 @@ def test_a_packed_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatc
     tracemalloc.stop()
 
 
-def test_a_line_of_json_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "LONGEST_LINE", 1 << 10)
-    path = tmp_path / "long.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"text": "' + b"a" * (1 << 12)))
-    part = text.TextPart(name=path.name, size=path.stat().st_size)
-    with pytest.raises(DataError, match=r"long\.jsonl\.gz:1 has more than"):
-        list(text.documents(path, part, "text"))
-
-
 def test_a_dataset_of_a_newer_version_is_refused_and_kept(notes, tmp_path):
     result = prepare_folder(notes, tmp_path)
     folder = Path(result["path"])
@@ -311,58 +299,6 @@ def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, content, loca
     assert reason in raised.value.why
 
 
-def test_an_explicit_file_that_is_not_text_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xfd")
-    with pytest.raises(DataError, match=r"a.txt is not UTF-8 text"):
-        prepare("folder", tmp_path, "*.txt", "byte")
-
-
-def test_files_of_a_folder_that_are_not_text_are_named(tmp_path, capsys):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "good.txt").write_text("a sentence of some words\n" * 100)
-    for number in range(7):
-        (tmp_path / "text" / f"latin{number}.txt").write_bytes(b"caf\xe9")
-    prepare("folder", tmp_path, "text", "char")  # reads the files twice: first for the vocabulary
-    lines = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
-    assert lines == [
-        *(f"skipped latin{number}.txt: not UTF-8 text" for number in range(5)),
-        "skipped 7 files in all that are not UTF-8 text",
-    ]
-
-
-@pytest.mark.parametrize("refused", ["text/sub", "text/sub/a.txt"])
-def test_an_unreadable_part_of_a_folder_is_an_error(tmp_path, monkeypatch, refused):
-    (tmp_path / "text" / "sub").mkdir(parents=True)
-    for name in ("b.txt", "sub/a.txt"):
-        (tmp_path / "text" / name).write_text("a sentence of some words\n" * 100)
-    _refuse(monkeypatch, tmp_path / refused)
-    with pytest.raises(DataError, match=f"{refused} cannot be read") as raised:
-        prepare("folder", tmp_path, "text", "byte")
-    assert raised.value.why == "Permission denied"
-
-
-def _refuse(monkeypatch, refused):
-    """Deny access to a path, as to a user without rights; tests may run as root."""
-    for owner, name in ((os, "scandir"), (Path, "open")):
-        original = getattr(owner, name)
-
-        def guarded(path, *args, original=original, **kwargs):
-            if Path(path) == refused:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return original(path, *args, **kwargs)
-
-        monkeypatch.setattr(owner, name, guarded)
-
-
-def test_a_damaged_gzip_file_is_named_with_its_line(tmp_path):
-    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents_of(60))
-    packed = bytearray(gzip.compress(lines.encode()))
-    packed[50:90] = b"\xff" * 40
-    (tmp_path / "a.jsonl.gz").write_bytes(packed)
-    with pytest.raises(DataError, match=r"a.jsonl.gz:\d+ cannot be read"):
-        prepare("folder", tmp_path, str(tmp_path / "*.gz"))
-
-
 def test_a_missing_parquet_column_is_refused_with_the_available_ones(tmp_path):
     pq.write_table(pa.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="has no column 'text'") as raised:
@@ -393,19 +329,6 @@ def test_a_damaged_dataset_is_prepared_again(notes, tmp_path):
     second = prepare_folder(notes, tmp_path)
     assert second["made"]
     assert second["sha256"] == first["sha256"]
-
-
-def test_missing_shards_are_refused_with_the_glob(tmp_path, capsys):
-    assert main(["shards", "--data-path", "mine", "--data-dir", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert "error: " in message
-    assert str(tmp_path / "mine" / "*_train_*.bin") in message
-
-
-def test_a_local_dataset_needs_a_path(tmp_path):
-    for dataset in ("hub", "folder", "shards"):
-        with pytest.raises(ConfigError, match=f"the dataset {dataset} needs a path"):
-            prepare(dataset, tmp_path)
 
 
 def test_the_hash_of_shards_depends_on_names_and_contents_but_not_on_times(tmp_path):
@@ -479,13 +402,3 @@ def test_tokenizing_writes_a_copy_of_each_document_to_the_place_given_by_its_has
     held_out = [item.held_out for item in writer.encode(documents, inner, 10)]
     assert held_out[:200] == held_out[200:]
     assert 5 < sum(held_out[:200]) < 40
-
-
-def test_a_command_that_is_killed_meanwhile_leaves_no_traceback(tmp_path, capfd, monkeypatch):
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(__main__, "prepare_dataset", lambda *_: SimpleNamespace(to_json=dict))
-        assert main(["stdlib", "--data-dir", str(tmp_path)]) == 0
-    assert capfd.readouterr().err == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from factories import ROOT, environment
 from gpt2.data import shards
 from hub_preparing import PER_SHARD, error_of, result_of, run, shard
 from hub_server import HubServer
-from silent_server import refusing_url
 from waiting import wait_until
 
 PREBUILT = "kjj0/finewebedu10B-gpt2"
@@ -104,28 +102,6 @@ def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     assert all(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
 
 
-@pytest.mark.process
-def test_a_killed_download_resumes(hub, tmp_path):
-    hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = [50_000]
-    die = "fetch.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)"  # after a connection broke
-    program = (
-        f"import os, signal, sys\nfrom gpt2.data import download as fetch\nfrom gpt2.prepare import __main__\n{die}\n"
-    )
-    arguments = ["finewebedu", "--tokenizer", "gpt2", "--tokens", "30000", "--data-dir", str(tmp_path / "data")]
-    killed = subprocess.run(
-        [sys.executable, "-c", f"{program}sys.exit(__main__.main(sys.argv[1:]))", *arguments],
-        env={**environment(), **hub.environment(tmp_path / "home")},
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-        timeout=240,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    assert hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
-    assert (Path(result["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
-
-
 def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_path):
     hub.stalled.add(f"cdn/{PREBUILT}/finewebedu_train_000001.bin")
     command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
@@ -165,28 +141,10 @@ def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
     assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
-def test_custom_shards_in_that_directory_are_used_unchanged(hub, tmp_path):
-    folder = tmp_path / "data" / "finewebedu"
-    folder.mkdir(parents=True)
-    for name, seed in (("edu_fineweb_val_000000.bin", 0), ("edu_fineweb_train_000001.bin", 1)):
-        (folder / name).write_bytes(shard(seed))
-    result = result_of(run_prepare(hub, tmp_path))
-    assert (result["shards"], result["train_tokens"]) == (0, PER_SHARD)
-    assert hub.requests == []
-
-
 def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
     message = error_of(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
     assert "HF_HUB_OFFLINE is set" in message
     assert hub.requests == []
-
-
-@pytest.mark.process
-def test_existing_shards_are_used_in_offline_mode(hub, tmp_path):
-    result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
-    result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
-    assert result["train_tokens"] == PER_SHARD
 
 
 def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
@@ -266,14 +224,3 @@ def test_a_path_that_leaves_the_directory_is_not_followed(hub, tmp_path):
     hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
     assert "me/mine has no files" in error_of(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
     assert not list(tmp_path.rglob("outside.txt"))
-
-
-def test_an_unresponsive_server_is_reported_in_one_message(tmp_path):
-    with HubServer({}) as server:
-        message = error_of(run_prepare(server, tmp_path, HF_ENDPOINT=refusing_url()))
-    assert "cannot download the dataset kjj0/finewebedu10B-gpt2" in message
-
-
-def test_these_tests_connect_only_to_the_local_server(hub, tmp_path):
-    assert hub.environment(tmp_path)["HF_ENDPOINT"].startswith("http://127.0.0.1:")
-    assert "HF_TOKEN" not in os.environ
