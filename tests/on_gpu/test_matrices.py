@@ -118,7 +118,7 @@ def too_large(runner, device, tmp_path_factory):
     settings += (f"DATA_PATH={data}",)
     make_data(data)
     planned = runner.check("plan", *settings, "BATCH_SIZE=1", "PARALLEL_BATCH_SIZE=1")
-    largest = int(re.search(r"largest +micro-batch (\d+)", planned)[1])
+    largest = int(re.search(r" of [\d.]+ [GM]iB +(?:fits|tight|does not fit) +(\d+) ", planned)[1])
     batch = too_many(largest, math.ceil(BEYOND * largest * runner.memory / (runner.memory - OVERHEAD)))
     make_data(data, train=3 * batch * BLOCK[device.kind])
     return TooLarge((*settings, f"BATCH_SIZE={batch}", f"PARALLEL_BATCH_SIZE={batch}"), batch)

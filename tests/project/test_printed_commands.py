@@ -276,7 +276,7 @@ def test_the_example_of_a_command_is_right():
 )
 def test_a_command_in_a_message_gets_the_places_of_this_command(text, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with paste.called_as(invocation("plan", ["LR=1", "HOURS=3", "RESULTS_DIR=/r"], from_make=False)):
+    with paste.called_as(invocation("plan", ["LR=1", "GPU=H100", "RESULTS_DIR=/r"], from_make=False)):
         assert paste.pasteable(text) == expected
 
 
