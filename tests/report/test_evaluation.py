@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 
 import pytest
 
 from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import BITS, LOSS
-from kmatrix.report.page.assemble import render_page
 from kmatrix.report.sentences.values import LineLabel
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.report.write import write_summary
@@ -58,17 +56,6 @@ def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_l
     assert any("other parts of it" in note for note in ranking.notes)
 
 
-def test_the_summary_names_the_metric_and_prints_the_numbers(two_tokenizers):
-    text = write_summary(analyse(two_tokenizers))
-    assert "Ranking by mean bits per byte: same text, different tokenizers" in text
-    assert "difference to leader" in text
-    assert "Benchmarks\n-" in text
-    rows = [line.split() for line in text.splitlines() if line.startswith("gpt2_adamw_tokenizerbpe_seed1")]
-    assert any(row[1:4] == ["bpe", "1.2988", "4.00"] for row in rows)
-    ranking = json.loads(two_tokenizers.results.read_text())["rankings"][-1]
-    assert (ranking["measure"], ranking["data_sha256"]) == ("bits_per_byte", None)
-
-
 def test_with_adaptive_seeds_the_ranking_by_bits_is_sequential_too(two_tokenizers):
     """The rankings by loss choose the number of seeds by the same differences: a fixed test would err too often."""
     plan = read_json(two_tokenizers.matrix_json)
@@ -108,12 +95,6 @@ def test_prebuilt_shards_without_known_text_do_not_count_as_the_same_text(tmp_pa
     assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS, LOSS]
 
 
-def test_one_tokenizer_needs_only_one_ranking(tmp_path):
-    matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1), run_of("byte", 1.1, 2)])
-    add_bytes_per_token(matrix, {"byte": 1.0})
-    assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS]
-
-
 def test_hellaswag_is_listed_next_to_bits_and_a_run_without_either_has_no_row(tmp_path):
     runs = [run_of("byte", 1.0, 1), FakeRun(optimizer="sgd", status="planned")]
     matrix = make_matrix(tmp_path, runs)
@@ -123,21 +104,6 @@ def test_hellaswag_is_listed_next_to_bits_and_a_run_without_either_has_no_row(tm
     section = text[text.index("Benchmarks\n") :].split("\n\n")[0].splitlines()
     assert section[2].split() == ["run", "tokenizer", "HellaSwag", "normalized"]
     assert [line.split()[1:] for line in section[4:]] == [["byte", "0.2900", "0.3112"]]
-
-
-def test_the_page_shows_benchmarks_as_means_over_seeds_next_to_the_ranking(tmp_path):
-    matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1), run_of("byte", 1.1, 2), FakeRun(optimizer="sgd")])
-    assert "<h2>Benchmarks</h2>" not in render_page(analyse(matrix))
-    for run, core in zip(matrix.runs(), (0.1, 0.3), strict=False):
-        write_json(run.result, read_json(run.result) | {"core_metric": core, "core_standard_error": 0.02})
-
-    page = render_page(analyse(matrix))
-    section = page.partition("<h2>Benchmarks</h2>")[2].partition("</table>")[0]
-    assert "standard deviation of 0.005 to 0.012" in section
-    assert re.findall(r"<th[^>]*>([^<]+)</th>", section) == ["configuration", "runs", "CORE", "its standard error"]
-    (row,) = re.findall(r"<tr[^>]*data-g.*</tr>", section)  # none of sgd, which measured nothing
-    cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-    assert cells == ["2", "0.2000 sd 0.1414", "0.0200 sd 0.0000"]
 
 
 def test_the_bits_of_a_running_run_come_from_its_metrics(tmp_path):

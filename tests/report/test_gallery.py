@@ -59,16 +59,6 @@ def test_each_matrix_has_its_verdict_its_leader_and_a_link(tmp_path):
     assert "(no report.html)" in second.text
 
 
-def test_losses_that_differ_by_little_do_not_read_0(tmp_path):
-    losses = {"muon": (1.00e-6, 1.02e-6, 1.01e-6), "adamw": (2.00e-6, 2.03e-6, 2.01e-6)}
-    runs = [run for optimizer, values in losses.items() for run in runs_with_seeds(3, values, optimizer=optimizer)]
-    (found,) = cards(tmp_path, [make_matrix(tmp_path, runs, name=NAMES[0])])
-    lowest, difference = (one.text for one in found.all("dd")[:2])
-
-    assert lowest == "muon, 0.00000101 nats/token"
-    assert difference.startswith(f"{MINUS}0.00000100 ({MINUS}0.00000102 to {MINUS}0.00000099)")
-
-
 def test_a_gallery_elsewhere_links_to_pages_by_relative_paths_that_hold_any_name(tmp_path):
     matrix = make_matrix(tmp_path / "a #? ü:b", [FakeRun()])
     write_page(analyse(matrix))
@@ -128,55 +118,6 @@ def test_the_command_chooses_matrices(tmp_path, capsys):
     assert "no test_matrix_results_* directory is there" in capsys.readouterr().err
     assert main(["gallery", f"RESULTS_DIR={tmp_path / 'nowhere'}"]) == 2
     assert "it is not a folder" in capsys.readouterr().err
-
-
-def test_the_command_says_which_matrix_it_reads(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("kmatrix.cli.results.READING_S", 0.0)
-    for name in NAMES[:2]:
-        make_matrix(tmp_path, [FakeRun()], name=name)
-
-    assert main(["gallery", f"RESULTS_DIR={tmp_path}"]) == 0
-
-    lines = [f"reading matrix {number} of 2: {name}" for number, name in enumerate((NAMES[1], NAMES[0]), 1)]
-    assert capsys.readouterr().err.splitlines() == lines
-
-
-def test_a_matrix_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
-    secret, good = (make_matrix(tmp_path, two_optimizers(), name=name) for name in NAMES[:2])
-
-    def refuse(matrix):
-        if matrix.path == secret.path:
-            raise PermissionError(13, "Permission denied", str(matrix.path))
-        return analyse(matrix)
-
-    monkeypatch.setattr("kmatrix.report.gallery.cards.analyse", refuse)
-
-    first, second = cards(tmp_path, [secret, good])
-
-    assert f"{secret.path} cannot be read" in first.text
-    assert "Permission denied" in first.text
-    assert second.one("h2").text.startswith("muon beats adamw")
-
-
-def test_a_gallery_that_cannot_be_written_is_one_error(tmp_path, capsys):
-    make_matrix(tmp_path, [FakeRun()], name=NAMES[0])
-    (tmp_path / "gallery.html").mkdir()
-
-    assert main(["gallery", f"RESULTS_DIR={tmp_path}"]) == 2
-
-    assert f"why: {tmp_path / 'gallery.html'}: Is a directory" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gallery.html", NAMES[0]]
-
-
-def test_the_figure_names_the_range_of_its_losses_and_no_length_of_a_shortened_name(tmp_path):
-    runs = [
-        *runs_with_seeds(2, (3.28, 3.29), axes={"note": "x" * 100}),
-        *runs_with_seeds(2, (3.31, 3.32), axes={"note": "y" * 26}, steps=90),
-    ]
-    (card,) = cards(tmp_path, [make_matrix(tmp_path, runs, name=NAMES[0])])
-    caption = card.one("figcaption")
-    assert re.search(r"validation loss, 3\.2800 to \d\.\d{4}, to step 100$", caption.text)
-    assert [key.text for key in caption.all("span", "key")] == [f"note {'x' * 18}…", f"note {'y' * 18}…"]
 
 
 def with_link(tmp_path, link: str):

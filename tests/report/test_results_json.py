@@ -69,21 +69,6 @@ def test_a_damaged_file_of_the_trainer_is_left_out_of_all_results(tmp_path):
     assert entry["final_val_loss"] == pytest.approx(3.28)
 
 
-def test_results_json_names_the_runs_of_each_figure(tmp_path):
-    runs = runs_with_seeds(3, [3.2811, 3.2834, 3.2802]) + runs_with_seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
-    results, _ = read_results(make_matrix(tmp_path, runs))
-    assert results["schema"] == 1
-    assert results["counts"]["finished"] == 6
-    group = next(group for group in results["groups"] if group["name"] == "muon, 1 rank")
-    assert group["counted"] == {f"gpt2_muon_seed{s}_1cpu": loss for s, loss in ((1, 3.2715), (2, 3.2741), (3, 3.2702))}
-    assert group["mean_final_val_loss"] == pytest.approx(3.2719333)
-    assert group["interval"]["low"] < group["mean_final_val_loss"] < group["interval"]["high"]
-    (ranking,) = results["rankings"]
-    assert ranking["order"] == ["muon, 1 rank", "adamw, 1 rank"]
-    (comparison,) = ranking["comparisons"]
-    assert (comparison["outcome"], comparison["method"], comparison["seeds"]) == ("better", "paired by seed", [1, 2, 3])
-
-
 def test_results_json_has_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):
     results, _ = read_results(make_matrix(tmp_path, [FakeRun()]))
     (run,) = results["runs"]

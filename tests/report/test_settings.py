@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 import kconfiglib as kc
-import pytest
 
 from kmatrix.kconfig.tree import Tree
 from kmatrix.report.analysis import analyse
-from kmatrix.report.formats.results_json import results
 from kmatrix.report.numbers import SettingOrigin
 from kmatrix.report.read_run import SETTING_FIELDS, optimizer_settings
 from kmatrix.report.summary import render_summary
@@ -52,52 +50,6 @@ def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
     assert warning == (
         "learning_rate was swept for adamw but not for muon: a tuned optimizer is compared with an untuned one"
     )
-
-
-@pytest.mark.parametrize("name", ["weight_decay", "beta1"])
-def test_other_tuned_settings_give_a_warning_too(tmp_path, name):
-    symbol = f"GPT2_{name.upper()}"
-    tuned = [FakeRun(asked=(symbol,), axes={"x": str(v)}, train={**TRAIN, name: v}) for v in (0.5, 0.7)]
-
-    assert len(setting_of(numbers_of(tmp_path, *tuned, run("muon", 0.02)), name)) == 1
-
-
-def test_a_requested_rate_next_to_a_default_one_gives_a_warning(tmp_path):
-    (warning,) = setting_of(numbers_of(tmp_path, run("adamw", 2e-3, LR), run("lion", 1e-4)))
-
-    assert "was set for adamw but is the default for lion" in warning
-
-
-def test_no_warning_is_given_if_all_are_swept_requested_or_default(tmp_path):
-    for index, pair in enumerate(
-        (
-            [*swept_runs("adamw"), *swept_runs("muon")],
-            [run("adamw", 2e-3, LR), run("muon", 0.02, LR)],
-            [run("adamw", 6e-4), run("muon", 0.02)],
-            [*swept_runs("adamw")],
-        )
-    ):
-        assert setting_of(numbers_of(tmp_path / str(index), *pair)) == []
-
-
-def test_runs_without_recorded_requests_give_no_warning(tmp_path):
-    numbers = numbers_of(tmp_path, FakeRun(), FakeRun(optimizer="muon"))
-
-    assert setting_of(numbers) == []
-    assert {setting.origin for group in numbers.settings for setting in group.settings} == {None}
-    assert "these runs do not record which values were set" in render_summary(numbers)
-
-
-def test_the_summary_and_the_json_list_the_settings(tmp_path):
-    numbers = numbers_of(tmp_path, run("muon", 0.02, LR), *swept_runs("adamw"))
-    text = render_summary(numbers)
-
-    assert "muon   learning_rate 0.02 (explicit), min_lr 6e-05" in text
-    assert "adamw  learning_rate 0.0001 0.0003 (swept)" in text
-    assert "unmarked values are defaults" in text
-    first = json.loads(json.dumps(results(numbers)))["settings"][0]
-    assert (first["optimizer"], first["runs"]) == ("muon", ["gpt2_muon_1cpu"])
-    assert first["settings"]["learning_rate"] == {"values": [0.02], "origin": "asked for"}
 
 
 def test_settings_without_effect_are_omitted():

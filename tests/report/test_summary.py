@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from kmatrix.cli.results import report
-from kmatrix.curves.metrics import MetricColumns, read_metrics
 from kmatrix.errors import RecordError
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.lock import held
@@ -64,27 +59,12 @@ def test_no_line_is_wider_than_80_columns_even_with_long_names(tmp_path):
     assert all(run.name in text for run in runs)
 
 
-def test_one_seed_is_reported_as_not_significant_and_nothing_is_called_better(tmp_path):
-    text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=1.0)])))
-    assert "No verdict: one seed per configuration is not evidence." in text
-    assert "better" not in text
-    assert "beats" not in text
-
-
 def test_mfu_is_not_applicable_on_the_cpu_and_unknown_for_a_gpu_without_a_peak(tmp_path):
     text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")])))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("gpt2_")}
     assert "n/a" in rows["gpt2_adamw_1cpu"]
     assert "n/a" not in rows["gpt2_muon_1gpu"]
     assert "-" in rows["gpt2_muon_1gpu"]
-
-
-def test_a_matrix_without_a_finished_run_is_reported_without_a_ranking(tmp_path):
-    text = write_summary(
-        analyse(make_matrix(tmp_path, [FakeRun(status="skipped", reason="needs 8 GPUs, 0 are there")]))
-    )
-    assert "nothing to rank" in text
-    assert "needs 8 GPUs, 0 are there" in text
 
 
 def test_a_second_report_has_the_same_text_and_needs_no_earlier_report(tmp_path):
@@ -166,38 +146,3 @@ def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
     ]
     for written, given in zip(read_json(matrix.results)["runs"][0]["attempts"], attempts, strict=True):
         assert given.items() <= written.items()
-
-
-def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, capsys):
-    """Summary, results and graphs share one analysis, and the next report needs only the curves that it wrote."""
-    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
-    read: list[Path] = []
-
-    def counted_reads(path: Path, size: int) -> MetricColumns:
-        read.append(path)
-        return read_metrics(path, size)
-
-    monkeypatch.setattr("kmatrix.curves.make.read_metrics", counted_reads)
-    report(matrix, draw=True)
-    report(matrix, draw=True)
-
-    assert read == [run.metrics for run in matrix.runs()]
-    assert "Test Matrix Summary Report" in capsys.readouterr().out
-
-
-def test_a_reused_run_is_marked_in_the_table_and_in_all_results(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
-    run = matrix.run("gpt2_muon_1cpu")
-    write_json(run.run_json, read_json(run.run_json) | {"reused_from": "test_matrix_results_x/gpt2_muon_1cpu"})
-    table = [line for line in write_summary(analyse(matrix)).splitlines() if line.startswith("gpt2_")]
-    assert [line.rpartition("  ")[2] for line in table[:2]] == ["finished", "finished, reused"]
-    sources = [run["reused_from"] for run in json.loads(matrix.all_results.read_text())]
-    assert sources == [None, "test_matrix_results_x/gpt2_muon_1cpu"]
-
-
-def test_with_a_baseline_differences_are_to_it(tmp_path):
-    runs = [run for name in ("adamw", "muon") for run in runs_with_seeds(3, [3.3, 3.31, 3.29], optimizer=name)]
-    text = write_summary(analyse(make_matrix(tmp_path, runs, verdict={"baseline": {"optimizer": "adamw"}})))
-    assert "difference to baseline" in text
-    assert "baseline: gpt2_adamw_seed1" in text
-    assert "leader" not in text

@@ -15,7 +15,7 @@ from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.formats.junit import junit
 from kmatrix.report.formats.results_csv import results_csv
-from kmatrix.report.formats.results_md import code_block, escaped, markdown, quoted
+from kmatrix.report.formats.results_md import escaped, markdown, quoted
 from kmatrix.report.summary import render_summary
 from kmatrix.report.write import write_summary
 from records_factory import FakeRun, make_matrix, runs_with_seeds
@@ -67,12 +67,6 @@ def test_runs_are_test_cases(tmp_path):
         (skipped,) = next(case for name, case in found.items() if optimizer in name)
         assert skipped.tag == "skipped"
         assert words in skipped.get("message")
-
-
-def test_the_times_of_the_suite_are_those_of_its_runs(tmp_path):
-    suite, found = cases(make_matrix(tmp_path, every_status()))
-    assert float(suite.get("time")) == pytest.approx(sum(float(case.get("time")) for case in found.values()))
-    assert suite.get("timestamp") == "2026-11-20T05:23:00"
 
 
 def test_hostile_text_in_junit_is_text(tmp_path):
@@ -142,11 +136,6 @@ def test_an_escaped_text_renders_as_itself(text):
     assert text_of(rendered(f"before {escaped(text)} after")).strip() == f"before {text} after"
 
 
-def test_a_block_of_code_ends_only_at_its_end():
-    lines = ["```", "````text", "<script>"]
-    assert ElementTree.fromstring(rendered(code_block(lines))).find("code").text == "\n".join(lines) + "\n"
-
-
 def test_hostile_text_in_the_markdown_is_text(tmp_path):
     html = rendered(markdown(analyse(make_matrix(tmp_path, hostile_runs())))).replace("\ufffe", "")
     tree = ElementTree.fromstring(f"<html>{html}</html>")
@@ -187,22 +176,3 @@ def test_the_files_are_written_with_the_summary(tmp_path):
         assert path.stat().st_size > 0
         assert path.name in text
     assert {status for status in Status if status in matrix.results_csv.read_text()} >= {"finished", "failed"}
-
-
-def test_a_difference_of_one_seed_each_is_not_tested_in_markdown(tmp_path):
-    text = markdown(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=3.27)])))
-    assert "| `adamw, 1 rank` | 3.2800 | - | - | 1 | 0.0100 | - | not tested |" in text
-    assert "not distinguishable" not in text
-
-
-def test_tables_of_many_configurations_are_cut_in_markdown(tmp_path, monkeypatch):
-    monkeypatch.setattr("kmatrix.report.formats.results_md.MOST_ROWS", 3)
-    losses = (3.5, 3.1, 3.4, 3.2, 3.3)
-    runs = [FakeRun(axes={"lr": f"{place}e-4"}, final_loss=loss) for place, loss in enumerate(losses, start=1)]
-    lost = FakeRun(axes={"lr": "9e-4"}, status="failed", kind="oom", reason="out of memory", stop_at=20, result=False)
-    tree = ElementTree.fromstring(f"<html>{rendered(markdown(analyse(make_matrix(tmp_path, [*runs, lost]))))}</html>")
-    tables = [[["".join(cell.itertext()) for cell in row] for row in table.iter("tr")] for table in tree.iter("table")]
-    ranked, costs = ([row[column] for row in table[1:]] for table, column in zip(tables, (1, 0), strict=True))
-    assert ranked == costs == [f"adamw, lr {lr}e-4, 1 rank" for lr in (2, 4, 5)]
-    notes = ["".join(one.itertext()) for one in tree.iter("p") if "more configuration" in "".join(one.itertext())]
-    assert notes == ["and 3 more configurations, in results.json", "and 2 more configurations, in results.json"]

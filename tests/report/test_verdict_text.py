@@ -8,7 +8,7 @@ import pytest
 
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import CostDifference, CostQuantity, GroupNumbers, Ranking, RunNumbers
-from kmatrix.report.pair_text import open_parts, p_text, pair_sentence, plain
+from kmatrix.report.pair_text import open_parts, p_text, plain
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictState
 from kmatrix.report.verdict_text import cost_phrase, no_ranking_text, verdict_text
 from kmatrix.stats import Interval
@@ -167,25 +167,6 @@ def test_an_open_comparison_says_why_it_gets_no_more_seeds(why, words):
     assert ("about 3 more" in text.line(LineLabel.OPEN).text) is (why in (NoMoreSeeds.MAXIMUM, NoMoreSeeds.BUDGET))
 
 
-def test_a_pair_in_a_sentence():
-    rules = replace(RULES, min_difference=0.004)
-    family = FamilyVerdict(rules=rules, reference="muon", means={}, pairs=())
-    looked = pair("muon", "adamw", BETTER, method=Method.SEQUENTIAL, looks=(3, 4, 5))
-    assert plain(pair_sentence(looked, family, "nats/token")) == (
-        "muon beats adamw by 0.0117 ± 0.0031 nats/token (0.0086 to 0.0148), "
-        "paired over 5 seeds (group-sequential t, looked at after 3, 4, 5 seeds), p = 0.003"
-    )
-    loser = pair("adamw", "muon", WORSE, 0.0117)
-    assert plain(pair_sentence(loser, family, "nats/token")).startswith("muon beats adamw by 0.0117 ± 0.0031")
-    tie = pair("soap", "muon", EQUIVALENT, 0.0001, 0.0013, p_holm=0.9)
-    assert plain(pair_sentence(tie, family, "nats/token")) == (
-        "soap and muon are equivalent within 0.004 nats/token: difference 0.0001 (-0.0012 to 0.0014), "
-        "paired over 5 seeds"
-    )
-    small = pair("soap", "muon", EQUIVALENT, 0.0011, 0.0003, p_holm=0.01)
-    assert "there is a difference (p = 0.010), smaller than that" in plain(pair_sentence(small, family, "nats/token"))
-
-
 def test_one_seed_is_not_evidence():
     alone = replace(
         ranking(pair("muon", "adamw", OPEN, half=None, p=None, p_holm=None, method=Method.NONE, reason="one seed")),
@@ -263,14 +244,6 @@ def test_a_p_value_never_hides_its_side_of_the_level():
     assert p_text(0.05) == "p = 0.050"
 
 
-def test_a_configuration_that_is_worse_than_a_third_one_is_not_an_open_question():
-    chain = [pair("muon", "adamw", BETTER), pair("muon", "sgd", OPEN, -0.5, 0.6), pair("adamw", "sgd", BETTER, -0.4)]
-    text = verdict_text(ranking(*chain, groups=("muon", "adamw", "sgd")), Situation())
-    assert text.state is VerdictState.DECIDED
-    assert text.sentence == "muon beats adamw by 0.0117 ± 0.0031 nats/token; sgd is worse than another configuration"
-    assert text.line(LineLabel.OPEN) is None
-
-
 @pytest.mark.parametrize(
     ("losses", "words"),
     [
@@ -283,15 +256,3 @@ def test_a_difference_that_rounds_to_0_is_not_printed_as_0(losses, words):
     alone = replace(ranking(untested), groups=(group("muon", losses[0]), group("adamw", losses[1])))
     assert verdict_text(alone, Situation()).line(LineLabel.SO_FAR).text.startswith(words)
     assert plain(open_parts(untested, "nats/token")) == "less than 0.0001 nats/token apart, one seed"
-
-
-def test_seeds_are_proposed_for_the_comparisons_that_need_few():
-    pairs = [pair("muon", "soap", OPEN, -0.0001, more_seeds=51), pair("muon", "lion", OPEN, -0.01, more_seeds=3)]
-    names = ("muon", "soap", "lion")
-    lines = verdict_text(ranking(*pairs, groups=names), Situation(command="make add SEED=6,7,8")).lines
-    found = [(line.text, line.command) for line in lines if line.label is LineLabel.NEXT]
-    spends = "; seeds that are added after a test raise the error rate, MATRIX_SEEDS_AUTO=y does not"
-    assert found == [
-        (f"about 3 more seeds per configuration{spends}", "make add SEED=6,7,8"),
-        ("deciding the rest needs about 51 more seeds per configuration: probably not worth it", ""),
-    ]

@@ -2,13 +2,10 @@
 
 import errno
 import itertools
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,31 +15,25 @@ import pytest
 
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.errors import LaunchError
-from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
-from kmatrix.records.lock import held, holder, try_lock
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.lock import holder
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import BudgetEntry, read_matrix_status
-from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.runner.execute import check_plans
 from kmatrix.runner.loop import drive
-from kmatrix.runner.signals import SAME_KEY_S, StopRequest
+from kmatrix.runner.signals import SAME_KEY_S
 from kmatrix.status.classify import describe_exit
 from kmatrix.status.cost import MatrixBudget, SpentBudget
 from kmatrix.status.state import JobPhase, RunPlan
 from kmatrix.status.status_file import recover_status
-from kmatrix.status.watch import MetricsTail
 from running import (
     END_S,
-    FAKES,
     MAX_ITERS,
-    PYTHON,
-    ROOT,
     classify_end,
     engine,
     is_alive,
     once_training,
-    plan_of,
     processes_of,
     status_of,
     wait_for_start,
@@ -160,15 +151,6 @@ def test_a_failed_run_records_the_end_of_the_log_of_this_attempt(matrix, plan):
     assert "of the first attempt" in run.dir.output_log.read_text()
 
 
-def test_the_log_tail_has_twenty_shortened_lines_without_escape_codes(plan):
-    run = plan("a")
-    run.dir.output_log.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 9999 + "\n")
-    tail = classify_end(run, exit_code=1).log_tail
-    assert len(tail) == 20
-    assert tail[0] == "line 81"
-    assert len(tail[-1]) == 300
-
-
 def test_the_log_tail_contains_no_key(plan):
     key = "hf_" + "a1B" * 12
     run = plan("a")
@@ -261,17 +243,6 @@ def test_a_result_of_an_earlier_attempt_or_another_run_is_ignored(plan, fields):
     assert (verdict.status, verdict.reason) == (Status.FAILED, "killed by signal 6 (abort)")
 
 
-def test_an_adjustment_to_a_value_other_than_the_effective_one_is_a_difference(plan):
-    entry = {"field": "batch_size", "from": 12, "to": 8, "why": "memory"}
-    reason = result_of(plan("a"), used_fields={"batch_size": 6}, adjusted=[entry]).reason
-    assert reason == "configuration mismatch: batch_size requested 12, used 6"
-
-
-def test_an_unexpected_field_is_a_difference_and_an_automatic_field_is_not(plan):
-    assert result_of(plan("a"), used_fields={"peak_tflops": 70.0}).status is Status.FINISHED
-    assert result_of(plan("a"), used_fields={"nesterov": True}).reason.endswith("nesterov requested not set, used True")
-
-
 def test_a_finished_result_without_run_used_json_is_a_failure(plan):
     run = plan("a")
     write_json(run.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
@@ -283,12 +254,6 @@ def test_a_truncated_result_is_a_failure_that_names_the_file(plan):
     run.dir.result.write_text('{"run_id": "id-a", "att')
     verdict = classify_end(run, exit_code=0)
     assert (verdict.status, "result.json is damaged" in verdict.reason) == (Status.FAILED, True)
-
-
-def test_a_rank_error_of_an_earlier_attempt_is_ignored(plan):
-    run = plan("a")
-    write_json(run.dir.rank_error(0), {"rank": 0, "kind": "oom", "reason": "old"})
-    assert classify_end(run, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
 
 
 def test_a_rank_error_with_an_attempt_number_counts_only_for_that_attempt(plan):
@@ -375,18 +340,6 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     assert processes_of(matrix) == []
 
 
-def test_one_interrupt_delivered_twice_counts_once():
-    request = StopRequest()
-    request.take(signal.SIGINT)
-    request.take(signal.SIGINT)
-    assert not request.kill
-    request.since -= 1
-    request.take(signal.SIGTERM)
-    assert not request.kill
-    request.take(signal.SIGINT)
-    assert request.kill
-
-
 def test_a_killed_runner_leaves_no_process_and_its_run_saves_a_checkpoint(matrix, plan, start_runner):
     run = plan("a", "grandchildren")
     process = start_runner("a=grandchildren", grace_s=END_S)
@@ -445,22 +398,6 @@ def test_processes_without_guard_and_runner_delay_the_next_attempt_and_are_named
     assert [(line["run"], f"(pid {first})" in line["reason"]) for line in waits] == [("a", True)]
 
 
-def test_a_process_of_an_earlier_attempt_that_never_exits_is_killed(matrix, plan, start_runner, monkeypatch):
-    run = plan("a", "stubborn")
-    process = start_runner("a=stubborn", grace_s=60)
-    guard = wait_for_start(run)
-    first = read_json(run.dir.path / "env.json")["pid"]
-    psutil.Process(guard).kill()
-    process.kill()
-    process.wait()
-    # As after a suspend of this runner: the time for the processes is over before it has looked for them twice.
-    monkeypatch.setattr("kmatrix.engines.local.engine.MARGIN_S", 0.0)
-    monkeypatch.setattr("kmatrix.engines.local.engine.LOOK_S", 0.05)
-    with run.dir.lock.open("rb"):  # a reader of the file is not killed
-        assert drive(matrix, [plan("a", attempt=2)], engine(grace_s=0.0), poll_s=0.02).exit_code == 0
-    assert not is_alive(first)
-
-
 def test_a_second_runner_of_a_matrix_is_refused_and_names_the_first(matrix, plan, start_runner):
     run = plan("a", "hang")
     process = start_runner("a=hang")
@@ -470,19 +407,6 @@ def test_a_second_runner_of_a_matrix_is_refused_and_names_the_first(matrix, plan
         drive(matrix, [run], engine(), poll_s=0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(END_S) == 130
-
-
-def test_a_reader_that_briefly_holds_the_lock_does_not_refuse_a_runner(matrix):
-    looking = try_lock(matrix.lock)
-    threading.Timer(0.1, os.close, [looking]).start()
-    with held(matrix):
-        assert holder(matrix).pid == os.getpid()
-
-
-def test_a_matrix_is_unlocked_after_its_runner_has_exited(matrix):
-    with held(matrix):
-        assert holder(matrix).pid == os.getpid()
-    assert holder(matrix) is None
 
 
 @pytest.fixture
@@ -550,21 +474,6 @@ def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(
     assert drive(moved, [again], engine(), poll_s=0.02).counts["finished"] == 1
 
 
-def test_an_error_in_the_display_leaves_no_process(matrix, plan):
-    def show(progress):
-        raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        drive(matrix, [plan("a", "hang")], engine(), on_progress=show, poll_s=0.02)
-    assert processes_of(matrix) == []
-
-
-def test_signal_handlers_are_restored_after_the_loop(matrix, plan):
-    before = signal.getsignal(signal.SIGINT)
-    drive(matrix, [plan("a")], engine(), poll_s=0.02)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 # A budget for the matrix
 
 
@@ -589,13 +498,6 @@ def test_a_matrix_whose_budget_is_spent_stops_its_runs_and_starts_no_more(matrix
 # The engine
 
 
-def test_a_run_has_its_gpus_threads_and_directory_and_no_terminal(matrix, plan):
-    run = plan("a", ranks=2, cuda=True, cpu_threads=3)
-    drive(matrix, [run], engine(gpus=("GPU-aaaa", "GPU-bbbb")), poll_s=0.02)
-    assert run.dir.output_log.read_text().startswith("threads 3 gpus 'GPU-aaaa,GPU-bbbb'")
-    assert read_json(run.dir.path / "env.json")["cwd"] == str(ROOT)
-
-
 def test_a_secret_reaches_the_trainer_but_no_file(matrix, plan, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-value")
     run = plan("a", "fail")
@@ -606,15 +508,6 @@ def test_a_secret_reaches_the_trainer_but_no_file(matrix, plan, monkeypatch):
     files = [path for path in matrix.path.rglob("*") if path.is_file()]
     assert len(files) >= 5
     assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
-
-
-def test_the_printed_command_line_does_what_the_engine_does(matrix, plan):
-    run = plan("a b")
-    text = LocalEngine(PYTHON, ROOT, (str(PYTHON), str(FAKES))).plan([run])
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    assert subprocess.run(["sh", "-c", text], env=env, check=False).returncode == 0
-    assert read_json(run.dir.result)["status"] == "finished"
-    assert "threads 1 gpus ''" in run.dir.output_log.read_text()
 
 
 def test_the_printed_command_line_has_torchrun_ranks_and_attempt(matrix):
@@ -640,13 +533,6 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_starts(matrix, plan, f
         check_plans(matrix, [good, too_large], engine())
     assert not matrix.status.exists()
     assert not good.dir.output_log.exists()
-
-
-def test_a_missing_interpreter_or_directory_is_a_problem(matrix, plan):
-    problems = LocalEngine(Path("/no/python"), ROOT).check([plan("a"), plan("a"), plan_of(matrix, "b")])
-    assert [any(text in problem for problem in problems) for text in ("/no/python", "2 runs", "is missing")] == [
-        True
-    ] * 3
 
 
 def test_a_submitted_run_is_not_executed_twice(matrix, plan):
@@ -675,82 +561,7 @@ def test_progress_has_step_loss_speed_and_counts(matrix, plan):
     assert last.counts == {"finished": 2, "skipped": 1}
 
 
-def test_metrics_are_followed_line_by_line_without_incomplete_lines(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"step": 99, "attempt": 1, "train/loss": 9.0, "time": 1.0}) + "\n")
-    tail = MetricsTail(path, attempt=2, max_iters=10, whole=True)
-    tail.read()
-    assert tail.step is None
-    with path.open("a") as file:
-        for step in (0, 1, 2):
-            file.write(json.dumps({"step": step, "attempt": 2, "train/loss": None, "time": 100.0 + 2 * step}) + "\n")
-        file.write('{"step": 3, "atte')
-        file.flush()
-        tail.read()
-        assert (tail.step, tail.loss, tail.since_s(now=0.0) < 60) == (2, None, True)
-        assert [(line.step, line.at) for line in tail.recent] == [(0, 100.0), (1, 102.0), (2, 104.0)]
-        file.write('mpt": 2, "val/loss": 2.5}\n')
-        file.flush()
-        tail.read()
-    assert (tail.step, tail.val_loss) == (3, 2.5)
-
-
 # The real torchrun
-
-
-def test_the_time_left_is_limited_by_the_budget(tmp_path):
-    tail = MetricsTail(tmp_path / "metrics.jsonl", max_iters=1000, budget_s=60.0)
-    for step, at in enumerate((100.0, 110.0)):
-        line = {"step": step, "time": at, "elapsed_s": at - 80.0, "train/loss": 3.0}
-        append_jsonl(tmp_path / "metrics.jsonl", line)
-    tail.read()
-    assert tail.budget_left_s(since_s=5.0) == 25.0
-
-
-@pytest.mark.parametrize(
-    ("train", "seconds"),
-    [
-        ({}, None),
-        ({"max_time": 60.0}, 60.0),
-        ({"max_time": 60.0, "max_cost": 0.02, "gpu_hour_price": 3.6, "num_gpus": 2}, 10.0),
-        ({"max_cost": 1.0, "gpu_hour_price": None}, None),
-    ],
-)
-def test_budgets_are_converted_to_seconds(train, seconds):
-    assert budget_s(TrainFields(**train)) == (seconds if seconds is None else pytest.approx(seconds))
-
-
-@pytest.mark.process
-def test_with_torchrun_two_ranks_finish_and_a_failure_has_its_reason(matrix, plan):
-    plans = [plan("a", "quick", real=True, ranks=2), plan("b", "killed", real=True), plan("c", "fail", real=True)]
-    outcome = drive(matrix, plans, engine(real=True))
-    assert outcome.counts == {"finished": 1, "failed": 2}
-    assert status_of(plans[1])["reason"] == "rank 0 killed by signal 9 (out of memory killer?)"
-    assert status_of(plans[1])["kind"] == "killed"
-    assert "No module named 'flash_attn'" in status_of(plans[2])["reason"]
-
-
-@pytest.mark.process
-def test_with_torchrun_a_stop_reaches_the_workers_and_leaves_no_process(matrix, plan):
-    run = plan("a", "grandchildren", real=True, timeout_s=0.6)
-    drive(matrix, [run], engine(real=True), on_progress=once_training(run))
-    assert status_of(run)["reason"] == "took longer than 0.6 s"
-    assert read_json(run.dir.result)["status"] == "stopped"
-    assert processes_of(matrix) == []
-    assert not [pid for pid in read_json(run.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
-
-
-@pytest.mark.process
-def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, start_runner):
-    run = plan("a", "grandchildren")
-    process = start_runner("a=grandchildren", grace_s=END_S, launcher="torchrun")
-    wait_for_start(run)
-    assert len(processes_of(matrix)) >= 4  # runner, guard, torchrun, worker
-    process.kill()
-    process.wait()
-    wait_until(lambda: processes_of(matrix) == [])
-    assert read_json(run.dir.result)["status"] == "stopped"
-    assert not [pid for pid in read_json(run.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
 @pytest.mark.process

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import threading
-
 import pytest
 
 from instant import tree
-from kmatrix.cli.commands import Arguments
-from kmatrix.cli.control import requests as control
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
-from kmatrix.records.states import HELD_TEXT, change_requests, read_requests
+from kmatrix.records.states import HELD_TEXT, change_requests
 from kmatrix.runner.loop import EXIT_STOPPED, drive
 from kmatrix.runner.resume import reopen
-from kmatrix.runner.status_writer import StatusWriter
 from programs import run
 from running import engine, processes_of, status_of, wait_for_start
 
@@ -84,14 +78,6 @@ def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
     assert [attempt["resume"] for attempt in status_of(plans[0])["attempts"]] == ["none", "auto"]
 
 
-def test_a_matrix_with_held_runs_only_is_stopped(matrix, plan):
-    plans = [plan("a"), plan("b")]
-    change_requests(matrix, ["b"], hold=True)
-    assert drive_with(matrix, plans).exit_code == EXIT_STOPPED
-    assert seen(*plans) == ["finished", "planned"]
-    assert read_json(matrix.status)["status"] == "stopped"
-
-
 def test_a_request_at_the_end_of_a_run_does_not_change_a_finished_one(matrix, plan):
     plans = [plan("a", "quick"), plan("b", "quick")]
     outcome = drive_with(matrix, plans, {("a", "finished"): [("a", True)]})
@@ -127,61 +113,6 @@ def test_a_release_at_the_very_end_of_a_matrix_is_followed(matrix, plan, monkeyp
     change_requests(matrix, ["b"], hold=True)
     assert drive_with(matrix, plans, {("a", "finished"): [("b", False)]}).exit_code == 0
     assert seen(*plans) == ["finished", "finished"]
-
-
-def test_a_request_after_the_last_read_of_a_runner_is_written_by_its_command(matrix, plan, tmp_path, monkeypatch):
-    plans, results = [plan("a", "quick"), plan("b", "quick")], []
-    change_requests(matrix, ["b"], hold=True)
-    command = threading.Thread(
-        target=lambda: results.append(run("release", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=b"))
-    )
-    log = StatusWriter.log
-
-    def end(writer, event, **known):
-        log(writer, event, **known)
-        if event == "matrix ended":
-            command.start()
-            command.join(0.2)  # it waits for the end of the runner
-
-    monkeypatch.setattr(StatusWriter, "log", end)
-    assert drive_with(matrix, plans).exit_code == EXIT_STOPPED
-    command.join()
-    assert results[0].out.splitlines()[0] == "b: released"
-    assert "continue: make continue TARGET=" in results[0].out
-    assert (seen(*plans), status_of(plans[1])["reason"]) == (["finished", "planned"], None)
-
-
-def test_two_commands_at_once_without_a_runner_both_write_the_status(matrix, plan, tmp_path, monkeypatch):
-    """The second one does not take the first one, which holds the matrix meanwhile, for a runner."""
-    plans = [plan("a"), plan("b")]
-    second = threading.Thread(target=control.hold, args=[Arguments("hold", {"TARGET": str(matrix.path), "RUN": "b"})])
-    write = control.write_state
-
-    def write_slowly(folder, state, **known):
-        if folder.name == "a":
-            second.start()
-            second.join(0.2)
-        write(folder, state, **known)
-
-    monkeypatch.setattr(control, "write_state", write_slowly)
-    first = run("hold", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=a")
-    second.join()
-    assert all(status_of(one)["reason"].startswith(HELD_TEXT) for one in plans)
-    assert "the runner follows" not in first.out  # it has what both print
-
-
-def test_a_request_that_a_killed_command_did_not_write_is_in_the_status_from_the_start(matrix, plan):
-    plans, known = [plan("a", "quick"), plan("b"), plan("c")], []
-    change_requests(matrix, ["c"], hold=True)
-    reason = f"{HELD_TEXT}, 2026-11-22 19:30:05 UTC"
-    write_json(plans[1].dir.status, {"run_id": "id-b", "status": "planned", "reason": reason})
-
-    def show(progress):
-        known.append([str(status_of(one)["reason"]) for one in plans[1:]])
-
-    drive(matrix, plans[:1], engine(), on_progress=show, poll_s=0.02)
-    assert known[0][0] == "None"
-    assert known[0][1].startswith(HELD_TEXT)
 
 
 def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, plan, tmp_path):
@@ -257,20 +188,6 @@ def test_the_commands_work_without_a_runner_and_by_every_form_of_a_name(matrix, 
     assert run("hold", *where, "RUN=1").out == "gpt2_adamw_seed1: finished, nothing to hold\n"
     assert run("hold", *where, "RUN=2").out == "gpt2_adamw_seed2: held; it has failed, and is not retried\n"
     assert seen(*plans[:2]) == ["finished", "failed"]
-
-
-def test_a_request_on_a_full_disk_is_refused_and_the_former_one_stays(matrix, plan, tmp_path, monkeypatch):
-    plan("a")
-    where = (f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=a")
-    assert run("hold", *where).status == 0
-
-    def raise_disk_full(path, *_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr("kmatrix.records.states.write_json", raise_disk_full)
-    refused = run("release", *where)
-    assert (refused.status, "No space left on device" in refused.err) == (2, True)
-    assert list(read_requests(matrix)) == ["a"]
 
 
 def test_a_damaged_file_starts_no_held_run_and_ends_no_running_one(matrix, plan, tmp_path):

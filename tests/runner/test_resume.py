@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from instant import tree
-from kmatrix.cli.commands import Arguments
-from kmatrix.cli.running.limits import asked_micro_batch, refuse_if_spent, resume_from
+from kmatrix.cli.running.limits import refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.records.checkpoint_dir import new_folder
 from kmatrix.records.files import read_json, read_jsonl, write_json
-from kmatrix.records.lock import MAKING, Process, held, holder, start_of, this_process, try_lock
+from kmatrix.records.lock import MAKING, held, holder, this_process, try_lock
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Status
@@ -141,12 +140,6 @@ def test_a_micro_batch_that_would_change_the_global_batch_is_refused_with_the_di
     assert error.value.hint == "pass a divisor of 12: 1, 2, 3, 4, 6, 12"
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "12345678"])
-def test_a_micro_batch_that_is_not_a_number_of_sequences_is_refused(text):
-    with pytest.raises(ConfigError, match=f"MICRO_BATCH={text}"):
-        asked_micro_batch(Arguments(target="continue", values={"MICRO_BATCH": text}))
-
-
 def test_a_continued_run_keeps_its_planned_configuration(matrix, make):
     run = make("a", num_gpus=2, device="cuda", cpu_threads=3)
     (each,) = resume_plan(matrix, gpus=GPUS).plans
@@ -163,11 +156,6 @@ def test_a_run_with_too_few_gpus_is_skipped_and_continues_once_there_are_enough(
     assert [each.name for each in resume_plan(matrix, gpus=GPUS).plans] == ["a"]
 
 
-def test_a_run_without_prepared_data_is_skipped_with_that_reason(matrix, make):
-    make("a", data_path="")
-    assert "not prepared" in resume_plan(matrix).skipped["a"]
-
-
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     run, seen = make("a"), []
     outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), on_progress=seen.append, poll_s=0.02)
@@ -182,15 +170,6 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     (first, second) = [progress.reason for progress in seen if progress.status is Status.FAILED]
     assert first == "out of memory with 12 sequences; retrying with micro-batch 6"
     assert second.endswith("retrying with micro-batch 3")
-
-
-def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_continue(matrix, make):
-    run, other = make("a"), make("b")
-    plans = [*resume_plan(matrix, "oom0").plans[:1], *resume_plan(matrix).plans[1:]]
-    outcome = drive(matrix, plans, engine(), poll_s=0.02)
-    assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "failed": 1})
-    assert [entry[3] for entry in attempts(run)] == [None, 6, 3, 1]
-    assert read_json(other.status)["status"] == "finished"
 
 
 def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
@@ -231,16 +210,6 @@ def test_a_plan_that_another_runner_executed_meanwhile_is_dropped(matrix, make):
 # The holder of a matrix
 
 
-def test_a_reused_process_number_or_another_boot_is_not_the_same_process():
-    me = this_process()
-    assert me.lives_here()
-    same_number = {"pid": me.pid, "host": me.host}
-    assert not Process(**same_number, pid_started=me.pid_started - 1, boot_id=me.boot_id).lives_here()
-    assert not Process(**same_number, pid_started=me.pid_started, boot_id="another boot").lives_here()
-    assert not Process(**same_number).lives_here()
-    assert start_of(2**30) is None
-
-
 def test_a_lock_of_an_earlier_boot_is_ignored(matrix, make):
     run = make("a")
     write_json(matrix.lock, {"pid": os.getpid(), "host": "localhost", "pid_started": 1, "boot_id": "before"})
@@ -264,15 +233,6 @@ def test_a_second_command_refuses_a_matrix_that_is_being_made(matrix, make):
         result = program("continue", f"TARGET={matrix.path}")
     assert (result.status, f"is being made by process {os.getpid()}" in result.err) == (2, True)
     assert not matrix.journal.exists()
-
-
-def test_the_first_checkpoint_is_not_announced_before_it_exists(matrix, make):
-    run = make("a")
-    write_json(run.status, {"status": "stopped", "attempt": 1})
-    assert describe_plan(resume_plan(matrix)) == ["a: attempt 2, from scratch: it has no checkpoint"]
-    run.checkpoints.mkdir()
-    (run.checkpoints / "step_00000005.pt").write_text("weights")  # a lost index does not list it
-    assert describe_plan(resume_plan(matrix)) == ["a: attempt 2, from its last good checkpoint"]
 
 
 def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
@@ -314,10 +274,6 @@ def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, mak
     assert read_json(run.curves)["attempt"] == 2
     assert archive_result(run) == run.archive / "2"
     assert sorted(path.name for path in run.archive.iterdir()) == ["1", "2"]
-
-
-def test_a_run_without_files_has_nothing_to_archive(matrix, make):
-    assert archive_result(make("a")) is None
 
 
 @pytest.mark.parametrize("moves", range(6))
@@ -555,11 +511,6 @@ def test_a_rerun_of_a_reused_run_does_not_change_the_original(finished_and_plann
 # The command
 
 
-@pytest.mark.parametrize("text", ["auto", "latest", "best", "none"])
-def test_the_resume_options_are_those_of_the_trainer(text):
-    assert resume_from(text) == text
-
-
 def test_a_checkpoint_is_given_by_its_full_path_and_anything_else_is_refused(tmp_path, monkeypatch):
     (tmp_path / "step_5.pt").touch()
     monkeypatch.chdir(tmp_path)
@@ -614,15 +565,6 @@ def test_a_rerun_without_a_selection_archives_nothing(matrix, make, arguments, m
     assert (result.status, message in result.err) == (2, True)
     assert run.result.exists()
     assert not run.archive.exists()
-
-
-@pytest.mark.parametrize("command", ["continue", "test-rerun"])
-def test_an_invalid_budget_is_refused_before_the_matrix_is_opened(matrix, make, command):
-    make("a")
-    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}, {"name": "missing"}]})
-    result = program(command, f"TARGET={matrix.path}", "BUDGET_HOURS=x")
-    assert (result.status, result.out) == (2, "")
-    assert "BUDGET_HOURS=x" in result.err
 
 
 def test_a_matrix_whose_budget_is_spent_is_refused_and_names_the_argument(matrix, make):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,18 +59,6 @@ def test_an_array_has_as_many_tasks_as_the_cluster_allows():
     assert [share.task for share in found[2].shares][:2] == [0, 1]
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_ten_thousand_runs_are_about_ten_arrays_and_take_little_time(pack):
-    plans = [plan(f"r{number}", 1 + number % 2, seconds=3000 + number % 60) for number in range(10_000)]
-    began = time.process_time()
-
-    found = submissions_of(plans, rules(pack=pack, whole_nodes=pack))
-
-    assert len(found) == (4 if pack else 10)  # of 2,500 to 3,750 nodes
-    assert sum(len(share.runs) for one in found for share in one.shares) == 10_000
-    assert time.process_time() - began < 5  # 0.1 s on a machine of 2 cores
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.none() | st.floats(1, 1e6)), max_size=60),
     st.booleans(),
@@ -116,19 +102,6 @@ def test_a_run_without_an_estimate_gets_the_limit_of_the_partition_and_a_note():
     ]
 
 
-def test_a_run_without_an_estimate_gets_the_default_limit_of_a_partition_without_another_one():
-    """Slurm would give it to the job anyway: SLURM_NOTICE is compared with it."""
-    unlimited = rules(most_seconds=None, default_seconds=1800.0)
-    (found,) = submissions_of([plan("a")], unlimited)
-
-    assert found.shape.seconds == 1800
-    assert time_notes([plan("a")], unlimited) == [
-        "1 run with the default limit of the partition, 30m00s, because no run like it was measured: "
-        "pass SLURM_TIME=<time> for another one"
-    ]
-    assert "1 run with no limit, " in time_notes([plan("a")], rules(most_seconds=None))[0]
-
-
 def test_a_configured_time_is_used_as_it_is():
     (found,) = submissions_of([plan("a", seconds=10), plan("b")], rules(seconds=1234))
 
@@ -142,18 +115,6 @@ def test_a_run_that_is_longer_than_its_jobs_is_noted():
     assert note == "1 run of about 2h30m in jobs of 30m00s: a run saves at the time limit, and its job starts again"
 
 
-def test_a_scheduler_without_times_gets_none():
-    (found,) = submissions_of([plan("a", seconds=10)], rules(has_times=False))
-
-    assert found.shape.seconds is None
-    assert time_notes([plan("a")], rules(has_times=False)) == []
-
-
-@pytest.mark.parametrize("seconds", [1, 599, 601, 3600, 3601, 5000, 14401, 50000, 86401, 1e6])
-def test_rounded_times_are_not_shorter_and_not_much_longer(seconds):
-    assert seconds <= rounded_up(seconds) <= max(seconds + 600, seconds * 1.5)
-
-
 def test_similar_times_share_an_array():
     found = submissions_of([plan(f"r{s}", seconds=s) for s in range(3000, 3100, 10)], RULES)
 
@@ -164,12 +125,6 @@ def test_a_run_on_the_cpu_has_a_cpu_for_each_thread_of_its_ranks():
     (found,) = submissions_of([plan("a", 4, 2, cuda=False, threads=3)], RULES)
 
     assert (found.shape.gpus_per_node, found.shape.ranks_per_node, found.shape.cpus_per_node) == (0, 2, 6)
-
-
-def test_unknown_nodes_get_a_cpu_for_each_thread():
-    (found,) = submissions_of([plan("a", 2, threads=8)], JobRules())
-
-    assert found.shape.cpus_per_node == 16
 
 
 def test_whole_nodes_have_all_their_cpus():
@@ -212,12 +167,3 @@ def test_runs_of_different_sizes_share_a_node():
 
     assert names(found) == [[("four",), ("three", "one"), ("two", "1", "another")]]  # one array of whole nodes
     assert (found[0].shape.gpus_per_node, found[0].shape.cpus_per_node) == (4, 16)
-
-
-def test_runs_on_the_cpu_are_packed_by_their_threads():
-    (found,) = submissions_of(
-        [plan(str(number), 2, cuda=False, threads=4) for number in range(4)], rules(pack=True, whole_nodes=True)
-    )
-
-    assert names([found]) == [[("0", "1"), ("2", "3")]]
-    assert found.shape.cpus_per_node == 16

@@ -6,9 +6,7 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -123,17 +121,6 @@ def test_the_report_waits_for_the_jobs_of_all_runs(matrix, slurm):
     assert slurm.state[submitted_jobs(JobsDir(matrix))[5]]["after"] == "100 102 103"
 
 
-def test_a_submission_that_was_given_up_stays_so_although_its_job_appears(matrix, slurm):
-    """The runner of that job looks at the last line of its submission, and trains nothing."""
-    with submitting(matrix) as submitter:
-        folder, written = submit.prepare(submitter, read_engine(matrix), slurm, WIDE)
-        submit._note(submitter, INTENT, folder.number)
-    run_command(matrix, slurm, ())
-    slurm.receive(written.label)
-    run_command(matrix, slurm, (WIDE,))
-    assert [event for event, number in events(matrix) if number == 1] == [INTENT, CANCELLED]
-
-
 def test_without_open_runs_nothing_is_submitted(matrix, slurm):
     run_command(matrix, slurm)
     assert run_command(matrix, slurm) == {}
@@ -224,18 +211,6 @@ def test_a_submitter_killed_while_it_takes_the_right_to_submit_keeps_nobody_wait
     assert not JobsDir(matrix).submitter.exists()  # complete, or not there
     run_command(matrix, slurm)
     assert jobs_of_runs(matrix, slurm) == dict.fromkeys(RUNS, 1)
-
-
-def test_storage_without_hard_links_has_one_submitter_at_a_time_too(matrix, slurm, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with submitting(matrix):
-        entry = SubmitterFile(host="elsewhere", token="x")
-        write_json(JobsDir(matrix).submitter, as_json(entry))  # another host thought that this process was dead
-    with pytest.raises(LaunchError, match="are being submitted by"):
-        run_command(matrix, slurm)
 
 
 def test_an_sbatch_that_outlives_its_command_is_waited_for(matrix, slurm, tmp_path):
@@ -330,42 +305,10 @@ def test_a_job_that_was_deleted_does_not_start_again_although_its_runner_expecte
     assert list(occupied_runs(matrix, read_engine(matrix), slurm, RUNS)) == ["b"]
 
 
-def test_an_ended_job_is_believed_although_its_claim_is_fresh(matrix, slurm):
-    run_command(matrix, slurm, (WIDE,))
-    claimed(matrix, "1.0", "100")
-    slurm.change("100", SchedulerPhase.ENDED)
-    assert not occupied_runs(matrix, read_engine(matrix), slurm, RUNS)
-
-
 def prepared(matrix, slurm, submission=WIDE):
     """Write a submission that the user submits by hand."""
     with submitting(matrix) as submitter:
         return submit.prepare(submitter, read_engine(matrix), slurm, submission)[0]
-
-
-def test_a_script_that_was_submitted_by_hand_is_found_by_its_label(matrix, slurm):
-    label = read_submission(prepared(matrix, slurm)).label
-    job = slurm.receive(label)
-    run_command(matrix, slurm)
-    assert submitted_jobs(JobsDir(matrix))[1] == job
-    assert jobs_of_runs(matrix, slurm) == dict.fromkeys(RUNS, 1)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_the_job_with_the_claim_counts_of_two_jobs_of_one_script(matrix, slurm, which):
-    label = read_submission(prepared(matrix, slurm)).label
-    jobs = [slurm.receive(label), slurm.receive(label)]
-    training, idle = jobs[which], jobs[1 - which]
-    claimed(matrix, "1.0", training)
-    slurm.change(idle, SchedulerPhase.ENDED)
-    assert "a" not in {run for number in run_command(matrix, slurm) for run in runs_of(matrix, number)}
-    # Also if the other one was noted first.
-    slurm.change(training, SchedulerPhase.RUNNING)
-    assert submitted_jobs(JobsDir(matrix))[1] == training
-
-
-def runs_of(matrix, number):
-    return [run for entry in read_submission(JobsDir(matrix).submission(number)).shares for run in entry.runs]
 
 
 def test_a_share_whose_noted_job_has_ended_is_busy_while_another_job_of_its_script_trains(matrix, slurm):
@@ -449,31 +392,3 @@ def test_no_run_is_submitted_again_after_the_folder_of_its_job_was_removed(matri
     with pytest.raises(LaunchError, match=f"jobs has no folder for {jobs}\n"):
         run_command(matrix, slurm)
     assert len(slurm.state) == 2
-
-
-def test_a_submitter_that_has_ended_leaves_no_file_that_it_was_just_writing(matrix, monkeypatch):
-    """Other hosts would wait for it."""
-    monkeypatch.setattr(submit, "PULSE_S", 0.01)
-    writing, path = threading.Event(), JobsDir(matrix).submitter
-
-    def write_late(*words, **options) -> None:
-        """Write once the submitter has ended, and has removed the file, if it does not wait for this."""
-        writing.set()
-        submitter._over.wait(60)
-        with suppress(AssertionError):
-            wait_until(lambda: not path.exists(), seconds=0.3)
-        write_json(*words, **options)
-
-    monkeypatch.setattr(submit, "write_json", write_late)
-    with submitting(matrix) as submitter:
-        keeper = next(thread for thread in threading.enumerate() if thread.name == "submitter")
-        assert writing.wait(60)
-    keeper.join(60)
-    assert not path.exists()
-
-
-def test_the_folder_of_a_job_that_slurm_has_forgotten_may_be_removed(matrix, slurm):
-    run_command(matrix, slurm)
-    shutil.rmtree(JobsDir(matrix).submission(1).path)
-    slurm.change("100", SchedulerPhase.UNKNOWN)
-    assert run_command(matrix, slurm) == {3: "101"}

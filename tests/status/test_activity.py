@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,13 +14,12 @@ from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.claim import FRESH_S
-from kmatrix.records.jobs.files import NodeEnd, SchedulerPhase, is_at_home
+from kmatrix.records.jobs.files import NodeEnd, SchedulerPhase
 from kmatrix.records.jobs.paths import JobsDir, NodeDir
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
 from kmatrix.status.activity import (
     QUIET_S,
-    TRUST_S,
     Activity,
     Handover,
     MatrixActivity,
@@ -98,12 +96,6 @@ def test_on_this_machine_the_lock_of_the_matrix_decides(matrix):
         assert activity.scheduler == "" == activity.why_silent
 
 
-def test_on_a_cluster_the_lock_does_not_count(matrix):
-    make_engine(matrix)
-    with held(matrix):
-        assert MatrixActivity(matrix).activity is Activity.NONE
-
-
 def test_the_newest_submission_that_lists_a_run_decides(matrix):
     make_engine(matrix)
     make_submission(matrix, [["a"], ["b"]])
@@ -113,7 +105,6 @@ def test_the_newest_submission_that_lists_a_run_decides(matrix):
     assert [activity.of(run).activity for run in "abc"] == ["running", "queued", "none"]
     assert [activity.has_runner(run) for run in "abc"] == [True, False, False]
     assert activity.counts() == {Activity.RUNNING: 1, Activity.QUEUED: 1}
-    assert activity.unlisted("abc") == ["c"]
 
 
 def test_a_claim_counts_without_an_answer_until_it_is_old(matrix):
@@ -126,19 +117,6 @@ def test_a_claim_counts_without_an_answer_until_it_is_old(matrix):
     assert [activity.of(run).activity for run in "ab"] == ["running", "unknown"]
     assert activity.of("a").hosts == ("n1", "n2")
     assert activity.why_silent == "Unable to contact slurm controller"
-
-
-def test_an_old_answer_does_not_count(matrix):
-    make_engine(matrix)
-    make_submission(matrix, [["a"]])
-    answer(matrix, {"1.0": view("12", "pending")}, age_s=TRUST_S + 10)
-    activity = MatrixActivity(matrix)
-    assert activity.of("a").activity is Activity.UNKNOWN
-    assert activity.why_silent == "it was not asked lately"
-    answer(matrix, {"1.0": view("12", "pending")})
-    activity.refresh()
-    assert activity.of("a").activity is Activity.QUEUED
-    assert not activity.why_silent
 
 
 def test_a_job_that_started_and_one_that_ended_after_the_answer(matrix):
@@ -201,17 +179,6 @@ def test_the_end_of_an_earlier_start_does_not_end_the_next_one(matrix):
     assert activity.of("a").end is None
 
 
-def test_a_copy_does_not_have_the_jobs_of_its_original(matrix):
-    make_engine(matrix, path="/somewhere/else")
-    (share,) = make_submission(matrix, [["a"]])
-    answer(matrix, {"1.0": view("12", "running")})
-    activity = MatrixActivity(matrix)
-    assert activity.of("a").activity is Activity.NONE
-    claim(share, "12")  # somebody writes here
-    activity.refresh()
-    assert activity.of("a").activity is Activity.RUNNING
-
-
 def test_a_damaged_engine_file_is_refused(matrix):
     make_engine(matrix)
     JobsDir(matrix).engine_json.write_text("{")
@@ -243,34 +210,6 @@ def test_no_clock_of_this_host_is_compared_with_the_times_of_files(matrix, monke
     answer(matrix, {}, why_not="timed out")
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert MatrixActivity(matrix).of("a").activity is Activity.RUNNING
-
-
-def test_the_files_that_are_opened_for_thousands_of_waiting_jobs_are_few(tmp_path, monkeypatch):
-    """A redraw opens files of running runs only; a first look opens a few small ones of each waiting run."""
-    from kmatrix import own_file
-    from kmatrix.status.view.overview import Overview
-    from large_matrix import make_queued_matrix
-
-    found, opened = make_queued_matrix(tmp_path, 60, running=2), []
-    read = own_file.read_descriptor
-
-    def counted(path):
-        opened.append(str(path))
-        return read(path)
-
-    monkeypatch.setattr(own_file, "read_descriptor", counted)
-    monkeypatch.setattr("kmatrix.status.view.changes.FINE_S", 0.0)  # as if the files were older
-    monkeypatch.setattr("kmatrix.status.view.changes.COARSE_S", 0.0)
-    overview = Overview(found)
-    jobs = overview.poll().jobs
-    assert (jobs.running, jobs.waiting) == (2, 58)
-    assert len(opened) < 8 * 60
-    claims = [path for path in opened if path.endswith("owner.json")]
-    assert {path.split("/jobs/")[1] for path in claims} == {"0001/0/owner.json", "0001/1/owner.json"}
-    overview.poll()
-    opened.clear()
-    overview.poll()
-    assert len(opened) < 58  # none of those that wait
 
 
 def test_on_a_cluster_no_missing_file_is_looked_for_by_its_name(matrix, monkeypatch):
@@ -309,18 +248,3 @@ def test_a_copy_of_a_running_matrix_does_not_run_however_new_its_claims_look(mat
     assert activity.activity is Activity.NONE
     assert (activity.original, activity.is_copy) == (str(matrix.path.resolve()), True)
     assert not activity.why_silent, "nobody asks about a copy"
-
-
-@pytest.mark.parametrize("path", [".", "", "\0", "\udc80", "/" * 9000, "/dev/zero", "/proc/self/mem"])
-def test_a_strange_path_in_engine_json_is_another_path(matrix, path):
-    make_engine(matrix)
-    JobsDir(matrix).engine_json.write_text(json.dumps({"schema": 1, "engine": "slurm", "id": "k7", "path": path}))
-    activity = MatrixActivity(matrix)
-    assert activity.activity is Activity.NONE
-    assert not is_at_home(matrix, activity.engine)
-
-
-def test_a_broken_link_in_the_place_of_engine_json_makes_it_damaged(matrix):
-    JobsDir(matrix).engine_json.symlink_to("nowhere")
-    with pytest.raises(RecordError):
-        MatrixActivity(matrix)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 
 import pytest
@@ -10,18 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kmatrix.simulate.library as simulate
-from gpu_factory import damage, overwrite, write_timings
+from gpu_factory import write_timings
 from gputop_values import T0, Recorder, append_event
 from kmatrix.cli.progress import ProgressDisplay
-from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.states import AlertEntry
-from kmatrix.records.train_config import TrainFields
-from kmatrix.report.analysis import analyse
-from kmatrix.report.write import write_summary
 from kmatrix.runner.loop import drive
-from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
+from kmatrix.status.alerts import Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
 from running import engine, recorder_launcher
 from skips import require_program
@@ -92,27 +86,12 @@ def test_unknown_values_raise_no_alert():
     assert alert_kinds(unknown) == set()
 
 
-def test_a_gpu_at_its_power_limit_is_normal():
-    assert alert_kinds(state(gpus=(gpu(throttled=("power cap",)),))) == set()
-    assert alert_kinds(state(gpus=(gpu(throttled=("power cap", "heat (hardware)")),))) == {AlertKind.THROTTLE}
-
-
 @pytest.mark.parametrize(
     ("losses", "is_told"),
     [([4, 3, 3.1, 3.2], False), ([4, 3, 3.1, 3.2, 3.3], True), ([4, 3, 3.1, 3.2, 2.9], False), ([3.0] * 9, False)],
 )
 def test_a_validation_loss_above_its_best_for_three_evaluations_raises_an_alert(losses, is_told):
     assert (AlertKind.LOSS in alert_kinds(state(val_losses=losses))) == is_told
-
-
-def test_a_spike_needs_earlier_lines_for_comparison():
-    assert alert_kinds(state(losses=[3.0] * 3 + [9.0])) == set()
-    assert alert_kinds(state(losses=[11.0, 9.0, 8.0, 7.0, 6.5, 6.0, 5.8, 5.6, 5.5, 5.4])) == set(), "a fall is none"
-
-
-def test_every_kind_has_advice():
-    assert set(ADVICE) == set(AlertKind)
-    assert all(text and "\n" not in text for text in ADVICE.values())
 
 
 # ---- start and end -----------------------------------------------------------------------------------------------
@@ -129,13 +108,6 @@ def test_an_alert_starts_after_the_hold_time_and_keeps_the_worst_value():
     change = watch.update(state(140))
     assert change.active == ()
     assert [(alert.value, alert.until) for alert in change.ended] == [(93.0, 140)]
-
-
-def test_a_dip_shorter_than_the_hold_time_raises_no_alert():
-    watch = AlertTracker(LIMITS)
-    for time in range(0, 300, 5):
-        low = time % 60 >= 40  # an evaluation of 20 s once per minute
-        assert watch.update(state(time, gpus=(gpu(utilization=40.0 if low else 97.0),))).active == ()
 
 
 @pytest.mark.parametrize(
@@ -165,12 +137,6 @@ def test_every_alert_ends_once_and_lasts_at_least_the_hold_time(observations, ho
     ended += watch.end(time)
     assert [alert.since for alert in began] == [alert.since for alert in ended]
     assert all(alert.until - alert.since >= hold for alert in ended)
-
-
-def test_an_alert_survives_json():
-    alert = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=5.0, value=9.5, threshold=15.0)
-    assert Alert.from_entry(convert(alert.to_json(), AlertEntry, "alert")) == alert
-    assert alert.text == "MFU 9.5%, below 15%"
 
 
 def test_thresholds_come_from_the_configuration_as_values_and_as_text():
@@ -214,18 +180,6 @@ def test_a_growing_recording_is_followed(alarm):
     assert len(made.alerts) == 2
 
 
-def test_damaged_samples_of_a_growing_recording_give_no_alert(alarm):
-    made, recorder = alarm
-    recorder.write(40, utilization=95.0)
-    damage(recorder.run.gpu_samples, 20, 5)
-    overwrite(recorder.run.gpu_samples, 39, "temperature", math.inf)
-    overwrite(recorder.run.gpu_samples, 39, "memory_used", 3e38)
-    overwrite(recorder.run.gpu_samples, 30, "utilization", -1e30)
-    assert made.poll(recorder.now).alerts.active == ()
-    recorder.write(40, utilization=50.0)
-    assert len(made.poll(recorder.now).alerts.active) == 2
-
-
 def test_low_utilization_needs_ten_seconds_of_samples(alarm):
     made, recorder = alarm
     recorder.write(10, utilization=10.0)
@@ -266,20 +220,6 @@ def test_xid_errors_of_this_attempt_are_alerts_until_its_end(alarm):
         "GPU 1: XID 79: the GPU has fallen off the bus; XID 63: a memory page or row was replaced"
     )
     assert len(made.alerts) == 2
-
-
-@pytest.mark.parametrize("damage", [b"", b"KMXGPU3\n", b"no recording at all", b"KMXGPU9\n1234"])
-def test_an_unreadable_recording_is_ignored(alarm, damage):
-    made, recorder = alarm
-    recorder.run.gpu_samples.write_bytes(damage)
-    recorder.run.gpu_events.mkdir()
-    assert made.poll(recorder.now + 1).alerts.active == ()
-
-
-def test_an_outdated_recording_raises_no_alert(alarm):
-    made, recorder = alarm
-    recorder.write(40, utilization=5.0)
-    assert made.poll(recorder.now + 60).alerts.active == ()
 
 
 def test_metrics_and_ranks_raise_alerts(tmp_path):
@@ -349,19 +289,6 @@ def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, run_on_g
     assert capsys.readouterr().out.count("! a  GPU 1: 93 C, limit 87 C (check cooling") == 1
 
 
-def test_an_xid_error_is_an_alert_and_in_the_report(matrix, run_on_gpus, capsys):
-    planned = run_on_gpus("".join(f"{second / 4} 1 xid 79\n" for second in range(480)))
-    (alert,) = read_json(planned.dir.status)["alerts"]
-    assert (alert["kind"], alert["about"], alert["severity"]) == ("xid_fault", "GPU 1", "critical")
-    assert alert["text"].startswith("GPU 1: XID 79: the GPU has fallen off the bus")
-    events = [(line["event"], line["about"]) for line in read_jsonl(matrix.journal) if "alert" in line["event"]]
-    assert events == [("alert", "GPU 1"), ("alert over", "GPU 1")]
-    assert capsys.readouterr().out.count("! a  GPU 1: XID 79: the GPU has fallen off the bus") == 1
-    text = write_summary(analyse(matrix))
-    assert text.count("! GPU 1: XID 79: the GPU has fallen off the bus (") == 2, "with the alerts and with the GPUs"
-    assert "GPU 0: XID" not in text
-
-
 # ---- a wall clock that is set --------------------------------------------------------------------------------------
 
 DAY_S = 86_400.0
@@ -380,49 +307,3 @@ def test_a_clock_that_is_set_forward_or_back_is_not_a_stall(tmp_path):
     run.metrics.write_text(json.dumps(line) + "\n" + json.dumps(line | {"step": 1, "time": 1.0}) + "\n")
     (ended,) = made.poll(1000.0 - 2 * DAY_S, clock=402.0).alerts.ended
     assert ended.until == ended.since  # never before it began
-
-
-def test_a_rule_has_to_match_for_its_time_by_the_monotonic_clock():
-    watch = AlertTracker(Thresholds(hold_s=30))
-    assert watch.update(state(1000.0, mfu=1.0, clock=0.0)).began == ()
-    assert watch.update(state(1000.0 + DAY_S, mfu=1.0, clock=1.0)).began == ()
-    assert watch.update(state(1000.0 - DAY_S, mfu=1.0, clock=29.0)).began == ()
-    (alert,) = watch.update(state(1000.0 - DAY_S, mfu=1.0, clock=31.0)).began
-    assert alert.since == 1000.0
-
-
-def test_the_time_left_counts_down_by_the_monotonic_clock(tmp_path):
-    run = RunDir(tmp_path)
-    made = RunWatch(run, Thresholds(), TrainFields(max_iters=121))
-    lines = [{"step": step, "time": 1000.0, "train/loss": 3.0, "throughput/step_ms": 500.0} for step in (0, 10, 20)]
-    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert made.poll(1000.0, clock=50.0).left_s == 50.0
-    assert made.poll(1000.0 - DAY_S, clock=52.0).left_s == 48.0
-    assert made.poll(1000.0 + DAY_S, clock=54.0).left_s == 46.0
-    assert made.poll(1000.0, clock=5000.0).left_s == 45.0  # the process was stopped: the next line is due
-
-
-def test_samples_of_a_gpu_count_after_the_clock_was_set_back(alarm):
-    made, recorder = alarm
-    recorder.write(40, utilization=95.0)
-    assert made.poll(recorder.now, clock=100.0).alerts.active == ()
-    back = Recorder(recorder.run.path.parent / "back", gpus=2, started=T0 - DAY_S)
-    data = recorder.run.gpu_samples.read_bytes()
-    back.write(40, utilization=50.0)
-    header = len(Recorder(recorder.run.path.parent / "empty", gpus=2, started=T0 - DAY_S).run.gpu_samples.read_bytes())
-    recorder.run.gpu_samples.write_bytes(data + back.run.gpu_samples.read_bytes()[header:])
-    active = made.poll(back.now, clock=120.0).alerts.active
-    assert kinds(active) == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")]
-    assert made.poll(back.now, clock=140.0).alerts.active == ()  # no new sample for 20 s: the recorder has exited
-
-
-def test_samples_of_an_earlier_attempt_are_ignored(tmp_path):
-    recorder = Recorder(tmp_path / "run", gpus=2)
-    recorder.write(40, utilization=5.0)
-    made = RunWatch(recorder.run, Thresholds(hold_s=0))
-    made.start(records_gpus=True)
-    assert made.poll(recorder.now).alerts.active == ()
-    recorder.run.gpu_samples.rename(recorder.run.path / "gpu_samples.1.bin")  # this attempt has other GPUs
-    other = Recorder(tmp_path / "run", gpus=1)
-    other.write(40, utilization=5.0)
-    assert kinds(made.poll(other.now, clock=other.now + 2).alerts.active) == [(AlertKind.UTILIZATION, "GPU 0")]

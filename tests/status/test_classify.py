@@ -58,17 +58,6 @@ def test_external_failures_are_retried_twice_in_a_row(kind):
     ]
 
 
-@pytest.mark.parametrize("kind", [KILLED, "nan", "error", "stall", "data", "died", "timeout", "signal", None])
-def test_other_failures_are_not_retried_automatically(kind):
-    assert retry(failed_state(kind), batch_size=8) is None
-
-
-def test_a_different_end_resets_the_retry_count():
-    assert retry(failed_state(NCCL, NCCL, "nan", NCCL), batch_size=8) is not None
-    assert retry(failed_state(NCCL, PREEMPTED, NCCL), batch_size=8) is not None
-    assert retry(failed_state(NCCL, PREEMPTED, NCCL, NCCL), batch_size=8) is None
-
-
 def test_a_retry_resumes_from_the_last_checkpoint_with_the_same_micro_batch():
     attempt = retry(failed_state(NCCL, batch=4), batch_size=8)
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 4)
@@ -152,11 +141,6 @@ def test_a_rank_that_failed_first_is_not_retried_because_of_later_network_errors
     assert classified(plan("a"), "rank 1: ValueError: why", log="NCCL error in: ProcessGroupNCCL.cpp").kind == "error"
 
 
-def test_without_a_reason_the_log_decides(plan):
-    log = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(...)\n"
-    assert classified(plan("a"), "killed by signal 6 (abort)", log=log, kind="died").kind == NCCL
-
-
 def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recovered(plan):
     run = plan("a")
     text = "NVIDIA A10G (GPU-b): no response (values are null)"
@@ -204,21 +188,6 @@ def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
     assert status_of(plans[0])["status"] == "finished"
     assert status_of(plans[1])["status"] == "skipped"
     assert "needs 2 GPUs, 1 available: GPU 0 is quarantined" in status_of(plans[1])["reason"]
-
-
-def test_a_run_that_lost_the_last_gpu_stays_failed(matrix, plan):
-    run = plan("a", "lost:GPU-a", cuda=True)
-    outcome, _ = run_all(matrix, [run], UUIDS[:1])
-    assert (outcome.exit_code, status_of(run)["status"], kinds(run)) == (1, "failed", [GPU_LOST])
-
-
-@pytest.mark.parametrize(("times", "status"), [(2, "finished"), (9, "failed")])
-def test_a_network_failure_is_retried_up_to_the_limit(matrix, plan, times, status):
-    run = plan("a", f"nccl{times}")
-    run_all(matrix, [run])
-    assert status_of(run)["status"] == status
-    assert len(kinds(run)) == 3
-    assert kinds(run)[:2] == [NCCL, NCCL]
 
 
 def test_a_preempted_run_resumes_automatically(matrix, plan):
@@ -284,32 +253,3 @@ def test_a_gpu_used_by_other_processes_is_not_assigned():
     assert pool.usable(()) == ("a", "c")
     assert set(pool.place(2, ())) == {"a", "c"}
     assert pool.excluded == {"b": "in use by others: 17.0 GiB used by python (pid 42)"}
-
-
-def test_gpus_of_running_runs_are_not_checked():
-    others = FakeOtherProcesses()
-    pool = pool_of(others)
-    pool.poll({"a"})
-    assert others.asked == [("b", "c")]
-    pool.poll({"a"})
-    assert len(others.asked) == 1  # the driver is not queried at every poll of the runner
-
-
-def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monkeypatch):
-    # Query other processes at every poll of the runner, so that the test need not wait.
-    monkeypatch.setattr("kmatrix.engines.local.pool.POLL_S", 0.0)
-    others, messages, notes = FakeOtherProcesses(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
-    pool = pool_of(others, ("GPU-a",))
-
-    def show(progress):
-        if progress.note and progress.note not in notes:
-            notes.append(progress.note)
-            others.held.clear()
-
-    run = plan("a", cuda=True)
-    local_engine = engine(gpus=pool, limits=Limits())
-    outcome = drive(matrix, [run], local_engine, pool=pool, on_note=messages.append, on_progress=show, poll_s=0.02)
-    assert outcome.exit_code == 0
-    reason = "GPU 0 is in use by others: 9.0 GiB used by python (pid 42)"
-    assert notes[0] == f"needs 1 GPU, 0 available: {reason}"
-    assert messages == [reason, "GPU 0 is available again"]

@@ -51,12 +51,6 @@ def test_a_run_that_was_reused_or_never_ran_has_cost_nothing_and_one_of_unknown_
     assert spent_of(RunState(status=Status.FINISHED), train).dollars is None
 
 
-def test_a_cost_budget_pays_for_what_an_attempt_holds():
-    assert cost_limit_s(TrainFields(**GPUS, max_cost=2.0, gpu_hour_price=0.5)) == 3600
-    machine = TrainFields(device="cpu", num_gpus=4, max_cost=2.0, machine_hour_price=0.5)
-    assert cost_limit_s(machine) == 4 * 3600
-
-
 def test_the_budget_of_a_matrix_counts_all_attempts_of_all_runs():
     train = TrainFields(num_gpus=2, gpu_hour_price=1.5)
     hour = Attempt(number=1, status=Status.FINISHED, started=0.0, ended=3600.0, seconds=3600.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -99,13 +98,6 @@ def continued_plans(folder):
     return reopen(folder, ()).plans
 
 
-def test_a_display_error_on_a_full_disk_does_not_affect_runs(matrix, plan):
-    def show(progress):
-        raise FULL_DISK
-
-    assert drive(matrix, [plan("a", "quick")], engine(), on_progress=show, poll_s=0.02).counts == {"finished": 1}
-
-
 def test_the_error_names_the_disk_the_space_to_free_and_the_command_to_type(matrix, plan, monkeypatch):
     run = plan("a")
     write_json(matrix.matrix_json, {"runs": [{"name": "a"}]})
@@ -121,16 +113,6 @@ def test_the_error_names_the_disk_the_space_to_free_and_the_command_to_type(matr
         f"free at least 10.5 MB, then run `make continue TARGET={matrix.path}`; finished runs are kept"
     )
     assert room.is_full(matrix.path)
-
-
-def test_an_unrelated_disk_is_not_reported_as_full(matrix):
-    with pytest.raises(LaunchError) as raised, writing(matrix.status):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(matrix.status))
-    assert (raised.value.why, "make room" in raised.value.hint) == ("Permission denied", False)
-
-
-def test_a_disk_with_free_space_is_not_full(tmp_path):
-    assert not room.is_full(tmp_path / "not" / "there" / "yet")
 
 
 def test_the_end_of_a_matrix_names_the_disk_of_the_checkpoints_too(matrix, plan, capsys):

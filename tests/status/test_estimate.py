@@ -21,9 +21,7 @@ from kmatrix.status.estimate import (
     Rest,
     TrainingLine,
     ends_of,
-    guess,
     measured_before,
-    measured_here,
     pace_of,
     rest_of_run,
 )
@@ -180,20 +178,6 @@ def test_a_stopped_run_without_a_pace_of_its_own_uses_that_of_runs_like_it(scrip
     assert view.left_s == pytest.approx(true_duration())
 
 
-def test_a_run_like_a_resumed_one_is_not_expected_to_lose_its_work(script):
-    made = script()
-    made.add("a", started=0.0, at=true_duration())
-    made.add("b")
-    run = made.made.run("a")
-    attempts = [{"attempt": number, "status": "stopped", "started": T0, "ended": T0 + 900.0} for number in (1, 2)]
-    write_json(run.status, read_json(run.status) | {"attempt": 2, "attempts": attempts})
-    result = {"attempt": 2, "status": "finished", "step": STEPS, "seconds": 600.0}
-    write_json(run.result, read_json(run.result) | result)
-    views = {view.name: view for view in made.observe(2000.0).runs}
-    assert views["a"].elapsed_s == 1800.0
-    assert views["b"].left_s == pytest.approx(600.0)
-
-
 def test_the_share_of_the_schedule_at_which_a_budget_ends_a_running_run_is_estimated(script):
     made, now = script(), 0.3 * true_duration()
     made.add("cut", started=0.0, at=now, max_time=0.5 * true_duration())
@@ -223,18 +207,6 @@ def test_pending_evaluations_are_included(script):
     assert view.left_s - steps_alone == pytest.approx(9 * EVAL_S, rel=0.25)
 
 
-def test_steps_since_the_last_line_are_not_counted_as_left(script):
-    lines = [TrainingLine(step, 0.5 * step) for step in (0, 50, 100)]
-    assert rest_of_run(lines, [], TrainFields(max_iters=201), since_s=10.0) == pytest.approx(40.0)
-
-
-@pytest.mark.parametrize("since_s", [25.0, 1e3, 1e6])
-def test_a_run_without_progress_does_not_count_down_to_zero(since_s):
-    """A stopped process, a hang, a full disk, or a wall clock that was set forward."""
-    lines = [TrainingLine(step, 0.5 * step) for step in (0, 50, 100)]
-    assert rest_of_run(lines, [], TrainFields(max_iters=201), since_s) == pytest.approx(25.0)
-
-
 def test_a_wall_clock_that_was_set_back_does_not_change_the_estimate():
     lines = [TrainingLine(step, at - 86_400 * (step > 1), 0.5) for step, at in enumerate((0.0, 0.5, 1.0, 1.5))]
     assert rest_of_run(lines, [], TrainFields(max_iters=104), since_s=-86_400.0) == pytest.approx(50.0)
@@ -251,27 +223,6 @@ def test_the_pace_is_that_of_recent_steps_and_ignores_a_suspension():
     assert pace_of(suspended, []) == 1.0
 
 
-def test_an_evaluation_between_two_lines_is_counted_down(script):
-    phases = [Phase("evaluation", 0.0, 8.0)]
-    lines = [TrainingLine(step, None, 0.5) for step in (88, 98)]
-    train = TrainFields(max_iters=201, eval_interval=100)
-    whole = rest_of_run(lines, phases, train, 0.0)
-    assert whole == pytest.approx(0.5 * 102 + 3 * 8.0)
-    assert rest_of_run(lines, phases, train, 1e6) == pytest.approx(whole - 5.0 - 8.0)
-
-
-def test_a_phase_before_the_first_line_does_not_change_the_pace():
-    phases = [Phase("set-up", 0.0, 9.0), Phase("evaluation", 30.0, 40.0)]
-    lines = [TrainingLine(0, 10.0), TrainingLine(50, 70.0)]
-    left = rest_of_run(lines, phases, TrainFields(max_iters=101, eval_interval=1000), since_s=0.0)
-    assert left == pytest.approx(50.0 * 1.0 + 10.0)
-
-
-def test_before_the_second_line_there_is_no_pace():
-    assert rest_of_run([], [], TrainFields(max_iters=10), since_s=1.0) is None
-    assert rest_of_run([TrainingLine(0, 0.0, 0.5)], [], TrainFields(max_iters=10), since_s=1.0) is None
-
-
 # Pending runs
 
 
@@ -282,17 +233,6 @@ def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other(script):
     assert MeasuredRuns([], measured[:1]).whole(RECORDED).source is EstimateSource.EARLIER
 
 
-def test_the_pace_of_a_run_with_another_shape_is_scaled_by_its_operations():
-    estimate = MeasuredRuns([Measured(RECORDED, 100.0, 1000)], []).whole(replace(RECORDED, max_iters=2000, num_gpus=2))
-    assert (estimate.seconds, estimate.source) == (pytest.approx(100.0), EstimateSource.FLOPS)
-    assert MeasuredRuns([Measured(RECORDED, 100.0, 1000)], []).whole(replace(RECORDED, device="cpu")) is None
-
-
-def test_without_measurements_the_guess_is_proportional_to_the_steps():
-    assert guess(replace(RECORDED, max_iters=2000)) == pytest.approx(2 * guess(RECORDED))
-    assert guess(TrainFields(max_iters=5)) is None
-
-
 def test_a_pending_run_uses_the_pace_of_a_similar_run_in_an_earlier_matrix(tmp_path):
     Script(tmp_path, name="test_matrix_results_20250101_000000").add("a", started=0.0, at=5000.0)
     made = Script(tmp_path)
@@ -301,16 +241,6 @@ def test_a_pending_run_uses_the_pace_of_a_similar_run_in_an_earlier_matrix(tmp_p
     assert (only.seconds, only.steps) == (pytest.approx(true_duration()), STEPS)
     (view,) = made.observe(0.0).runs
     assert (view.left_s, view.left_from) == (pytest.approx(true_duration()), EstimateSource.EARLIER)
-
-
-def test_earlier_matrices_on_other_gpus_are_ignored(tmp_path):
-    before = Script(tmp_path, name="test_matrix_results_20250101_000000")
-    before.gpus = [{**gpu, "name": "B"} for gpu in before.gpus]
-    before.add("a", started=0.0, at=5000.0)
-    made = Script(tmp_path)
-    made.add("b")
-    assert measured_before(made.made) == []
-    assert len(measured_here(before.made)) == 1
 
 
 # Packed runs
@@ -335,18 +265,6 @@ def test_groups_of_exclusive_runs_wait_for_each_other(script):
     made.add("next")
     views = {view.name: view for view in made.observe(now).runs}
     assert views["next"].starts_s == pytest.approx(views["slow"].left_s)
-
-
-def test_runs_on_the_cpu_are_sequential_unless_jobs_is_set():
-    runs = [Rest(name=name, width=1, cuda=False, running=False, seconds=10.0) for name in "ab"]
-    sequential = ends_of(runs, gpus=0, cores=2, limits=Limits())
-    parallel = ends_of(runs, gpus=0, cores=2, limits=Limits(jobs=2))
-    assert (sequential["b"], parallel["b"]) == ((10.0, 20.0), (0.0, 10.0))
-
-
-def test_runs_on_gpus_and_runs_on_the_cpu_are_sequential():
-    runs = [Rest(name=str(cuda), width=1, cuda=cuda, running=False, seconds=10.0) for cuda in (True, False)]
-    assert ends_of(runs, gpus=1, cores=1, limits=Limits())["False"] == (10.0, 20.0)
 
 
 def test_a_run_that_does_not_fit_on_the_machine_has_no_end():
@@ -391,12 +309,6 @@ def test_the_command_prints_text_and_json(tmp_path):
     assert [run["left_from"] for run in value["runs"]] == [None, "runs like it here"]
 
 
-def test_a_finished_matrix_has_no_time_left(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun()])
-    assert run("estimate", f"TARGET={matrix.path}").out.splitlines()[-1] == "nothing is left to run"
-    assert read_json(matrix.run(FakeRun().name).run_json)
-
-
 # Before the first measurement
 
 
@@ -405,13 +317,3 @@ def test_the_planned_time_is_used_until_there_is_a_measurement():
     assert MeasuredRuns([], []).whole(RECORDED, 7200.0).seconds == 7200.0
     assert MeasuredRuns([], [Measured(RECORDED, 300.0, STEPS)]).whole(RECORDED, 7200.0).source is EstimateSource.EARLIER
     assert MeasuredRuns([], []).whole(RECORDED) is None
-
-
-def test_the_initial_estimate_is_the_forecast_in_run_json(tmp_path):
-    script = Script(tmp_path)
-    script.add("a")
-    folder = script.made.run("a")
-    write_json(folder.run_json, read_json(folder.run_json) | {"expected_s": 7200.0, "expected_from": "an MFU of 35%"})
-    with held(script.made):
-        (view,) = Overview(script.made).poll(now=T0).runs
-    assert (view.left_s, view.left_from) == (7200.0, EstimateSource.PLAN)

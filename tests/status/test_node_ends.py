@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kmatrix.records.decode import as_json
-from kmatrix.records.files import append_jsonl, write_json
-from kmatrix.records.jobs.files import NodeEnd, NodeFile, RankExit
+from kmatrix.records.files import write_json
+from kmatrix.records.jobs.files import NodeFile, RankExit
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
@@ -14,7 +14,6 @@ from kmatrix.records.states import RankErrorFile, first_rank_error
 from kmatrix.status.classify import classify
 from kmatrix.status.node_ends import first_exit, node_end
 from kmatrix.status.state import (
-    GPU_LOST,
     KILLED,
     NODE_LOST,
     PREEMPTED,
@@ -88,39 +87,12 @@ def test_a_killed_rank_is_named_with_its_host_and_signal_whatever_the_clocks_say
     assert end.reason == "rank 1 on n2 killed by signal 9 (out of memory killer?)"
 
 
-def test_the_log_of_the_node_that_failed_is_quoted(run):
-    write_node(run, 0, error=LOST_PEER)
-    write_node(run, 1, code=-11, error="Fatal Python error: Segmentation fault")
-
-    end = end_of(run)
-
-    assert end.reason == "rank 1 on n2 killed by signal 11 (segmentation fault)"
-    assert "Fatal Python error: Segmentation fault" in end.log_tail
-    assert not any("Connection closed" in line for line in end.log_tail)
-
-
-def test_the_end_of_a_log_counts_although_the_log_itself_is_not_visible_yet(run):
-    node = write_node(run, 1, code=-9)
-    write_node(run, 0, error=LOST_PEER)
-    node.output_log.write_text("")  # as another node sees it for the life of its cache
-
-    assert end_of(run).reason.startswith("rank 1 on n2 killed by signal 9")
-
-
 def test_nodes_of_an_earlier_attempt_do_not_count(run):
     write_node(run, 1, code=-9, attempt=3)
     write_node(run, 0, code=1, error="ValueError: why")
     write_result(run, reason="ValueError: why")
 
     assert end_of(run).reason == "ValueError: why"
-
-
-def test_lines_of_an_earlier_attempt_in_a_log_do_not_count(run):
-    killed = REPORT.format(error="", host="n2", rank=1, code=-9, hour="04", second=1)
-    write_node(run, 1, code=1, error="ValueError: own", start=killed, ended=False)
-    write_node(run, 0, error=LOST_PEER)
-
-    assert "signal 9" not in end_of(run).reason
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause_however_early_its_clock_is(run):
@@ -149,29 +121,6 @@ def test_a_rank_that_failed_is_the_cause_and_not_one_that_was_stopped_for_it():
     assert first_rank_error([stopped, lost]) == stopped
 
 
-def test_on_one_host_the_earliest_error_is_the_cause():
-    first, second = (
-        RankErrorFile(rank=rank, time=time, reason=LOST_PEER, host="n1") for rank, time in ((3, 1), (1, 2))
-    )
-
-    assert first_rank_error([second, first]) == first
-    assert first_rank_error([]) is None
-
-
-def test_a_silent_gpu_is_found_by_the_clock_of_its_own_node(run):
-    node = write_node(run, 1, error="CUDA error")
-    write_node(run, 0)
-    used = {"attempt": 1, "gpus": [{"name": "A", "uuid": "GPU-a"}, {"name": "A", "uuid": "GPU-b"}]}
-    write_json(run.run_used, used)
-    write_result(run, reason="NCCL error")
-    text = "NVIDIA A10G (GPU-b): no response (values are null)"
-    append_jsonl(node.recording.gpu_events, {"time": 101.0, "event": "lost", "gpu_index": 0, "text": text})
-
-    end = end_of(run, started=5000.0, gpus=("GPU-a",))
-
-    assert (end.kind, end.lost) == (GPU_LOST, ("GPU-b",))
-
-
 @pytest.mark.parametrize("kind", [TIME_LIMIT, NODE_LOST, PREEMPTED])
 def test_the_end_of_a_job_stops_its_runs_and_they_continue_elsewhere(run, kind):
     end = end_of(run, kind=kind, reason="n2 does not answer", cancelled=True)
@@ -190,15 +139,6 @@ def test_the_runs_own_failure_counts_although_its_job_ended(run):
     end = end_of(run, kind=TIME_LIMIT, reason="the job reached its time limit")
 
     assert (end.status, end.kind, end.reason) == (Status.FAILED, "nan", "the loss is nan at step 3")
-
-
-def test_a_damaged_end_of_a_node_is_as_if_it_were_missing(run):
-    write_node(run, 0, error=LOST_PEER)
-    node = write_node(run, 1, code=-9)
-    node.end.write_text('{"schema": 1, "node": "one"}')
-
-    assert end_of(run).reason.startswith("rank 1 on n2 killed by signal 9")
-    assert NodeEnd(node=1).exits == ()
 
 
 def test_the_last_sign_of_a_run_on_another_host_has_the_clock_of_its_rank_0(run):

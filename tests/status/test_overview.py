@@ -29,8 +29,6 @@ from records_factory import CREATED, FakeRun, make_matrix
 from running import wait_for_start
 from waiting import wait_until
 
-ESCAPE = "\x1b"
-
 
 @pytest.fixture
 def mixed_matrix(tmp_path):
@@ -78,13 +76,6 @@ def test_json_has_the_same_facts_and_null_for_unknown_values(mixed_matrix):
     assert runs["gpt2_adamw_1cpu"]["memory_mib"] is None
 
 
-def test_without_a_terminal_there_are_no_escape_codes(mixed_matrix):
-    result = run("status", f"TARGET={mixed_matrix.path}")
-    assert result.status == 0
-    assert ESCAPE not in result.out
-    assert result.out.startswith(mixed_matrix.name)
-
-
 def test_a_running_status_counts_only_while_the_matrix_has_a_runner(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
     assert view_of(matrix, "adamw").status is Status.STOPPED
@@ -102,17 +93,6 @@ def test_the_time_left_is_that_of_the_remaining_steps_at_the_pace_of_this_attemp
     assert view.left_s == pytest.approx(50.0, abs=5.1)  # one step per second; the last line is of step 45 or 50
 
 
-def test_a_pending_run_takes_as_long_as_a_finished_run_of_its_shape(tmp_path):
-    runs = [FakeRun(seed=1, axes={"seed": "1"}), FakeRun(seed=2, axes={"seed": "2"}, status="planned")]
-    runs += [FakeRun(gpus=2, status="planned"), FakeRun(optimizer="muon", status="planned")]
-    matrix = make_matrix(tmp_path, runs, took=None)
-    with held(matrix):
-        views = {view.name: view.left_s for view in Overview(matrix).poll().runs}
-    assert views["gpt2_adamw_seed2_1cpu"] == pytest.approx(60.0)
-    assert views["gpt2_muon_1cpu"] == pytest.approx(60.0)
-    assert views["gpt2_adamw_2cpu"] == pytest.approx(60.0)  # twice the operations, on two cores
-
-
 def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path):
     runs = [FakeRun(seed=seed, axes={"seed": str(seed)}, status="planned") for seed in (2, 3)]
     matrix = make_matrix(tmp_path, [FakeRun(seed=1, axes={"seed": "1"}), *runs], took=None)
@@ -122,16 +102,6 @@ def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path):
     view = Overview(matrix).poll()
     assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it still ran
     assert "left" not in plain(view)[0]
-
-
-def test_each_poll_reads_only_new_lines_of_the_metrics(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=10)], took=None)
-    path = matrix.run(FakeRun().name).metrics
-    with held(matrix):
-        overview = Overview(matrix)
-        assert overview.poll().runs[0].step == 10
-        append_jsonl(path, {"step": 20, "time": CREATED + 20, "attempt": 1, "train/loss": 2.5})
-        assert (overview.poll().runs[0].step, overview.poll().runs[0].loss) == (20, 2.5)
 
 
 def test_the_numbers_are_those_of_the_last_attempt(tmp_path):
@@ -155,15 +125,6 @@ def test_unknown_values_are_dashes_and_never_zero(tmp_path):
     assert cells(view_of(matrix, "adamw"))[2:8] == ("-", "-", "-", "-", "-", "-")
 
 
-def test_memory_is_that_of_the_device_with_the_highest_peak(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
-    gpus = [{"memory_used": {"max": peak}, "memory_total": 23028.0} for peak in (1024.0, 2048.0)]
-    write_json(matrix.run(FakeRun(gpus=2).name).gpu_summary, {"gpus": [*gpus, {"memory_used": None}]})
-    view = view_of(matrix, "adamw")
-    assert (view.memory_mib, view.memory_total_mib) == (2048.0, 23028.0)
-    assert cells(view)[9] == "2.0 GiB"
-
-
 def test_memory_of_a_run_over_several_nodes_is_that_of_the_devices_of_all_of_them(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
     run = matrix.run(FakeRun(gpus=2).name)
@@ -177,17 +138,6 @@ def test_memory_of_a_run_over_several_nodes_is_that_of_the_devices_of_all_of_the
     memory = view_of(matrix, "adamw").memory
 
     assert [(device.host, device.device, device.most) for device in memory] == [("n1", "0", 100.0), ("n2", "1", 101.0)]
-
-
-def test_memory_of_an_active_run_is_not_that_of_its_last_summary(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
-    run = matrix.run(FakeRun().name)
-    write_json(run.gpu_summary, {"gpus": [{"gpu_index": 0, "memory_used": {"max": 190.0}}]})
-    devices = [{"gpu_index": 0, "memory_used": 419.0}, {"gpu_index": "0", "memory_used": "419"}]
-    run.gpu_stats_multi.write_text(f"[\n{json.dumps({'multi_gpu_data': devices})}\n]")
-    assert view_of(matrix, "adamw").memory_mib == 190
-    with held(matrix):
-        assert view_of(matrix, "adamw").memory_mib == 419
 
 
 def test_a_matrix_of_a_newer_kmatrix_is_refused(mixed_matrix):
@@ -207,10 +157,6 @@ def test_a_damaged_run_json_is_shown_as_one_failed_run(mixed_matrix):
     assert (view.status, "run.json is damaged" in view.reason) == (Status.FAILED, True)
 
 
-def test_the_json_option_is_1_or_0(mixed_matrix):
-    assert "expected 1 or 0" in run("status", f"TARGET={mixed_matrix.path}", "JSON=yes").err
-
-
 def terminal(matrix):
     """Start `kmatrix status` on a terminal of 24 lines."""
     arguments = ["-m", "kmatrix", "status", f"TARGET={matrix.path}"]
@@ -218,13 +164,6 @@ def terminal(matrix):
     return pexpect.spawn(
         sys.executable, arguments, dimensions=(24, 140), env=environment, timeout=240, encoding="utf-8"
     )
-
-
-def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(mixed_matrix):
-    screen = terminal(mixed_matrix)
-    screen.expect(pexpect.EOF)
-    assert screen.before.count(mixed_matrix.name) == 2  # the headline, and the command to continue
-    assert ESCAPE in screen.before
 
 
 def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_exits(tmp_path):
@@ -237,17 +176,6 @@ def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_exits(tmp_path
         assert screen.isalive()
     screen.expect("its runner died")
     screen.expect(pexpect.EOF)
-
-
-def test_ctrl_c_ends_only_the_display(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
-    with held(matrix):
-        screen = terminal(matrix)
-        screen.expect("30/100")
-        screen.sendintr()
-        screen.expect(pexpect.EOF)
-        screen.close()
-        assert screen.exitstatus == 0
 
 
 def test_a_matrix_taller_than_the_terminal_shows_the_most_important_runs(tmp_path):
@@ -279,11 +207,6 @@ def test_a_run_can_be_selected_by_a_pattern_or_by_its_directory(tmp_path):
     assert run("logs", f"TARGET={matrix.path}", "RUN=*adamw*").out == "==> gpt2_adamw_1cpu\nof gpt2_adamw_1cpu\n"
     assert run("logs", f"RUN={matrix.path}/gpt2_muon_1cpu").out == "==> gpt2_muon_1cpu\nof gpt2_muon_1cpu\n"
     assert "matches no run of" in run("logs", f"TARGET={matrix.path}", "RUN=*lion*").err
-
-
-def test_a_matrix_without_a_log_reports_it(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="planned")])
-    assert "has a log yet" in run("logs", f"TARGET={matrix.path}").err
 
 
 def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, start_runner):
@@ -380,11 +303,3 @@ def test_a_change_within_a_tick_of_the_clock_is_found_and_a_file_just_written_is
     assert overview.poll().runs[0].reason == "B"
     monkeypatch.setattr(overview_module, "recover_status", None)  # from now on, no run is read
     assert overview.poll().runs[0].reason == "B"
-
-
-def test_a_run_that_appears_is_listed(mixed_matrix):
-    age(mixed_matrix)
-    overview = Overview(mixed_matrix)
-    count = len(overview.poll().runs)
-    write_json(mixed_matrix.run("gpt2_new").run_json, {"run_id": "id", "name": "gpt2_new", "train": {}})
-    assert len(overview.poll().runs) == count + 1

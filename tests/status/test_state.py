@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tempfile
@@ -22,7 +21,6 @@ from kmatrix.records.runs import LOST, Status
 from kmatrix.records.states import Clock, read_run_status
 from kmatrix.status.state import (
     DISK,
-    KILLED,
     OOM,
     Archived,
     Attempt,
@@ -144,12 +142,6 @@ def test_out_of_memory_is_retried_until_one_sequence_does_not_fit():
     assert sizes == [(1, "none", None), (2, "auto", 6), (3, "auto", 3), (4, "auto", 1)]
 
 
-def test_another_failure_is_retried_only_on_request():
-    assert next_attempt(failed("nan"), batch_size=12) is None
-    attempt = next_attempt(failed("nan", micro_batch=3), batch_size=12, retry_failed=True)
-    assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 3)
-
-
 def test_a_reused_run_without_its_result_is_trained_again_only_on_request():
     state = RunState(status=Status.FAILED, reason="result.json is missing")
     assert next_attempt(state, batch_size=12, retry_killed=True) is None
@@ -159,19 +151,6 @@ def test_a_reused_run_without_its_result_is_trained_again_only_on_request():
 def test_a_run_that_failed_on_a_full_disk_continues_with_its_matrix_but_not_automatically():
     assert next_attempt(failed(DISK), batch_size=12) is None
     assert next_attempt(failed(DISK), batch_size=12, retry_killed=True).resume == "auto"
-
-
-def test_a_killed_run_continues_with_its_matrix_but_not_automatically():
-    assert next_attempt(failed(KILLED), batch_size=12) is None
-    assert next_attempt(failed(KILLED), batch_size=12, retry_killed=True).resume == "auto"
-    assert next_attempt(failed("nan"), batch_size=12, retry_killed=True) is None
-
-
-def test_a_stopped_run_resumes_with_its_micro_batch():
-    state = after(RunState(), Started(Attempt(number=3, micro_batch=6)))
-    state = after(state, Ended(status=Status.STOPPED, kind="signal"))
-    attempt = next_attempt(state, batch_size=12)
-    assert (attempt.number, attempt.resume, attempt.micro_batch) == (4, "auto", 6)
 
 
 def test_an_archived_run_starts_from_scratch_under_a_new_number():
@@ -342,12 +321,6 @@ def test_an_attempt_known_only_from_its_metrics_is_counted(run):
     assert (state.status, state.number) == (Status.STOPPED, 3)
 
 
-def test_a_status_of_the_first_schema_without_attempts_is_read(run):
-    write_json(run.status, {"status": "failed", "attempt": 1, "reason": "loss is nan", "started": 1.0, "ended": 2.0})
-    (attempt,) = state_of(read_run_status(run)).attempts
-    assert (attempt.number, attempt.status, attempt.reason, attempt.ended) == (1, Status.FAILED, "loss is nan", 2.0)
-
-
 def test_a_damaged_status_counts_as_missing(run):
     run.status.write_text('{"status": "fini')
     assert recover_status(run, has_runner=False).status is Status.PLANNED
@@ -365,23 +338,6 @@ def test_a_status_of_a_newer_kmatrix_is_refused(run):
         recover_status(run, has_runner=False)
 
 
-def test_every_field_of_an_attempt_is_in_the_file(run):
-    clock = Clock(monotonic=7.0, boot_id="this boot")
-    placed = Attempt(number=1, gpus=("GPU-1",), hosts=("n1", "n2"))
-    begun = dataclasses.replace(placed, resume="best", micro_batch=2, started=1.5, clock=clock)
-    state = after(RunState(), Started(begun))
-    end = Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1, seconds=1.25)
-    write_state(run, after(state, end))
-    (entry,) = read_json(run.status)["attempts"]
-    names = {field.name for field in dataclasses.fields(Attempt)} - {"number"} | {"attempt"}
-    assert entry == {
-        **{"attempt": 1, "status": "failed", "kind": "oom", "reason": "full", "resume": "best", "micro_batch": 2},
-        **{"started": 1.5, "ended": 2.5, "exit_code": 1, "gpus": ["GPU-1"], "hosts": ["n1", "n2"]},
-        **{"clock": {"monotonic": 7.0, "boot_id": "this boot"}, "seconds": 1.25},
-    }
-    assert set(entry) == names
-
-
 # The clock
 
 
@@ -390,18 +346,6 @@ def test_the_duration_of_an_attempt_ignores_a_wall_clock_that_was_set():
     assert ended.duration_s() == 12.5
     begun = Attempt(number=1, started=90_000.0, clock=Clock(monotonic=time.monotonic() - 5.0, boot_id=boot_id()))
     assert 5.0 <= begun.duration_s(now=90_000.0 - 86_400) < 60.0
-
-
-def test_the_duration_of_an_attempt_of_an_old_version_is_never_negative():
-    assert Attempt(number=1, status=Status.FINISHED, started=100.0, ended=160.0).duration_s() == 60.0
-    assert Attempt(number=1, status=Status.FINISHED, started=100.0, ended=90.0).duration_s() == 0.0
-    assert Attempt(number=1, started=100.0).duration_s(now=90.0) == 0.0
-    assert (
-        Attempt(number=1, started=100.0, clock=Clock(monotonic=5.0, boot_id="another boot")).duration_s(now=107.0)
-        == 7.0
-    )
-    assert Attempt(number=1, status=Status.STOPPED, started=100.0).duration_s(now=200.0) is None
-    assert Attempt(number=1).duration_s(now=200.0) is None
 
 
 def test_an_attempt_whose_runner_died_lasted_until_its_last_sign(run):

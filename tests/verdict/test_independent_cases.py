@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 from scipy import stats
 
 from kmatrix.verdict.adaptive import adaptive_verdict
-from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, Rules
+from kmatrix.verdict.family import NoMoreSeeds, PairOutcome, Rules
 from kmatrix.verdict.fixed import fixed_verdict
-from kmatrix.verdict.replay import replay
 from kmatrix.verdict.target import reach
 
 FIXED = Rules(seeds=())
@@ -21,39 +19,6 @@ TEN = Rules(seeds=tuple(range(1, 11)))
 
 def numbered(values, first=1):
     return {seed: float(value) for seed, value in enumerate(values, start=first)}
-
-
-def pair_of(a, b, rules=FIXED):
-    """Return the verdict on a, compared with b."""
-    verdict = fixed_verdict({"a": a, "b": b}, Rules(seeds=(), confidence=rules.confidence, baseline="a"))
-    return verdict.pairs[0]
-
-
-@pytest.mark.parametrize("n", range(6, 13))
-def test_a_sign_flip_p_of_printed_losses_counts_all_signs_ties_and_zeros_included(n):
-    """Losses with four digits: 3.2817 - 3.2816 and 3.2803 - 3.2802 are the same difference."""
-    dice = np.random.default_rng(n)
-    signs = np.array([*itertools.product((1, -1), repeat=n)])
-    for _ in range(30):
-        steps, base = dice.integers(-3, 4, n), dice.integers(-90, 90, n)
-        a, b = (numbered(np.round(3.28 + 1e-4 * x, 4)) for x in (base + steps, base))
-        expected = np.mean(abs(signs @ steps) >= abs(steps.sum()))
-        assert pair_of(a, b).sign_flip_p == pytest.approx(expected, rel=1e-12)
-        sequential = adaptive_verdict({"a": a, "b": b}, Rules(seeds=tuple(range(1, n + 1)))).pairs[0]
-        assert sequential.sign_flip_p == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("n", [2, 3, 7])
-@pytest.mark.parametrize("shared", [-1.0, 0.0, 0.5, 3.0])
-def test_the_share_of_the_variance_that_pairing_removed_is_that_of_numpy(n, shared):
-    """shared: effect of a seed on b, in units of that on a; with -1 pairing adds variance."""
-    dice = np.random.default_rng(n)
-    seed = dice.normal(size=n)
-    a, b = 3 + seed + 0.3 * dice.normal(size=n), 3 + shared * seed + 0.3 * dice.normal(size=n)
-    expected = 1 - np.var(a - b, ddof=1) / (np.var(a, ddof=1) + np.var(b, ddof=1))
-    assert pair_of(numbered(a), numbered(b)).share_removed == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    (pair,) = adaptive_verdict({"a": numbered(a), "b": numbered(b)}, TEN).pairs
-    assert pair.share_removed == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_censored_median_is_known_if_it_is_the_same_whatever_the_censored_runs_would_have_taken():
@@ -94,45 +59,6 @@ def test_with_a_baseline_only_its_comparisons_are_corrected_for(k):
     own = sorted(pair.p for pair in adaptive.pairs)
     assert len(own) == k - 1
     assert min(pair.p_holm for pair in adaptive.pairs) == pytest.approx(min(1.0, (k - 1) * own[0]))
-
-
-def test_one_seed_has_no_p_and_two_have_that_of_cauchys_distribution():
-    one = pair_of(numbered([3.1]), numbered([3.2]))
-    assert (one.method, one.p, one.interval, one.detectable) == (Method.NONE, None, None, None)
-    assert (one.outcome, one.difference) == (PairOutcome.OPEN, pytest.approx(-0.1))
-    for x, y in ((0.1, 0.3), (-0.2, 0.3), (1.0, 1.0001)):
-        pair = pair_of(numbered([3 + x, 3.5 + y]), numbered([3.0, 3.5]))
-        t = abs(x + y) / abs(x - y)
-        assert pair.p == pytest.approx(1 - 2 / math.pi * math.atan(t), rel=1e-6)
-    for n in (1, 2):  # the first look is after three
-        (pair,) = adaptive_verdict({"a": numbered([3.1, 3.2][:n]), "b": numbered([9.1, 9.3][:n])}, TEN).pairs
-        assert (pair.p, pair.outcome, pair.no_more) == (None, PairOutcome.OPEN, None)
-
-
-@pytest.mark.parametrize("gap", [0.0, 0.1])
-def test_losses_without_a_spread_decide_nothing(gap):
-    same, other = numbered([3.2] * 10), numbered([3.2 + gap] * 10)
-    shifted = numbered([3.2817, 3.2811, 3.2822, 3.2803, 3.2809, 3.2801, 3.2805, 3.2808, 3.2802, 3.2812])
-    moved = {seed: loss + gap for seed, loss in shifted.items()}
-    for a, b in ((same, other), (shifted, moved), (same, numbered([3.2 + gap] * 10, first=50))):
-        pair = pair_of(a, b)
-        assert (pair.outcome, pair.p, pair.method) == (PairOutcome.OPEN, None, Method.NONE)
-    for b in (other, moved):
-        found = replay({"a": same if b is other else shifted, "b": b}, TEN)
-        (pair,) = found.verdict.pairs
-        assert (pair.outcome, pair.p, pair.no_more) == (PairOutcome.OPEN, None, NoMoreSeeds.MAXIMUM)
-
-
-def test_seeds_that_only_one_side_has_do_not_count_if_two_are_shared():
-    a, b = {1: 3.0, 2: 3.3, 3: 3.1, 4: 2.0, 5: 2.1}, {1: 3.4, 2: 3.5, 3: 3.4, 9: 7.0}
-    pair = pair_of(a, b)
-    expected = stats.ttest_rel([3.0, 3.3, 3.1], [3.4, 3.5, 3.4])
-    assert (pair.method, pair.seeds) == (Method.PAIRED, (1, 2, 3))
-    assert (pair.p, pair.difference) == (pytest.approx(expected.pvalue), pytest.approx(-0.3))
-    one_shared = {seed + 4: loss for seed, loss in b.items()}  # seed 5 alone
-    pair = pair_of(a, one_shared)
-    expected = stats.ttest_ind([*a.values()], [*b.values()], equal_var=False)
-    assert (pair.method, pair.p) == (Method.WELCH, pytest.approx(expected.pvalue))
 
 
 @pytest.mark.parametrize("verdict_of", [fixed_verdict, adaptive_verdict], ids=["fixed", "adaptive"])

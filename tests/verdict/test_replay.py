@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,33 +98,6 @@ def test_a_raised_maximum_and_an_added_configuration_give_the_verdict_of_a_matri
     assert (repr(found.verdict), found.rounds) == (repr(undisturbed.verdict), undisturbed.rounds)
 
 
-def test_the_first_round_is_the_least_seeds_of_all():
-    found = replay({"a": {}, "b": {2: 3.1}}, Rules(seeds=(5, 2, 9, 4), seeds_min=3))
-    assert found.wanted == {("a", 5), ("a", 2), ("a", 9), ("b", 5), ("b", 9)}
-    assert (found.rounds, found.unused) == ((), 0)
-
-
-def test_one_configuration_has_its_first_seeds_and_no_pair():
-    assert replay({"a": {}}, TEN).wanted == {("a", 1), ("a", 2), ("a", 3)}
-    found = replay({"a": {1: 3.0, 2: 3.1, 3: 3.2, 4: 3.3}}, TEN)
-    assert (found.wanted, found.rounds, found.unused, found.verdict.pairs) == (frozenset(), (3,), 1, ())
-    assert found.verdict.means == {"a": pytest.approx(3.1)}
-
-
-def test_a_clear_difference_ends_after_the_first_look():
-    losses = {"a": {n: 3.0 + 0.001 * n * n for n in range(1, 11)}, "b": {n: 3.5 - 0.002 * n for n in range(1, 11)}}
-    found = replay(losses, TEN)
-    assert (found.rounds, found.unused, found.wanted) == ((3,), 14, frozenset())
-    assert found.verdict.pairs[0].outcome is PairOutcome.BETTER
-
-
-def test_only_open_comparisons_get_another_seed():
-    """c is far off; a and b are close: the fourth seed is theirs alone."""
-    rows = {"a": (3.10, 3.12, 3.11), "b": (3.12, 3.11, 3.14), "c": (5.10, 5.13, 5.11)}
-    found = replay({name: dict(enumerate(row, start=1)) for name, row in rows.items()}, TEN)
-    assert (found.wanted, found.rounds) == ({("a", 4), ("b", 4)}, (3,))
-
-
 def test_a_round_that_has_not_ended_is_not_looked_at():
     rows = {"a": (3.10, 3.12, 3.11, 3.10), "b": (3.12, 3.11, 3.14)}
     found = replay({name: dict(enumerate(row, start=1)) for name, row in rows.items()}, TEN)
@@ -147,14 +119,6 @@ def test_fewer_seeds_than_the_first_look_are_all_run_and_never_looked_at():
     found = replay({"a": {1: 1.0, 2: 1.1}, "b": {1: 9.0, 2: 9.2}}, rules)
     assert (found.wanted, found.rounds) == (frozenset(), (2,))
     assert found.verdict.pairs[0].no_more is NoMoreSeeds.MAXIMUM
-
-
-def test_a_configuration_that_always_diverges_costs_no_more_than_its_first_seeds():
-    losses = {"a": {n: 3.0 + 0.01 * n * n for n in range(1, 11)}, "b": dict.fromkeys(range(1, 11), math.nan)}
-    found = replay(losses, TEN)
-    assert (found.rounds, found.wanted) == ((3,), frozenset())
-    assert found.verdict.pairs[0].no_more is NoMoreSeeds.NO_LOSS
-    assert found.verdict.diverged == {"a": 0, "b": 3}
 
 
 def tie(last):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -261,10 +261,6 @@ class MatrixActivity:
             last = self.next_seeds
             self._counts = Counter(state.activity for state in [*self.shares(), *([last] if last else [])])
         return self._counts
-
-    def unlisted(self, runs: Iterable[str]) -> list[str]:
-        """Return those of the runs that no submission lists; none on this machine."""
-        return [] if self.engine is None else [run for run in runs if run not in self._runs]
 
     def quiet_hosts(self, run: RunDir, attempt: int) -> dict[str, float]:
         """Return host -> seconds without a sign of life, of the hosts of a running run that should give one.

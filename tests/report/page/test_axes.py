@@ -51,12 +51,6 @@ def test_a_line_joins_the_configurations_that_differ_in_one_axis(tmp_path):
     assert best.means[1][1] == lowest
 
 
-def test_the_best_value_at_the_edge_is_marked(tmp_path):
-    (figure,) = section_of(tmp_path, sweep(rates=("6e-4", "2e-3", "6e-3"))).figures
-
-    assert all(line.is_edge for line in figure.lines)
-
-
 def test_a_map_has_the_mean_of_each_configuration_and_frames_the_lowest(tmp_path):
     (found,) = section_of(tmp_path, sweep()).maps
 
@@ -71,44 +65,10 @@ def test_a_map_has_the_mean_of_each_configuration_and_frames_the_lowest(tmp_path
     assert levels == sorted(levels, reverse=True)
 
 
-def test_each_optimizer_has_a_map_of_its_own_values(tmp_path):
-    runs = [*sweep(rates=RATES[:3]), *sweep("muon", rates=RATES[1:], shift=-0.05)]
-    found = section_of(tmp_path, runs).maps
-
-    maps = {one.common: one for one in found if one.column_axis == "lr" and one.row_axis == "wd"}
-    assert {common: one.columns for common, one in maps.items()} == {"adamw": RATES[:3], "muon": RATES[1:]}
-    assert list(maps) == ["muon", "adamw"]  # the lowest loss comes first
-
-
-def test_a_cell_without_a_finished_run_is_unknown(tmp_path):
-    runs = [run for run in sweep() if (run.axes["lr"], run.axes["wd"]) != ("2e-4", "0")]
-    (found,) = section_of(tmp_path, runs).maps
-
-    assert dict(found.rows)["0"][0] is None
-
-
-def test_a_sparse_map_is_left_out(tmp_path):
-    kept = {("2e-4", "0"), ("6e-4", "0.1"), ("2e-3", "0"), ("6e-3", "0.1")}
-    runs = [run for run in sweep() if (run.axes["lr"], run.axes["wd"]) in kept]
-
-    assert section_of(tmp_path, runs) is None
-
-
 def test_optimizers_and_seeds_alone_are_in_the_ranking(tmp_path):
     runs = [*runs_with_seeds(3, (3.28, 3.29, 3.30)), *runs_with_seeds(3, (3.3, 3.31, 3.32), optimizer="muon")]
 
     assert section_of(tmp_path, runs) is None
-
-
-def test_a_configuration_far_off_does_not_squeeze_the_figure(tmp_path):
-    many = {f"{rate}e-4": 3.28 + 0.001 * rate for rate in range(1, 9)} | {"9e-2": 9.0}
-    runs = [run for rate, loss in many.items() for run in runs_with_seeds(1, (loss,), axes={"lr": rate})]
-    (figure,) = section_of(tmp_path, runs).figures
-
-    heights = [y for _, y, _ in figure.lines[0].means]
-    assert figure.lines[0].beyond == 1
-    assert max(heights[:-1]) - min(heights[:-1]) > 150
-    assert heights[-1] < figure.panel.top
 
 
 def test_the_section_is_on_the_page(tmp_path):

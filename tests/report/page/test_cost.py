@@ -10,12 +10,10 @@ import pytest
 from scipy import stats
 
 from gpu_factory import FakeGpus, record
-from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.cost import RESAMPLES, cost, front_shares
 from kmatrix.report.page.parts.figures import pareto_front
 from kmatrix.report.page.parts.groups import page_groups
-from kmatrix.report.page.parts.units import ENERGY, TIME, TOKEN_ENERGY, unit_of
 from records_factory import make_matrix, runs_with_seeds
 
 SPEEDS = {"adamw": (4000.0, 4100.0, 4050.0), "muon": (3900.0, 3880.0, 3910.0)}
@@ -68,32 +66,12 @@ def test_energy_counts_only_if_it_was_measured_over_the_whole_training(tmp_path)
     assert [panel.title for panel in section.fronts[0].panels] == ["Loss and training time", "Loss and peak memory"]
 
 
-def test_a_reused_run_has_no_price_here(tmp_path):
-    matrix = make_matrix(tmp_path, [*runs_of("adamw"), *runs_of("muon")])
-    for folder in matrix.runs():
-        run = read_json(folder.run_json)
-        reused = {"reused_from": "other/run"} if "muon" in folder.name else {}
-        write_json(folder.run_json, {**run, **reused, "train": {**run["train"], "machine_hour_price": 3.6}})
-        attempt = {"attempt": 1, "status": "finished", "started": 1000.0, "ended": 1100.0}
-        write_json(folder.status, {**read_json(folder.status), "attempts": [attempt]})
-
-    section = section_of(matrix)
-
-    assert amount(section, "adamw", "dollars").mean == pytest.approx(0.1)
-    assert amount(section, "muon", "dollars") is None
-    assert section.reused
-
-
 def test_a_single_run_has_no_interval_and_no_share(tmp_path):
     section = section_of(make_matrix(tmp_path, [runs_of("adamw")[0], runs_of("muon")[0]]))
 
     assert amount(section, "adamw", "seconds").half is None
     assert section.fronts[0].panels
     assert section.fronts[0].shares == ()
-
-
-def test_no_section_if_nothing_finished(tmp_path):
-    assert section_of(make_matrix(tmp_path, runs_of("adamw", status="failed"))) is None
 
 
 SAMPLES = [
@@ -118,20 +96,3 @@ def test_shares_of_a_front_agree_with_all_resamples_of_three_seeds():
     assert (found[2], found[3]) == (1.0, 0.0)  # the cheapest; beaten in both
     assert 0.05 < found[0] < 0.95  # an honest doubt
     assert front_shares(SAMPLES) == found  # the same page for the same runs
-
-
-def test_configurations_with_other_seeds_are_resampled_apart():
-    other = [(7, 3.280, 10.0), (8, 3.284, 11.0)]
-
-    assert front_shares([SAMPLES[2], other, SAMPLES[3]])[::2] == [1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("units", "most", "name"),
-    [
-        *[(TIME, 99.0, "s"), (TIME, 600.0, "min"), (TIME, 40_000.0, "h"), (ENERGY, 9_999.0, "J"), (ENERGY, 4e7, "kWh")],
-        *[(TOKEN_ENERGY, 4e-8, "nJ"), (TOKEN_ENERGY, 2.5e-5, "µJ"), (TOKEN_ENERGY, 0.041, "mJ")],
-    ],
-)
-def test_units_keep_numbers_readable(units, most, name):
-    assert unit_of(units, most)[1] == name

@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 from html_reader import read_html
-from kmatrix.curves.values import Evaluations, Knots, RunCurves, TrainingCurve
+from kmatrix.curves.values import Evaluations, RunCurves, TrainingCurve
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
-from kmatrix.report.page.curves import curve_of, curves, evaluations_of, series, training_columns
+from kmatrix.report.page.curves import curve_of, curves
 from kmatrix.report.page.parts.groups import page_groups
 from page_sections import section as section_by_id
 from records_factory import FakeRun, make_matrix, runs_with_seeds
@@ -48,56 +48,16 @@ def test_validation_losses_keep_all_their_digits(tmp_path):
     json.dumps(section.script, allow_nan=False)
 
 
-def test_validation_losses_of_a_large_matrix_are_shorter_and_fewer(tmp_path):
-    numbers, _ = section_of(tmp_path, FakeRun(steps=1000))
-    (run,) = numbers.runs
-    assert evaluations_of(20_000, 1000) is None
-    assert evaluations_of(101_000, 1000) == 111
-    own = curve_of(run, 60, 111)["v"]
-    assert set(own) == {"x", "y"}
-    assert own["y"] == pytest.approx([point.loss for point in run.val], rel=5e-7)
-    assert evaluations_of(400_000, 10_000) == 40
-    fewer = curve_of(run, 60, 40)["v"]
-    assert len(fewer["y"]) <= 40
-    assert min(fewer["y"]) == min(own["y"])
-
-
 def test_critical_values_are_those_of_student(tmp_path):
     _, section = section_of(tmp_path, *two_optimizers(5))
 
     assert section.script["t"] == [round(stats.t.ppf(0.975, freedom), 4) for freedom in (1, 2, 3, 4)]
 
 
-def test_single_seeds_need_no_critical_values(tmp_path):
-    _, section = section_of(tmp_path, FakeRun(), FakeRun(optimizer="muon"))
-
-    assert section.script["t"] == []
-
-
 def test_without_any_loss_there_is_no_section(tmp_path):
     _, section = section_of(tmp_path, FakeRun(status="planned", result=False))
 
     assert section is None
-
-
-@pytest.mark.parametrize(
-    ("steps", "short"),
-    [
-        ([], []),
-        ([5], [5]),
-        ([0, 10, 20], [0, 10, 20]),
-        ([0, 10, 20, 30], {"a": 0, "d": 10, "n": 4}),
-        ([2.5, 7.5, 12.5, 17.5], {"a": 2.5, "d": 5.0, "n": 4}),
-        ([0, 10, 20, 31], [0, 10, 20, 31]),
-    ],
-)
-def test_even_steps_are_three_numbers(steps, short):
-    assert series(steps) == short
-
-
-@pytest.mark.parametrize(("count", "columns"), [(0, 300), (1, 300), (100, 300), (800, 50), (100_000, 40)])
-def test_training_curves_of_a_large_matrix_have_fewer_columns(count, columns):
-    assert training_columns(count) == columns
 
 
 def test_a_spike_of_one_step_stays_in_the_extremes(tmp_path):
@@ -133,14 +93,6 @@ def test_unknown_seconds_joules_and_dollars_are_absent(tmp_path):
     assert own == {"v": {"x": [0, 10], "y": [9.0, 3.0]}}
 
 
-def test_dollars_are_those_of_the_run_per_second_of_its_attempts(tmp_path):
-    numbers, _ = section_of(tmp_path, FakeRun())
-    run = replace(numbers.runs[0], dollars=7.2, wall_s=3600.0, curves=RunCurves(seconds=Knots()))
-
-    assert curve_of(run, 60) == {"d": 0.002}
-    assert curve_of(replace(run, wall_s=0.0), 60) == {}  # a reused run was paid for elsewhere
-
-
 def test_the_static_figure_names_its_lines_and_draws_the_range_of_the_seeds(tmp_path):
     _, section = section_of(tmp_path, *two_optimizers(3))
     static = section.static
@@ -153,24 +105,6 @@ def test_the_static_figure_names_its_lines_and_draws_the_range_of_the_seeds(tmp_
         assert xs[-1] == pytest.approx(static.panel.right, abs=0.1)
     assert abs(static.lines[0].label_y - static.lines[1].label_y) >= 14
     assert static.more == 0
-
-
-def test_the_static_figure_leaves_out_failed_runs_and_says_how_many_it_omits(tmp_path):
-    runs = [FakeRun(optimizer=f"opt{at}", final_loss=3.2 + at / 100) for at in range(10)]
-    failed = FakeRun(optimizer="sgd", status="failed", reason="boom", stop_at=40, result=False)
-    _, section = section_of(tmp_path, *runs, failed)
-
-    assert len(section.static.lines) == 8
-    assert section.static.more == 2
-    assert all(line.band == "" for line in section.static.lines)  # a single seed has no range
-
-
-def test_failed_runs_alone_have_curves_but_no_static_figure(tmp_path):
-    failed = FakeRun(optimizer="sgd", status="failed", reason="boom", stop_at=40, result=False)
-    _, section = section_of(tmp_path, failed)
-
-    assert section.static is None
-    assert section.script["runs"][0]["v"]["y"]
 
 
 def test_runs_without_a_second_loss_have_a_sentence_instead_of_figures(tmp_path):

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_factory import FakeGpus, record, summary_of, write_phases, write_samples, write_timings
+from gpu_factory import FakeGpus, record, write_phases, write_samples
 from kmatrix.report.analysis import analyse
 from kmatrix.report.gpu.phases import read_phases
 from kmatrix.report.page.assemble import render_page
-from kmatrix.report.page.devices import MOST_TIMELINES, MOST_VALUES, device_colour, devices
+from kmatrix.report.page.devices import devices
 from kmatrix.report.page.parts.groups import page_groups
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
@@ -66,48 +66,10 @@ def test_a_lost_gpu_is_shown_whatever_run_it_was_in(matrix):
     assert section.script["runs"][2]["d"][0]["u"][0][-1] == 95
 
 
-def test_only_a_lost_gpu_is_marked_over_time(matrix):
-    for folder in matrix.runs():
-        record(folder, FakeGpus(lost={1: 20} if "muon_seed1" in folder.name else None))
-
-    (lost, whole) = section_of(matrix).script["runs"]
-
-    assert [device.get("x") for device in lost["d"]] == [None, 1, None, None]
-    assert not any("x" in device for device in whole["d"])
-
-
-def test_a_rank_that_ended_before_the_recording_is_not_lost(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
-    (folder,) = matrix.runs()
-    gpus = FakeGpus(memory=(800.0, 790.0), power=(None, None), device_type="cpu", lost={0: 50, 1: 50})
-    gone = [{**device, "lost_at": None} for device in summary_of(gpus, list(gpus.snapshots()))["gpus"]]
-    record(folder, gpus, summary={"gpus": gone})  # as the recorder of a run that ended normally
-
-    (run,) = section_of(matrix).script["runs"]
-
-    assert run["d"][0]["u"][0][-1] is None
-    assert not any("x" in device for device in run["d"])
-
-
 def record_earlier(folder, gpus, *, ago=200.0):
     """Write the recording of an attempt on other GPUs that began `ago` seconds before the last one."""
     snapshots = [replace(one, time=one.time - ago) for one in gpus.snapshots()]
     write_samples(folder.path / "gpu_samples.1.bin", gpus, snapshots)
-
-
-def test_the_set_up_of_an_attempt_on_other_gpus_is_not_training(matrix):
-    folder = matrix.runs()[0]
-    record(folder, FakeGpus())
-    record_earlier(folder, FakeGpus(memory=(900.0,), power=(100.0,)))
-    write_phases(folder, ("set-up", -200, -150), ("set-up", 0, 30))
-
-    section = section_of(matrix)
-    (row,) = section.rows
-
-    spans = {span.phase: span.seconds for span in row.phases}
-    assert spans["set-up"] == pytest.approx(80, abs=1)
-    assert spans["training"] == pytest.approx(119 - 80 - spans["ending"], abs=1)
-    assert next(phase[:3] for phase in section.script["runs"][0]["ph"]) == ["set-up", 0.0, 50.0]
 
 
 def test_no_time_is_called_training_if_the_phases_of_an_attempt_are_unknown(matrix, monkeypatch):
@@ -137,18 +99,6 @@ def test_throttling_and_memory_errors_are_named(matrix):
         "GPU 0 was throttled",
         "GPU 0 had 2 uncorrected memory errors",
     ]
-
-
-def test_waiting_ranks_are_shown_for_the_run_that_has_them(matrix):
-    for folder in matrix.runs():
-        record(folder, FakeGpus())
-        write_timings(folder, (100.0, 100.0, 100.0, 140.0 if "adamw_seed2" in folder.name else 100.0))
-
-    section = section_of(matrix)
-
-    assert section.has_ranks
-    assert [row.run for row in section.rows][2:] == ["gpt2_adamw_seed2_4gpu"]
-    assert section.rows[2].ranks.slowest == 3
 
 
 def test_simulated_gpus_are_marked(matrix):
@@ -190,20 +140,6 @@ def test_each_gpu_is_compared_with_its_own_capacity(tmp_path):
     assert "red line: capacity of each GPU" in render_page(analyse(matrix))
 
 
-def test_a_run_on_gpus_of_two_models_has_a_mark_per_model(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(gpus=3, device="cuda")])
-    one = {"gpu_name": "NVIDIA A10G", "samples": 5}
-    memory = {"mean": 900.0, "deviation": 0.0, "min": 900.0, "max": 900.0, "count": 5}
-    totals = (1000.0, 1000.0, 2000.0)
-    gpus = [{**one, "gpu_index": at, "memory_total": total, "memory_used": memory} for at, total in enumerate(totals)]
-    record(matrix.runs()[0], FakeGpus(), summary={"gpus": gpus})
-
-    (row,) = section_of(matrix).rows
-
-    assert row.share == 0.9
-    assert [(mark.at, mark.first, mark.end) for mark in row.capacities] == [(48.0, 0, 2), (96.0, 2, 3)]
-
-
 def test_no_section_if_nothing_was_recorded(matrix):
     assert section_of(matrix) is None
 
@@ -220,114 +156,3 @@ def test_a_recording_that_cannot_be_read_leaves_the_table(matrix):
     assert section.single == ""
     assert section.script == {}
     assert section.static == ()
-
-
-def test_as_many_recordings_as_the_page_has_room_for(tmp_path):
-    count = MOST_TIMELINES + 2
-    matrix = make_matrix(tmp_path, [FakeRun(axes={"lr": str(at)}, device="cuda") for at in range(count)])
-    for folder in matrix.runs():
-        record(folder, FakeGpus(samples=4, memory=(1000.0,), power=(100.0,), utilization=(90.0,)))
-
-    section = section_of(matrix)
-
-    assert len(section.script["runs"]) == MOST_TIMELINES
-    assert section.no_room == ", ".join(row.run for row in section.rows[MOST_TIMELINES:])
-    assert f"no room for the recordings of {section.no_room}" in render_page(analyse(matrix))
-
-
-def test_a_recording_without_room_does_not_exclude_smaller_ones(tmp_path):
-    runs = [FakeRun(axes={"lr": str(at)}, gpus=count, device="cuda") for at, count in enumerate((9, 64, 2))]
-    matrix = make_matrix(tmp_path, runs)
-    for folder, run in zip(matrix.runs(), runs, strict=True):
-        gpus = FakeGpus(
-            samples=200, memory=(1000.0,) * run.gpus, power=(100.0,) * run.gpus, utilization=(9.0,) * run.gpus
-        )
-        record(folder, gpus)
-
-    section = section_of(matrix)
-
-    assert [len(run["d"]) for run in section.script["runs"]] == [9, 2]
-    assert section.no_room.endswith("_64gpu")
-
-
-def test_a_single_sample_is_not_an_unreadable_recording(matrix):
-    first, *_ = matrix.runs()
-    record(first, FakeGpus(samples=1))
-
-    section = section_of(matrix)
-
-    assert (section.unreadable, section.single) == ("", first.name)
-    page = render_page(analyse(matrix))
-    assert f"a single sample was recorded in {first.name}" in page
-    assert "cannot be read" not in page
-
-
-def test_long_names_are_shortened_in_the_middle_and_stay_distinct(tmp_path):
-    axes = {"a_rather_long_axis_name": "value_number_one"}
-    runs = [FakeRun(axes={**axes, "weight_decay": f"0.{at}"}, device="cuda") for at in range(3)]
-    matrix = make_matrix(tmp_path, runs)
-    for folder in matrix.runs():
-        record(folder, FakeGpus(samples=4))
-        write_phases(folder, ("set-up", 0, 1))
-
-    rows = section_of(matrix).rows
-
-    assert len({row.short for row in rows}) == 3
-    assert max(len(row.short) for row in rows) <= 40
-    page = render_page(analyse(matrix))
-    assert page.count(f'<span class="clip" title="{rows[0].run}">{rows[0].short}</span>') == 2
-
-
-def test_recordings_of_many_gpus_are_fewer(matrix):
-    gpus = FakeGpus(samples=200, memory=(1000.0,) * 32, power=(100.0,) * 32, utilization=(90.0,) * 32)
-    for folder in matrix.runs():
-        write_samples(folder.gpu_samples, gpus, list(gpus.snapshots()))
-
-    section = section_of(matrix)
-
-    values = [part for run in section.script["runs"] for device in run["d"] for key in "upm" for part in device[key]]
-    assert len(section.script["runs"]) == 1
-    assert sum(map(len, values)) <= MOST_VALUES
-    assert section.static == ()  # 32 lines would hide each other
-
-
-def test_phases_that_no_figure_can_separate_are_one(matrix):
-    folder = matrix.runs()[0]
-    record(folder, FakeGpus(samples=600))
-    often = [("evaluation", at, at + 0.8) for at in range(100, 300)]
-    write_phases(folder, ("set-up", 0, 10), *often, ("evaluation", 500, 510))
-
-    (run,) = section_of(matrix).script["runs"]
-
-    evaluations = [phase[1:] for phase in run["ph"] if phase[0] == "evaluation"]
-    assert evaluations == [[100.0, 299.8], [500.0, 510.0]]
-
-
-def test_the_static_figure_breaks_at_a_gap(matrix):
-    folder = matrix.runs()[0]
-    record(folder, FakeGpus(samples=100, lost={1: 50}))
-
-    lane = section_of(matrix).static[0]
-
-    assert lane.title == "utilization"
-    ends = [float(points.split()[-1].partition(",")[0]) for _, points, _ in lane.lines]
-    assert ends[0] > 790
-    assert ends[1] < 410
-
-
-def test_devices_with_equal_values_do_not_hide_each_other_without_scripts(matrix):
-    record(matrix.runs()[0], FakeGpus(samples=40, power=(150.0,) * 3, memory=(900.0,) * 3, utilization=(50.0,) * 3))
-
-    lane = section_of(matrix).static[1]
-
-    assert (lane.title, lane.count) == ("power", 3)
-    assert len({points for _, points, _ in lane.lines}) == 1
-    assert [place for _, _, place in lane.lines] == [0, 1, 2]
-    page = render_page(analyse(matrix))
-    assert [f'stroke-dasharray="7 14" stroke-dashoffset="{offset}"' in page for offset in (0, -7, -14)] == [True] * 3
-
-
-def test_devices_of_a_run_have_different_colours():
-    assert len({device_colour(at, 4) for at in range(4)}) == 4
-    assert len({device_colour(at, 8) for at in range(7)}) == 7
-    assert device_colour(0, 1) == "r2"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import doctest
-from itertools import pairwise
 
 import pytest
 
 from kmatrix.report.page.parts import figures, text
-from kmatrix.report.page.parts.colours import OPTIMIZERS, classes_of_values, colour_classes, dashes, optimizer_colours
-from kmatrix.report.page.parts.figures import Point, Scale, nice_ticks, pareto, pareto_front, spread_labels
+from kmatrix.report.page.parts.colours import OPTIMIZERS, optimizer_colours
+from kmatrix.report.page.parts.figures import Point, nice_ticks, pareto, pareto_front
 from kmatrix.report.page.parts.groups import short_names
 
 
@@ -47,27 +46,6 @@ def test_ticks_are_round_and_few(low, high, values):
     assert [float(figures.tick_text(value, step).replace("−", "-")) for value in found] == pytest.approx(values)
 
 
-def test_a_narrow_strip_has_few_ticks_and_two_at_least():
-    found, step = nice_ticks(3.2757, 3.2842, most=3)  # of 0.005 there is one, of 0.002 there are five
-
-    assert found == pytest.approx([3.276, 3.28, 3.284])
-    assert [figures.tick_text(value, step) for value in found] == ["3.276", "3.280", "3.284"]
-
-
-@pytest.mark.parametrize("values", [(1.0, 1.0), (float("nan"), 1.0), (1.0, float("inf"))])
-def test_ticks_of_no_range_are_one_value(values):
-    assert len(nice_ticks(*values)[0]) == 1
-
-
-def test_a_scale_draws_what_lies_outside_at_the_edge():
-    scale = Scale(0.0, 10.0)
-
-    assert [scale.at(value) for value in (0, 5, 10, 1000, -1000)] == [0, 50, 100, 102, -2]
-    assert scale.unbounded(20) == 200
-    assert scale.span(-5, 4) == figures.Span(0, 40, before=True, after=False)
-    assert Scale(0.0, 10.0, 300, 100).span(2, 20) == figures.Span(100, 260, before=False, after=True)
-
-
 def point(name: str, x: float, y: float, **more: float) -> Point:
     return Point(name=name, tip=name, colour="k0", group=0, x=x, y=y, **more)
 
@@ -98,15 +76,6 @@ def test_labels_do_not_overlap():
     assert not [1 for a in areas for b in areas if a is not b and figures._overlap(a, b)]
 
 
-def test_labels_at_line_ends_are_apart_and_keep_their_order():
-    placed = spread_labels([50, 51, 52, 200], gap=14, low=0, high=210)
-
-    assert placed == sorted(placed)
-    assert min(b - a for a, b in pairwise(placed)) >= 14
-    assert placed[0] >= 0
-    assert placed[-1] <= 210
-
-
 def test_an_optimizer_keeps_its_colour_in_every_report():
     assert optimizer_colours(["muon", "adamw"]) == {"adamw": 0, "muon": 1}
     assert optimizer_colours(["sgd", "muon"])["muon"] == 1
@@ -115,19 +84,6 @@ def test_an_optimizer_keeps_its_colour_in_every_report():
     assert both["adamwadv"] != 5
     eight = list(OPTIMIZERS)[:8]
     assert sorted(optimizer_colours(eight).values()) == list(range(8))
-
-
-def test_with_one_optimizer_the_first_axis_that_varies_has_the_colours():
-    axes = {"optimizer": ["adamw"], "seed": ["1", "2"], "lr": ["0.1", "0.01", "0.001"]}
-    configurations = [{"optimizer": "adamw", "lr": value} for value in axes["lr"]]
-
-    assert colour_classes(configurations, axes) == ["r6", "r3", "r0"]
-    assert classes_of_values(["cosine", "linear"]) == {"cosine": "k0", "linear": "k1"}
-    assert colour_classes([{"optimizer": "muon"}], {"optimizer": ["muon"]}) == ["k1"]
-
-
-def test_configurations_of_one_colour_have_different_dashes():
-    assert dashes(["k0", "k1", "k0", "k0", "k0", "k0"]) == [0, 0, 1, 2, 3, 0]
 
 
 def test_short_names_leave_out_what_all_have_in_common():

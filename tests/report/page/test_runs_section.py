@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from html_reader import Element, read_html
+from html_reader import read_html
 from kmatrix.records.files import write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
-from page_sections import page, page_of, rows, script_data, section
-from records_factory import CREATED, FakeRun, make_matrix, runs_with_seeds
+from page_sections import page, page_of, rows, section
+from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 EVIL = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>'
 LOSSES = {"adamw": (3.281, 3.284, 3.279), "lion": (3.270, 3.268, 3.272)}
@@ -47,16 +47,6 @@ def test_the_table_has_every_run_in_the_order_of_the_ranking(tmp_path):
     ]
 
 
-def test_a_row_finds_its_run_in_the_data_of_the_script(tmp_path):
-    found = page(tmp_path, two_optimizers())
-    data = script_data(found)
-    for row in section(found, "runs-table").one("tbody").all("tr"):
-        run = data["run"][int(row.attributes["data-i"])]
-        assert run["n"] == row.one("th").text
-        exact = [cell.attributes["data-v"] for cell in row.all("td") if "data-v" in cell.attributes]
-        assert float(exact[0]) == run["f"]  # the filter and the table compare the same number
-
-
 def test_an_unfinished_run_has_no_final_loss_in_the_table(tmp_path):
     runs = [
         *two_optimizers(),
@@ -67,11 +57,6 @@ def test_an_unfinished_run_has_no_final_loss_in_the_table(tmp_path):
     assert row[1] == "stopped"
     assert row[4] == "–"  # seed
     assert row[5] != "–"  # but its best loss so far is known
-
-
-def test_a_column_that_is_unknown_for_every_run_is_named_instead(tmp_path):
-    text = section(page(tmp_path, two_optimizers()), "runs").text
-    assert "Not known for any run: MFU, energy/token, cost." in text
 
 
 def test_links_to_trackers_are_links_only_if_a_browser_may_open_them(tmp_path):
@@ -97,33 +82,6 @@ def test_settings_are_compared_with_those_of_the_leader(tmp_path):
     assert "seed" not in [row[0] for row in rows(found.all("table")[0])]
 
 
-def test_many_configurations_are_listed_with_their_changes(tmp_path):
-    rates = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4)
-    runs = [
-        FakeRun(axes={"lr": f"{rate:g}"}, final_loss=3.2 + index / 100, train={"learning_rate": rate})
-        for index, rate in enumerate(rates)
-    ]
-    found = section(page(tmp_path, runs), "settings")
-    common, listed = found.all("table")
-    assert [head.text for head in common.one("thead").all("th")] == ["setting", "lr 0.0001 (leader)", "the 6 others"]
-    assert rows(listed)[0][1] == "learning_rate 0.0002 (0.0001)"
-    assert len(rows(listed)) == 6
-
-
-def test_each_run_has_its_own_difference_to_the_leader_in_the_data(tmp_path):
-    odd = replace(two_optimizers()[0], train={"grad_clip": 0.5})
-    found = page(tmp_path, [odd, *two_optimizers()[1:]])
-    data = script_data(found)
-    runs = data["runs"]
-    assert runs["reference"] == "gpt2_lion_seed1_1cpu"
-    place = next(at for at, run in enumerate(data["run"]) if run["n"] == odd.name)
-    flat = runs["diffs"][place]
-    changes = {
-        runs["names"][a]: (runs["values"][b], runs["values"][c]) for a, b, c in zip(*[iter(flat)] * 3, strict=True)
-    }
-    assert changes == {"optimizer": ("lion", "adamw"), "grad_clip": ("–", "0.5")}
-
-
 def test_failures_have_their_kind_reason_and_the_end_of_the_log(tmp_path):
     tail = ("Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory")
     told = {"status": "failed", "kind": "oom", "reason": "CUDA out of memory", "stop_at": 40, "log_tail": tail}
@@ -132,42 +90,6 @@ def test_failures_have_their_kind_reason_and_the_end_of_the_log(tmp_path):
     assert found.one("summary").text == "gpt2_sgd_1cpu CUDA out of memory after 40 of 100 steps"
     assert found.one("pre").lines == list(tail)
     assert found.one("code").text == "gpt2_sgd_1cpu/output.log"
-
-
-def test_the_failures_come_first_if_no_run_finished(tmp_path):
-    runs = [
-        replace(run, status="failed", kind="oom", reason="out of memory", result=False, stop_at=10)
-        for run in two_optimizers()
-    ]
-    found = page(tmp_path, runs)
-    order = [
-        one.attributes["id"] for one in found.one("main").children if isinstance(one, Element) and one.tag == "section"
-    ]
-    assert order[:2] == ["verdict", "failures"]
-    assert "ranking" not in order
-
-
-def test_one_reason_of_many_runs_is_shown_by_its_first_runs(tmp_path):
-    told = {"status": "failed", "reason": "out of memory", "result": False, "stop_at": 10, "log_tail": ("the end",)}
-    runs = [FakeRun(axes={"seed": str(seed)}, seed=seed, **told) for seed in range(1, 26)]
-    found = section(page(tmp_path, runs), "failures")
-    assert len(found.all("pre")) == 10
-    assert "and 15 more runs that ended in this way" in found.text
-
-
-def test_an_alert_that_comes_and_goes_in_several_runs_is_one_row(tmp_path):
-    matrix = make_matrix(tmp_path, two_optimizers())
-    for name, value in (("gpt2_adamw_seed1_1cpu", 60.0), ("gpt2_lion_seed2_1cpu", 43.0)):
-        run = matrix.run(name)
-        times = ((CREATED, CREATED + 60), (CREATED + 120, CREATED + 180))
-        alert = {"kind": "gpu_utilization", "severity": "warning", "about": "GPU 0", "value": value, "threshold": 80.0}
-        alerts = [{**alert, "since": since, "until": until} for since, until in times]
-        write_json(run.status, {**json.loads(run.status.read_text()), "alerts": alerts})
-    found = section(page_of(matrix), "failures")
-    assert found.one("h2").text == "Alerts"
-    (row,) = rows(found.one("table"))
-    assert row[:2] == ["warning", "GPU 0: utilization 43%, below 80% gpt2_lion_seed2_1cpu"]
-    assert row[3] == "4 min 00 s 4 times"
 
 
 def test_excluded_cells_and_their_reason_are_listed(tmp_path):

@@ -42,18 +42,6 @@ def test_efficiency_is_the_share_of_the_ideal_speed_up(tmp_path):
     assert section.batches == ""
 
 
-def test_the_ideal_line_goes_through_the_first_size_and_above_all_others(tmp_path):
-    section = section_of(matrix_of(tmp_path, batch=32))
-
-    begin, end = ([float(value) for value in place.split(",")] for place in section.ideal.split())
-    (line,) = section.lines
-    assert begin == pytest.approx(line.marks[0][:2], abs=0.02)
-    assert end[0] == pytest.approx(line.marks[-1][0], abs=0.02)
-    assert end[1] < line.marks[-1][1]  # a figure's axis points down
-    assert [text for _, text in section.panel.x_ticks] == ["1", "2", "4"]
-    assert [text for _, text in section.panel.y_ticks] == ["1×", "2×", "4×"]
-
-
 def test_a_global_batch_that_grows_with_the_devices_is_named(tmp_path):
     section = section_of(matrix_of(tmp_path))
 

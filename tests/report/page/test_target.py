@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import replace
-
 import pytest
 
 from html_reader import read_html
@@ -35,22 +32,6 @@ def test_missed_runs_are_counted_and_have_no_mark(tmp_path):
     assert (section.missed, section.runs, section.is_set) == (2, 5, True)
     assert not row.is_too_few
     assert section.quantities == ("step", "tokens", "seconds")
-
-
-def test_the_fastest_comes_first_and_others_are_multiples_of_it(tmp_path):
-    runs = [
-        *runs_with_seeds(3, (3.27, 3.271, 3.272), optimizer="muon", tokens_per_s=1000.0),
-        *runs_with_seeds(3, (3.28, 3.281, 3.282), optimizer="adamw", tokens_per_s=4000.0),
-        *runs_with_seeds(3, (5.28, 5.281, 5.282), optimizer="sgd", tokens_per_s=9000.0),
-    ]
-    section = section_of(make_matrix(tmp_path, runs), 4.0)
-
-    assert [row.group.numbers.axes["optimizer"] for row in section.rows] == ["adamw", "muon", "sgd"]
-    seconds = [row.reach[section.quantities.index("seconds")].median for row in section.rows]
-    assert section.rows[1].ratio == pytest.approx(seconds[1] / seconds[0])
-    assert (section.rows[2].ratio, section.rows[2].is_too_few) == (None, True)
-    # Four times faster: a quarter of the way to the right.
-    assert section.rows[1].marks[0] == pytest.approx(section.rows[0].marks[0] * seconds[1] / seconds[0], rel=1e-3)
 
 
 def test_configurations_without_a_finished_run_are_listed(tmp_path):
@@ -88,32 +69,6 @@ def test_a_target_holds_for_every_ranking(tmp_path):
     assert {name: row.test.is_below for name, row in found.items()} == {"muon": True, "adamw": True, "sgd": False}
 
 
-def test_joules_to_the_target_come_from_the_evaluations(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, runs_with_seeds(3, (3.27, 3.271, 3.272))))
-
-    def with_joules(run):
-        val = replace(run.curves.val, joules=array("d", (2.0 * step for step in run.curves.val.step)))
-        return replace(run, curves=replace(run.curves, val=val))
-
-    groups = tuple(replace(group, runs=tuple(map(with_joules, group.runs))) for group in numbers.groups)
-    section = target(replace(numbers, groups=groups), page_groups(numbers))
-
-    place = section.quantities.index("joules")
-    assert section.rows[0].reach[place].median == 2 * section.rows[0].reach[0].median
-
-
-def test_the_script_knows_which_runs_more_training_would_not_have_helped(tmp_path):
-    runs = [
-        *runs_with_seeds(2, (3.27, 3.28)),
-        FakeRun(optimizer="sgd", seed=1, axes={"seed": "1"}, status="failed", kind="nan", stop_at=40),
-        FakeRun(optimizer="lion", seed=1, axes={"seed": "1"}, status="failed", kind="error", stop_at=40),
-    ]
-    section = section_of(make_matrix(tmp_path, runs), 3.29501)
-
-    assert section.script["never"] == [0, 1, 2]
-    assert (section.script["value"], section.script["text"], section.script["stride"]) == (3.29501, "3.29501", 0)
-
-
 def test_a_configuration_without_a_run_that_ended_has_no_result(tmp_path):
     runs = [
         *runs_with_seeds(3, (3.27, 3.28, 3.29)),
@@ -126,9 +81,3 @@ def test_a_configuration_without_a_run_that_ended_has_no_result(tmp_path):
     page = read_html(render_page(analyse(matrix)))
     reached = [cell for cell in page.all("td") if cell.attributes.get("data-q") == "reached"]
     assert [cell.attributes.get("data-pending") for cell in reached] == [None, "1"]
-
-
-def test_without_a_run_that_ended_there_is_no_section(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=20)], planned=[FakeRun(optimizer="sgd")])
-    assert section_of(matrix, 3.295) is None
-    assert 'id="target"' not in render_page(analyse(matrix))

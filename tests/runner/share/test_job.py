@@ -42,7 +42,7 @@ from kmatrix.runner.loop import Outcome
 from kmatrix.runner.share import job as share_job
 from kmatrix.runner.share import rivals
 from kmatrix.runner.share.__main__ import main
-from kmatrix.runner.share.job import grace_of, open_job
+from kmatrix.runner.share.job import open_job
 from kmatrix.runner.share.restarts import idle_starts
 from running import PYTHON, ROOT, processes_of
 from share_job import start, state_of
@@ -124,15 +124,6 @@ def test_a_cancelled_job_is_stopped_and_not_requeued(share, signal_when_training
     assert (allocation.requeued, allocation.asked, read_share_end(mine).requeued) == (0, [False], False)
 
 
-def test_a_run_that_is_killed_before_it_saves_says_so_with_the_cause(share, signal_when_training, monkeypatch):
-    mine = share("a")
-    job, _ = start(mine, "stubborn", FakeAllocation(why=LIMIT, kill_s=0.1))
-    monkeypatch.setattr(share_job, "LEAST_GRACE_S", 0.1)
-    signal_when_training(mine, signal.SIGUSR1)
-    assert job.run() == 0
-    assert state_of(mine).reason == f"{LIMIT.reason}, and it was killed before it could save"
-
-
 def test_the_first_runner_of_a_job_retries_failed_runs_whatever_the_number_of_its_start(share):
     """A node may have failed before the program began: Slurm counts that start, too."""
     mine = share("a")
@@ -171,20 +162,6 @@ def test_a_job_whose_disk_is_full_is_not_requeued(share, monkeypatch, full):
     monkeypatch.setattr(share_job, "drive", stop)
     assert job.run() == (1 if full else 0)
     assert (allocation.requeued, read_share_end(mine).requeued) == (int(not full), not full)
-
-
-@pytest.mark.parametrize(("refusals", "requeued"), [(1, True), (1000, False)])
-def test_a_scheduler_that_does_not_answer_is_asked_again_until_the_end(
-    share, monkeypatch, refusals, requeued, signal_when_training
-):
-    monkeypatch.setattr(share_job, "MARGIN_S", 0.0)
-    mine = share("a")
-    allocation = FakeAllocation(why=LIMIT, refusals=["no answer"] * refusals, seconds=-100.0)
-    job, _ = start(mine, "hang", allocation)
-    monkeypatch.setattr(share_job, "LEAST_TRY_S", 0.5)
-    signal_when_training(mine, signal.SIGUSR1)
-    job.run()
-    assert (bool(allocation.requeued), read_share_end(mine).requeued) == (requeued, requeued)
 
 
 def test_a_failed_run_ends_the_job_with_status_1_and_is_not_requeued(share):
@@ -274,14 +251,6 @@ def test_a_dead_claim_of_another_job_is_waited_out(share, monkeypatch):
     assert read_share_owner(mine).job == "12"
 
 
-def test_a_killed_job_that_the_scheduler_knows_to_be_over_is_not_waited_for_long(share):
-    mine = share("a")
-    mine.folder.mkdir()
-    write_json(mine.owner, as_json(ShareOwner(job="11", host="n7", counter=5)))
-    assert start(mine, allocation=FakeAllocation(over=("11",)))[0].run() == 0
-    assert state_of(mine).status == "finished"
-
-
 def test_a_job_that_is_over_but_whose_runner_lives_keeps_the_share(share, monkeypatch, capsys):
     """The daemon of its batch script was killed: Slurm takes the job for ended."""
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.01)
@@ -298,21 +267,6 @@ def test_a_job_that_is_over_but_whose_runner_lives_keeps_the_share(share, monkey
     assert "nothing to do: job 11 on n7 runs the share" in capsys.readouterr().out
 
 
-def test_a_further_start_waits_until_a_runner_without_its_daemon_has_left(share, monkeypatch, capsys):
-    monkeypatch.setattr(rivals, "LEAVE_S", 20.0)
-    monkeypatch.setattr(rivals, "LOOK_S", 0.02)
-    clock = iter([0.0, *[1.0] * 3, *[21.0] * 50])  # twelve seconds at least, and as long as it has the lock
-    mine = share("a")
-    mine.folder.mkdir()
-    write_json(mine.owner, as_json(ShareOwner(job="12", host="n7")))
-    locked = [True, True, False]
-    monkeypatch.setattr(type(mine), "is_held", lambda _: locked.pop(0))
-    monkeypatch.setattr(rivals.time, "monotonic", lambda: next(clock))
-    rivals.let_former_leave(mine, ShareOwner(job="12", host="n7"), lambda: False)
-    assert not locked
-    assert "start 1 of this job on n7 recorded no end: waiting until it is gone" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("number", "job", "restart"), [(1, "12", 1), (2, "13", 0)])
 def test_an_attempt_whose_runner_was_killed_says_where_that_was(share, number, job, restart):
     mine = share("a")
@@ -325,15 +279,6 @@ def test_an_attempt_whose_runner_was_killed_says_where_that_was(share, number, j
     assert (first.status, first.kind) == ("stopped", "lost")
     assert first.reason == "start 1 of job 12 on n7 and n8 was killed, or a node of it failed"
     assert second.status == "finished"
-
-
-def test_a_claim_with_an_end_is_taken_at_once(share):
-    mine = share("a")
-    mine.folder.mkdir()
-    write_json(mine.owner, as_json(ShareOwner(job="11", counter=5)))
-    write_json(mine.end, as_json(ShareEnd(job="11")))
-    assert start(mine)[0].run() == 0
-    assert state_of(mine).status == "finished"
 
 
 def test_runs_of_a_newer_submission_are_left_to_it(share, capsys):
@@ -479,11 +424,6 @@ def test_a_request_of_the_user_is_followed_inside_a_job(share, matrix):
     thread.join()
     assert state_of(mine).reason.startswith("held by user")
     assert not allocation.requeued
-
-
-@pytest.mark.parametrize(("kill_s", "grace_s"), [(30.0, 25.0), (None, 25.0), (120.0, 35.0), (3.0, 5.0)])
-def test_the_grace_period_fits_into_that_of_the_cluster(kill_s, grace_s):
-    assert grace_of(kill_s) == grace_s
 
 
 def test_a_share_without_runs_is_refused(share):

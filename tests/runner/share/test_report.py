@@ -8,16 +8,13 @@ from kmatrix.records.decode import as_json
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs import claim
 from kmatrix.records.jobs.files import (
-    CANCELLED,
     EngineFile,
-    JobLine,
     JobView,
     PollFile,
     SchedulerPhase,
     ShareEnd,
     ShareOwner,
     SubmissionFile,
-    append_job_line,
     write_engine,
     write_poll,
     write_submission,
@@ -67,13 +64,6 @@ def test_a_newer_submission_has_a_report_of_its_own(matrix_of_jobs, matrix, caps
     assert not matrix.summary.exists()
     assert not matrix_of_jobs.mark.exists()
     assert "submission 3 is newer" in capsys.readouterr().out
-
-
-def test_a_submission_that_was_given_up_has_no_report_of_its_own(matrix_of_jobs, matrix):
-    JobsDir(matrix).path.mkdir(exist_ok=True)
-    append_job_line(JobsDir(matrix), JobLine(event=CANCELLED, submission=3, time=1.0))
-    assert matrix_of_jobs(newer=True) == 0
-    assert matrix.summary.exists()
 
 
 def test_a_report_that_cannot_be_written_fails_the_job_after_the_command(matrix_of_jobs, monkeypatch):
@@ -135,30 +125,6 @@ def test_a_report_waits_while_a_runner_rewrites_its_claim_whatever_the_scheduler
     first.end.unlink()
     assert not wait()
     monkeypatch.setattr(claim, "FRESH_S", -1.0)  # its pod was killed
-    assert wait()
-
-
-def test_a_report_waits_until_the_runs_of_a_cancelled_job_are_saved(waiting, matrix, monkeypatch):
-    first, wait = waiting
-    append_job_line(JobsDir(matrix), JobLine(event=CANCELLED, submission=1, time=1.0, job="1.0"))
-    poll(matrix, SchedulerPhase.RUNNING, SchedulerPhase.ENDED)
-    first.end.unlink()
-    assert not wait()
-    write_json(first.end, as_json(ShareEnd(job=first.id, status="stopped", kind="signal")))
-    assert wait()
-    first.end.unlink()
-    first.owner.unlink()  # it never started
-    assert wait()
-
-
-def test_the_end_of_an_earlier_start_is_not_that_of_a_share(waiting, matrix):
-    """Its pod was replaced after an end that asked for no further start."""
-    first, wait = waiting
-    poll(matrix, SchedulerPhase.RUNNING, SchedulerPhase.ENDED)
-    write_json(first.end, as_json(ShareEnd(job=first.id, status="stopped")))
-    write_json(first.owner, as_json(ShareOwner(job=first.id, restart=1)))
-    assert not wait()
-    write_json(first.end, as_json(ShareEnd(job=first.id, restart=1, status="finished")))
     assert wait()
 
 
