@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from clones import background, clone, module_clone, pristine, program, venv  # noqa: F401
+from clones import background, clone, module_clone, pristine, program  # noqa: F401

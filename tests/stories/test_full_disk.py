@@ -131,7 +131,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
         finished = first.read_bytes()
         filler = disk.fill()
         held.free()
-        assert runner.wait() == 1
+        assert runner.wait() != 0
     finally:
         runner.kill()
         runner.wait()

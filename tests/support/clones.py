@@ -126,12 +126,6 @@ def make_venv(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def venv() -> Path:
-    """The environment that runs the tests, which has everything."""
-    return Path(sys.prefix)
-
-
-@pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of which all others of this session are copies. Its code is compiled."""
 
