@@ -118,14 +118,6 @@ def test_a_warm_up_fraction_replaces_a_number_of_steps(program, arguments, steps
     assert fields(program, "MAX_ITERS=200", *arguments).warmup_steps == steps
 
 
-def test_a_number_of_warm_up_steps_and_a_fraction_together_are_refused(program):
-    program.write("CONFIG_GPT2_DEVICE_CPU=y")
-
-    message = program.refused(DRY, "WARMUP_FRACTION=0.1", "WARMUP_STEPS=5")
-
-    assert 'depends on GPT2_WARMUP_FRACTION = ""' in message
-
-
 @pytest.mark.parametrize(
     ("arguments", "sizes"),
     [

@@ -10,8 +10,7 @@ import pytest
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import broken_rules, validate_matrix
 from kmatrix.kconfig.assignments import apply_assignments, load_config, refuse
-from kmatrix.kconfig.tree import Tree, open_tree
-from kmatrix.matrix.axes import parse_override
+from kmatrix.kconfig.tree import open_tree
 from programs import Program
 
 NUMBER = "expected an integer in decimal digits"
@@ -292,14 +291,6 @@ def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path):
         assert number is None or f"@:{number}" in plain, plain
 
 
-def test_a_kconfig_file_that_is_not_utf_8_is_refused(tmp_path):
-    (tmp_path / "Kconfig").write_bytes(b'config A\n\tbool "\xff"\n')
-
-    message = Program(tmp_path).refused("defconfig", f"KCONFIG={tmp_path}/Kconfig")
-
-    assert "Kconfig" in message
-
-
 def test_a_select_that_is_invalid_only_in_this_configuration_is_refused(tmp_path):
     text = 'config A\n\tbool "a"\n\tselect B\nconfig C\n\tbool "c"\nconfig B\n\tbool "b"\n\tdepends on C\n'
     (tmp_path / "Kconfig").write_text(text, encoding="utf-8")
@@ -307,14 +298,6 @@ def test_a_select_that_is_invalid_only_in_this_configuration_is_refused(tmp_path
     program.write("CONFIG_A=y")
 
     assert "direct dependencies C with value n" in program.refused("olddefconfig", f"KCONFIG={tmp_path}/Kconfig")
-
-
-def test_a_hexadecimal_number_is_validated(tmp_path):
-    (tmp_path / "Kconfig").write_text('config A\n\thex "a"\n\tdefault 0x10\n', encoding="utf-8")
-    program = Program(tmp_path)
-    program.write("CONFIG_A=17")
-
-    assert "hexadecimal" in program.refused("olddefconfig", f"KCONFIG={tmp_path}/Kconfig")
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
@@ -341,48 +324,6 @@ def test_a_hash_inside_a_string_is_not_a_comment(tmp_path):
     program.write('CONFIG_ON_FINISH="notify-send # done"')
 
     program.check("olddefconfig")
-
-
-LEGAL_CHOICES = {
-    "members without a common prefix": (
-        'choice\n\tprompt "speed"\n\tdefault SLOW\nconfig FAST\n\tbool "fast"\nconfig SLOW\n\tbool "slow"\nendchoice\n',
-        "CHOICE_FAST",
-        "slow",
-    ),
-    "a name, and members without a common prefix": (
-        'choice SPEED\n\tprompt "speed"\nconfig FAST\n\tbool "fast"\nconfig SLOW\n\tbool "slow"\nendchoice\n',
-        "SPEED",
-        "fast",
-    ),
-    "a default that is appended": (
-        'choice PICK\n\tprompt "pick"\nconfig PICK_A\n\tbool "a"\nconfig PICK_B\n\tbool "b"\nendchoice\n'
-        "choice PICK\n\tdefault PICK_B\nendchoice\n",
-        "PICK",
-        "b",
-    ),
-    "no prompt": ('choice\n\tdefault X_B\nconfig X_A\n\tbool "a"\nconfig X_B\n\tbool "b"\nendchoice\n', "X", None),
-}
-
-
-@pytest.mark.parametrize("name", LEGAL_CHOICES)
-def test_a_legal_choice_is_accepted(tmp_path, name):
-    text, axis, selected = LEGAL_CHOICES[name]
-    (tmp_path / "Kconfig").write_text(text, encoding="utf-8")
-
-    tree = Tree.parse(str(tmp_path / "Kconfig"), srctree=tmp_path)
-
-    assert tree.value(axis) == selected
-
-
-def test_a_choice_without_a_common_prefix_is_an_axis_on_the_command_line(tmp_path):
-    text, axis, _ = LEGAL_CHOICES["members without a common prefix"]
-    (tmp_path / "Kconfig").write_text(text, encoding="utf-8")
-    tree = Tree.parse(str(tmp_path / "Kconfig"), srctree=tmp_path)
-
-    (name, values) = parse_override(tree, axis, "fast,slow")
-
-    assert name == axis
-    assert [value.name for value in values] == ["FAST", "SLOW"]
 
 
 def test_a_pipe_in_place_of_a_configuration_is_refused(tmp_path):

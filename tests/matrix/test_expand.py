@@ -150,13 +150,6 @@ def test_a_line_without_effect_due_to_the_command_line_is_noted_and_any_other_is
     assert "MUON_NS_STEPS=7" in Program(program.folder).refused(DRY, "OPTIMIZER=adamw", "MUON_NS_STEPS=7")
 
 
-def test_a_command_line_value_must_apply_to_some_run(program):
-    program.write(*TWO)
-
-    assert "GPT2_SEED=" not in program.check(DRY, "MUON_NS_STEPS=7").err
-    assert "depends on GPT2_OPTIMIZER_SGD" in program.refused(DRY, "SGD_MOMENTUM=0.5")
-
-
 @pytest.mark.parametrize("defconfig", sorted(p.name for p in (ROOT / "defconfigs").iterdir() if p.is_file()))
 def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, defconfig):
     program = Program(tmp_path)
@@ -267,12 +260,6 @@ def test_a_coupled_number_of_ranks_is_resolved_like_any_other(program):
     result = dry_run(program, *TWO, "CONFIG_GPT2_NUM_GPUS=2", 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => NUM_GPUS=0"')
 
     assert result.names == ["gpt2_adamw_2cpu", "gpt2_muon_1cpu"]
-
-
-def test_train_accepts_exactly_one_run(program):
-    program.write(*TWO)
-
-    assert "train runs one configuration" in program.refused("train", "OPTIMIZER=sgd,adamw")
 
 
 def test_coupled_values_apply_to_the_single_run_of_train(program):

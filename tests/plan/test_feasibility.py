@@ -12,12 +12,9 @@ from factories import train_config
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.inputs.data import PREBUILT, to_fetch
 from kmatrix.plan.feasibility import (
-    HOPPER,
     KNOWN,
-    OTHER,
     OVERHEAD,
     PUBLISHED,
-    RTX,
     Fit,
     GpuModel,
     _files,
@@ -25,11 +22,9 @@ from kmatrix.plan.feasibility import (
     by_name,
     detected,
     expected_seconds,
-    family_of,
     fit,
     largest_batch,
     mfu_band,
-    middle_mfu,
 )
 from kmatrix.plan.memory import memory
 from kmatrix.shapes import NAMED, ModelShape, peak_tflops
@@ -192,15 +187,6 @@ def test_compiled_runs_are_expected_to_be_faster_and_small_models_slower():
     assert mfu_band(smaller, TRAIN, device)[1] < eager[1]
     # Below the published sizes, more is possible.
     assert mfu_band(tiny, TRAIN, device)[1] > mfu_band(smaller, TRAIN, device)[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "family"), [("NVIDIA H100 80GB HBM3", HOPPER), ("NVIDIA GeForce RTX 5090", RTX), ("NVIDIA A10G", OTHER)]
-)
-def test_the_expected_mfu_depends_on_the_family_of_the_gpu(name, family):
-    assert family_of(detected(name, 1024)) == family
-    middle = middle_mfu(SMALL, replace(TRAIN, compile=True), detected(name, 1024))
-    assert middle == pytest.approx(PUBLISHED.middle[family] * SMALL.params / (SMALL.params + PUBLISHED.size))
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not():

@@ -117,8 +117,3 @@ def test_early_gradients_coexist_with_the_activations():
 
 def test_a_custom_optimizer_leaves_the_peak_unknown():
     assert memory(sizes(2, 64, 32, 300), fields(1, optimizer="signsgd")).total is None
-
-
-def test_the_padding_of_the_vocabulary_takes_memory():
-    shape = sizes(2, 64, 32, 300)
-    assert memory(shape, fields(1, vocab_multiple=128)).weights - memory(shape, fields(1)).weights == 4 * 84 * 64
