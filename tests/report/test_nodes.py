@@ -85,7 +85,7 @@ def test_a_matrix_of_a_cluster_names_the_hosts_that_trained_and_their_times_by_t
     (run,) = matrix.runs()
     status = read_json(run.status)
     last = {"attempt": 1, "status": "finished", "started": CREATED, "ended": CREATED + 60, "seconds": 60.0}
-    write_json(run.status, {**status, "attempts": [last]})
+    write_json(run.status, {**status, "attempts": [last | {"hosts": ["n1", "n2", "n3", "n4"]}]})
     for node in range(4):  # the clock of n2 is an hour ahead
         file = NodeDir(run, node).node_json
         write_json(file, {**read_json(file), "started": CREATED + 10 + (3600 if node == 1 else 0)})
