@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import shlex
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,9 +20,11 @@ from kmatrix.text import (
     disk_size,
     duration,
     flop_count,
+    make_command,
     memory_size,
     money,
     plural,
+    printable,
     section,
     shortened,
     shortened_names,
@@ -156,3 +160,25 @@ def test_a_name_that_is_too_long_gets_its_own_line(rows):
     lines = table(columns(["name", "number"]), rows, WIDTH)
     assert all(any(line.startswith(name) for line in lines) for name, _ in rows)
     assert all(len(line) <= WIDTH for line in lines if line not in {name for name, _ in rows})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07a", "a"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("10 %\r20 %\r\n", "10 %\n20 %\n"),
+        ("\x9b31ma\x08b\x7f", "31mab"),
+        ("abc\u202egnp.exe", "abcgnp.exe"),
+        ("\udcff", ""),
+    ],
+)
+def test_a_printable_text_has_nothing_that_a_terminal_obeys(text, expected):
+    assert printable(text) == expected
+
+
+def test_the_quotes_of_a_printed_command_survive_a_shell():
+    words = shlex.split(make_command("continue", Path("/my results/it's"), RETRY_FAILED="1"))
+    assert words == ["make", "continue", "TARGET=/my results/it's", "RETRY_FAILED=1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
@@ -235,6 +236,16 @@ def shown(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def make_command(target: str, matrix: Path | None = None, /, **arguments: str) -> str:
+    """Return a make command for the user to paste, with quotes where a shell needs them. matrix: its TARGET=.
+
+    >>> make_command("status", Path("/my results/test_matrix_results_1"), JSON="1")
+    "make status TARGET='/my results/test_matrix_results_1' JSON=1"
+    """
+    words = arguments if matrix is None else {"TARGET": shown(matrix), **arguments}
+    return " ".join(["make", target, *(f"{name}={shlex.quote(text)}" for name, text in words.items())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix import ROOT
-from kmatrix.cli.output import plain_output
 from kmatrix.errors import PATHS_HINT, ConfigError, KmatrixError, damaged_files, is_full, path_problem, reason_of
-from kmatrix.output import Interrupted, OutputError, ending
-from kmatrix.paste import Invocation, called_as, called_with_folder, pasteable
+from kmatrix.output import REFUSED, ending
 from kmatrix.redaction.redactor import is_key_name
+from kmatrix.text import printable
 
-REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
+BUG = 70  # EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
@@ -45,11 +44,9 @@ OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|P
 RUNS = "TARGET= RUN= RESULTS_DIR="
 START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE="
 RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= BUDGET_HOURS= BUDGET_DOLLARS="
-REQUESTS = frozenset({"prepare-data", "test-matrix-dry-run", "plan", "test-matrix", "train"})  # of the same symbols
 ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 
 
-@plain_output()
 def main(argv: Sequence[str]) -> int:
     """Run `COMMAND [NAME=value ...]` and return the exit status.
 
@@ -59,55 +56,25 @@ def main(argv: Sequence[str]) -> int:
     name, *words = argv[from_make:] or ["help"]
     if from_make:
         words = from_makeflags(os.environ.get("MAKEFLAGS", ""))
-    with called_as(invocation(name, words, from_make=from_make)):
-        try:
-            if name in ("help", "-h", "--help"):
-                print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
-                return 0
-            with ending():
-                return _call(*parse(name, words, from_make=from_make))
-        except KmatrixError as error:  # without a traceback: the user can fix it
-            print(f"error: {pasteable(_shortened(str(error)))}", file=sys.stderr)
-            return REFUSED
-        except (KeyboardInterrupt, Interrupted) as error:
-            print("stopped", file=sys.stderr)
-            return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)  # as shells report it
-        except OutputError:  # handled for all programs alike, by kmatrix.output
-            raise
-        except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
-            return _report_unexpected(error)
-        finally:
-            for text in damaged_files():
-                print(f"warning: {text}", file=sys.stderr)
-
-
-def invocation(target: str, words: Sequence[str], *, from_make: bool) -> Invocation:
-    """Return how this command was called, for the commands that it prints."""
-    typed = {name: text for name, _, text in (word.partition("=") for word in words) if text}
-    keep = PLACES | {"RESULTS_DIR", "TARGET"} | (frozenset({"PYTHON", "TORCH_INDEX"}) if from_make else frozenset())
-    if target in REQUESTS:
-        keep |= {name for name in typed if not is_key_name(name)} - COMMANDS[target].takes - MAKE_ONLY
-    flags = os.environ.get("MAKEFLAGS", "").split(" ", 1)[0] if from_make else ""
-    return Invocation(
-        given={name: text for name, text in typed.items() if name in keep},
-        takes=_takes,
-        # make -C sets it, but not next to -s or --no-print-directory.
-        elsewhere="w" in flags or (from_make and called_with_folder()),
-    )
-
-
-def _takes(target: str, name: str) -> bool:
-    """Return whether a target takes an argument; name "": whether there is such a target."""
-    target = ALIASES.get(target, target)
-    of_make = next((group[target] for group in GROUPS.values() if target in group and target not in COMMANDS), None)
-    if of_make:
-        return name in MAKE_ONLY | of_make.takes or not name
-    if target not in COMMANDS and not target.startswith("defconfig-") and not target.endswith("_defconfig"):
-        return False
-    command = find_command(target)
-    if not name or name in MAKE_ONLY | command.names or (command.assigns and name == "RESULTS_DIR"):
-        return True
-    return target in REQUESTS and name != "TARGET"
+    try:
+        if name in ("help", "-h", "--help"):
+            print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
+            return 0
+        with ending():
+            return _call(*parse(name, words, from_make=from_make))
+    except KmatrixError as error:  # without a traceback: the user can fix it
+        print(f"error: {printable(_shortened(str(error)))}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT  # as shells report it
+    except BrokenPipeError:  # handled for all programs alike, by kmatrix.output
+        raise
+    except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
+        return _report_unexpected(error)
+    finally:
+        for text in damaged_files():
+            print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def _report_unexpected(error: Exception) -> int:

@@ -25,10 +25,9 @@ from kmatrix.kconfig.assignments import apply_assignments, load_config, read_ass
 from kmatrix.kconfig.edit import edit
 from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix.axes import overrides
-from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
-from kmatrix.text import shown
+from kmatrix.text import make_command, shown
 from kmatrix.track.available import is_computed
 
 

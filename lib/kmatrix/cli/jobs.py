@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.runs import Status
 from kmatrix.status.activity import Activity
 from kmatrix.status.run_jobs import MatrixJobs
 from kmatrix.status.state import NO_PROGRESS
 from kmatrix.status.view.matrix_view import TO_COME, MatrixView, RunView
-from kmatrix.text import duration, first_names, host_names, plural, printable, shown, time_of_day
+from kmatrix.text import duration, first_names, host_names, make_command, plural, printable, shown, time_of_day
 
 WAITING = (Status.PLANNED, Status.STOPPED)  # statuses of a run whose job waits, or starts
 

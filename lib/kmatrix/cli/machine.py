@@ -6,12 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.output import terminal_output
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
 from kmatrix.engines.slurm.checks import slurm_checks, storage_checks
@@ -21,7 +19,6 @@ from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.paste import pasteable
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, below_root, program_environment
@@ -50,8 +47,8 @@ def lines(found: list[Check]) -> Iterator[str]:
     """Yield the checks as a table, each hint below its check, and the number of problems."""
     rows = []
     for check in found:
-        rows.append((str(check.level), check.name, pasteable(check.message)))
-        rows += [("", "", f"hint: {pasteable(check.hint)}")] if check.hint else []
+        rows.append((str(check.level), check.name, check.message))
+        rows += [("", "", f"hint: {check.hint}")] if check.hint else []
     yield from table([Column(title="", words=True)] * 3, rows)
     counts = [sum(check.level is level for check in found) for level in (Level.WARNING, Level.BROKEN)]
     yield f"{plural(len(found), 'check')}, {plural(counts[0], 'warning')}, {counts[1]} broken"
@@ -117,8 +114,7 @@ def gputop(arguments: Arguments) -> int:
     if arguments.get("SIMULATE"):  # LD_LIBRARY_PATH is read only when a program starts: replace this process
         environment = program_environment(**simulation(arguments.get("SIMULATE")))
         os.execve(sys.executable, [sys.executable, "-m", "kmatrix.gputop", *words], environment)
-    with redirect_stdout(terminal_output()):
-        return gputop_main(words)
+    return gputop_main(words)
 
 
 def gpu_exporter(arguments: Arguments) -> int:

@@ -26,7 +26,6 @@ from kmatrix.experiment.plan import (
     risks_on,
 )
 from kmatrix.matrix.expand import Run
-from kmatrix.paste import make_command
 from kmatrix.plan.cpu import CpuSpeed, cpu_speed
 from kmatrix.plan.feasibility import (
     KNOWN,
@@ -58,6 +57,7 @@ from kmatrix.text import (
     disk_size,
     duration,
     flop_count,
+    make_command,
     memory_size,
     money,
     plural,

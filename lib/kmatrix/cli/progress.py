@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from kmatrix.cli.output import terminal_output
 from kmatrix.records.runs import Status
 from kmatrix.redaction.log import RedactedLog
 from kmatrix.status.alerts import Alert, AlertKind, Severity, one_line
@@ -53,7 +52,7 @@ class ProgressDisplay:
         self, stream: TextIO | None = None, *, every_s: float = EVERY_S, terminal: Terminal | None = None
     ) -> None:
         self._terminal = terminal
-        self._stream = stream or terminal_output()
+        self._stream = stream or sys.stdout
         self._own = stream is None  # the output of the command
         self._every_s = every_s
         self._dead = False

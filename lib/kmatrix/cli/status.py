@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.jobs import attempts, next_steps, place, queue_of, run_status, silence, troubles, waits
 from kmatrix.cli.jobs import counts as job_counts
-from kmatrix.cli.output import terminal_output
 from kmatrix.cli.progress import COLOURS, colourless
 from kmatrix.cli.targets import ask, asked_statuses, find_target, running_target, warn_interrupted
 from kmatrix.engines.polling import Asking
-from kmatrix.output import check_interrupt, displayed
-from kmatrix.paste import make_command
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
@@ -36,6 +33,7 @@ from kmatrix.text import (
     count,
     duration,
     first_names,
+    make_command,
     memory_size,
     money,
     plural,
@@ -97,7 +95,7 @@ def status(arguments: Arguments) -> int:
         elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             watch(overview)
         else:
-            print("\n".join(plain(overview.poll(), asked_width())))
+            print(printable("\n".join(plain(overview.poll(), asked_width()))))
     finally:
         asking.end()
     return 0
@@ -129,16 +127,14 @@ def watch(overview: Overview) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=terminal_output(), highlight=False)
+    console = Console(highlight=False)
     view = overview.poll()
     if view.is_active:
-        live = Live(console=console, auto_refresh=False, transient=True)
-        with suppress(KeyboardInterrupt), displayed(live):
+        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, transient=True) as live:
             while view.is_active:
                 # One line less than the terminal: a full screen would scroll at each refresh.
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
                 time.sleep(EVERY_S)
-                check_interrupt()
                 view = overview.poll()
     # The last frame, complete: a printed page may scroll, and the terminal wraps commands.
     console.print(drawn(screen(view, width=console.width)), soft_wrap=True)
@@ -417,7 +413,7 @@ def estimate(arguments: Arguments) -> int:
     if yes(arguments, "JSON"):
         print(json.dumps(estimate_json(view, now), indent=2))
     else:
-        print("\n".join(lines(view, now)))
+        print(printable("\n".join(lines(view, now))))
     return 0
 
 

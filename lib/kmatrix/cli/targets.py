@@ -12,14 +12,13 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.engines.polling import refresh
 from kmatrix.errors import ConfigError, LaunchError, RecordError
 from kmatrix.kconfig.assignments import read_string
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import PollFile
 from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, made_path, matrix_dirs
 from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
 from kmatrix.status.activity import Activity, MatrixActivity
-from kmatrix.text import first_names, plural, shown
+from kmatrix.text import first_names, make_command, plural, shown
 
 MOST_DIGITS = 9  # of the number of a run
 

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.output import terminal_output
 from kmatrix.cli.targets import chosen_runs, find_target, look
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import original_of, refuse_links
 from kmatrix.records.paths import ROOT, RunDir
 from kmatrix.records.runs import Tracking, read_run_file
@@ -29,7 +27,7 @@ from kmatrix.records.tracking import (
     read_track,
     sync_status,
 )
-from kmatrix.text import duration, first_names, plural, printable, shown
+from kmatrix.text import duration, first_names, make_command, plural, printable, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
@@ -204,7 +202,7 @@ class _Line:
     """A progress line: updated in place on a terminal, printed once elsewhere."""
 
     def __init__(self, *, only_terminal: bool = False) -> None:
-        self._stream = terminal_output()
+        self._stream = sys.stdout
         self._terminal = self._stream.isatty()
         self._silent = only_terminal and not self._terminal
         self._width = 0

@@ -22,11 +22,10 @@ from kmatrix.kconfig.assignments import (
 from kmatrix.kconfig.tree import Assignment, Tree, unknown
 from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand
-from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME
-from kmatrix.text import shown
+from kmatrix.text import make_command, shown
 from kmatrix.track.available import is_computed, own_project
 
 MOST_CELLS = 5000  # a larger matrix is validated by its dry run only, because configuration targets must be fast

@@ -22,7 +22,6 @@ from kmatrix.experiment.inputs.initial import InitialWeights, initial_fields
 from kmatrix.experiment.provenance import Code, code_of, provenance, secret_variables
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
-from kmatrix.paste import make_command
 from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import Owner, check_own_files, new_folder
 from kmatrix.records.dataset import sha256_of_layout
@@ -36,7 +35,7 @@ from kmatrix.records.runs import Provenance, Tracking, VerdictRules
 from kmatrix.redaction.redactor import redact
 from kmatrix.runner.cluster import new_engine
 from kmatrix.status.disk_space import how_full, what_to_do
-from kmatrix.text import shortened
+from kmatrix.text import make_command, shortened
 
 # Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
 # all of them. matrix.json has the whole command.

@@ -21,12 +21,12 @@ from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.kconfig.texts import ConfigTexts
 from kmatrix.matrix.expand import assign_run
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking
 from kmatrix.runner.execute import command_of, need_torch
 from kmatrix.status.watch import RunProgress
+from kmatrix.text import make_command
 from kmatrix.track.available import need_trackers, own_project
 
 

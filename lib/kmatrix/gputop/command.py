@@ -23,7 +23,7 @@ from kmatrix.gputop.stats_files import StatsFiles
 from kmatrix.gputop.terminal.glyphs import glyphs_for
 from kmatrix.gputop.terminal.screen import plain, render
 from kmatrix.gputop.view import ScreenSample
-from kmatrix.output import run_reporting
+from kmatrix.output import run_program
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
 MOST_WIDTH = 1000  # columns of --once: more than the widest table
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run gputop as a program: print errors, and return the exit status."""
-    return run_reporting(lambda: main(argv))
+    return run_program(lambda: main(argv))
 
 
 def _show(feed: SampleFeed, options: argparse.Namespace) -> int:

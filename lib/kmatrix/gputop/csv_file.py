@@ -13,9 +13,8 @@ from typing import IO
 
 from kmatrix.errors import RecordError, reason_of
 from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_header, csv_row
-from kmatrix.gputop.loop import chosen, endings_caught
+from kmatrix.gputop.loop import Ended, chosen, endings_caught
 from kmatrix.gputop.monitor import GPUMonitor
-from kmatrix.output import Interrupted, check_interrupt
 from kmatrix.own_file import lock_writing, open_own
 from kmatrix.text import plural
 
@@ -156,7 +155,6 @@ def _sample(
             while seconds is None or tick / hz < seconds:
                 # From the start, not from the last sample: the rate does not drift.
                 time.sleep(max(0.0, begin + tick / hz - time.monotonic()))
-                check_interrupt()
                 snapshot = read()
                 table.append(row(snapshot, time.monotonic() - begin))
                 taken += 1
@@ -169,7 +167,7 @@ def _sample(
                     table.flush()
                     flushed = now
             table.flush()
-        except Interrupted:
+        except Ended:
             table.flush()  # also the rest of one that was interrupted; a second signal is ignored
             raise
     return taken, late

@@ -18,7 +18,6 @@ from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.progress import ProgressReader
 from kmatrix.gputop.recorded import FollowedProcesses, RecordedExtras
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
-from kmatrix.paste import make_command
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.jobs.files import host_of
 from kmatrix.records.jobs.paths import NodeDir, nodes_of
@@ -27,7 +26,7 @@ from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import read_run_status
 from kmatrix.status.alerts import Alert, GpuState, RunSnapshot, Severity, Thresholds, alerts_of
 from kmatrix.status.watch import AlertTracker
-from kmatrix.text import duration, time_of_day
+from kmatrix.text import duration, make_command, time_of_day
 
 MAX_PER_MINUTE = 240  # samples to read for the history of one minute: 4 per bucket are enough for a mean
 QUIET_S = 3.0  # time without a new sample before a notice is shown

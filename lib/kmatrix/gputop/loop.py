@@ -26,7 +26,6 @@ from kmatrix.gputop.terminal.pages import page_end
 from kmatrix.gputop.terminal.paint import Painter
 from kmatrix.gputop.terminal.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
-from kmatrix.output import Interrupted, check_interrupt, displayed, forget_interrupt, interrupt
 
 STDIN = 0  # the descriptor: sys.stdin buffers, so that select would miss keys
 RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize shows at once, at four wake-ups per second
@@ -184,11 +183,13 @@ def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float
         # Signals outermost: their handlers stay in place until keyboard and screen are restored.
         with endings_caught(), Keyboard(STDIN) as keyboard:
             painter = Painter(console)
-            with _suspends(painter, keyboard), displayed(painter):
+            with _suspends(painter, keyboard):
                 try:
+                    painter.start()
                     _draw(session, painter, glyphs, keyboard, interval=interval, seconds=seconds)
                 finally:
                     _ignore_signals()
+                    painter.stop()
     except OSError as error:
         if error.errno not in TERMINAL_GONE:
             raise  # otherwise the window was closed: nobody reads the error, and there is nothing to restore
@@ -213,7 +214,6 @@ def _draw(
         end = min(due, deadline)
         while not keys and painter.is_painted and terminal_size() == size and time.monotonic() < end:
             keys = keyboard.read(max(0.0, min(RESIZE_S, end - time.monotonic())))
-            check_interrupt()
         if "repaint" in keys:
             painter.forget()
         if not all(session.press(key) for key in keys):
@@ -240,7 +240,10 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
             due = max(due + interval, time.monotonic())
             end = due if seconds is None else min(due, begin + seconds)
             time.sleep(max(0.0, end - time.monotonic()))
-            check_interrupt()
+
+
+class Ended(BaseException):
+    """A signal asked the program to end. Not an Exception, which a handler would swallow."""
 
 
 @contextmanager
@@ -250,20 +253,19 @@ def endings_caught() -> Iterator[None]:
     SIGHUP stays ignored if it is, as by nohup: then the end of the terminal is not that of the program.
     """
 
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
         _ignore_signals()  # a second Ctrl+C would leave the terminal without echo
-        interrupt(Interrupted(number))
+        raise Ended
 
     nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     before = {one: signal.signal(one, end) for one in ENDINGS if one not in nohup}
     try:
         yield
-    except Interrupted:
+    except Ended:
         return
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-        forget_interrupt()
 
 
 def _ignore_signals() -> None:

@@ -21,10 +21,10 @@ from msgspec import Meta
 
 from kmatrix.errors import LaunchError
 from kmatrix.own_file import IN_PLACE, open_file, read_file
-from kmatrix.paste import make_command
 from kmatrix.records.decode import Count, Record, decode_line
 from kmatrix.records.files import replacing
 from kmatrix.records.paths import MatrixDir, made_path
+from kmatrix.text import make_command
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MAKING = "made"  # what the holder of a matrix does with it, after "is being"; in its lock file

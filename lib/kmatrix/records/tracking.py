@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.own_file import open_to_read
-from kmatrix.paste import make_command
 from kmatrix.records.decode import Count, Record, decode_optional, field
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
+from kmatrix.text import make_command
 
 # The name of a project at every tracker: part of URLs, and of file names. Trackio reserves `registry-`.
 PROJECT_NAME = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")

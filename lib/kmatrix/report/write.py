@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.errors import RecordError
-from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import refuse_link
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
@@ -22,6 +21,7 @@ from kmatrix.report.gpu.graphs import matrix as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
 from kmatrix.report.page import assemble
 from kmatrix.report.summary import render_summary, tracker_lines
+from kmatrix.text import make_command
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kmatrix.engines.base import Scheduler
 from kmatrix.errors import LaunchError
-from kmatrix.paste import make_command
 from kmatrix.records.decode import replaced
 from kmatrix.records.files import free_path
 from kmatrix.records.jobs.files import (
@@ -25,7 +24,7 @@ from kmatrix.records.jobs.files import (
 )
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
-from kmatrix.text import first_names, plural
+from kmatrix.text import first_names, make_command, plural
 
 ID_BYTES = 6
 ENDING_S = 60.0  # jobs that were killed have ended within this time

@@ -22,7 +22,6 @@ from kmatrix.engines.base import JobRules, Scheduler, UnreachableError
 from kmatrix.engines.polling import known_jobs, own_views
 from kmatrix.errors import KmatrixError, LaunchError, RecordError, reason_of
 from kmatrix.own_file import opener
-from kmatrix.paste import make_command
 from kmatrix.records.decode import as_json, decode, replaced
 from kmatrix.records.files import end_torn_line, json_text, write_bytes, write_json
 from kmatrix.records.jobs.claim import FRESH_S, age_s, fresh_owner
@@ -56,7 +55,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.runner.shares import report_submission, submissions_of
 from kmatrix.status.activity import Activity, MatrixActivity, ShareState
 from kmatrix.status.state import RunPlan
-from kmatrix.text import first_names, shown
+from kmatrix.text import first_names, make_command, shown
 
 # Arguments of a command that also hold for the seeds that are submitted after its runs.
 OF_FURTHER_SEEDS = frozenset({"TRACKER", "SIMULATE", "BUDGET_HOURS", "BUDGET_DOLLARS"})

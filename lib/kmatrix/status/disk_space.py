@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError
-from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import read_index
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.text import disk_size
+from kmatrix.text import disk_size, make_command
 
 FULL = 64 * 1024  # bytes: with less, a run can write neither its status nor its log
 RECORDS = 4 * 2**20  # bytes of metrics, recordings and reports per run

@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
-from kmatrix.paste import make_command
 from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import RunFile
 from kmatrix.redaction.redactor import netrc_files
+from kmatrix.text import make_command
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
 from kmatrix.hosts import ServerAddress, guarded_asgi
-from kmatrix.paste import make_command
 from kmatrix.records.paths import MATRIX_PREFIX
 from kmatrix.records.runs import Status
+from kmatrix.text import make_command
 from kmatrix.track.feed import without_copies
 from kmatrix.track.page import Page, check_guard, free_port
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity

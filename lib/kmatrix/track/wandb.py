@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.processes import ProcessHandle, processes_with
 from kmatrix.own_file import open_own
-from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes
 from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.redaction.redactor import redact
+from kmatrix.text import make_command
 from kmatrix.track.feed import means
 from kmatrix.track.tracker import (
     NODES,

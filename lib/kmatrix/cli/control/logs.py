@@ -14,9 +14,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import ask, chosen_runs, find_target, look, running_target
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.output import check_interrupt
 from kmatrix.own_file import open_to_read
-from kmatrix.paste import make_command
 from kmatrix.records.files import last_lines
 from kmatrix.records.jobs.files import read_node
 from kmatrix.records.jobs.paths import NodeDir, ShareDir, nodes_of
@@ -24,7 +22,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
 from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity, ShareState
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import printable
+from kmatrix.text import make_command, printable
 
 TRACEBACK = "Traceback (most recent call last):"
 # The last line of a traceback of torchrun.
@@ -170,7 +168,6 @@ def _follow(followed: _Followed, runs: Sequence[RunDir], *, once: bool) -> int:
                 _print_why(one)
             return 0
         time.sleep(POLL_S)
-        check_interrupt()
 
 
 def _print_starting(followed: _Followed, runs: Sequence[RunDir]) -> None:
@@ -196,19 +193,18 @@ def _print_growth(followed: _Followed, run: RunDir) -> None:
         text = "".join(last_lines(file)[-LAST_LINES:])
         while True:
             live = _is_running(run) and followed.is_live(run)  # before the read, which then includes the last lines
-            sys.stdout.write(text + decoder.decode(file.read()))
+            sys.stdout.write(printable(text + decoder.decode(file.read())))
             sys.stdout.flush()
             if not live:
                 return
             text = ""
             time.sleep(POLL_S)
-            check_interrupt()
 
 
 def _print_end(title: str, log: Path) -> None:
     _title(title)
     with open_to_read(log) as file:
-        sys.stdout.writelines(without_launcher(last_lines(file))[-LAST_LINES:])
+        sys.stdout.writelines(map(printable, without_launcher(last_lines(file))[-LAST_LINES:]))
 
 
 def without_launcher(lines: Iterable[str]) -> list[str]:
@@ -236,7 +232,7 @@ def _print_why(run: RunDir) -> None:
     """Print why a run ended without success: torchrun's report follows the reason in the log, and names any rank."""
     state = recover_status(run, has_runner=True)
     if state.status in (Status.FAILED, Status.STOPPED) and state.reason:
-        _title(printable(f"{run.name} {state.status}: {state.reason}"))
+        _title(f"{run.name} {state.status}: {state.reason}")
 
 
 def _job_title(state: ShareState, share: ShareDir) -> str:
@@ -247,7 +243,7 @@ def _job_title(state: ShareState, share: ShareDir) -> str:
 
 
 def _title(text: str) -> None:
-    print(f"==> {text}", flush=True)
+    print(f"==> {printable(text)}", flush=True)
 
 
 def _is_running(run: RunDir) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import ask, asked_statuses, chosen_runs, find_target, look, running_target
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.paste import make_command
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
@@ -23,7 +22,7 @@ from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.state import Freed, Requested, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 from kmatrix.status.watch import alerts_of_run
-from kmatrix.text import shown
+from kmatrix.text import make_command, shown
 
 
 def hold(arguments: Arguments) -> int:

@@ -13,8 +13,6 @@ from kmatrix.engines.base import GRACE_S, Scheduler, UnreachableError
 from kmatrix.engines.polling import known_jobs, own_views
 from kmatrix.engines.schedulers import find_scheduler
 from kmatrix.errors import LaunchError
-from kmatrix.output import check_interrupt
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import LIVE, REPORT, EngineFile, read_submission
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.lock import Process, held, holder
@@ -24,7 +22,7 @@ from kmatrix.runner.cluster import own_engine, refuse_others
 from kmatrix.runner.submit import cancel_jobs, need_submissions, submitting
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import first_names, plural, shown
+from kmatrix.text import first_names, make_command, plural, shown
 
 STOP_POLL_S = 0.1  # between two checks whether the runner has exited
 JOBS_S = 300.0  # jobs of a cluster have ended within this time, or it is left to the user
@@ -180,6 +178,5 @@ def _wait(matrix: MatrixDir, activity: MatrixActivity) -> str:
         if time.monotonic() > deadline:
             return job_counts(activity.counts())
         time.sleep(JOBS_POLL_S)
-        check_interrupt()
         activity.refresh(ask(matrix))
     return ""

@@ -36,7 +36,6 @@ from kmatrix.experiment.provenance import code_of
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.own_file import open_to_read
-from kmatrix.paste import make_command
 from kmatrix.records.decode import replaced
 from kmatrix.records.files import last_lines
 from kmatrix.records.jobs.claim import age_s
@@ -66,7 +65,7 @@ from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.cost import BUDGETS
 from kmatrix.status.state import GPU_LOST, NCCL, RunPlan
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import first_names, plural, shown
+from kmatrix.text import first_names, make_command, plural, shown
 
 TRIAL_S, TRIAL_LINES = 1800.0, 10  # of a preflight: time limit of its jobs; lines of the log of one that died
 AGAIN_S = 60.0  # within this time, the same command repeats the last one, whose end was perhaps not seen

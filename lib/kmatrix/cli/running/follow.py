@@ -6,8 +6,6 @@ import time
 from collections import Counter
 
 from kmatrix.cli.targets import ask
-from kmatrix.output import check_interrupt
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import REPORT, SchedulerPhase, read_submission
 from kmatrix.records.jobs.paths import JobsDir, SubmissionDir
 from kmatrix.records.paths import MatrixDir
@@ -16,7 +14,7 @@ from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED
 from kmatrix.runner.rounds import unneeded_runs
 from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import shown
+from kmatrix.text import make_command, shown
 
 FOLLOW_S = 2.0  # between two looks at the files of the runs
 LIVE = (SchedulerPhase.PENDING, SchedulerPhase.RUNNING)
@@ -57,7 +55,6 @@ def _wait_for_report(matrix: MatrixDir) -> None:
             job = view.job
             print(f"job {job} writes the report", flush=True)
         time.sleep(FOLLOW_S)
-        check_interrupt()
     if (job or has_seeds) and matrix.summary.exists():
         print(f"report: {shown(matrix.summary)}")
 
@@ -83,4 +80,3 @@ def watch(matrix: MatrixDir) -> dict[str, Status]:
         if activity.activity is Activity.NONE:
             return known
         time.sleep(FOLLOW_S)
-        check_interrupt()

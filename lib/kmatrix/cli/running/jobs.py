@@ -9,7 +9,6 @@ from kmatrix.engines.schedulers import find_scheduler, settings_of
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.jobs import planned_attempts
 from kmatrix.experiment.plan import Plan
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import (
     REPORT,
     EngineFile,
@@ -22,7 +21,7 @@ from kmatrix.runner.shares import parallel_notes, submissions_of, time_notes
 from kmatrix.runner.submit import refuse_submissions
 from kmatrix.status.outcomes import SEED_AXIS
 from kmatrix.status.state import RunPlan
-from kmatrix.text import duration, plural
+from kmatrix.text import duration, make_command, plural
 
 
 def check_plan(scheduler: Scheduler, plan: Plan) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import refuse_if_running
 from kmatrix.errors import RecordError
-from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import check_own_files, take_folder
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir, below_root
@@ -17,7 +16,7 @@ from kmatrix.runner.resume import (
     RestoredRuns,
     restore_runs,
 )
-from kmatrix.text import first_names
+from kmatrix.text import first_names, make_command
 
 
 def open_matrix(matrix: MatrixDir, arguments: Arguments, *, on_cluster: bool = False) -> RestoredRuns:

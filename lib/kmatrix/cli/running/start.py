@@ -22,7 +22,6 @@ from kmatrix.experiment.plan import Plan
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
-from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import original_of
 from kmatrix.records.jobs.files import LOCAL, read_engine
 from kmatrix.records.paths import ROOT, MatrixDir
@@ -50,7 +49,7 @@ from kmatrix.status.disk_space import disks, how_full, what_to_do
 from kmatrix.status.outcomes import has_adaptive_seeds
 from kmatrix.status.state import is_left_out
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import first_names, plural, shown
+from kmatrix.text import first_names, make_command, plural, shown
 from kmatrix.track.available import announced
 
 QUICKSTART = "gpt2-cpu-quick"  # defconfig

@@ -19,7 +19,7 @@ from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
 from kmatrix.gputop.make import end_with_make
 from kmatrix.hosts import LOOPBACK, WsgiApp, guarded_wsgi
-from kmatrix.output import run_reporting
+from kmatrix.output import run_program
 from kmatrix.text import plural
 
 ADDRESS = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run the exporter as a program: print errors, and return the exit status."""
-    return run_reporting(lambda: main(argv))
+    return run_program(lambda: main(argv))
 
 
 def greeting(port: int, gpus: int, notices: Sequence[str]) -> str:

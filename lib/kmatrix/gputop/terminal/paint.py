@@ -25,7 +25,7 @@ COLORS = {"standard": ColorSystem.STANDARD, "256": ColorSystem.EIGHT_BIT, "truec
 
 
 class Painter:
-    """The picture on a terminal. It is a display of `kmatrix.output.displayed`."""
+    """The picture on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._colors = console, COLORS.get(console.color_system or "")

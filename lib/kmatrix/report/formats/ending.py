@@ -10,7 +10,7 @@ from kmatrix.report.sentences.rankings import no_result_text
 from kmatrix.report.sentences.values import LineLabel, VerdictText
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.status.cost import total_dollars
-from kmatrix.text import ELLIPSIS, UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
+from kmatrix.text import ELLIPSIS, UNKNOWN, Column, count, duration, money, plural, printable, shortened, table, wrap
 
 WIDTH = 80  # columns
 MOST_LINES = 30
@@ -44,7 +44,7 @@ def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
     shown = _shown(numbers.runs, min(MOST_RUNS, most))
     rows = table(COLUMNS, [_row(run, reserve=run.name in numbers.reserve) for run in shown], WIDTH)
     hidden = len(numbers.runs) - len(shown)
-    return "\n".join([*first, *rows, *([f"and {plural(hidden, 'more run')}"] if hidden else []), *last])
+    return printable("\n".join([*first, *rows, *([f"and {plural(hidden, 'more run')}"] if hidden else []), *last]))
 
 
 def _headline(numbers: MatrixNumbers) -> str:

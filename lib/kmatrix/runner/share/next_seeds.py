@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from kmatrix.engines.base import UnreachableError
 from kmatrix.engines.schedulers import find_scheduler, is_setting
 from kmatrix.errors import KmatrixError
-from kmatrix.paste import make_command
 from kmatrix.records.jobs.files import (
     CANCELLED,
     CANCELLING,
@@ -43,7 +42,7 @@ from kmatrix.runner.submit import (
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.state import RunPlan
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import first_names, plural
+from kmatrix.text import first_names, make_command, plural
 
 # How long is it tried, and how often, if the scheduler does not answer, or another process submits. A start of this job
 # whose node failed, or that was requeued, while it submitted, is taken for another process until its files are old.

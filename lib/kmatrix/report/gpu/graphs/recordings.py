@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kmatrix.errors import RecordError, reason_of
 from kmatrix.gpu.formats.binary import damage_note, read_samples
 from kmatrix.gpu.formats.columns import SampleBlock, read_columns
-from kmatrix.output import run_reporting
+from kmatrix.output import run_program
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import COLOURS, draw_jobs, figure_grid, mark_of, plain_ticks, subtitle, time_unit
@@ -348,7 +348,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run it as a program: print errors, and return the exit status."""
-    return run_reporting(lambda: main(argv))
+    return run_program(lambda: main(argv))
 
 
 def _generate(path: Path) -> int:
