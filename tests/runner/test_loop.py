@@ -266,10 +266,10 @@ def test_a_rank_error_with_an_attempt_number_counts_only_for_that_attempt(plan):
 
 def test_the_rank_that_failed_first_is_named(plan):
     run = plan("a")
-    for rank, age in ((0, 1), (1, 2)):
-        write_json(run.dir.rank_error(rank), {"rank": rank, "kind": "error", "reason": f"reason {rank}"})
-        os.utime(run.dir.rank_error(rank), (time.time() - age,) * 2)
-    assert classify_end(run, started=time.time() - 9, exit_code=1).reason == "rank 1: reason 1"
+    for rank, at in ((0, 101.0), (1, 100.0)):
+        error = {"rank": rank, "attempt": 1, "time": at, "kind": "error", "reason": f"reason {rank}"}
+        write_json(run.dir.rank_error(rank), error)
+    assert classify_end(run, started=1.0, exit_code=1).reason == "rank 1: reason 1"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,10 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
     if behave == "fail":
         raise ModuleNotFoundError("No module named 'flash_attn'")
     if behave == "rank_error":
-        write("ranks/1/error.json", {"rank": 1, "kind": "data", "reason": "shard 3 is cut short"})
+        write(
+            "ranks/1/error.json",
+            {"rank": 1, "attempt": attempt, "time": time.time(), "kind": "data", "reason": "shard 3 is cut short"},
+        )
         sys.exit(3)
     if behave == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
