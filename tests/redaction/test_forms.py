@@ -58,9 +58,8 @@ def unbounded(parsed):
             yield from (False for _ in unbounded(argument[1]))
 
 
-@pytest.mark.parametrize("form", ALL, ids=lambda form: form.kind)
-def test_every_repetition_of_a_pattern_is_bounded_or_comes_last(form):
-    assert all(unbounded(parser.parse(form.regex, form.flags)))
+def test_every_repetition_of_a_pattern_is_bounded_or_comes_last():
+    assert [form.kind for form in ALL if not all(unbounded(parser.parse(form.regex, form.flags)))] == []
 
 
 def test_the_test_above_would_find_unbounded_repetitions():
@@ -90,36 +89,34 @@ def test_nothing_in_the_log_of_a_real_run_is_hidden():
     assert redact(log.decode(), {}) == log.decode()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "commit 0123456789abcdef0123456789abcdef01234567 of https://github.com/you/repo.git",
-        "git@github.com:you/repo.git ssh://git@example.org:22/repo ssh://some-long-user-name@host",
-        "sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef  fineweb_val_000000.bin",
-        "Iter 10 | epoch 0 | loss 5.4859 | lr 1.12e-04 | norm 2.19 | dt 10.0ms | tok/s 12849 | mfu n/a",
-        "joules_per_token=4.123456789 bytes_per_token: 4.25, max_token=50256 tokens/s: 123456789",
-        "eos_token='<|endoftext|>' pad_token=[PAD] unk_token: <unk_token> tokenizer=gpt2-medium-tokenizer",
-        '    token = kwargs.pop("token", None)',
-        "    unk_token = self.original_tokenizer.unk_token",
-        "checkpoint: /home/you/results/test_matrix_results_20261122_183137/gpt2_adamw/checkpoints/step_00001950.pt",
-        "wandb: View run gpt2_adamw at https://wandb.ai/you/kmatrix/runs/abcdefgh",
-        "wandb: Run `wandb login` to upload; see the authorization documentation, then log in again",
-        "local-rank 0, task-0123456789abcdefghij, disk-0123456789abcdefghijk, risk-free-2026-abcdefghijk",
-        "[rank0]:[W1122 18:31:20.123456789 ProcessGroupNCCL.cpp:1250] Warning: destroy_process_group() was not called",
-        "fx graph cache key fdhcpnmpzv5snpzu4jxg6cnjhytqpygx2sg6pkcpmd6dmsgmz4ra was not found",
-        "CUDA_VISIBLE_DEVICES=GPU-01234567-89ab-cdef-0123-456789abcdef NCCL_SOCKET_IFNAME=eth0",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 79 GiB",
-        '  File "/home/you/kmatrix/gpt2/train.py", line 123, in train',
-        "GET /v1/models?page=2&sort=name HTTP/1.1 200 http://localhost:8000/a@b",
-        "the password of the database was not found, and the secret garden is a book",
-        "data: HuggingFaceFW/fineweb-edu sample-10BT, 10,000,000,000 tokens, glorious-experiment-number-31",
-        "-----BEGIN CERTIFICATE-----",
-        "PWD=/home/you/kmatrix OLDPWD=/home/you",
-    ],
-    ids=lambda line: line[:12],
+ORDINARY = (
+    "commit 0123456789abcdef0123456789abcdef01234567 of https://github.com/you/repo.git",
+    "git@github.com:you/repo.git ssh://git@example.org:22/repo ssh://some-long-user-name@host",
+    "sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef  fineweb_val_000000.bin",
+    "Iter 10 | epoch 0 | loss 5.4859 | lr 1.12e-04 | norm 2.19 | dt 10.0ms | tok/s 12849 | mfu n/a",
+    "joules_per_token=4.123456789 bytes_per_token: 4.25, max_token=50256 tokens/s: 123456789",
+    "eos_token='<|endoftext|>' pad_token=[PAD] unk_token: <unk_token> tokenizer=gpt2-medium-tokenizer",
+    '    token = kwargs.pop("token", None)',
+    "    unk_token = self.original_tokenizer.unk_token",
+    "checkpoint: /home/you/results/test_matrix_results_20261122_183137/gpt2_adamw/checkpoints/step_00001950.pt",
+    "wandb: View run gpt2_adamw at https://wandb.ai/you/kmatrix/runs/abcdefgh",
+    "wandb: Run `wandb login` to upload; see the authorization documentation, then log in again",
+    "local-rank 0, task-0123456789abcdefghij, disk-0123456789abcdefghijk, risk-free-2026-abcdefghijk",
+    "[rank0]:[W1122 18:31:20.123456789 ProcessGroupNCCL.cpp:1250] Warning: destroy_process_group() was not called",
+    "fx graph cache key fdhcpnmpzv5snpzu4jxg6cnjhytqpygx2sg6pkcpmd6dmsgmz4ra was not found",
+    "CUDA_VISIBLE_DEVICES=GPU-01234567-89ab-cdef-0123-456789abcdef NCCL_SOCKET_IFNAME=eth0",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 79 GiB",
+    '  File "/home/you/kmatrix/gpt2/train.py", line 123, in train',
+    "GET /v1/models?page=2&sort=name HTTP/1.1 200 http://localhost:8000/a@b",
+    "the password of the database was not found, and the secret garden is a book",
+    "data: HuggingFaceFW/fineweb-edu sample-10BT, 10,000,000,000 tokens, glorious-experiment-number-31",
+    "-----BEGIN CERTIFICATE-----",
+    "PWD=/home/you/kmatrix OLDPWD=/home/you",
 )
-def test_ordinary_lines_stay_as_they_are(line):
-    assert redact(line, {}) == line
+
+
+def test_ordinary_lines_stay_as_they_are():
+    assert [line for line in ORDINARY if redact(line, {}) != line] == []
 
 
 def private_key(line_end="\n"):
