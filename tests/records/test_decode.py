@@ -1,8 +1,10 @@
 """Typed records: what a damaged file does, and how it is named."""
 
+import importlib
 import json
 import math
 
+import msgspec
 import pytest
 
 import kmatrix.records.decode as decoding
@@ -177,3 +179,29 @@ def test_indented_json_has_null_for_nan_and_no_bytes_that_are_not_utf_8():
 )
 def test_indented_text_is_that_of_json(value):
     assert indented_text(value) == json.dumps(value, indent=2)
+
+
+def records(parent=Record):
+    """Yield all types of records below one."""
+    for record in parent.__subclasses__():
+        yield record
+        yield from records(record)
+
+
+def test_a_field_of_another_type_is_one_error_with_its_name(tmp_path):
+    wrong, seen = [[[["x"]]]], 0
+    for module in ("runs", "states", "checkpoints", "tracking", "jobs.files", "jobs.claim"):
+        importlib.import_module(f"kmatrix.records.{module}")
+    for record in set(records()):
+        for one in msgspec.structs.fields(record):
+            if "Any" in str(one.type):
+                continue
+            (tmp_path / "a.json").write_text(json.dumps({"schema": 1, one.encode_name: wrong}))
+            with pytest.raises(RecordError) as caught:
+                decode(tmp_path / "a.json", record)
+            assert caught.type is RecordError
+            assert "a.json is damaged" in caught.value.what, record
+            why = caught.value.why
+            assert one.encode_name in why or "missing required field" in why, (record, why)
+            seen += 1
+    assert seen > 100
