@@ -21,6 +21,8 @@ from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def rank_watchdog(tmp_path):
@@ -92,6 +94,7 @@ def test_the_limit_is_a_multiple_of_the_usual_time_with_a_floor(rank_watchdog):
     assert rank_watchdog.limit_s() == pytest.approx(2.0)
 
 
+@pytest.mark.nightly
 def test_each_kind_of_work_has_its_own_usual_time(rank_watchdog):
     rank_watchdog, _ = rank_watchdog
     rank_watchdog.begin(factor=10, floor_s=0.0)
@@ -115,6 +118,7 @@ def test_the_position_of_the_rank_is_recorded(rank_watchdog, tmp_path, monkeypat
     assert reports == []
 
 
+@pytest.mark.nightly
 def test_a_stalled_step_is_reported_with_its_stack(rank_watchdog, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
     rank_watchdog, reports = rank_watchdog
@@ -162,6 +166,7 @@ def says_that_it_waits(rank_dir):
     return RunDir(rank_dir).rank_state(0).exists() and read_json(RunDir(rank_dir).rank_state(0))["waits"]
 
 
+@pytest.mark.nightly
 def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
     reports = []
     rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
@@ -308,6 +313,7 @@ def test_an_error_before_the_stop_is_the_reason_of_the_failure(tmp_path, monkeyp
     assert result["reason"] == "rank 1: ValueError: no data"
 
 
+@pytest.mark.nightly
 def test_a_step_that_ends_before_the_run_is_ended_was_slow_and_did_not_hang(rank_watchdog, tmp_path, monkeypatch):
     rank_watchdog, reports = rank_watchdog
     monkeypatch.setattr(watchdog, "WAIT_S", 0.0)
