@@ -57,7 +57,7 @@ def test_a_detached_matrix_is_watched_held_stopped_and_continued(story, tmp_path
     # The held one is left out until it is released.
     story.clone.config.write_text("CONFIG_GPT2_MAX_ITERS=7\n")
     story.let_go()
-    assert f"Skipped or held: {first}" in story.make("continue", f"TARGET={matrix.path}", status=2)
+    assert f"Held: {first}" in story.make("continue", f"TARGET={matrix.path}", status=2)
     assert story.statuses(matrix) == {first: "stopped", second: "finished"}
     story.make("release", f"RUN={first}", f"TARGET={matrix.path}")
     story.make("continue", f"TARGET={matrix.path}")

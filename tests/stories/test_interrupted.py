@@ -118,7 +118,7 @@ def test_a_link_out_of_a_matrix_is_refused(program, data, tmp_path):
 
 def test_a_creation_killed_anywhere_continues_to_a_complete_matrix_or_was_never_begun(program, data, tmp_path):
     seen = set()
-    for number in range(1, 400, STEP):
+    for number in (*range(1, 24), *range(24, 400, 4 * STEP)):  # the runs are made by a few calls at the begin
         results = tmp_path / str(number)
         try:
             with killed_at(number):
@@ -276,7 +276,6 @@ def test_values_of_an_axis_are_added_and_the_runs_of_the_matrix_stay(program, da
         ([], "add needs a value"),
         (["SEED=2"], "already has these cells"),
         (["OPTIMIZER=mun"], "unknown value"),
-        (["LR=1e-3"], "the default depends on another axis"),
     ):
         kept = tree(path)
         assert message in program.refused("add", *words, f"TARGET={path}")

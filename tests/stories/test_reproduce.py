@@ -47,7 +47,8 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_changes_are_named(clone, tm
     lines = [line | {"train/loss": 5.25} if line["step"] == 7 and "train/loss" in line else line for line in lines]
     (tampered / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = clone.root / "gpt2" / "train.py"
-    source.write_text(source.read_text() + "\n# not as it was\n")
+    code = source.read_text()
+    source.write_text(code + "\n# not as it was\n")
     completed = clone.kmatrix("reproduce", f"RUN={tampered}", here)
     said = verdict(completed.stdout)
     assert f"git worktree add ../kmatrix-then {provenance['git_commit'][:10]}" in completed.stdout
@@ -57,6 +58,7 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_changes_are_named(clone, tm
     assert "the code of the trainer changed: gpt2/train.py" in said
     assert "+# not as it was" in (matrices(tmp_path)[-1] / "code.patch").read_text()
 
+    source.write_text(code)
     config = tampered / ".config"
     config.write_text(config.read_text().replace("CONFIG_GPT2_SEED=1337", "CONFIG_GPT2_SEED=7"))
     completed = clone.kmatrix("reproduce", f"RUN={tampered}", here)
