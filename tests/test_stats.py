@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ from kmatrix.stats import (
     mean,
     mean_interval,
     sample_deviation,
-    two_sided_p,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,18 +71,6 @@ def test_quantiles_of_students_t_match_published_tables(freedom, t95, t99):
 
 
 # Computed without SciPy, by the continued fraction of the incomplete beta function (DLMF 8.17.22).
-TS = (0.001, 1.0, 2.5, 40.0)
-PROBABILITIES = {  # by degrees of freedom, for each of TS
-    1: (0.9993633804398389, 0.5, 0.2422378831816866, 0.01591217982405161),
-    2: (0.9992928933955901, 0.4226497308103746, 0.12961172022151068, 0.0006244146721847404),
-    2.94: (0.9992660847738506, 0.39235980931876746, 0.08942763481666095, 4.0639814973563015e-05),
-    3: (0.9992648949694609, 0.3910022189557705, 0.08770664700806559, 3.438068078915852e-05),
-    5: (0.9992407867721976, 0.3632174676491233, 0.05449009934237616, 1.8411962171772928e-07),
-    9.37: (0.9992230835430557, 0.34243398256318147, 0.03290273765254406, 8.609267409550545e-12),
-    30: (0.9992087357664851, 0.32530861542603384, 0.01811564906806658, 1.3726045194406292e-27),
-    250.5: (0.9992029114652204, 0.3182754941952245, 0.01305959013276885, 9.039162796761225e-111),
-    1000: (0.9992023150184527, 0.31755241808460966, 0.012578567801091428, 1.0478852155173968e-209),
-}
 FREEDOMS = (1, 2, 2.94, 5, 30)
 QUANTILES = {  # by level, for each of FREEDOMS
     0.5: (0.9999999999999999, 0.8164965809277268, 0.7669142129537972, 0.7266868438004234, 0.682755693321298),
@@ -94,19 +80,9 @@ QUANTILES = {  # by level, for each of FREEDOMS
 }
 
 
-@pytest.mark.parametrize("freedom", PROBABILITIES)
-def test_probabilities_match_those_of_the_continued_fraction(freedom):
-    assert [two_sided_p(t, freedom) for t in TS] == pytest.approx(list(PROBABILITIES[freedom]), rel=1e-10, abs=0)
-    assert [two_sided_p(-t, freedom) for t in TS] == [two_sided_p(t, freedom) for t in TS]
-
-
 @pytest.mark.parametrize("level", QUANTILES)
 def test_quantiles_match_those_of_the_continued_fraction(level):
     assert [critical_t(level, freedom) for freedom in FREEDOMS] == pytest.approx(list(QUANTILES[level]), rel=1e-10)
-
-
-def test_an_infinite_t_has_probability_zero():
-    assert two_sided_p(math.inf, 3) == 0.0
 
 
 @pytest.mark.parametrize(("level", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
@@ -121,23 +97,8 @@ def test_scipy_is_imported_when_a_test_needs_it():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": "lib:."}, check=True)
 
 
-@given(st.floats(0, 1e6))
-def test_with_one_degree_of_freedom_t_is_the_cauchy_distribution(t):
-    assert two_sided_p(t, 1) == pytest.approx(1 - 2 * math.atan(t) / math.pi, rel=1e-6, abs=1e-12)
-
-
-@given(st.floats(0, 1e6))
-def test_with_two_degrees_of_freedom_t_has_a_closed_form(t):
-    assert two_sided_p(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-3, abs=1e-12)
-
-
 def test_with_many_degrees_of_freedom_t_is_normal():
     assert critical_t(0.95, 1e7) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-6)
-
-
-@given(st.floats(0.5, 0.999), st.floats(1, 500))
-def test_the_quantile_is_the_inverse_of_the_probability(level, freedom):
-    assert two_sided_p(critical_t(level, freedom), freedom) == pytest.approx(1 - level, rel=1e-9)
 
 
 def test_an_interval_matches_a_calculation_by_hand():

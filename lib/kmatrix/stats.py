@@ -171,13 +171,6 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | N
     return Interval(low=centre - half, high=centre + half, level=level)
 
 
-def two_sided_p(t: float, freedom: float) -> float:
-    """Return P(|T| >= |t|), T following Student's t with `freedom` degrees of freedom."""
-    from scipy.special import stdtr
-
-    return 2.0 * float(stdtr(freedom, -abs(t)))
-
-
 def critical_t(level: float, freedom: float) -> float:
     """Return the t with P(|T| <= t) = level, T following Student's t with `freedom` degrees of freedom."""
     if not 0 < level < 1 or freedom <= 0:

@@ -26,7 +26,6 @@ from kmatrix.records.runs import (
     read_run_file,
     read_run_file_or_empty,
     read_train_values,
-    validation_metrics,
 )
 
 
@@ -180,29 +179,6 @@ def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
         MetricLine(step=0, time=2.0, values={"attempt": 1, "train/loss": 5.0, "val/loss": 6.0}),
         MetricLine(step=2, time=5.0, values={"attempt": 2, "train/loss": 3.0}),
     ]
-
-
-def test_validation_metrics_are_the_merged_lines_with_a_validation_loss(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert validation_metrics(path) == []
-    for line in (
-        {"step": 0, "attempt": 1, "val/loss": 6.0},
-        {"step": 5, "attempt": 1, "train/loss": 5.0},
-        {"step": 5, "attempt": 1, "val/loss": 5.1},
-        {"step": 10, "attempt": 1, "val/loss": 4.0},
-        {"step": 5, "attempt": 2, "resumed": True},
-        {"step": 10, "attempt": 2, "val/loss": 4.5},
-        {"step": 15, "attempt": 2, "val/loss": None},
-    ):
-        append_jsonl(path, line)
-    with path.open("a") as file:
-        file.write('{"step": 16, "val/loss": }\n{"step": 20, "attempt": 2, "val/loss": 3.0}')  # damaged, incomplete
-
-    found = [(line.step, line.values["val/loss"]) for line in validation_metrics(path)]
-
-    assert found == [(0, 6.0), (5, 5.1), (10, 4.5), (15, None)]
-    merged = [(line.step, line.values["val/loss"]) for line in merged_metrics(path) if "val/loss" in line.values]
-    assert found == merged
 
 
 def test_adjustments_of_the_trainer_are_read():

@@ -10,7 +10,8 @@ import pytest
 
 from factories import train_fields
 from kmatrix.errors import ConfigError, RecordError
-from kmatrix.records.train_config import TrainConfig, TrainFields, read_fields
+from kmatrix.records.decode import convert
+from kmatrix.records.train_config import TrainConfig, TrainFields
 
 
 def fields(**overrides):
@@ -83,8 +84,8 @@ def test_several_ranks_without_ddp_are_refused():
 
 
 def test_readers_get_none_for_a_missing_field():
-    assert read_fields({}) == TrainFields()
-    found = read_fields({"train": {"max_iters": 12, "bias": False, "of_tomorrow": 1}})
+    assert convert({}, TrainFields, "run.json") == TrainFields()
+    found = convert({"max_iters": 12, "bias": False, "of_tomorrow": 1}, TrainFields, "run.json")
     assert (found.max_iters, found.bias, found.optimizer) == (12, False, None)
 
 
@@ -103,11 +104,11 @@ def test_readers_get_none_for_a_missing_field():
 )
 def test_a_field_of_another_type_is_damage(name, value):
     with pytest.raises(RecordError, match="is damaged"):
-        read_fields({"train": {name: value}})
+        convert({name: value}, TrainFields, "run.json")
 
 
 def test_a_complete_record_reads_as_the_trainer_reads_it():
-    read, config = read_fields({"train": fields()}), TrainConfig.from_json(fields())
+    read, config = convert(fields(), TrainFields, "run.json"), TrainConfig.from_json(fields())
     names = [field.name for field in dataclasses.fields(TrainFields)]
     assert [getattr(read, name) for name in names] == [getattr(config, name) for name in names]
 

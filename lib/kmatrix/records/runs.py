@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from kmatrix.own_file import read_file
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -401,20 +400,6 @@ def merged_metrics(path: Path) -> list[MetricLine]:
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
     return _merged(metric_line_of(values) for values in decode_lines(path, MetricValues))
-
-
-def validation_metrics(path: Path) -> list[MetricLine]:
-    """Return one line per step with a validation loss, merged as in `merged_metrics`; none if the file is unreadable.
-
-    Only these lines are decoded, which is ten times faster than all of them.
-    """
-    try:
-        lines = read_file(path).split(b"\n")[:-1]  # the last one is empty, or incomplete
-    except OSError:
-        return []
-    name = VALIDATION_LOSS.encode()
-    wanted = [line for line in lines if name in line or b'"resumed"' in line]
-    return [line for line in _merged(map(metric_line, wanted)) if VALIDATION_LOSS in line.values]
 
 
 def _merged(lines: Iterable[MetricLine | None]) -> list[MetricLine]:

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
 from kmatrix.errors import ConfigError
-from kmatrix.records.decode import EXACT, Amount, Int, Size, convert
+from kmatrix.records.decode import EXACT, Amount, Int, Size
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -182,14 +182,6 @@ def budget_s(train: TrainFields | TrainConfig) -> float | None:
     """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
     limits = (train.max_time, cost_limit_s(train))
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def read_fields(record: Mapping[str, Any]) -> TrainFields:
-    """Return the fields of "train" in a run.json or run_used.json. Unknown fields are ignored.
-
-    Raises RecordError if a field is of another type.
-    """
-    return convert(record.get("train", {}), TrainFields, "run.json")
 
 
 @cache
@@ -474,7 +466,7 @@ class TrainConfig(TrainFields):
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the checked configuration. Raise ConfigError if a field is missing, unknown or of another type."""
         names = cls.names()
-        # Strict, unlike `read_fields`: a run with an ignored or missing field would not be the planned one.
+        # Strict: a run with an ignored or missing field would not be the planned one.
         for name in values:
             if name not in names:
                 raise ConfigError(

@@ -304,12 +304,6 @@ def share_job(job: str, submission: SubmissionFile, task: int) -> str:
     return f"{job}_{task}" if len(submission.shares) > 1 else job
 
 
-def share_runs(share: ShareDir) -> tuple[str, ...]:
-    """Return the names of the runs of a share. Raises RecordError if submission.json is missing or damaged."""
-    submission = decode(SubmissionDir(share.folder.parent).submission_json, SubmissionFile)
-    return next((entry.runs for entry in submission.shares if entry.task == share.task), ())
-
-
 def newest_shares(matrix: MatrixDir) -> Mapping[str, ShareDir]:
     """Return run -> the share of the newest submission that lists it."""
     found: dict[str, ShareDir] = {}

@@ -104,7 +104,7 @@ class SubmissionDir:
 class ShareDir(MatrixDir):
     """A matrix as one share sees it: the lock, status and journal are its own; the runs are those of the matrix.
 
-    The runner in a job drives it like a matrix. `records.jobs.files.share_runs` names its runs.
+    The runner in a job drives it like a matrix.
     """
 
     submission: int

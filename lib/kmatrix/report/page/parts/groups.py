@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.colours import colour_classes, dashes
 from kmatrix.report.page.parts.text import known, name, shown
-from kmatrix.stats import mean
 
 SHORT = 60  # characters of a short name
 MOST_ROWS = 200  # configurations in a table; the table of runs and the files for programs have all of them
@@ -45,10 +44,6 @@ class PageGroup:
         """Return a number of each finished run for which it is known."""
         found = [pick(run) for run in self.counted]
         return [float(value) for value in found if value is not None and known(value)]
-
-    def average(self, pick: Callable[[RunNumbers], float | None]) -> float | None:
-        """Return the mean of a number over the finished runs for which it is known; None without any."""
-        return mean(values) if (values := self.values(pick)) else None
 
 
 def page_groups(numbers: MatrixNumbers) -> tuple[PageGroup, ...]:
