@@ -15,7 +15,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from programs import run
-from running import processes_of, status_of
+from running import processes_naming, status_of
 from waiting import wait_until
 
 
@@ -34,7 +34,7 @@ def test_stop_finds_the_running_matrix_and_ends_it_with_checkpoints(matrix, plan
     assert process.wait(60) == 130
     assert [status_of(run)["status"] for run in plans] == ["stopped", "planned"]
     assert (plans[0].dir.path / "checkpoints" / "step").exists()
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
     lines = result.out.splitlines()
     assert lines[0].startswith(f"sent SIGTERM to the runner (pid {process.pid}) of ")
     assert lines[1] == "  waiting for a to save a checkpoint and exit, 35 s at most"

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from cluster_factory import FakeScheduler, claim, make_engine, make_submission
+from cluster_factory import ScriptedScheduler, claim, make_engine, make_submission
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.control import stop as stopping
 from kmatrix.cli.control.logs import logs
@@ -53,7 +53,7 @@ def matrix(tmp_path, monkeypatch):
 
 @pytest.fixture
 def scheduler(monkeypatch):
-    found = FakeScheduler(phases={"12_0": "running", "12_1": "pending", "13": "pending"})
+    found = ScriptedScheduler(phases={"12_0": "running", "12_1": "pending", "13": "pending"})
     for place in ("kmatrix.engines.polling.find_scheduler", "kmatrix.cli.control.stop.find_scheduler"):
         monkeypatch.setattr(place, lambda engine, settings: found)
     return found
@@ -91,8 +91,8 @@ def events(matrix):
 
 def test_stop_is_noted_before_a_job_ends_so_that_its_runner_knows_who_ended_it(matrix, scheduler, monkeypatch):
     seen = []
-    cancel = FakeScheduler.cancel
-    monkeypatch.setattr(FakeScheduler, "cancel", lambda *a, **k: (seen.extend(events(matrix)), cancel(*a, **k)))
+    cancel = ScriptedScheduler.cancel
+    monkeypatch.setattr(ScriptedScheduler, "cancel", lambda *a, **k: (seen.extend(events(matrix)), cancel(*a, **k)))
     stop(arguments("stop", matrix))
 
     assert seen[-1] == CANCELLING
@@ -109,7 +109,7 @@ def test_the_next_submitter_notes_that_a_stop_was_killed_before_it_cancelled(mat
     def die(*_, **__):
         raise SystemExit
 
-    monkeypatch.setattr(FakeScheduler, "cancel", die)
+    monkeypatch.setattr(ScriptedScheduler, "cancel", die)
     with pytest.raises(SystemExit):
         stop(arguments("stop", matrix))
     assert is_cancelled(JobsDir(matrix), 1, "12_0")
@@ -124,7 +124,7 @@ def test_jobs_that_could_not_be_cancelled_stay_submitted(matrix, scheduler, monk
     def refuse(*_, **__):
         raise UnreachableError("Slurm does not answer")
 
-    monkeypatch.setattr(FakeScheduler, "cancel", refuse)
+    monkeypatch.setattr(ScriptedScheduler, "cancel", refuse)
     with pytest.raises(UnreachableError) as raised:
         stop(arguments("stop", matrix))
 
@@ -136,7 +136,7 @@ def test_jobs_that_could_not_be_cancelled_stay_submitted(matrix, scheduler, monk
 
 def test_stop_of_a_matrix_whose_jobs_do_not_end_is_left_to_the_user(matrix, scheduler, capsys, monkeypatch):
     monkeypatch.setattr(stopping, "JOBS_S", 0.0)
-    monkeypatch.setattr(FakeScheduler, "cancel", lambda *_, **__: None)
+    monkeypatch.setattr(ScriptedScheduler, "cancel", lambda *_, **__: None)
     assert stop(arguments("stop", matrix)) == 0
     assert "1 job running, 1 job waiting" in capsys.readouterr().out
 

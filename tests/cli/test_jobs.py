@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster_factory import FakeScheduler, age, answer, claim, end, make_engine, make_submission, node, view
+from cluster_factory import ScriptedScheduler, age, answer, claim, end, make_engine, make_submission, node, view
 from kmatrix.cli.status import as_json, headline, lines, plain
 from kmatrix.gpu.formats.json_array import JsonArrayFile
 from kmatrix.records.files import read_json, write_json
@@ -266,7 +266,7 @@ def test_the_scheduler_is_asked_by_the_command(matrix, monkeypatch, capsys):
     from kmatrix.cli.commands import Arguments
     from kmatrix.cli.status import status
 
-    scheduler = FakeScheduler(phases={"12": "running", "13_0": "pending", "13_1": "pending", "13_2": "ended"})
+    scheduler = ScriptedScheduler(phases={"12": "running", "13_0": "pending", "13_1": "pending", "13_2": "ended"})
     monkeypatch.setattr("kmatrix.engines.polling.find_scheduler", lambda engine, settings: scheduler)
     assert status(Arguments("status", {"TARGET": str(matrix.path)})) == 0
     assert "jobs: 1 running, 2 waiting" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from kmatrix.records.jobs.paths import NodeDir, nodes_of
 from kmatrix.records.run_lock import begin_attempt
 from kmatrix.runner.loop import drive
 from kmatrix.status.state import JobPhase
-from running import PYTHON, engine, processes_of
+from running import PYTHON, engine, processes_naming
 from waiting import wait_until
 
 SETTINGS = AgentSettings(grace_s=5.0)
@@ -128,7 +128,7 @@ def test_a_stop_reaches_the_agent_of_node_0_and_not_srun(matrix, plan, slurm):
     os.kill(read_node(NodeDir(run.dir, 1)).pid, signal.SIGTERM)
     wait_until(lambda: local.poll()["a"].phase is JobPhase.ENDED)
     assert "scancel" not in slurm.read_text()
-    assert not processes_of(matrix)
+    assert not processes_naming(matrix)
 
 
 def test_a_kill_ends_the_step_on_all_nodes(matrix, plan, slurm):
@@ -140,7 +140,7 @@ def test_a_kill_ends_the_step_on_all_nodes(matrix, plan, slurm):
     local.cancel(now=True)
     assert local.poll()["a"].phase is JobPhase.ENDED
     assert "scancel --signal=KILL 12.0" in slurm.read_text()
-    wait_until(lambda: not processes_of(matrix))
+    wait_until(lambda: not processes_naming(matrix))
 
 
 def test_a_lost_host_stops_the_run_and_is_named(matrix, plan, slurm):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from cluster_factory import FakeScheduler, age, make_empty, make_engine, make_submission
+from cluster_factory import ScriptedScheduler, age, make_empty, make_engine, make_submission
 from kmatrix.engines.polling import EVERY_S, Asking, refresh
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.jobs.files import PollFile, read_poll
@@ -24,7 +24,7 @@ def matrix(tmp_path):
 
 def test_an_answer_serves_all_commands_for_ten_seconds(matrix):
     make_submission(matrix, [["a"], ["b"]])
-    scheduler = FakeScheduler(phases={"12_0": "running", "12_1": "pending"})
+    scheduler = ScriptedScheduler(phases={"12_0": "running", "12_1": "pending"})
     first = refresh(matrix, scheduler=scheduler)
     assert {share: one.phase for share, one in first.jobs.items()} == {"1.0": "running", "1.1": "pending"}
     assert refresh(matrix, scheduler=scheduler) == first
@@ -42,13 +42,13 @@ def test_nothing_is_written_through_a_link_in_place_of_the_folder(matrix, tmp_pa
     outside.mkdir()
     JobsDir(matrix).path.symlink_to(outside)
     with pytest.raises(RecordError, match=f"is a link to {outside}"):
-        refresh(matrix, scheduler=FakeScheduler())
+        refresh(matrix, scheduler=ScriptedScheduler())
     assert not list(outside.iterdir())
 
 
 def test_without_an_answer_the_older_one_stays_with_the_reason(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler(phases={"12": "running"})
+    scheduler = ScriptedScheduler(phases={"12": "running"})
     refresh(matrix, scheduler=scheduler)
     scheduler.why_not = "Unable to contact slurm controller (connect failure)"
     found = refresh(matrix, scheduler=scheduler, now=True)
@@ -61,7 +61,7 @@ def test_without_an_answer_the_older_one_stays_with_the_reason(matrix):
 
 def test_a_refusal_of_the_scheduler_comes_with_what_to_do(matrix, monkeypatch):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler(phases={"12": "running"})
+    scheduler = ScriptedScheduler(phases={"12": "running"})
 
     def refuse(*_: object) -> None:
         raise LaunchError("Kubernetes refuses Jobs", why="Unauthorized", hint="log in to the cluster again")
@@ -73,7 +73,7 @@ def test_a_refusal_of_the_scheduler_comes_with_what_to_do(matrix, monkeypatch):
 
 def test_jobs_that_have_all_ended_are_not_asked_for_until_there_are_others(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler(phases={"12": "ended"})
+    scheduler = ScriptedScheduler(phases={"12": "ended"})
     refresh(matrix, scheduler=scheduler)
     age(JobsDir(matrix).poll, 3600)
     refresh(matrix, scheduler=scheduler)
@@ -85,7 +85,7 @@ def test_jobs_that_have_all_ended_are_not_asked_for_until_there_are_others(matri
 def test_a_job_that_nobody_noted_is_found_by_its_label(matrix):
     make_submission(matrix, [["a"], ["b"]], events=["intent"])  # the submitter was killed after sbatch
     make_submission(matrix, [["c"]], number=2, events=[])  # submitted by hand
-    scheduler = FakeScheduler(phases={"77_1": "running"}, labels={"kmatrix-k7-1": "77", "kmatrix-k7-2": "78"})
+    scheduler = ScriptedScheduler(phases={"77_1": "running"}, labels={"kmatrix-k7-1": "77", "kmatrix-k7-2": "78"})
     found = refresh(matrix, scheduler=scheduler).jobs
     assert {share: one.job for share, one in found.items()} == {"1.0": "77_0", "1.1": "77_1", "2.0": "78"}
     assert found["1.1"].phase == "running"
@@ -94,11 +94,11 @@ def test_a_job_that_nobody_noted_is_found_by_its_label(matrix):
 def test_a_scheduler_that_shows_only_ones_own_jobs_is_not_asked_for_those_of_others(matrix, monkeypatch):
     """Its answer would be that there is none: the last one, as jobs that were forgotten are not asked for again."""
     make_submission(matrix, [["a"]])
-    owner, scheduler = os.geteuid(), FakeScheduler(phases={"12": "pending"})
+    owner, scheduler = os.geteuid(), ScriptedScheduler(phases={"12": "pending"})
     refresh(matrix, scheduler=scheduler)
     age(JobsDir(matrix).poll, 3600)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    found = refresh(matrix, scheduler=FakeScheduler(), now=True)
+    found = refresh(matrix, scheduler=ScriptedScheduler(), now=True)
     assert found.jobs["1.0"].phase == "pending"
     assert "it shows you only your own jobs, and these are those of " in found.why_not
     monkeypatch.setattr(os, "geteuid", lambda: owner)
@@ -108,7 +108,7 @@ def test_a_scheduler_that_shows_only_ones_own_jobs_is_not_asked_for_those_of_oth
 
 def test_a_job_of_another_matrix_with_the_same_id_counts_as_forgotten(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler(phases={"12": "running"}, comments={"12": "kmatrix-other-1"})
+    scheduler = ScriptedScheduler(phases={"12": "running"}, comments={"12": "kmatrix-other-1"})
     found = refresh(matrix, scheduler=scheduler).jobs["1.0"]
     assert (found.phase, found.reason) == ("unknown", "Slurm has another job with this id")
 
@@ -131,7 +131,7 @@ def test_a_display_asks_again_after_its_storage_did_not_answer(monkeypatch):
 
 def test_a_matrix_of_this_machine_and_a_copy_have_no_scheduler(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler()
+    scheduler = ScriptedScheduler()
     JobsDir(matrix).engine_json.unlink()
     assert refresh(matrix, scheduler=scheduler) is None
     make_engine(matrix, path="/somewhere/else")
@@ -149,7 +149,7 @@ def test_a_matrix_that_cannot_be_written_is_asked_for_all_the_same(matrix, monke
         return opened(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    scheduler = FakeScheduler(phases={"12": "running"})
+    scheduler = ScriptedScheduler(phases={"12": "running"})
     assert refresh(matrix, scheduler=scheduler).jobs["1.0"].phase == "running"
     assert not JobsDir(matrix).poll.exists()
 
@@ -157,13 +157,13 @@ def test_a_matrix_that_cannot_be_written_is_asked_for_all_the_same(matrix, monke
 def test_no_key_in_the_words_of_a_scheduler_reaches_the_disk(matrix):
     make_submission(matrix, [["a"]])
     key = "hf_" + "a1B2" * 9
-    refresh(matrix, scheduler=FakeScheduler(phases={"12": "pending"}, reasons={"12": f"cannot pull with {key}"}))
+    refresh(matrix, scheduler=ScriptedScheduler(phases={"12": "pending"}, reasons={"12": f"cannot pull with {key}"}))
     assert key not in JobsDir(matrix).poll.read_text()
 
 
 def test_the_reason_of_an_end_stays_when_the_scheduler_has_forgotten_the_job(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler(phases={"12": "ended"}, reasons={"12": "K8S_DEADLINE is over"})
+    scheduler = ScriptedScheduler(phases={"12": "ended"}, reasons={"12": "K8S_DEADLINE is over"})
     refresh(matrix, scheduler=scheduler)
     scheduler.phases, scheduler.reasons = {}, {"12": "it is gone"}
 
@@ -174,7 +174,7 @@ def test_the_reason_of_an_end_stays_when_the_scheduler_has_forgotten_the_job(mat
 
 def test_a_job_that_goes_away_before_its_end_was_seen_has_no_older_reason(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = FakeScheduler(phases={"12": "pending"}, reasons={"12": "waits for a node"})
+    scheduler = ScriptedScheduler(phases={"12": "pending"}, reasons={"12": "waits for a node"})
     refresh(matrix, scheduler=scheduler)
     scheduler.phases, scheduler.reasons = {}, {"12": "its Job was deleted"}
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpu_stage import background_process, load_json, on_gpus, scenario
+from gpu_stage import background_process, on_gpus, scenario
+from story import load_json
 from tmux_screen import Tmux
 from waiting import wait_until
 

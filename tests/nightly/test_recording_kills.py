@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_stage import background_process, load_json, on_gpus, read_independently, scenario
+from gpu_stage import background_process, on_gpus, read_independently, scenario
 from kmatrix.gpu.formats.binary import read_samples
+from story import load_json
 from waiting import wait_until
 
 pytestmark = pytest.mark.nightly

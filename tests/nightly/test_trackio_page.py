@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from browsing import Browser, browser
-from gpu_stage import background_process, load_jsonl, only
+from gpu_stage import background_process, load_jsonl
 from refusing_server import busy_port
 from served_page import Served, serve_page
+from story import only
 from waiting import wait_until
 
 pytestmark = pytest.mark.nightly

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from cluster_factory import FakeScheduler
+from cluster_factory import ScriptedScheduler
 from kmatrix.cli.status import lines, plain
 from kmatrix.engines.polling import refresh
 from kmatrix.own_file import list_names_first
@@ -77,7 +77,7 @@ def submission(matrix, slurm):
 def test_twice_as_many_runs_need_twice_as_many_operations_on_files(command, operations, tmp_path):
     costs, questions = [], []
     for count in (SMALL, 2 * SMALL, 4 * SMALL):
-        matrix, slurm = make_queued_matrix(tmp_path / str(count), count, running=0, tasks=TASKS), FakeScheduler()
+        matrix, slurm = make_queued_matrix(tmp_path / str(count), count, running=0, tasks=TASKS), ScriptedScheduler()
         costs.append(operations(lambda: command(matrix, slurm)))  # noqa: B023  (called at once)
         questions.append(slurm.questions)
     # A fixed part, and the same for each further run: a part that grows with the square would make the second larger.

@@ -114,7 +114,7 @@ def age(path: os.PathLike[str], seconds: float) -> None:
 
 
 @dataclass
-class FakeScheduler:
+class ScriptedScheduler:
     """A scheduler with scripted answers, which counts its questions. why_not: it does not answer, with these words."""
 
     phases: dict[str, str] = field(default_factory=dict)  # job, with the task of an array -> phase; others: forgotten

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,5 @@ def read_independently(single: Path, multi: Path) -> dict[str, Any]:
     return json.loads(completed.stdout)
 
 
-def load_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def load_jsonl(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def only(found: Iterable[Path]) -> Path:
-    (path,) = found
-    return path

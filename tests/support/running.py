@@ -100,7 +100,7 @@ def is_alive(pid):
     return False
 
 
-def processes_of(matrix):
+def processes_naming(matrix):
     """Return every process whose command line names this matrix."""
     return [p for p in psutil.process_iter(["cmdline"]) if any(str(matrix.path) in a for a in p.info["cmdline"] or [])]
 
@@ -122,7 +122,7 @@ def start_runner(matrix):
         process.kill()
         process.wait()
         process.stdout.close()
-    for process in processes_of(matrix):
+    for process in processes_naming(matrix):
         process.kill()
 
 

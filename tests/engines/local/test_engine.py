@@ -19,7 +19,7 @@ from kmatrix.report.numbers import RunNumbers
 from kmatrix.report.summary import Overlap, overlap_lines, overlaps
 from kmatrix.runner.loop import drive
 from kmatrix.status.state import JobPhase
-from running import PYTHON, ROOT, engine, processes_of
+from running import PYTHON, ROOT, engine, processes_naming
 from skips import require_program
 from waiting import wait_until
 
@@ -86,7 +86,7 @@ def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, simulated
         recorded = read_json(planned.dir.gpu_summary)["gpus"]
         assert [gpu["uuid"] for gpu in recorded] == attempt["gpus"]
         assert len(recorded) == planned.ranks
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
 
 
 def running(local_engine):

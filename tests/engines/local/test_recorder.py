@@ -20,7 +20,7 @@ from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.runner.loop import drive
-from running import engine, processes_of, recorder_launcher
+from running import engine, processes_naming, recorder_launcher
 from skips import require_program
 from waiting import wait_until
 
@@ -48,12 +48,12 @@ def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_recor
     assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
     assert [line["event"] for line in read_jsonl(planned.dir.gpu_events)][-1] == "ended"
     assert len(json.loads(planned.dir.gpu_stats_multi.read_text())) >= 1
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
 
 
 def looks_for_ranks(matrix):
     """Return whether a recorder of the matrix runs, and has blocked SIGTERM, which would end it before."""
-    for process in processes_of(matrix):
+    for process in processes_naming(matrix):
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if "kmatrix.gpu.recorder" in process.cmdline():
                 status = Path(f"/proc/{process.pid}/status").read_text()
