@@ -34,7 +34,7 @@ from running import (
     engine,
     is_alive,
     once_training,
-    processes_of,
+    processes_naming,
     status_of,
     wait_for_start,
 )
@@ -297,14 +297,14 @@ def test_a_run_that_exceeds_its_timeout_is_stopped_and_counts_as_failed(matrix, 
     assert outcome.counts == {"finished": 1, "failed": 1}
     assert status_of(plans[0])["reason"] == "took longer than 0.6 s"
     assert read_json(plans[0].dir.result)["status"] == "stopped"  # the trainer saved a checkpoint before it exited
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
 
 
 def test_a_run_that_ignores_sigterm_is_killed_after_the_grace_period(matrix, plan):
     run = plan("a", "stubborn", timeout_s=0.5)
     drive(matrix, [run], engine(grace_s=0.4), on_progress=once_training(run), poll_s=0.02)
     assert (status_of(run)["status"], status_of(run)["exit_code"]) == ("failed", 137)
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -318,7 +318,7 @@ def test_a_signal_stops_the_current_run_cleanly_and_keeps_the_rest_planned(matri
     assert status_of(plans[0])["reason"] == "asked to stop"
     matrix_status = read_json(matrix.status)
     assert (matrix_status["status"], matrix_status["counts"]) == ("stopped", {"planned": 1, "stopped": 1})
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
     assert not [pid for pid in read_json(plans[0].dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
@@ -337,7 +337,7 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
         "stopped",
         "asked to stop, and it was killed before it could save",
     )
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
 
 
 def test_a_killed_runner_leaves_no_process_and_its_run_saves_a_checkpoint(matrix, plan, start_runner):
@@ -346,7 +346,7 @@ def test_a_killed_runner_leaves_no_process_and_its_run_saves_a_checkpoint(matrix
     wait_for_start(run)
     process.kill()
     process.wait()
-    wait_until(lambda: processes_of(matrix) == [])
+    wait_until(lambda: processes_naming(matrix) == [])
     wait_until(lambda: not any(is_alive(pid) for pid in read_json(run.dir.path / "grandchildren.json")["pids"]))
     assert read_json(run.dir.result)["status"] == "stopped"
     assert holder(matrix) is None
@@ -440,7 +440,7 @@ def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix
         drive(matrix, [run, later], engine(), poll_s=0.02)
     assert read_json(run.dir.result)["status"] == "finished"
     assert status_of(later)["status"] == "planned"
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
 
 
 def test_a_runner_that_fails_before_it_knows_the_runs_writes_no_status(matrix, plan, monkeypatch):
@@ -467,7 +467,7 @@ def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(
     ):
         drive(matrix, [run, later], engine(), on_progress=move, poll_s=0.02)
     assert not matrix.path.exists()
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
     moved = MatrixDir(place)
     assert [recover_status(one, has_runner=False).status for one in moved.runs()] == ["stopped", "planned"]
     again = replace(run, dir=moved.run("a"), attempt=2, command=("--behave=finish",))
@@ -573,4 +573,4 @@ def test_with_torchrun_a_killed_torchrun_fails_the_run_and_its_workers_exit(matr
     assert process.wait(END_S) == 1
     assert status_of(plans[0])["reason"] == "killed by signal 9 (out of memory killer?)"
     assert status_of(plans[1])["status"] == "finished"
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []

@@ -12,7 +12,7 @@ from kmatrix.records.states import HELD_TEXT, change_requests
 from kmatrix.runner.loop import EXIT_STOPPED, drive
 from kmatrix.runner.resume import reopen
 from programs import run
-from running import engine, processes_of, status_of, wait_for_start
+from running import engine, processes_naming, status_of, wait_for_start
 
 
 def drive_with(matrix, plans, orders=None):
@@ -37,7 +37,7 @@ def test_a_waiting_and_a_running_run_are_held_and_the_matrix_goes_on(matrix, pla
     assert outcome.exit_code == EXIT_STOPPED
     assert all(status_of(one)["reason"].startswith(HELD_TEXT) for one in plans[:2])
     assert read_json(matrix.status)["counts"] == {"finished": 1, "planned": 1, "stopped": 1}
-    assert processes_of(matrix) == []
+    assert processes_naming(matrix) == []
     # The next runner leaves them out, too, until they are released: one resumes, one starts.
     again = reopen(matrix, (), command=("--behave=finish",)).plans
     assert drive_with(matrix, again).exit_code == EXIT_STOPPED
@@ -95,7 +95,7 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path, 
     change_requests(matrix, [("a", "b")[number - 1]], hold=True)
     process.kill()
     process.wait()
-    wait_until(lambda: not processes_of(matrix))
+    wait_until(lambda: not processes_naming(matrix))
     # Without a runner, the commands write the status of the interrupted run themselves.
     for command, answer in (("release", "released"), ("hold", "held")):
         text = run(command, f"TARGET={matrix.path}", f"O={tmp_path}", f"RUN={number}").out

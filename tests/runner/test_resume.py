@@ -28,7 +28,7 @@ from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.status_file import recover_status
 from programs import run as program
-from running import END_S, engine, plan_of, processes_of, wait_for_start
+from running import END_S, engine, plan_of, processes_naming, wait_for_start
 from state_rules import find_violation
 from waiting import wait_until
 
@@ -86,7 +86,7 @@ def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
     wait_for_start(plan_of(matrix, run.name))
     process.kill()
     process.wait()
-    wait_until(lambda: processes_of(matrix) == [])
+    wait_until(lambda: processes_naming(matrix) == [])
     todo = resume_plan(matrix)
     assert [(each.attempt, each.resume) for each in todo.plans] == [(2, "auto")]
     assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0

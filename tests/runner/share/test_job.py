@@ -44,7 +44,7 @@ from kmatrix.runner.share import rivals
 from kmatrix.runner.share.__main__ import main
 from kmatrix.runner.share.job import open_job
 from kmatrix.runner.share.restarts import idle_starts
-from running import PYTHON, ROOT, processes_of
+from running import PYTHON, ROOT, processes_naming
 from share_job import start, state_of
 from waiting import wait_until
 
@@ -395,7 +395,7 @@ def test_a_lost_host_requeues_the_job_and_is_named(share, monkeypatch, tmp_path,
     end = read_share_end(mine)
     assert (end.kind, end.reason, end.lost, end.requeued) == ("node lost", "n2 stopped answering", ("n2",), True)
     assert (state_of(mine).last.kind, allocation.requeued) == ("node lost", 1)
-    wait_until(lambda: not processes_of(matrix))
+    wait_until(lambda: not processes_naming(matrix))
 
 
 @pytest.mark.parametrize("replaces_nodes", [True, False])
@@ -476,7 +476,7 @@ def test_a_start_that_lost_its_share_leaves_at_once_and_writes_nothing(share, ma
     assert "leaves at once" in output
     assert (read_share_owner(mine).restart, state_of(mine).status) == (7, "running")
     assert not mine.end.exists()
-    wait_until(lambda: not processes_of(matrix))
+    wait_until(lambda: not processes_naming(matrix))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ESTALE])
