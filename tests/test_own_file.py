@@ -99,11 +99,10 @@ ALLOWED = {
     "lib/kmatrix/output.py": {"*"},  # /dev/null
     "lib/kmatrix/cli/commands.py": {"main"},  # /dev/null
     "lib/kmatrix/gpu/recorder/files.py": {"_write_csv"},  # a temporary file of `replacing`
-    "lib/kmatrix/runner/signature.py": {"_key"},  # in the home of the user
     "lib/kmatrix/simulate/library.py": {"*"},  # a folder of its own below the cache
     "lib/kmatrix/records/plan.py": {"make_run"},  # a new folder
+    "lib/kmatrix/experiment/reuse.py": {"_copy"},  # a new folder
     "lib/kmatrix/track/tensorboard.py": {"_writer"},  # mode x: a new file
-    "lib/kmatrix/experiment/reuse.py": {"_link_tree"},  # a new folder
     "lib/kmatrix/engines/slurm/probe.py": {"*"},  # a folder of its own
     "lib/kmatrix/engines/staging.py": {"_copy_file"},  # mode x: a new file
     "lib/kmatrix/gpu/formats/json_array.py": {"_make_copies"},  # a name that was deleted just before

@@ -140,7 +140,7 @@ def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program,
 
 
 def test_the_next_preflight_removes_the_files_of_a_killed_one(tmp_path):
-    leftover, other = tmp_path / f"{FOLDER}999999999", tmp_path / f"{FOLDER}{os.getppid()}"
+    leftover, other = (tmp_path / f"{FOLDER}{socket.gethostname()}_{pid}" for pid in (999999999, os.getppid()))
     leftover.mkdir()
     other.mkdir()
     with _folder(tmp_path) as folder:

@@ -93,11 +93,8 @@ def checked(plan: Plan, on_message: OnMessage) -> dict[str, str]:
 
 def reuse_into(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
     """Reuse runs that have finished in an earlier matrix, and report each."""
-    found = reuse_runs(matrix, matrix.path.parent, plan.neutral, recorded=plan.config.monitor_hz > 0)
-    for name, source in found.reused.items():
+    for name, source in reuse_runs(matrix, matrix.path.parent, plan.neutral).items():
         on_message(f"{name}: reused from {source} (REUSE=n trains it again)")
-    for name, why in found.not_reused.items():
-        on_message(f"note: {name} is trained again: {why}")
 
 
 def prepared(

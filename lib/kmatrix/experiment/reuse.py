@@ -1,71 +1,42 @@
-"""Reuse finished runs of other matrices: link their files instead of training again.
+"""Reuse finished runs of other matrices: copy their results instead of training again.
 
 A run is reused only if the result would be the same: configuration, data, trainer code, torch, kind of device.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.checkpoint_dir import INDEX, checkpoint_dir, own_checkpoint_dir
-from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import STAGED, MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.plan import keep_checkpoints
 from kmatrix.records.runs import RunFile, Status, read_run_file, read_train_values
 from kmatrix.status.state import Reused, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
-PLACES = frozenset({"init_from", "data_path"})
+PLACES = frozenset({"init_from", "data_path"})  # fields that say where files are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """The result of a search for runs to reuse."""
+def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str]) -> dict[str, str]:
+    """Reuse every run of a new matrix that has finished in another one below `results_dir`; return run -> source.
 
-    reused: Mapping[str, str]  # run -> its source
-    not_reused: Mapping[str, str]  # run -> finished run with the same id, and why it does not fit
-
-
-def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *, recorded: bool) -> Reuse:
-    """Reuse every run of a new matrix that has finished in another matrix below `results_dir`.
-
-    neutral: fields of the trainer that cannot change a result.  recorded: only reuse runs with a GPU recording.
+    neutral: fields of the trainer that cannot change a result.
     """
-    # Only runs without a result: the directory of a reused run is replaced.
     runs = [run for run in matrix.runs() if not run.status.exists() and not run.result.exists()]
     planned = {run.name: read_run_file(run) for run in runs}
     known = list(_finished(results_dir, matrix, {record.run_id for record in planned.values()}))
     reused: dict[str, str] = {}
-    not_reused: dict[str, str] = {}
     for run in runs:
-        record = planned[run.name]
-        # Newest first, so that the reported reason is about the latest code.
-        for source, theirs in reversed(known):
-            if theirs.run_id != record.run_id:
-                continue
-            why = _difference((run, record), (source, theirs), neutral)
-            if not why and recorded and not _recorded(source):
-                why = NOT_RECORDED
-            if not why and any(path.is_symlink() for path in _result_files(source)):
-                why = HAS_LINKS
-            name = theirs.reused_from or f"{source.path.parent.name}/{source.name}"
-            if not why:
-                _link(source, run, name)
-                reused[run.name] = name
-                not_reused.pop(run.name, None)
+        for source, theirs in reversed(known):  # newest first
+            if theirs.run_id == planned[run.name].run_id and _is_equal(
+                (run, planned[run.name]), (source, theirs), neutral
+            ):
+                reused[run.name] = theirs.reused_from or f"{source.path.parent.name}/{source.name}"
+                _copy(source, run, reused[run.name])
                 break
-            not_reused.setdefault(run.name, f"{name} {why}")
-    return Reuse(reused=reused, not_reused=not_reused)
-
-
-NOT_RECORDED = "has no recording of memory and energy"
-HAS_LINKS = "contains symbolic links"
+    return reused
 
 
 def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]) -> Iterator[tuple[RunDir, RunFile]]:
@@ -76,33 +47,28 @@ def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]
         try:
             runs = matrix.runs()
         except KmatrixError:
-            continue  # a damaged matrix, or one of a newer kmatrix, is ignored
+            continue  # a damaged matrix is ignored
         for run in runs:
             try:
                 record = read_run_file(run)
-                if record.run_id not in ids or not run.result.exists():
-                    continue
-                if recover_status(run, has_runner=False).status is Status.FINISHED:
+                if record.run_id in ids and recover_status(run, has_runner=False).status is Status.FINISHED:
                     yield run, record
             except KmatrixError:
                 continue
 
 
-def _difference(new: tuple[RunDir, RunFile], old: tuple[RunDir, RunFile], neutral: Collection[str]) -> str:
-    """Return a difference that can change the result, "" if there is none."""
+def _is_equal(new: tuple[RunDir, RunFile], old: tuple[RunDir, RunFile], neutral: Collection[str]) -> bool:
+    """Return whether a run would have the result of another one."""
     (run, ours), (source, theirs) = new, old
     asked, trained = read_train_values(run), read_train_values(source)
-    fields = [name for name in asked if name not in PLACES and name not in neutral]
-    if changed := [name for name in fields if asked[name] != trained.get(name)]:
-        return f"differs in {', '.join(changed[:3])}"
-    if asked.get("log_norms") and not trained.get("log_norms"):  # neutral: the result is equal, but not the log
-        return "has no norms per layer (LOG_NORMS)"
     here, there = ours.provenance, theirs.provenance
-    if not here.get("code") or here["code"] != there.get("code"):
-        return "differs in the code of the trainer"
-    if (here.get("versions") or {}).get("torch") != (there.get("versions") or {}).get("torch"):
-        return "differs in the version of torch"
-    return "" if _devices(ours) == _devices(theirs) else "ran on another kind of device"
+    return (
+        all(asked[name] == trained.get(name) for name in asked if name not in PLACES and name not in neutral)
+        and bool(here.get("code"))
+        and here["code"] == there.get("code")
+        and (here.get("versions") or {}).get("torch") == (there.get("versions") or {}).get("torch")
+        and _devices(ours) == _devices(theirs)
+    )
 
 
 def _devices(run: RunFile) -> list[str]:
@@ -113,79 +79,19 @@ def _devices(run: RunFile) -> list[str]:
     return [str(about.get("cpu"))]
 
 
-def _recorded(run: RunDir) -> bool:
-    """Return whether a run has a recording of real devices."""
-    summary = decode_optional(run.gpu_summary, _Summary)
-    return summary is not None and not summary.simulated
-
-
-class _Summary(Record, frozen=True, kw_only=True):
-    """The source of a recording in gpu_summary.json."""
-
-    simulated: bool | None = None
-
-
-def _link(source: RunDir, run: RunDir, name: str) -> None:
-    """Link the files of a finished run into the directory of another, and record its source.
-
-    With hard links the files stay if the other matrix is deleted, and use no additional disk space.
-    """
-    own = {source.gpu_stats.name: run.gpu_stats.name, source.gpu_stats_multi.name: run.gpu_stats_multi.name}
-    # In a hidden directory until it is complete: a run with a part of the files would be resumed, and its trainer
-    # would append to the other run's files.
+def _copy(source: RunDir, run: RunDir, name: str) -> None:
+    """Copy the result and the metrics of a finished run into the directory of another, and record its source."""
+    # In a hidden directory until it is complete. A run without its directory is made again from the plan.
     staged = RunDir(run.path.with_name(f".{run.name}{STAGED}"))
     with writing(run.path):
         shutil.rmtree(staged.path, ignore_errors=True)  # of a process that was killed here
-        staged.path.mkdir()
-        for path in (run.config, run.defconfig):
-            if path.exists():
-                _link_tree(path, staged.path / path.name)
-        for path in _result_files(source):
-            _link_tree(path, staged.path / own.get(path.name, path.name))
-        # Separately: CHECKPOINT_DIR may be on another disk than the run.
-        place = own_checkpoint_dir(run)
-        checkpoints = place.with_name(f".{run.name}{STAGED}")
-        if place == run.checkpoints:
-            checkpoints = staged.checkpoints
-        shutil.rmtree(checkpoints, ignore_errors=True)
-        if checkpoint_dir(source).is_dir():
-            checkpoints.mkdir(parents=True)
-            # Checkpoints only: the matrix.json of a foreign matrix can name any folder of this user.
-            for path in sorted(checkpoint_dir(source).iterdir()):
-                if path.name == INDEX or path.suffix == ".pt":
-                    _link_tree(path, checkpoints / path.name)
+        shutil.copytree(run.path, staged.path)
+        for path in (source.result, source.run_used, source.metrics, source.training_metrics):
+            if path.is_file() and not path.is_symlink():
+                shutil.copy2(path, staged.path / path.name)
         write_json(staged.run_json, {**read_json(run.run_json), "reused_from": name})
     write_state(staged, after(RunState(), Reused(name)))
     with writing(run.path):
-        # Without its run.json the run is missing: after a kill, `continue` makes it again from the plan.
-        run.run_json.unlink()
+        run.run_json.unlink()  # first: the run is missing from now on
         shutil.rmtree(run.path)
-        if place != run.checkpoints and checkpoints.exists():
-            keep_checkpoints(run)
-            checkpoints.rename(place)  # before the run: one that is missing does not continue from them
         staged.path.rename(run.path)
-
-
-def _result_files(run: RunDir) -> list[Path]:
-    """Return the files and folders of a run that its reuse links, without its checkpoints."""
-    skip = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
-    skip |= {path.name for path in run.tracker_files()}  # for its trackers it is another run
-    skip.add(run.checkpoints.name)
-    return [path for path in sorted(run.path.iterdir()) if path.name not in skip]
-
-
-def _link_tree(source: Path, target: Path) -> None:
-    """Link the regular files in a folder, or one file. A link in a foreign run may name any file of this user."""
-    if source.is_symlink():
-        return
-    if source.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-        for path in sorted(source.iterdir()):
-            _link_tree(path, target / path.name)
-        return
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        pass  # a foreign run may have the file of this run's name as well: copying would write to the linked one
-    except OSError:  # another file system, or one without hard links
-        shutil.copy2(source, target)
