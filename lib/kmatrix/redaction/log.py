@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -32,10 +31,7 @@ PIPE = 1 << 20  # bytes that writers may be ahead of the reader: a burst of outp
 CHUNK = 1 << 16  # bytes per read
 LONGEST_LINE = 1 << 16  # bytes; a longer line is written in parts
 OVERLAP = 1 << 12  # bytes of such a line that stay for the next part, or more for a longer key: it may be in both
-MOST_WAITING = 1 << 20  # bytes that wait while the disk is full; then output is dropped
 REFRESH_S = 1.0  # between two looks at .netrc: `wandb login` may write to it meanwhile
-RETRY_S = 1.0  # between two tries on a full disk
-GIVE_UP_S = 60.0  # after the last writer has exited, on a full disk
 END_S = 5.0  # for the last lines, after the last writer has exited
 LINE_END = re.compile(rb"[\r\n]")
 REST_OF_KEY = re.compile(rb"[^\s\"'&,;<>]+")
@@ -174,33 +170,20 @@ class LineRedactor:
 
 
 def copy(source: int, log: int, lines: LineRedactor) -> None:
-    """Copy output to a log until all writers have exited. On a full disk, keep the newest lines and try again."""
-    waiting, dropped = b"", 0
-    retry_at = give_up_at = 0.0  # monotonic seconds; give_up_at: 0 until the last writer has exited
-    while waiting or not give_up_at:
-        # Read: writers must not wait for the disk.
-        pause = max(0.0, retry_at - time.monotonic()) if waiting else None
-        if give_up_at:
-            time.sleep(pause or 0.0)
-        elif select.select([source], [], [], pause)[0]:
-            data = os.read(source, CHUNK)
-            give_up_at = 0.0 if data else time.monotonic() + GIVE_UP_S
-            waiting += lines.feed(data) if data else lines.finish()
-        if len(waiting) > MOST_WAITING:
-            dropped += len(waiting) - MOST_WAITING
-            waiting = waiting[-MOST_WAITING:]
-        # Write.
-        if not waiting or time.monotonic() < retry_at:
-            continue
-        if dropped:
-            waiting = f"kmatrix: {dropped} bytes of output are missing here: no space on the disk\n".encode() + waiting
-            dropped = 0
+    """Copy output to a log until all writers have exited. What a full disk does not take is counted and left out."""
+    dropped = 0
+    while True:
+        data = os.read(source, CHUNK)
+        text = lines.feed(data) if data else lines.finish()
+        if dropped and text:
+            text = f"kmatrix: {dropped} bytes of output are missing here: no space on the disk\n".encode() + text
         try:
-            waiting = waiting[os.write(log, waiting) :]
+            while text:
+                text, dropped = text[os.write(log, text) :], 0
         except OSError:
-            retry_at = time.monotonic() + RETRY_S
-            if give_up_at and retry_at > give_up_at:
-                return
+            dropped += len(text)
+        if not data:
+            return
 
 
 def main() -> int:
