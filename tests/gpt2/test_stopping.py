@@ -88,12 +88,12 @@ def test_a_run_without_a_budget_never_ends_early(tmp_path):
 
 
 def test_a_cost_budget_pays_for_all_gpus(tmp_path):
-    config = config_of(tmp_path, max_cost=2.0, gpu_hour_price=0.5, num_gpus=4, batch_size=1)
+    config = config_of(tmp_path, max_cost=2.0, gpu_hour_price=0.5, num_gpus=4, batch_size=1, device="cuda")
     assert limit_of(config) == Limit(seconds=3600, ended_by="cost")
 
 
 def test_the_first_of_time_and_cost_budget_decides(tmp_path):
-    both = {"max_cost": 1.0, "gpu_hour_price": 1.0, "max_time": 60.0}
+    both = {"max_cost": 1.0, "machine_hour_price": 1.0, "max_time": 60.0}
     assert limit_of(config_of(tmp_path, **both)) == Limit(seconds=60, ended_by="time")
     assert limit_of(config_of(tmp_path, **both | {"max_cost": 0.01})) == Limit(seconds=36, ended_by="cost")
 

@@ -162,6 +162,7 @@ def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
 def test_an_invalid_token_ends_the_run_with_its_file_as_the_reason(tmp_path):
     run_dir = make_run(tmp_path)
     shards.write_shard(tmp_path / "data/random_val_000000.bin", [300] * 33)
+    (tmp_path / "data/dataset.json").unlink(missing_ok=True)  # it would refuse the file as another one
     process = train_without_torchrun(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 1
