@@ -29,6 +29,8 @@ from gpu_runs import Setting
 
 from kmatrix.records.lock import try_lock
 
+pytestmark = pytest.mark.nightly
+
 CPU = Scale(device="cpu", tiny=True, name="CPU", gpus=0)
 H100 = Scale(device="cuda", tiny=False, name="NVIDIA H100 80GB HBM3", gpus=1)
 
@@ -364,7 +366,6 @@ OF_EACH_KIND = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("part", OF_EACH_KIND)
 def test_each_kind_of_measurement_of_a_part_that_trains_runs_on_the_cpu(part, tmp_path, monkeypatch, capsys):
     chosen, items_of = OF_EACH_KIND[part], gpu.items_of

@@ -13,6 +13,8 @@ from factories import ROOT, environment
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu_table
 
+pytestmark = pytest.mark.nightly
+
 
 def bench(*arguments):
     return subprocess.run(
@@ -49,7 +51,6 @@ def test_without_a_gpu_the_table_is_refused_with_the_reason():
     assert "PyTorch finds no GPU" in completed.stderr
 
 
-@pytest.mark.nightly
 def test_the_complete_table_runs_on_the_cpu():
     sizes = ("--device", "cpu", "--models", "tiny", "--steps", "22", "--block", "32", "--compile", "no")
     completed = bench("bench/gpu_table.py", *sizes)
@@ -59,7 +60,6 @@ def test_the_complete_table_runs_on_the_cpu():
     assert all(" n/a |" in row for row in rows)
 
 
-@pytest.mark.nightly
 def test_the_memory_options_are_measured_and_their_losses_agree():
     sizes = ("--layers", "2", "--width", "64", "--block", "128", "--batch", "4", "--vocab", "8000", "--steps", "1")
     completed = bench("bench/memory_options.py", *sizes)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from factories import ROOT, environment
+
+pytestmark = pytest.mark.nightly
 
 
 def test_the_benchmark_counts_fewer_operators_on_the_path_of_a_gpu():

@@ -9,8 +9,9 @@ import pytest
 
 from factories import ROOT, environment
 
+pytestmark = pytest.mark.nightly
 
-@pytest.mark.nightly
+
 def test_the_cost_of_each_report_is_printed_with_and_without_curves(tmp_path):
     words = ["--runs=5", "--lines=300", "--gpus=2", "--rounds=1", "--uncached", f"--keep={tmp_path}"]
     done = subprocess.run(

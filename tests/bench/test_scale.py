@@ -12,8 +12,9 @@ from factories import ROOT, environment
 sys.path.insert(0, str(ROOT / "bench"))
 import scale
 
+pytestmark = pytest.mark.nightly
 
-@pytest.mark.nightly
+
 def test_every_figure_is_printed_next_to_its_goal_at_the_smallest_size():
     done = subprocess.run(
         [sys.executable, "bench/scale.py", "--smallest"],

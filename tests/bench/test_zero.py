@@ -9,10 +9,11 @@ import pytest
 
 from factories import ROOT, environment
 
+pytestmark = pytest.mark.nightly
+
 SMALL = ("--layers", "1", "--width", "64", "--block", "16", "--batch", "1", "--vocab", "256", "--steps", "2")
 
 
-@pytest.mark.nightly
 def test_the_benchmark_prints_a_line_for_each_way_and_finds_equal_numbers():
     command = [sys.executable, str(ROOT / "bench" / "zero.py"), "--optimizer", "adamw", "muon", *SMALL]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 import forked
-from factories import environment, make_run, ranks_of, train_config, trainer
-from gpt2.model import compiled
+from factories import environment, make_run, ranks_of, trainer
 from kmatrix.records.files import read_json
 from kmatrix.records.train_config import NANOCHAT_FIELDS
 
+pytestmark = pytest.mark.nightly  # graphs take seconds each; the mode of the compiler: test_precisions.py
 COUNTED = ("tests/support/counted_graphs.py",)
 NANOCHAT = dict(
     zip(NANOCHAT_FIELDS, (1, True, True, True, True, "SL", 1.2, 10_000.0, 15.0, "rms", "relu2"), strict=True)
@@ -30,13 +29,6 @@ ARCHITECTURES = {
 # Evaluations of 10 sequences in micro-batches of 4: the last one has 2. Training continues after each.
 RUN = {"compile": True, "compile_mode": "default", "eval_interval": 2, "max_iters": 6, "checkpoint_interval": 2}
 SAMPLES = {"sample_interval": 2, "sample_prompt": "a"}
-# Ranks change DDP, architectures change the graph: one of each, and the other pairs in the slow tests.
-QUICK = (("gpt2", 2), ("nanochat", 1))
-GRAPH_CASES = [
-    pytest.param(arch, ranks, marks=() if (arch, ranks) in QUICK else pytest.mark.nightly)
-    for arch in ARCHITECTURES
-    for ranks in (1, 2)
-]
 ONE_EACH = ["backward", "evaluation", "forward"]
 
 
@@ -50,7 +42,8 @@ def run_counted(run_dir, graphs, *arguments):
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-@pytest.mark.parametrize(("arch", "ranks"), GRAPH_CASES)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_run_and_its_continuation_have_one_graph_per_pass_without_symbolic_sizes(tmp_path, arch, ranks):
     run_dir = make_run(tmp_path, **RUN, **SAMPLES, **ARCHITECTURES[arch], num_gpus=ranks)
     for part in ((), ("--resume", str(run_dir.checkpoints / "step_00000002.pt"))):
@@ -69,7 +62,6 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options_of_the_model_do_not_add_graphs(tmp_path, options):
     run_dir = make_run(tmp_path, **RUN, **options)
@@ -93,7 +85,7 @@ def test_a_chunked_loss_is_one_node_of_the_graph(tmp_path, rows):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, *(pytest.param(more, marks=pytest.mark.nightly) for more in ({"eval_samples": 3}, {"loss_chunk": 20}))],
+    [{}, {"eval_samples": 3}, {"loss_chunk": 20}],
 )
 def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path, options):
     eager = make_run(tmp_path, "eager", **options)
@@ -105,7 +97,6 @@ def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path,
     assert second["final_val_loss"] == pytest.approx(first["final_val_loss"], abs=1e-5)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
     """CUDA graphs need it (gpt2.model.compiled.keeps_gradients); the CPU has none, and shows the numbers."""
@@ -119,7 +110,7 @@ def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
     assert len(set(losses)) == 1
 
 
-@pytest.mark.parametrize("ranks", [8, pytest.param(64, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("ranks", [8, 64])
 def test_the_buckets_of_ddp_do_not_cut_the_graph(ranks):
     """One process is rank 0 of many (PyTorch's fake process group): what it would send, and its graphs."""
     process = forked.run(["tests/support/ddp_alone.py", str(ranks)], environment())
@@ -128,11 +119,3 @@ def test_the_buckets_of_ddp_do_not_cut_the_graph(ranks):
     assert found["compiled"]["graphs"] == 1
     assert found["compiled"]["bytes"] == found["eager"]["bytes"] == 4 * found["params"]
     assert found["compiled"]["buckets"] > 1
-
-
-def test_the_mode_reaches_the_compiler(monkeypatch):
-    asked = {}
-    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.update(options) or model)
-    model = torch.nn.Linear(1, 1)
-    assert compiled.compile_model(model, train_config(compile=True, compile_mode="max_autotune")) is model
-    assert asked == {"dynamic": False, "backend": "inductor", "mode": "max-autotune"}

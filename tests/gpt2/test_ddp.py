@@ -21,6 +21,7 @@ from kmatrix.status.stragglers import read_ranks
 from running import is_alive
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
 FAULTS = ("tests/support/trainer_faults.py",)
 
 
@@ -94,11 +95,11 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     assert read_json(run_dir.result)["sparsity"] == zeros / total
 
 
-def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
+def test_sigterm_to_the_launcher_stops_every_rank_with_a_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start_training(run_dir, torchrun=True)
+    process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
-    process.terminate()
+    process.send_signal(signal.SIGTERM)  # the launcher sends it to its ranks, as torchrun does
     output = output_of(process)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal"), output
@@ -140,10 +141,9 @@ def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_
     assert "did not end" in result["reason"]
 
 
-@pytest.mark.process
-def test_no_rank_outlives_a_killed_torchrun(tmp_path):
+def test_no_rank_outlives_a_killed_launcher(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start_training(run_dir, torchrun=True)
+    process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) == 2
@@ -166,6 +166,7 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     assert read_json(run_dir.result)["status"] == "stopped"
 
 
+@pytest.mark.nightly
 def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_path):
     """The other ranks wait for its gradients, so step times are equal and compute times are not.
 

@@ -131,6 +131,7 @@ def test_a_stalled_step_is_reported_with_its_stack(rank_watchdog, tmp_path, monk
     assert "until" in RunDir(tmp_path).rank_stacks(0).read_text()
 
 
+@pytest.mark.nightly
 def test_a_progressing_run_is_not_reported_and_writes_no_stacks(ticks, tmp_path):
     reports = []
     rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
@@ -207,6 +208,7 @@ def sleeping_rank(tmp_path):
     process.wait()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, sleeping_rank, monkeypatch, stopped):
     run_dir = RunDir(tmp_path)
@@ -231,6 +233,7 @@ def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, 
     assert "nap" in run_dir.rank_stacks(1).read_text()
 
 
+@pytest.mark.nightly
 def test_a_dump_of_stacks_is_complete_with_the_outermost_frame_of_the_main_thread(sleeping_rank, tmp_path):
     """However long a rank pauses in the middle of its dump, a part of it is not taken for the whole."""
     run_dir = RunDir(tmp_path)

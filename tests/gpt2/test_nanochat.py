@@ -84,8 +84,8 @@ def test_a_window_has_one_key_more_than_its_length():
     assert (mask == 0).sum(dim=1).tolist() == [129] * len(mask)
 
 
-@pytest.mark.parametrize("name", ["now-tiny", "now-gqa", "now-d4", "classic-tiny", "classic-gqa", "classic-rope32-gqa"])
-@pytest.mark.parametrize("chunk", [9, 4, 1])
+@pytest.mark.parametrize("name", ["now-tiny", "now-gqa", "classic-tiny", "classic-gqa", "classic-rope32-gqa"])
+@pytest.mark.parametrize("chunk", [9, 4])
 def test_greedy_generation_equals_the_public_code_with_the_prompt_in_chunks(name, chunk):
     numbers = public.read(name)
     model, wanted = public.model_of(numbers).eval(), numbers["generation"]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
 
-from factories import ROOT, environment, make_run, train, train_config, trainer
+from factories import make_run, train, train_config
 from gpt2 import dist, failure
 from gpt2.checkpoint import shared
 from gpt2.log import RunLog
@@ -25,40 +22,19 @@ from kmatrix.records.lock import this_process
 from kmatrix.records.paths import RunDir
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
 PRESENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 
 
-@contextmanager
-def reserved_port():
-    """Yield a port that only a server that asks for it gets, as torchrun's store does: not one that takes any port."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store sets it: both may be bound
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
-
-
-def start_node(run_dir, node, port):
-    """Start torchrun as it runs on one of two nodes, with a static rendezvous."""
-    options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}", "--rdzv-conf=timeout=300"]
-    options += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, *trainer(run_dir)]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-@pytest.mark.process
 def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
     common = {"num_gpus": 2, "batch_size": 2, "max_iters": 8, "data_path": tmp_path / "data"}
     one = make_run(tmp_path, "one", **common)
     two = make_run(tmp_path, "two", num_nodes=2, **common)
 
-    with reserved_port() as port:
-        processes = [start_node(two, node, port) for node in (0, 1)]
-        assert train(one).returncode == 0
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+    for run, program in ((one, ("-m", "gpt2.train")), (two, ("tests/support/rank_per_node.py",))):
+        done = train(run, program=program)
+        assert done.returncode == 0, done.stdout + done.stderr
 
-    assert [process.returncode for process in processes] == [0, 0], outputs
     losses = [[line["train/loss"] for line in read_jsonl(run.metrics) if "train/loss" in line] for run in (one, two)]
     assert len(losses[0]) == 8
     assert losses[0] == losses[1]
@@ -177,6 +153,7 @@ def test_a_rank_on_another_host_runs_if_its_counter_advances_whatever_its_clock_
     assert failure._why_stuck(failure._state(run, 1, 1), before) == ""
 
 
+@pytest.mark.nightly
 def test_a_silent_rank_on_another_host_is_reported_when_a_run_stalls(tmp_path, monkeypatch):
     for name in ("TICK_S", "WAIT_S"):
         monkeypatch.setattr(failure, name, 0.05)

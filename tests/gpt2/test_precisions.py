@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from factories import train_config
 from gpt2.model import compiled, fp8
 from gpt2.model import loss as losses
 from gpt2.model.gpt2 import GPT
@@ -167,3 +168,11 @@ def test_labels_that_do_not_count_are_left_out_of_the_mean():
     with torch.no_grad():
         found = losses.chunked_cross_entropy(x, head, None, labels, 4)
         assert found == pytest.approx(losses.chunked_cross_entropy(x[:3], head, None, labels[:3], 4))
+
+
+def test_the_mode_reaches_the_compiler(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.update(options) or model)
+    model = torch.nn.Linear(1, 1)
+    assert compiled.compile_model(model, train_config(compile=True, compile_mode="max_autotune")) is model
+    assert asked == {"dynamic": False, "backend": "inductor", "mode": "max-autotune"}

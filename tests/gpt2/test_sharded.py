@@ -78,7 +78,7 @@ def placed_on(name, ranks):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "soap"])
-@pytest.mark.parametrize("ranks", [2, 3, 7, 100])
+@pytest.mark.parametrize("ranks", [2, 7])
 def test_each_entry_of_a_large_tensor_is_updated_by_one_rank_and_small_tensors_by_all(name, ranks):
     for of_ranks in zip(*placed_on(name, ranks), strict=True):
         count = of_ranks[0].parameter.numel()

@@ -16,6 +16,7 @@ from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.classify import mismatch
 
+pytestmark = pytest.mark.process
 FAULTS = ("tests/support/trainer_faults.py",)
 FOREVER = {"max_iters": 1_000_000, "eval_interval": 1_000_000}
 
@@ -39,7 +40,7 @@ def has_ended(run_dir):
 
 
 def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoint(tmp_path):
-    run_dir = make_run(tmp_path, **FOREVER, max_time=6.0)
+    run_dir = make_run(tmp_path, **FOREVER, max_time=2.5)
     process = train(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stdout
@@ -73,16 +74,14 @@ def test_a_loss_that_is_nan_on_one_rank_ends_the_run_on_all_ranks_with_its_reaso
     assert losses == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("rank", [0, 1])
-def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_losses(tmp_path, rank):
+def test_half_the_micro_batch_after_out_of_memory_on_one_rank_gives_the_same_losses(tmp_path):
     common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
     reference, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
-    train(run_dir, fault=f"oom:{rank}:0", FAULT_FITS=2)
+    train(run_dir, fault="oom:1:0", FAULT_FITS=2)
     result = read_json(run_dir.result)
     assert has_ended(run_dir) == ("failed", "oom", None)
     assert "out of memory with micro-batches of 4" in result["reason"]
-    process = train(run_dir, "--resume", "auto", "--micro-batch", "2", attempt=2, fault=f"oom:{rank}:0", FAULT_FITS=2)
+    process = train(run_dir, "--resume", "auto", "--micro-batch", "2", attempt=2, fault="oom:1:0", FAULT_FITS=2)
     assert has_ended(run_dir) == ("finished", None, "max_iters"), process.stdout
     used = read_json(run_dir.run_used)
     assert [(c["field"], c["from"], c["to"]) for c in used["adjusted"]] == [
@@ -91,8 +90,6 @@ def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_los
     ]
     assert used["train"]["global_batch"] == 8
     assert mismatch(run_dir) == ""
-    if rank:
-        return
     train(reference)
     losses = [
         [line.values["train/loss"] for line in merged_metrics(run.metrics) if "train/loss" in line.values]
@@ -101,7 +98,6 @@ def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_los
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-@pytest.mark.process
 def test_a_micro_batch_that_is_not_a_divisor_is_refused(tmp_path):
     run_dir = make_run(tmp_path)
     process = train(run_dir, "--micro-batch", "3")
@@ -160,7 +156,6 @@ def test_a_stalled_rank_is_reported_with_its_stack(tmp_path, fault, expected):
     assert events(run_dir, "stall")
 
 
-@pytest.mark.process
 def test_a_profile_covers_the_requested_steps(tmp_path):
     run_dir = make_run(tmp_path, max_iters=6, profile="2:4")
     process = train(run_dir)

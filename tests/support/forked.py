@@ -153,6 +153,7 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
 
     # As torchrun does, the launcher serves the store: a port for rank 0 might be taken before rank 0 listens there.
     # Started after the forks: the ranks must not inherit its sockets and its thread.
+    # Nor its reaction to SIGTERM, which is that of torchrun: each rank gets it.
     read_end, write_end = os.pipe()
     common = {"WORLD_SIZE": str(request["ranks"]), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {**common, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -165,6 +166,7 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
             os.environ["MASTER_PORT"] = os.read(read_end, PORT_DIGITS).decode()
             _exit(request["program"])
         pids.add(pid)
+    signal.signal(signal.SIGTERM, lambda *_: _stop(pids))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(write_end, f"{store.port:0{PORT_DIGITS}}".encode() * request["ranks"])
     failed = False
@@ -173,9 +175,14 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
         pids.discard(pid)
         if status:
             failed = True
-            for other in pids:
-                os.kill(other, signal.SIGTERM)
+            _stop(pids)
     os._exit(int(failed))
+
+
+def _stop(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and the launcher has not seen that yet
+            os.kill(pid, signal.SIGTERM)
 
 
 def _exit(program: Sequence[str]) -> NoReturn:

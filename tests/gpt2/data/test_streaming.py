@@ -122,7 +122,7 @@ def test_streamed_tokens_are_those_of_prepared_shards(tmp_path, notes):
     assert all(made[name] == content for name, content in streamed.items())
 
 
-@pytest.mark.parametrize("layout", ["flat", "bestfit"])
+@pytest.mark.parametrize("layout", ["flat", pytest.param("bestfit", marks=pytest.mark.nightly)])
 def test_dropped_shards_are_made_again_for_a_resumed_run(tmp_path, notes, layout):
     found = stream(tmp_path, notes, "drop")
     assert found["path"].endswith("-stream")
@@ -153,6 +153,7 @@ def test_a_first_shard_waits_for_a_document_for_validation_also_when_it_is_made_
         assert again.rows(60, start=0) == rows
 
 
+@pytest.mark.nightly
 def test_shards_that_no_run_needs_are_deleted_if_they_are_dropped(tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -182,7 +183,7 @@ def test_a_killed_producer_is_started_again_and_the_tokens_stay_the_same(tmp_pat
     assert rows == prepared_rows(tmp_path, notes, 30)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_all_ranks_read_what_one_rank_would(tmp_path, notes, size):
     found = stream(tmp_path, notes)
     many = config_of(found, batch_size=STEP // size, num_gpus=size)
@@ -193,6 +194,7 @@ def test_all_ranks_read_what_one_rank_would(tmp_path, notes, size):
     assert rows == prepared_rows(tmp_path, notes, 12)
 
 
+@pytest.mark.nightly
 def test_two_runs_share_the_shards(tmp_path, notes):
     found = stream(tmp_path, notes)
     config = config_of(found)
@@ -234,6 +236,7 @@ def test_a_resumed_run_refuses_other_shards_than_it_has_read(tmp_path, notes):
             again.rows(1, start=10)
 
 
+@pytest.mark.nightly
 def test_the_producer_ends_when_the_trainer_is_killed(tmp_path, notes):
     found = stream(tmp_path, notes)
     config = config_of(found, max_iters=10_000)
@@ -345,7 +348,7 @@ def test_a_server_that_never_answers_ends_the_run_after_the_limit(tmp_path, hub)
     assert "503" in raised.value.why
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_a_dataset_that_cannot_be_read_fails_at_once(tmp_path, hub):
     found = stream_hub(tmp_path, hub)
     hub.corrupt.add("cdn/me/pages/data/000.parquet")

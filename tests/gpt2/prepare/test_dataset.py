@@ -190,8 +190,17 @@ def test_documents_are_never_split_between_shards(notes, tmp_path):
     assert sorted(documents_in(result, "train") + documents_in(result, "val")) != []
 
 
-@pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.process)])
-@pytest.mark.parametrize("name", ["train_000001.bin", "train_000003.bin", "val_000000.bin"])
+@pytest.mark.parametrize(
+    ("name", "patch"),
+    [
+        ("train_000003.bin", IN_PROCESSES),
+        *(
+            pytest.param(name, patch, marks=pytest.mark.nightly)
+            for name in ("train_000001.bin", "val_000000.bin")
+            for patch in ("", IN_PROCESSES)
+        ),
+    ],
+)
 def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, tmp_path, name, patch):
     arguments = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
     killed = run(*arguments, tmp_path / "a", patch=patch + KILL_HALF_WAY.format(name=name))
@@ -210,6 +219,7 @@ def test_several_processes_write_the_same_shards_as_one(notes, tmp_path):
     assert result_of(single)["sha256"] == result_of(several)["sha256"]
 
 
+@pytest.mark.nightly
 def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
     command = [sys.executable, "-m", "gpt2.prepare", "folder", "--data-path", str(notes), "--data-dir"]
     both = [
@@ -262,6 +272,7 @@ def with_changes(request, **changes):
     return dataclasses.replace(request, **changes)
 
 
+@pytest.mark.nightly
 def test_the_standard_library_is_available_on_every_machine(tmp_path):
     result = prepare("stdlib", tmp_path)
     fraction = result["val_tokens"] / (result["train_tokens"] + result["val_tokens"])

@@ -62,6 +62,7 @@ def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path
     assert not hub.fetched_ranges(f"{PREBUILT}/README.md")
 
 
+@pytest.mark.nightly
 def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub, tmp_path):
     first = result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     count = len(hub.requests)
@@ -84,7 +85,7 @@ def test_an_interrupted_download_resumes(hub, tmp_path):
     assert path.read_bytes() == shard(1)
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_a_temporary_server_error_is_retried(hub, tmp_path):
     hub.failing[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = 2
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
@@ -102,6 +103,7 @@ def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     assert all(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_path):
     hub.stalled.add(f"cdn/{PREBUILT}/finewebedu_train_000001.bin")
     command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
@@ -123,6 +125,7 @@ def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_pa
     result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
+@pytest.mark.nightly
 def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path):
     body = bytearray(shard(1))
     body[1024 + 8 : 1024 + 10] = (60000).to_bytes(2, "little")
@@ -131,6 +134,7 @@ def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path)
     assert "has the token 60000 at byte 1032" in error_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
+@pytest.mark.nightly
 def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
     folder = tmp_path / "data" / "finewebedu"
     folder.mkdir(parents=True)
@@ -141,6 +145,7 @@ def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
     assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
+@pytest.mark.nightly
 def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
     message = error_of(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
     assert "HF_HUB_OFFLINE is set" in message
@@ -159,7 +164,7 @@ def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
     )
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
     result = result_of(
         run(hub, tmp_path, "shards", "--data-path", f"hf://{PREBUILT}", "--tokenizer", "gpt2", "--tokens", "9")
@@ -168,6 +173,7 @@ def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
     assert "kjj0--finewebedu10B-gpt2" in result["path"]
 
 
+@pytest.mark.nightly
 def test_shards_of_the_same_name_are_refused_unless_one_directory_is_named(tmp_path):
     files = {f"{size}/x_{kind}_000000.bin": shard(0) for size in ("10B", "100B") for kind in ("train", "val")}
     with HubServer({"me/sizes": files}) as hub:
@@ -178,6 +184,7 @@ def test_shards_of_the_same_name_are_refused_unless_one_directory_is_named(tmp_p
     assert one["train_tokens"] == PER_SHARD
 
 
+@pytest.mark.nightly
 def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
     arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     result = result_of(run(hub, tmp_path, "finewebedu", *arguments, "--tokens", "2500"))
@@ -192,7 +199,7 @@ def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
     assert not list(Path(longer["path"]).rglob("*.parquet"))
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_shards_added_for_a_longer_run_equal_those_of_one_preparation(hub, tmp_path):
     arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     result_of(run(hub, tmp_path / "a", "finewebedu", *arguments, "--tokens", "2500"))
@@ -201,12 +208,14 @@ def test_shards_added_for_a_longer_run_equal_those_of_one_preparation(hub, tmp_p
     assert grown["sha256"] == single["sha256"]
 
 
+@pytest.mark.nightly
 def test_any_dataset_can_be_given_by_owner_and_name(hub, tmp_path):
     result = result_of(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
     assert "me--mine" in result["path"]
     assert result["train_tokens"] == 2 + (500 + 700) * 9 // 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "path, message",
     [
@@ -220,6 +229,7 @@ def test_a_missing_repository_or_file_is_refused_by_name(hub, tmp_path, path, me
     assert message in error_of(run(hub, tmp_path, "hub", "--data-path", path))
 
 
+@pytest.mark.nightly
 def test_a_path_that_leaves_the_directory_is_not_followed(hub, tmp_path):
     hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
     assert "me/mine has no files" in error_of(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))

@@ -71,7 +71,7 @@ def prepared(hub, tmp_path, dataset, *arguments):
     return result_of(completed), completed.stderr
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_a_language_selects_its_pages(hub, tmp_path):
     german, _ = prepared(hub, tmp_path, "fineweb2", "--data-path", "deu_Latn")
     text = text_of(german)
@@ -84,14 +84,14 @@ def test_a_language_selects_its_pages(hub, tmp_path):
     assert "Deutsch page" in text_of(prepared(hub, tmp_path, "finepdfs", "--data-path", "deu_Latn")[0])
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_a_question_is_followed_by_its_answer_and_test_questions_are_left_out(hub, tmp_path):
     text = text_of(prepared(hub, tmp_path, "medqa")[0])
     assert "Which drug, case 7?\nDrug 7" in text
     assert "test question" not in text
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_the_licence_of_climbmix_is_printed_whenever_it_is_prepared(hub, tmp_path):
     terms = "climbmix: licence CC BY-NC 4.0, non-commercial, for research and development only"
     assert terms in prepared(hub, tmp_path, "climbmix")[1]
@@ -99,7 +99,7 @@ def test_the_licence_of_climbmix_is_printed_whenever_it_is_prepared(hub, tmp_pat
     assert "cosmopedia: licence" not in prepared(hub, tmp_path, "cosmopedia")[1]
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 @pytest.mark.parametrize("language", ["german", "../../etc", "deu_Latn/*"])
 def test_a_path_that_is_not_a_language_is_refused(hub, tmp_path, language):
     message = error_of(run(hub, tmp_path, "fineweb2", "--data-path", language))
