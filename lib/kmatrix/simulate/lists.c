@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * NVML functions that return lists: processes, field values, recent samples, performance metrics (GPM).
+ * NVML functions that return lists: processes, field values, performance metrics (GPM), events.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 
 #include "play.h"
 
-#define RING 120 /* number of values that nvmlDeviceGetSamples returns */
 
 /* ---- processes ---- */
 
@@ -23,9 +22,6 @@ static Code processes(Device *gpu, unsigned *count, Process *out) {
     return OK;
 }
 API Code nvmlDeviceGetComputeRunningProcesses_v3(Device *gpu, unsigned *count, Process *out) {
-    return processes(gpu, count, out);
-}
-API Code nvmlDeviceGetComputeRunningProcesses_v2(Device *gpu, unsigned *count, Process *out) {
     return processes(gpu, count, out);
 }
 
@@ -49,9 +45,6 @@ static Code no_processes(Device *gpu, unsigned *count) {
 API Code nvmlDeviceGetGraphicsRunningProcesses_v3(Device *gpu, unsigned *count, Process *out) {
     return (void)out, no_processes(gpu, count);
 }
-API Code nvmlDeviceGetGraphicsRunningProcesses_v2(Device *gpu, unsigned *count, Process *out) {
-    return (void)out, no_processes(gpu, count);
-}
 
 typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } Share;
 API Code nvmlDeviceGetProcessUtilization(Device *gpu, Share *out, unsigned *count, unsigned long long since_us) {
@@ -72,15 +65,8 @@ API Code nvmlDeviceGetProcessUtilization(Device *gpu, Share *out, unsigned *coun
 /* ---- field values and samples ---- */
 
 enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 }; /* nvmlValueType_t */
-typedef union { double d; unsigned u; unsigned long long ull; } Value;
+typedef union { unsigned u; unsigned long long ull; } Value;
 typedef struct { unsigned id, scope; long long time_us, latency_us; int type; Code code; Value value; } FieldValue;
-
-static void counted(Device *gpu, Field field, FieldValue *out) {
-    unsigned value = 0;
-    out->type = UNSIGNED_LONG_LONG;
-    out->code = rounded(gpu, field, 1, &value);
-    out->value.ull = value;
-}
 
 /* A counter of KiB since second 0, of a field in KB/s. */
 static void traffic(Device *gpu, Field field, FieldValue *out) {
@@ -97,8 +83,7 @@ static void answer(Device *gpu, FieldValue *out) {
     out->time_us = stamp(time);
     out->value.ull = 0;
     switch (out->id) {
-    case 4: case 6: counted(gpu, ECC_U, out); break; /* uncorrected: volatile and aggregate counters */
-    case 83:                                         /* TOTAL_ENERGY_CONSUMPTION */
+    case 83: /* TOTAL_ENERGY_CONSUMPTION */
         out->type = UNSIGNED_LONG_LONG;
         out->code = energy(gpu, time, &out->value.ull);
         break;
@@ -107,8 +92,6 @@ static void answer(Device *gpu, FieldValue *out) {
     case 82: out->code = rounded(gpu, MEMTEMP, 1, &out->value.u); break;
     case 138: traffic(gpu, NVLINK_TX, out); break;
     case 139: traffic(gpu, NVLINK_RX, out); break;
-    case 187: out->code = OK; out->value.u = 100000; break; /* minimum power limit */
-    case 188: case 189: case 190: case 192: out->code = rounded(gpu, LIMIT, 1000, &out->value.u); break;
     default: out->code = NOT_SUPPORTED;
     }
 }
@@ -117,30 +100,6 @@ API Code nvmlDeviceGetFieldValues(Device *gpu, int count, FieldValue *out) {
     if (code || !out) return code ? code : INVALID;
     for (int i = 0; i < count; i++) answer(gpu, &out[i]);
     return OK;
-}
-
-typedef struct { unsigned long long time_us; Value value; } Sample;
-API Code nvmlDeviceGetSamples(Device *gpu, int kind, unsigned long long since_us, int *type, unsigned *count,
-                              Sample *out) {
-    static const int fields[] = { POWER, UTIL, MEMUTIL, -1, -1, SMCLK, -1 }; /* nvmlSamplingType_t */
-    Code code = ask(gpu);
-    if (code || !type || !count) return code ? code : INVALID;
-    if (kind < 0 || kind > 6 || fields[kind] < 0) return NOT_SUPPORTED;
-    Field field = (Field)fields[kind];
-    double last = tick(field), value;
-    if ((code = value_at(gpu, field, last, &value))) return code;
-    *type = UNSIGNED_INT;
-    if (!out) { *count = RING; return OK; }
-    unsigned room = *count, found = 0;
-    for (int back = RING - 1; back >= 0 && found < room; back--) {
-        double time = last - back * scenario.period[field];
-        if (time < -EPSILON || stamp(time) <= (long long)since_us) continue;
-        value_at(gpu, field, time, &value);
-        out[found].time_us = (unsigned long long)stamp(time);
-        out[found++].value.ull = (unsigned)llround(value * (field == POWER ? 1000 : 1));
-    }
-    *count = found;
-    return found ? OK : NOT_FOUND;
 }
 
 /* ---- performance metrics (GPM): means between two samples of the client ---- */
@@ -200,11 +159,6 @@ API Code nvmlGpmMetricsGet(GpmGet *get) {
 typedef struct { const Device *gpus[MAX_GPUS]; double seen[MAX_GPUS]; int count; } EventSet;
 typedef struct { const Device *gpu; unsigned long long type, data; unsigned instance, compute_instance; } EventData;
 
-API Code nvmlDeviceGetSupportedEventTypes(Device *gpu, unsigned long long *out) {
-    Code code = ask(gpu);
-    if (code || !out) return code ? code : INVALID;
-    return *out = XID_EVENT, OK;
-}
 API Code nvmlEventSetCreate(EventSet **out) { return out && (*out = calloc(1, sizeof **out)) ? OK : INVALID; }
 API Code nvmlEventSetFree(EventSet *set) { return free(set), OK; }
 API Code nvmlDeviceRegisterEvents(Device *gpu, unsigned long long types, EventSet *set) {

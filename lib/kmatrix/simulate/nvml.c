@@ -15,7 +15,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "play.h"
 
@@ -84,15 +83,12 @@ API const char *nvmlErrorString(Code code) {
 API Code nvmlSystemGetDriverVersion(char *buffer, unsigned size) {
     return text(buffer, size, scenario.driver);
 }
-API Code nvmlSystemGetNVMLVersion(char *buffer, unsigned size) { return text(buffer, size, "13.580.00"); }
 API Code nvmlSystemGetCudaDriverVersion_v2(int *out) { return out ? (*out = 13000, OK) : INVALID; }
-API Code nvmlSystemGetCudaDriverVersion(int *out) { return nvmlSystemGetCudaDriverVersion_v2(out); }
 
 API Code nvmlDeviceGetCount_v2(unsigned *out) {
     if (users <= 0) return UNINITIALIZED;
     return out ? (*out = (unsigned)scenario.gpu_count, OK) : INVALID; /* includes lost GPUs, like the driver */
 }
-API Code nvmlDeviceGetCount(unsigned *out) { return nvmlDeviceGetCount_v2(out); }
 
 static Code hand_out(Device *gpu, Device **out) {
     Code code = ask(gpu);
@@ -102,9 +98,6 @@ static Code hand_out(Device *gpu, Device **out) {
 API Code nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
     if (users <= 0) return UNINITIALIZED;
     return index < (unsigned)scenario.gpu_count && out ? hand_out(&scenario.devices[index], out) : INVALID;
-}
-API Code nvmlDeviceGetHandleByIndex(unsigned index, Device **out) {
-    return nvmlDeviceGetHandleByIndex_v2(index, out);
 }
 
 static void uuid_of(const Device *gpu, char *buffer) {
@@ -120,15 +113,6 @@ API Code nvmlDeviceGetHandleByUUID(const char *uuid, Device **out) {
     }
     return NOT_FOUND;
 }
-API Code nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Device **out) {
-    char own[64];
-    for (int i = 0; bus && out && i < scenario.gpu_count; i++) {
-        bus_of(&scenario.devices[i], own);
-        if (!strcasecmp(own, bus) || !strcasecmp(own + 4, bus)) return hand_out(&scenario.devices[i], out);
-    }
-    return NOT_FOUND;
-}
-
 API Code nvmlDeviceGetName(Device *gpu, char *buffer, unsigned size) {
     Code code = ask(gpu);
     return code ? code : text(buffer, size, scenario.name);
@@ -203,64 +187,26 @@ API Code nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *gpu, unsigned link, Pci *ou
         return OK;                                          \
     }
 CONSTANT(nvmlDeviceGetIndex, unsigned, gpu->index)
-CONSTANT(nvmlDeviceGetMinorNumber, unsigned, gpu->index)
-CONSTANT(nvmlDeviceGetBrand, int, 14)             /* NVML_BRAND_NVIDIA */
-CONSTANT(nvmlDeviceGetArchitecture, unsigned, 7)  /* Ampere */
 CONSTANT(nvmlDeviceGetPersistenceMode, unsigned, 1)
 CONSTANT(nvmlDeviceGetComputeMode, unsigned, 0)
 CONSTANT(nvmlDeviceGetDisplayActive, unsigned, 0)
-CONSTANT(nvmlDeviceGetDisplayMode, unsigned, 0)
-CONSTANT(nvmlDeviceGetPowerManagementMode, unsigned, 1)
-CONSTANT(nvmlDeviceGetPerformanceState, unsigned, 0)
-CONSTANT(nvmlDeviceGetPowerState, unsigned, 0)
-CONSTANT(nvmlDeviceGetNumFans, unsigned, 1)
-CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, 4)
-CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, 4)
-CONSTANT(nvmlDeviceGetCurrPcieLinkWidth, unsigned, 16)
-CONSTANT(nvmlDeviceGetMaxPcieLinkWidth, unsigned, 16)
 
-static Code pair(Device *gpu, unsigned first, unsigned second, unsigned *a, unsigned *b) {
-    Code code = ask(gpu);
-    if (code || !a || !b) return code ? code : INVALID;
-    *a = first;
-    *b = second;
-    return OK;
-}
-API Code nvmlDeviceGetCudaComputeCapability(Device *gpu, unsigned *a, unsigned *b) {
-    return pair(gpu, 8, 6, a, b);
-}
-API Code nvmlDeviceGetEccMode(Device *gpu, unsigned *now, unsigned *next) {
-    return pair(gpu, 1, 1, now, next);
-}
 API Code nvmlDeviceGetMigMode(Device *gpu, unsigned *now, unsigned *next) {
-    return pair(gpu, 0, 0, now, next);
+    Code code = ask(gpu);
+    if (code || !now || !next) return code ? code : INVALID;
+    *now = *next = 0;
+    return OK;
 }
 
 /* ---- readings ---- */
 
 #define READING(function, field, scale) \
     API Code function(Device *gpu, unsigned *out) { return asked(gpu, field, scale, out); }
-READING(nvmlDeviceGetPowerManagementLimit, LIMIT, 1000)
 READING(nvmlDeviceGetEnforcedPowerLimit, LIMIT, 1000)
-READING(nvmlDeviceGetPowerManagementDefaultLimit, LIMIT, 1000)
 READING(nvmlDeviceGetFanSpeed, FAN, 1)
 
-API Code nvmlDeviceGetFanSpeed_v2(Device *gpu, unsigned fan, unsigned *out) {
-    return fan ? INVALID : asked(gpu, FAN, 1, out);
-}
-API Code nvmlDeviceGetPowerManagementLimitConstraints(Device *gpu, unsigned *least, unsigned *most) {
-    if (least) *least = 100000;
-    return asked(gpu, LIMIT, 1000, most);
-}
 API Code nvmlDeviceGetClockInfo(Device *gpu, int kind, unsigned *out) { /* 0 graphics, 1 SM, 2 memory, 3 video */
     return kind == 2 ? NOT_SUPPORTED : asked(gpu, SMCLK, 1, out);
-}
-API Code nvmlDeviceGetMaxClockInfo(Device *gpu, int kind, unsigned *out) {
-    Code code = ask(gpu);
-    if (code || !out) return code ? code : INVALID;
-    if (kind == 2) return NOT_SUPPORTED;
-    *out = highest(gpu, SMCLK);
-    return OK;
 }
 API Code nvmlDeviceGetPcieThroughput(Device *gpu, int kind, unsigned *out) {
     return asked(gpu, kind ? PCIE_RX : PCIE_TX, 1, out);
@@ -294,13 +240,6 @@ API Code nvmlDeviceGetMemoryInfo_v2(Device *gpu, Memory2 *out) {
     if (!code) out->free = out->total - out->used;
     return code;
 }
-API Code nvmlDeviceGetBAR1MemoryInfo(Device *gpu, Memory *out) {
-    Code code = ask(gpu);
-    if (code || !out) return code ? code : INVALID;
-    *out = (Memory){ 32ULL << 30, (32ULL << 30) - (4 << 20), 4 << 20 };
-    return OK;
-}
-
 API Code nvmlDeviceGetPowerUsage(Device *gpu, unsigned *out) {
     Code code = ask(gpu);
     return code ? code : mean_power(gpu, tick(POWER), scenario.window, out);
@@ -321,13 +260,6 @@ API Code nvmlDeviceGetTemperatureV(Device *gpu, Temperature *out) {
     if (!code) out->celsius = (int)celsius;
     return code;
 }
-API Code nvmlDeviceGetTemperatureThreshold(Device *gpu, int kind, unsigned *out) {
-    Code code = ask(gpu);
-    if (code || !out) return code ? code : INVALID;
-    *out = kind == 0 ? 98 : 95; /* shutdown threshold; all others */
-    return OK;
-}
-
 static Code wide(Device *gpu, Field field, unsigned long long *out) {
     unsigned value;
     Code code = out ? asked(gpu, field, 1, &value) : INVALID;
@@ -340,26 +272,7 @@ API Code nvmlDeviceGetCurrentClocksThrottleReasons(Device *gpu, unsigned long lo
 API Code nvmlDeviceGetCurrentClocksEventReasons(Device *gpu, unsigned long long *out) {
     return wide(gpu, THROTTLE, out);
 }
-API Code nvmlDeviceGetSupportedClocksEventReasons(Device *gpu, unsigned long long *out) {
-    Code code = out ? ask(gpu) : INVALID;
-    if (!code) *out = 0x1ff;
-    return code;
-}
 API Code nvmlDeviceGetTotalEccErrors(Device *gpu, int type, int counter, unsigned long long *out) {
     (void)counter;
     return type ? wide(gpu, ECC_U, out) : NOT_SUPPORTED;
-}
-API Code nvmlDeviceGetMemoryErrorCounter(Device *gpu, int type, int counter, int place, unsigned long long *out) {
-    (void)place;
-    return nvmlDeviceGetTotalEccErrors(gpu, type, counter, out);
-}
-
-static Code idle_engine(Device *gpu, unsigned *percent, unsigned *period_us) {
-    return pair(gpu, 0, 167000, percent, period_us);
-}
-API Code nvmlDeviceGetEncoderUtilization(Device *gpu, unsigned *a, unsigned *b) {
-    return idle_engine(gpu, a, b);
-}
-API Code nvmlDeviceGetDecoderUtilization(Device *gpu, unsigned *a, unsigned *b) {
-    return idle_engine(gpu, a, b);
 }

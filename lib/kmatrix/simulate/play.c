@@ -109,15 +109,6 @@ Code energy(const Device *gpu, double time, unsigned long long *millijoules) {
     return OK;
 }
 
-/* Maximum from second 0 on. */
-unsigned highest(const Device *gpu, Field field) {
-    const Series *series = &gpu->series[field];
-    const Knot *knot = knot_at(series, 0), *end = series->knots + series->count;
-    double most = 0;
-    for (; knot < end; knot++) most = fmax(most, knot->value);
-    return (unsigned)llround(most);
-}
-
 /* The processes that use memory now; returns their number. */
 unsigned running(const Device *gpu, Process out[MAX_PROCESSES]) {
     unsigned count = 0;

@@ -64,7 +64,6 @@ double mean(const Device *gpu, Field field, double begin, double end); /* begin 
 Code mean_power(const Device *gpu, double time, double window, unsigned *milliwatts);
 Code power_field(const Device *gpu, double time, Field field, unsigned *milliwatts); /* field: AVERAGE or INSTANT */
 Code energy(const Device *gpu, double time, unsigned long long *millijoules);
-unsigned highest(const Device *gpu, Field field);
 double counted_until(const Device *gpu, Field field, double time); /* integral from second 0, over all loops */
 const Knot *next_change(const Device *gpu, Field field, double after, double until); /* NULL: none */
 unsigned running(const Device *gpu, Process out[MAX_PROCESSES]);
