@@ -145,9 +145,8 @@ class Pruner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         names = ("pruned", "movement", "values")
-        # Earlier versions had no "values": no rule that needs them.
         mine = [tensor for name in names for tensor in getattr(self, name)]
-        saved = [tensor for name in names for tensor in state.get(name, [])]
+        saved = [tensor for name in names for tensor in state[name]]
         for tensor, value in zip(mine, saved, strict=True):
             tensor.copy_(value)
         self.begun, self.waiting = state["begun"], state["waiting"]

@@ -143,12 +143,11 @@ def _damage_named(part: str, step: int) -> Iterator[None]:
 
 def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:
     """Raise RecordError if a checkpoint's configuration differs in a field that changes the results."""
-    # A field that only one side has is from another version, whose default is assumed to mean the same.
     saved, current = value["config"], config.to_json()
     differences = [
         f"{name} was {saved[name]} and is {current[name]}"
         for name in current
-        if name not in MAY_DIFFER and name in saved and saved[name] != current[name]
+        if name not in MAY_DIFFER and saved[name] != current[name]
     ]
     if differences:
         raise RecordError(

@@ -87,7 +87,7 @@ def load_model(value: Mapping[str, Any], path: Path) -> LanguageModel:
 
 def shape_of(config: Mapping[str, Any], path: Path) -> ModelShape:
     """Return the sizes in a checkpoint's configuration. Raises RecordError if they are missing or impossible."""
-    # A checkpoint may come from another version or an import, so each field is checked before a shape is made of them.
+    # A checkpoint may come from an import, so each field is checked before a shape is made of them.
     kinds = {name: bool if name in ("bias", "weight_tying") else int for name in SHAPE}
     for name in (*SHAPE, "vocab_multiple", "arch", "tokenizer", "data_path"):
         value = config.get(name)

@@ -22,7 +22,7 @@ IN_PLACE = os.O_RDWR | os.O_CREAT  # what a file is opened for that is written a
 def open_own(path: str | Path, flags: int = IN_PLACE, mode: int = 0o644) -> int:
     """Return a descriptor of a file that is written in place. Programs that this process starts do not inherit it.
 
-    A file with other hard links (`cp -al`, a reused run) is replaced by a copy first, so that the others stay as they
+    A file with other hard links (`cp -al`) is replaced by a copy first, so that the others stay as they
     are. Raises OSError for a symbolic link, and for anything else that is not a file.
     """
     handle = open_file(path, flags & ~os.O_TRUNC, mode)  # truncated last: it may be somebody else's file until then

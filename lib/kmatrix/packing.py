@@ -38,7 +38,7 @@ class Limits:
 
     @classmethod
     def of(cls, symbols: Mapping[str, str]) -> Limits:
-        """Return the limits of a matrix. A matrix of an old version has no such symbols: one run at a time."""
+        """Return the limits of a matrix, from its symbols."""
         return cls(jobs=int(symbols.get(LIMITS[0], "1")), exclusive=symbols.get(LIMITS[1]) == "y")
 
     def on(self, *, gpus: bool) -> Limits:

@@ -145,7 +145,7 @@ def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, ca
     train = record["train"] | {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
     write_json(run.dir.run_json, {**record, "symbols": {}, "train": train})
     write_json(run.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
-    write_json(run.dir.status, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    write_json(run.dir.status, {"status": "finished", "attempts": [{"attempt": 1, "status": "finished"}]})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a", "run_id": "id-a", "axes": {}}]})
     assert run_detached(matrix, Arguments("test-matrix")) == 0
     wait_until(lambda: matrix.summary.exists() and not matrix.is_held())

@@ -52,10 +52,6 @@ def test_a_result_belongs_to_one_attempt_of_one_run():
     assert not RunResult().belongs_to(None, 1)
 
 
-def test_a_result_without_an_attempt_belongs_to_the_first_one():
-    assert RunResult(run_id="a").belongs_to("a", 1)
-
-
 def test_missing_values_come_from_the_other_result():
     assert RunResult(step=3, mfu=0.0).or_else(RunResult(step=2, mfu=0.5, tokens=7)) == RunResult(
         step=3, mfu=0.0, tokens=7

@@ -110,7 +110,7 @@ def test_a_skipped_run_is_recorded_with_its_reason_and_sets_the_exit_code(matrix
 def test_runs_of_earlier_runners_count_and_a_run_of_a_dead_runner_is_stopped(matrix, plan):
     drive(matrix, [plan("a")], engine(), poll_s=0.02)
     lost = plan("b")
-    write_json(lost.dir.status, {"status": "running", "attempt": 1, "pid": 1})
+    write_json(lost.dir.status, {"status": "running", "attempts": [{"attempt": 1, "status": "running"}]})
     outcome = drive(matrix, [plan("c")], engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2, "stopped": 1})
     assert (status_of(lost)["status"], status_of(lost)["reason"]) == ("stopped", "its runner died")

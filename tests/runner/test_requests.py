@@ -143,7 +143,7 @@ def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, pla
 def test_a_released_run_keeps_its_budget_and_its_starting_point(matrix, plan, monkeypatch):
     """The time of earlier attempts counts; an attempt that has not started yet starts as planned (RESUME=none)."""
     plans, submitted = [plan("a", "hang"), plan("b", attempt=2)], []
-    write_json(plans[1].dir.status, {"run_id": "id-b", "attempt": 1, "status": "stopped"})
+    write_json(plans[1].dir.status, {"status": "stopped", "attempts": [{"attempt": 1, "status": "stopped"}]})
     submit = LocalEngine.submit
     monkeypatch.setattr(LocalEngine, "submit", lambda self, runs: submitted.extend(runs) or submit(self, runs))
     orders = {

@@ -115,7 +115,7 @@ def test_only_the_selected_runs_continue(matrix, make):
 @pytest.mark.parametrize("resume", ["best", "latest", "none", "/a/checkpoint.pt"])
 def test_another_checkpoint_can_be_requested_and_reaches_the_trainer(matrix, make, resume):
     run = make("a")
-    write_json(run.status, {"status": "stopped", "attempt": 1})
+    write_json(run.status, {"status": "stopped", "attempts": [{"attempt": 1, "status": "stopped"}]})
     (each,) = resume_plan(matrix, resume=resume).plans
     expected = [str(run.path), "--attempt", "2"]
     assert each.arguments == expected + ([] if resume == "none" else ["--resume", resume])
@@ -123,7 +123,7 @@ def test_another_checkpoint_can_be_requested_and_reaches_the_trainer(matrix, mak
 
 def test_another_micro_batch_that_keeps_the_global_batch_reaches_the_trainer_and_stays(matrix, make):
     run = make("a", num_gpus=2, batch_size=6, global_batch=24)
-    write_json(run.status, {"status": "stopped", "attempt": 1})
+    write_json(run.status, {"status": "stopped", "attempts": [{"attempt": 1, "status": "stopped"}]})
     (each,) = resume_plan(matrix, micro_batch=3).plans
     assert each.arguments == [str(run.path), "--attempt", "2", "--resume", "auto", "--micro-batch", "3"]
     assert describe_plan(resume_plan(matrix, micro_batch=3))[0].endswith("micro-batch 3")
@@ -185,7 +185,8 @@ def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
 
 def test_a_trainer_that_ignores_the_micro_batch_is_a_failure(matrix, make):
     run = make("a")
-    write_json(run.status, {"status": "failed", "attempt": 1, "kind": "oom"})
+    entry = {"attempt": 1, "status": "failed", "kind": "oom"}
+    write_json(run.status, {"status": "failed", "attempts": [entry]})
     drive(matrix, resume_plan(matrix, "adjusted").plans, engine(), poll_s=0.02)
     assert read_json(run.status)["status"] == "finished"  # it used 6, as requested
     (other,) = [make("b")]
@@ -213,7 +214,7 @@ def test_a_lock_of_an_earlier_boot_is_ignored(matrix, make):
     run = make("a")
     write_json(matrix.lock, {"pid": os.getpid(), "host": "localhost", "pid_started": 1, "boot_id": "before"})
     write_json(matrix.status, {"status": "running", "pid": os.getpid()})
-    write_json(run.status, {"status": "running", "attempt": 1, "pid": os.getpid()})
+    write_json(run.status, {"status": "running", "attempts": [{"attempt": 1, "status": "running"}]})
     assert holder(matrix) is None
     assert not matrix.is_held()
     assert drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02).exit_code == 0
@@ -401,7 +402,7 @@ def test_the_tracker_state_of_a_reused_run_is_not_copied(finished_and_planned):
     (first.path / "wandb").mkdir()
     write_json(second.run_json, read_json(second.run_json) | {"tracking": {"trackers": ["wandb"]}})
     reuse(second)
-    assert not any(path.exists() for path in second.tracker_files())
+    assert not any((second.path / name).exists() for name in ("track.json", "track.log", ".track.lock", "wandb"))
     (sent,) = sync_status(second)
     assert (sent.state, sent.waiting) == (SyncState.BEHIND, 5)
     assert sent.error == f"reused from {first.path.parent.name}/a"

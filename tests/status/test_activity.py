@@ -233,7 +233,7 @@ def test_on_a_cluster_no_missing_file_is_looked_for_by_its_name(matrix, monkeypa
     assert recover_status(run, has_runner=True).status == "planned"
     missing = [path for path in looked_for if not Path(path).exists()]
     assert missing == []
-    write_json(run.status, {"name": "a", "status": "running", "attempt": 1})
+    write_json(run.status, {"name": "a", "status": "running", "attempts": [{"attempt": 1, "status": "running"}]})
     assert recover_status(run, has_runner=True).status == "running"
     with pytest.raises(FileNotFoundError):
         read_file(run.result)

@@ -270,7 +270,7 @@ Crashes.TestCase.settings = settings(max_examples=60, stateful_step_count=15, de
 TestCrashes = Crashes.TestCase
 
 
-# Files of other versions
+# Files
 
 
 @pytest.fixture
@@ -281,14 +281,18 @@ def run(tmp_path):
     return folder
 
 
+def write_status(run, status, attempt):
+    write_json(run.status, {"status": status, "attempts": [{"attempt": attempt, "status": status}]})
+
+
 def test_a_running_status_without_a_runner_is_stopped(run):
-    write_json(run.status, {"status": "running", "attempt": 2, "pid": 1})
+    write_status(run, "running", 2)
     state = recover_status(run, has_runner=False)
     assert (state.status, state.reason, state.number) == (Status.STOPPED, LOST, 2)
 
 
 def test_the_result_of_that_attempt_decides_if_there_is_one(run):
-    write_json(run.status, {"status": "running", "attempt": 2})
+    write_status(run, "running", 2)
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
     assert recover_status(run, has_runner=False).status is Status.STOPPED
     write_json(run.result, {"run_id": "another", "attempt": 2, "status": "finished"})
@@ -298,13 +302,13 @@ def test_the_result_of_that_attempt_decides_if_there_is_one(run):
 
 
 def test_an_attempt_that_finished_after_it_was_recorded_as_stopped_is_finished(run):
-    write_json(run.status, {"status": "stopped", "attempt": 2})
+    write_status(run, "stopped", 2)
     write_json(run.result, {"run_id": "id", "attempt": 2, "status": "finished"})
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 
 
 def test_an_unrecorded_result_counts_only_if_the_run_used_its_requested_values(run):
-    write_json(run.status, {"status": "running", "attempt": 1})
+    write_status(run, "running", 1)
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
     write_json(run.run_used, {"train": {"batch_size": 2}, "adjusted": []})
     state = recover_status(run, has_runner=False)

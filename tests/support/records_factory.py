@@ -148,7 +148,11 @@ def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
         return folder
     tail = {"log_tail": list(run.log_tail)} if run.status == "failed" else {}
     ended_as = {"kind": run.kind, "ended": ended, "exit_code": code}
-    write_json(folder.status, {**state, "started": CREATED, **ended_as, "pid": 4243, **tail})
+    # Without times of day: runs of one matrix that all began at the same time would share the machine.
+    took = {"seconds": 60.0} if ended else {"started": CREATED}
+    attempt = {"attempt": run.attempt, "status": run.status, "kind": run.kind, "reason": run.reason, "exit_code": code}
+    attempts = [{**attempt, **took}]
+    write_json(folder.status, {**state, "started": CREATED, **ended_as, "pid": 4243, **tail, "attempts": attempts})
     folder.output_log.write_text("\n".join(run.log_tail) + "\n", encoding="utf-8")
     lines = metrics(run)
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

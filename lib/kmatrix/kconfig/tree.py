@@ -201,9 +201,9 @@ class Tree:
         """Return the full configuration in the format of the Linux kernel's .config."""
         return str(self.kconf._config_contents(header))
 
-    def minimal_text(self, header: str = "") -> str:
+    def minimal_text(self) -> str:
         """Return the lines that differ from the defaults: a defconfig."""
-        return str(self.kconf._min_config_contents(header))
+        return str(self.kconf._min_config_contents(""))
 
     def forbidden(self) -> list[str]:
         """Return the name and the help text of each FORBID_ symbol that is y."""

@@ -1,7 +1,7 @@
 """Read and write the files of a run: JSON objects, append-only logs, and the end of a growing file.
 
-Readers accept every older schema and refuse a newer one. A reader of an append-only log returns the complete lines and
-skips a half-written last one.
+Readers refuse a newer schema. A reader of an append-only log returns the complete lines and skips a half-written last
+one.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ _appending = threading.Lock()  # threads of a process may append to one log: a f
 def own_copies(folder: Path, *, below: bool = True, skip: Collection[str] = ()) -> None:
     """Replace every file that has other hard links by a copy, so that appending to it changes no other directory.
 
-    A reused run and a copy made with `cp -al` share their files with the original. Checkpoints are never appended to,
-    and locks have their own rule (`kmatrix.records.lock`).  below: also in the directories below.  skip: names of files
-    and directories that are not changed. Raises OSError if a file cannot be copied.
+    A copy made with `cp -al` shares its files with the original. Checkpoints are never appended to, and locks have
+    their own rule (`kmatrix.records.lock`).  below: also in the directories below.  skip: names of files and
+    directories that are not changed. Raises OSError if a file cannot be copied.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

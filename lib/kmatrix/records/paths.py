@@ -123,10 +123,6 @@ class RunDir:
         """Return the lock of the tracker process; a run has one at a time."""
         return self.path / ".track.lock"
 
-    def tracker_files(self) -> tuple[Path, ...]:
-        """Return the files of the trackers: status, log and lock, and the folder of W&B."""
-        return (self.track, self.track_log, self.track_lock, self.path / "wandb")
-
     @property
     def archive(self) -> Path:
         """The directory of archived results, replaced by reruns: 1, 2, ..."""

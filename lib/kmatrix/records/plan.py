@@ -60,10 +60,6 @@ class _Line(Record, frozen=True, kw_only=True):
     files: dict[str, str]  # file name -> its text
 
 
-class _Source(Record, frozen=True, kw_only=True):
-    reused_from: str | None = None  # of status.json
-
-
 def write_plan(matrix: MatrixDir, runs: Iterable[RunTexts], *, append: bool = False) -> None:
     """Write the plan of a matrix, durably. append: after the runs that it has.
 
@@ -160,7 +156,7 @@ def make_run(matrix: MatrixDir, planned: RunTexts) -> RunDir:
         for name, text in zip(FILES, planned.texts, strict=True):
             path = run.path / name
             if not path.exists() or not path.stat().st_size:
-                write_bytes(path, _reused(run, text).encode() if path == run.run_json else text.encode())
+                write_bytes(path, text.encode())
         return run
     keep_checkpoints(run)
     # Complete or absent. Not flushed to disk one by one, because the plan is: after a power failure it is made again.
@@ -182,9 +178,3 @@ def keep_checkpoints(run: RunDir) -> None:
     if place != run.checkpoints and os.path.lexists(place):
         own_checkpoint_dir(run)
         place.rename(free_path(place.with_name(f"{place.name}.archive0")))
-
-
-def _reused(run: RunDir, text: str) -> str:
-    """Return run.json with the source of a reused run, which was recorded after the plan was made."""
-    source = (decode_optional(run.status, _Source) or _Source()).reused_from
-    return json.dumps({**json.loads(text), "reused_from": source}, indent=2) + "\n" if source else text

@@ -121,14 +121,14 @@ class RunFile(Record, frozen=True, kw_only=True):
     matrix: str | None = None
     axes: dict[str, str] = field(default_factory=dict)  # label -> value
     symbols: dict[str, str] = field(default_factory=dict)  # effective Kconfig values, as text
-    asked: frozenset[str] | None = None  # symbols that the user set; None: not recorded
+    asked: frozenset[str] = frozenset()  # symbols that the user set
     train: TrainFields = field(default_factory=TrainFields)
     tracking: Tracking = field(default_factory=Tracking)
     timeout_s: Amount = 0.0  # 0: no limit
     recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # `environment` checks it
     train_tokens: Count | None = None  # in the training shards
     expected_s: Amount | None = None  # estimate of the plan
-    selected: bool = False  # the rules in matrix.json decide from losses whether, and how far, it is executed
+    selected: bool = False  # the rules in matrix.json decide from losses whether it is executed
     reused_from: str | None = None  # <matrix>/<run> that trained this run; None if it was trained here
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -237,10 +237,7 @@ class MatrixFile(Record, frozen=True, kw_only=True):
 
 
 class RunResult(Record, frozen=True, kw_only=True):
-    """result.json: the numbers that the trainer writes when an attempt ends. None: missing.
-
-    A result.json may come from another version: readers must not assume that any value is present.
-    """
+    """result.json: the numbers that the trainer writes when an attempt ends. None: missing."""
 
     run_id: str | None = None
     attempt: Count | None = None
@@ -274,15 +271,10 @@ class RunResult(Record, frozen=True, kw_only=True):
     device: str | None = None  # "cuda" or "cpu"
     device_name: str | None = None
 
-    @property
-    def attempt_number(self) -> int:
-        """The number of the attempt, which the first versions did not write."""
-        return 1 if self.attempt is None else self.attempt
-
     def belongs_to(self, run_id: str | None, attempt: int) -> bool:
         """Return whether this attempt of the run wrote the result."""
         # Two missing ids are not the same id.
-        return self.run_id is not None and self.run_id == run_id and self.attempt_number == attempt
+        return self.run_id is not None and self.run_id == run_id and self.attempt == attempt
 
     def or_else(self, other: RunResult) -> RunResult:
         """Return the result with the values of another one for those that are missing here."""
@@ -290,7 +282,6 @@ class RunResult(Record, frozen=True, kw_only=True):
         return replaced(self, **{name: getattr(other, name) for name in missing})
 
 
-VALIDATION_LOSS = "val/loss"  # nats/token, in a line of metrics.jsonl
 NOT_METRICS = ("schema", "step", "time", "resumed")  # keys of a line of metrics.jsonl
 MetricValues = dict[str, Number | Int | bool | None]  # a line of metrics.jsonl
 

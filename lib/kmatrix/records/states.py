@@ -82,21 +82,25 @@ class AttemptRecord(Record, frozen=True, kw_only=True):
     kind: str | None = None
     reason: str | None = None
     exit_code: Int | None = None
-    clock: Clock | None = None  # its start by the monotonic clock; None in files of early versions
+    clock: Clock | None = None  # its start by the monotonic clock
     seconds: Amount | None = None  # from its start to its end; None: running, or not recorded
     gpus: tuple[str, ...] = ()  # UUIDs
-    hosts: tuple[str, ...] = ()  # of its nodes, that of rank 0 first; () in files of early versions
+    hosts: tuple[str, ...] = ()  # of its nodes, that of rank 0 first
 
 
 class RunStatusFile(AttemptRecord, frozen=True, kw_only=True):
-    """status.json of a run. Early versions describe the last attempt by the keys of the run itself."""
+    """status.json of a run. The keys of its last attempt are the run's own, too."""
 
     pid: Count | None = None
     log_tail: tuple[str, ...] = ()
     alerts: tuple[AlertEntry, ...] = ()
-    attempts: tuple[AttemptRecord, ...] | None = None  # None in files of early versions
+    attempts: tuple[AttemptRecord, ...] = ()
     set_aside: Count | None = None  # number of the last archived attempt
     reused_from: str | None = None  # <matrix>/<run>
+
+    def __post_init__(self) -> None:
+        if self.status is Status.RUNNING and not self.attempts:
+            raise ValueError("a running run has no attempt")
 
 
 class BudgetEntry(Record, frozen=True, kw_only=True):
@@ -113,9 +117,9 @@ class MatrixStatusFile(Record, frozen=True, kw_only=True):
     started: UnixTime | None = None
     ended: UnixTime | None = None
     counts: dict[str, Count] = field(default_factory=dict)  # number of runs by status
-    gpus: tuple[GpuEntry, ...] | None = None  # that runs may get; None in files of early versions
+    gpus: tuple[GpuEntry, ...] | None = None  # that runs may get
     unselected: tuple[str, ...] = ()  # unfinished runs that `make continue RUN=` left alone
-    budget: BudgetEntry | None = None  # None in files of early versions, and of clusters: that of the configuration
+    budget: BudgetEntry | None = None  # None of clusters: that of the configuration
 
 
 class RankErrorFile(Record, frozen=True, kw_only=True):

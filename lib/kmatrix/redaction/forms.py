@@ -20,7 +20,7 @@ START = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4})"
     r"|(?<=[\d;[]m)|(?<=\[K))"
 )
-WORD, URL_WORD, LOWER_HEX = "[A-Za-z0-9]", "[A-Za-z0-9_-]", "[0-9a-f]"
+WORD, URL_WORD = "[A-Za-z0-9]", "[A-Za-z0-9_-]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,7 @@ FORMS: tuple[KeyForm, ...] = (
     _form("JSON Web Token", "eyj", rf"{START}eyJ[\w-]{{8,2048}}\.[\w-]{{8,}}+(?:\.[\w-]*+){{0,3}}"),
     _token("npm token", "npm_", least=36),
     _token("PyPI token", "pypi-", alphabet=URL_WORD, least=50),
-    _token("Docker token", "dckr_pat_", "dckr_oat_", alphabet=URL_WORD, least=20),
-    _token("Stripe key", *(f"{kind}_{mode}_" for kind in ("sk", "rk") for mode in ("live", "test")), least=10),
     _token("NVIDIA key", "nvapi-", alphabet=URL_WORD, least=40),
-    _token("Databricks token", "dapi", alphabet=LOWER_HEX, least=32),
 )
 
 NAMED_KIND = "value of a name that announces a key"
@@ -170,26 +167,10 @@ ANNOUNCED: tuple[KeyForm, ...] = (
         r"{0,4})(?=[A-Za-z_-]{0,64}\d)[\w-]{20,}+",
     ),
     _form("W&B key", "wandb.login(", r"(\bwandb\.login\([^\n()]{0,80}?[\"'])[0-9a-f]{40}(?=[\"'])"),
-    # `api_key: str = "..."`, as in the lines of code of a traceback; `getenv("HF_TOKEN", default="...")`.
-    _form(
-        NAMED_KIND,
-        "key token secret passw passphrase credential",
-        rf"((?:{_NAME})(?:\s{{0,3}}:\s{{0,3}}[\w\[\]. |]{{0,40}}=|[\"']\s{{0,3}},\s{{0,3}}default\s{{0,3}}=)"
-        r"\s{0,3}[\"'])"
-        r"(?=[^\s\"'\d]{0,64}\d)[^\s\"']{12,}+",
-        re.IGNORECASE,
-    ),
     _form(
         "password of curl",
         "curl wget",
         r"(\b(?:curl|wget)\b[^\n]{0,300}?[\s\"'](?:-u|--user|-U|--proxy-user)[\s\"',=]{0,6}[^\s:\"',]{0,128}:)[^\s\"']{1,}+",
-    ),
-    # setdefault("HF_TOKEN", "..."), ("X-Auth-Token", "..."): with a digit, because it may be a list of names.
-    _form(
-        NAMED_KIND,
-        "key token secret passw passphrase credential pwd",
-        rf"((?:{_NAME})([\"'])\s{{0,4}},\s{{0,4}}\2)(?=[^\s\"'&,;\d]{{0,64}}\d)[^\s\"'&,;]{{12,}}+",
-        re.IGNORECASE,
     ),
     # Shorter than other values, with a digit, because code and prose have `password: str`.
     _form(

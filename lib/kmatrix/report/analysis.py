@@ -290,7 +290,7 @@ def _never_fell(run: RunNumbers) -> bool:
 def _tuning_warnings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
     """Yield a warning per setting that is tuned for some optimizers only."""
     for name in TUNED:
-        known = [(one.optimizer, setting.origin) for one in found if (setting := one.get(name)) and setting.origin]
+        known = [(one.optimizer, setting.origin) for one in found if (setting := one.get(name))]
         swept = [optimizer for optimizer, origin in known if origin is SettingOrigin.SWEPT]
         rest = [optimizer for optimizer, origin in known if origin is not SettingOrigin.SWEPT]
         # Tuning one side only can decide a comparison.
@@ -299,7 +299,7 @@ def _tuning_warnings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
                 f"{name} was swept for {', '.join(swept)} but not for {', '.join(rest)}: "
                 "a tuned optimizer is compared with an untuned one"
             )
-    rates = {one.optimizer: rate.origin for one in found if (rate := one.get("learning_rate")) and rate.origin}
+    rates = {one.optimizer: rate.origin for one in found if (rate := one.get("learning_rate"))}
     explicit = [optimizer for optimizer, origin in rates.items() if origin is SettingOrigin.EXPLICIT]
     default = [optimizer for optimizer, origin in rates.items() if origin is SettingOrigin.DEFAULT]
     if explicit and default:
@@ -314,11 +314,8 @@ def _setting(name: str, group: Sequence[RunNumbers]) -> OptimizerSetting:
     return OptimizerSetting(name=name, values=values, origin=_origin(name, values, group))
 
 
-def _origin(name: str, values: Sequence[Scalar], group: Sequence[RunNumbers]) -> SettingOrigin | None:
-    """Return how a setting got its values; None if the runs do not record it."""
-    recorded = [known for run in group if name in run.settings and (known := run.is_explicit(name)) is not None]
-    if not recorded:
-        return None
-    if not any(recorded):
+def _origin(name: str, values: Sequence[Scalar], group: Sequence[RunNumbers]) -> SettingOrigin:
+    """Return how a setting got its values."""
+    if not any(name in run.settings and run.is_explicit(name) for run in group):
         return SettingOrigin.DEFAULT
     return SettingOrigin.SWEPT if len(values) > 1 else SettingOrigin.EXPLICIT

@@ -109,7 +109,7 @@ class RunNumbers:
     sparsity: float | None = None  # measured share of zeros in the pruned matrices, 0 to 1
     settings: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # optimizer and pruning fields of run.json
     configuration: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # all fields of "train" in run.json
-    explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
+    explicit: frozenset[str] = field(default=frozenset(), repr=False)  # settings set by the user
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
     attempts: tuple[AttemptRecord, ...] = ()
     # Host -> begin and end of the attempts there by the clock of that host, Unix s; None: on one machine
@@ -138,10 +138,8 @@ class RunNumbers:
     def best_bits_per_byte(self) -> float | None:
         return bits_per_byte(self.best_val_loss, self.bytes_per_token)
 
-    def is_explicit(self, setting: str) -> bool | None:
-        """Return whether the user set this value; None if the run does not record it."""
-        if self.explicit is None:
-            return None
+    def is_explicit(self, setting: str) -> bool:
+        """Return whether the user set this value."""
         return setting in self.explicit or DERIVED_FROM.get(setting) in self.explicit
 
     @property
@@ -323,7 +321,7 @@ class OptimizerSetting:
 
     name: str
     values: tuple[Scalar, ...]  # distinct values in the order of the runs
-    origin: SettingOrigin | None  # None: not recorded
+    origin: SettingOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

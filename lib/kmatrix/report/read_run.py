@@ -157,9 +157,9 @@ def read_numbers(
         sparsity=known.sparsity,
         settings=optimizer_settings(configuration),
         configuration=configuration,
-        explicit=_explicit(run),
-        attempts=status.attempts or (),
-        starts=curves.first_steps if len(status.attempts or ()) > 1 else {},
+        explicit=frozenset(name.removeprefix("GPT2_").lower() for name in run.asked),
+        attempts=status.attempts,
+        starts=curves.first_steps if len(status.attempts) > 1 else {},
         reused_from=run.reused_from or "",
         alerts=alerts_of(status.alerts),
         links={sent.tracker: sent.link for sent in read_track(run_dir) if sent.link},
@@ -225,11 +225,6 @@ def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
         with open_to_read(run_dir.output_log) as file:
             lines = last_lines(file)
     return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
-
-
-def _explicit(run: RunFile) -> frozenset[str] | None:
-    """Return the names of the settings that the user set; None if run.json does not record them."""
-    return None if run.asked is None else frozenset(name.removeprefix("GPT2_").lower() for name in run.asked)
 
 
 def _rank_devices(run_dir: RunDir, nodes: int) -> tuple[RankDevice, ...]:

@@ -316,14 +316,12 @@ def _optimizer_settings(found: Sequence[OptimizerSettings]) -> list[str]:
         text = ", ".join(_setting(setting).replace(" ", NO_BREAK) for setting in one.settings)
         wrapped = textwrap.wrap(text, WIDTH, initial_indent=one.optimizer.ljust(width), subsequent_indent=" " * width)
         lines += [line.replace(NO_BREAK, " ") for line in wrapped]
-    if any(setting.origin is None for one in found for setting in one.settings):
-        return [*lines, "these runs do not record which values were set"]
     return [*lines, "unmarked values are defaults, not tuned for this model"]
 
 
 def _setting(setting: OptimizerSetting) -> str:
     values = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in setting.values)
-    return f"{setting.name} {values}{ORIGINS.get(setting.origin, '') if setting.origin else ''}"
+    return f"{setting.name} {values}{ORIGINS.get(setting.origin, '')}"
 
 
 def _scaling_section(scalings: Sequence[Scaling]) -> Section:

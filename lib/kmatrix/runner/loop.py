@@ -190,8 +190,7 @@ class _Driver:
     def begin(self) -> None:
         """Write the status of all runs, and submit the plans to the engine."""
         read_matrix_status(self._matrix)  # refuses one of a newer version, before anything is written
-        # Appending to a file with other hard links would change the matrix that this one was copied from, or the run
-        # that was reused.
+        # Appending to a file with other hard links would change the matrix that this one was copied from.
         with writing(self._matrix.path):
             own_copies(self._matrix.status.parent, below=False)  # of a share, its own folder
             for plan in self._plans.values():

@@ -198,18 +198,12 @@ def _in_use(jobs: JobsDir) -> OtherSubmitterError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """Submissions that an earlier command has left in doubt."""
-
-    found: Mapping[int, str] = field(default_factory=dict)  # submission -> job: it was submitted
-    given_up: tuple[int, ...] = ()  # it was not
-
-
 def resolve_doubts(
     submitter: Submitter, engine: EngineFile, scheduler: Scheduler, *, doubt_s: float = DOUBT_S
-) -> Resolved:
-    """Find the jobs of submissions in doubt, and give the others up.
+) -> dict[int, str]:
+    """Find the jobs of submissions that an earlier command has left in doubt, and give the others up.
+
+    Return submission -> job of those that were submitted.
 
     Scripts that the user may submit by hand have no `intent`: they stay as they are until a newer submission.
     Raises UnreachableError, before anything is changed, if the scheduler does not answer.
@@ -227,12 +221,12 @@ def resolve_doubts(
         job_label(engine.id, folder.number): folder for folder in jobs.submissions() if folder.number not in known
     }
     if not doubtful:
-        return Resolved()
+        return {}
     found = dict(scheduler.find(list(doubtful)))
     if any(label not in found and folder.number in intended for label, folder in doubtful.items()):
         time.sleep(doubt_s)
         found |= scheduler.find([label for label in doubtful if label not in found])
-    resolved, lost = {}, []
+    resolved = {}
     for label, folder in doubtful.items():
         # The claim first: a script that was submitted twice by hand has two jobs, of which one trains.
         if job := _claimed_job(folder) or found.get(label):
@@ -240,8 +234,7 @@ def resolve_doubts(
             resolved[folder.number] = job
         elif folder.number in intended:
             _note(submitter, CANCELLED, folder.number, why="the command was interrupted before it was submitted")
-            lost.append(folder.number)
-    return Resolved(found=resolved, given_up=tuple(lost))
+    return resolved
 
 
 def _claimed_job(folder: SubmissionDir) -> str:

@@ -213,7 +213,7 @@ class Alert:
 
     @classmethod
     def from_entry(cls, entry: AlertEntry) -> Alert:
-        """Return the alert of an entry in status.json. Raises ValueError for a kind of a newer version."""
+        """Return the alert of an entry in status.json. Raises ValueError for an unknown kind."""
         return cls(
             kind=AlertKind(entry.kind),
             severity=Severity(entry.severity),
@@ -227,7 +227,7 @@ class Alert:
 
 
 def alerts_of(entries: Sequence[AlertEntry]) -> tuple[Alert, ...]:
-    """Return the alerts in the list `alerts` of a status.json, without those of kinds that this version lacks."""
+    """Return the alerts in the list `alerts` of a status.json, without those of unknown kinds."""
     found = []
     for entry in entries:
         with suppress(ValueError):

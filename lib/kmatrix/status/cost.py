@@ -81,7 +81,7 @@ class MatrixBudget:
 
     @classmethod
     def of(cls, symbols: Mapping[str, str]) -> MatrixBudget:
-        """Return the budget of a matrix. A matrix of an old version has none."""
+        """Return the budget of a matrix, from its symbols."""
         return cls(hours=float(symbols.get("BUDGET_HOURS") or 0), dollars=float(symbols.get("BUDGET_DOLLARS") or 0))
 
     @classmethod

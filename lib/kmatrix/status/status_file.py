@@ -27,7 +27,7 @@ from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
 from kmatrix.status.disk_space import how_full, what_to_do
-from kmatrix.status.state import Archived, Attempt, Ended, JobState, Reused, RunnerDied, RunState, Started, after
+from kmatrix.status.state import Archived, Attempt, Ended, JobState, RunnerDied, RunState, Started, after
 
 
 def recover_status(
@@ -64,8 +64,6 @@ def state_of_files(run: RunDir, *, has_runner: bool, record: RunFile | None = No
         raise
     except RecordError as error:
         return _without_plan(run, known, error)
-    if stored is None and record.reused_from:
-        return _reused(run, record.reused_from)
     if known.status is Status.FINISHED or (has_runner and stored is not None):
         return _with_result(run, known)  # no attempt follows, or the runner knows of it
     # A runner can die between the start of an attempt and its entry: the trainer's own files then know of it.
@@ -94,16 +92,6 @@ def _without_plan(run: RunDir, known: RunState, error: RecordError) -> RunState:
     return RunState(status=Status.FAILED, reason=reason, attempts=known.attempts, archived=known.archived)
 
 
-def _reused(run: RunDir, source: str) -> RunState:
-    """Return the state of a run that reuses the result of another one, and has no status.json.
-
-    result.json and run_used.json tell a complete reuse from one that was interrupted: then the run is still planned.
-    """
-    result = read_result(run)
-    complete = result is not None and result.status == Status.FINISHED and run.run_used.exists()
-    return after(RunState(), Reused(source)) if complete else RunState()
-
-
 def _with_result(run: RunDir, state: RunState) -> RunState:
     """Return the state, failed if it is finished but its result is missing: no number of the run is known."""
     if state.status is not Status.FINISHED:
@@ -126,22 +114,15 @@ def current_result(run: RunDir, state: RunState) -> RunResult | None:
     if state.status in (Status.RUNNING, Status.PLANNED, Status.SKIPPED):
         return None
     result = read_result(run)
-    return result if result and (state.reused_from or result.attempt_number == state.number) else None
+    return result if result and (state.reused_from or result.attempt == state.number) else None
 
 
 def state_of(record: RunStatusFile) -> RunState:
-    """Return the state in a status.json. Older files have the last attempt only."""
-    if record.attempts is not None:
-        attempts = tuple(_attempt(entry) for entry in record.attempts)
-    # Files of early versions describe the last attempt by the keys of the run itself.
-    elif record.status not in (Status.PLANNED, Status.SKIPPED):
-        attempts = (_attempt(record),)
-    else:
-        attempts = ()
+    """Return the state in a status.json."""
     return RunState(
         status=record.status,
         reason=record.reason or "",
-        attempts=attempts,
+        attempts=tuple(_attempt(entry) for entry in record.attempts),
         archived=record.set_aside or 0,
         reused_from=record.reused_from or "",
     )
@@ -245,7 +226,7 @@ def last_number(run: RunDir) -> int:
         newest = next((line for line in lines if line is not None), None)
         numbers += [newest.attempt] if newest else []
     if result := read_result(run):
-        numbers.append(result.attempt_number)
+        numbers.append(result.attempt or 0)
     return max(numbers, default=0)
 
 

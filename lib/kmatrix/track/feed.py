@@ -204,7 +204,7 @@ class AlertTail:
         self._version = version
         for rule in alerts_of(record.alerts):
             yield TrackedAlert(key=f"{rule.kind}|{rule.about}|{rule.since}", alert=_of_rule(rule))
-        yield from _failures(self._run.name, record.attempts or ())
+        yield from _failures(self._run.name, record.attempts)
 
     def _of_events(self) -> Iterator[TrackedAlert]:
         for _, line in self._events.read():

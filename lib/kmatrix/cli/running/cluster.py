@@ -171,8 +171,7 @@ def _submit(
     """
     retry = arguments.get("RETRY_FAILED") in ("1", "y")
     with submitting(matrix) as submitter:
-        doubts = resolve_doubts(submitter, engine, scheduler)
-        for number, job in doubts.found.items():
+        for number, job in resolve_doubts(submitter, engine, scheduler).items():
             print(f"job {job}: submission {number}, submitted by an earlier command")
         micro_batch = int(arguments["MICRO_BATCH"]) if arguments.get("MICRO_BATCH") else None
         plan = reopen(

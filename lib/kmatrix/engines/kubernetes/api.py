@@ -115,15 +115,14 @@ class Api:
         """Yield the nodes of the cluster with these labels. Many users may not list them: ApiRefusedError."""
         yield from self._pages(lambda **page: self._core().list_node(**page), labels, "nodes")
 
-    def delete(self, kind: str, name: str, *, grace_s: int | None = None, propagation: str = "Foreground") -> None:
-        """Delete an object, and with `propagation` what belongs to it, if there is one."""
-        options: dict[str, Any] = {"propagation_policy": propagation, **RAW}
-        options |= {} if grace_s is None else {"grace_period_seconds": grace_s}
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object and what belongs to it, if there is one."""
+        options: dict[str, Any] = {"propagation_policy": "Foreground", **RAW}
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().delete_namespaced_job(name, self.place, **options),
             "Service": lambda: self._core().delete_namespaced_service(name, self.place, **options),
             "JobSet": lambda: self._custom().delete_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], name, propagation_policy=propagation, **RAW
+                *JOBSET[:2], self.place, JOBSET[2], name, **options
             ),
         }
         try:

@@ -84,7 +84,6 @@ class Recording:
     # Per GPU of header["gpus"]: name -> values. NaN, and what is outside of the limits: unknown.
     columns: tuple[Mapping[str, Sequence[float]], ...]
     first: int = 0  # number of records skipped
-    lost_bytes: int = 0  # size of an incomplete last record
     damaged: int = 0  # number of records left out
     limits: tuple[Mapping[str, Limits], ...] = ()  # per GPU: name -> lowest and highest possible value
 
@@ -188,8 +187,7 @@ class SampleFile:
 def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recording:
     """Read gpu_samples.bin, also while it is being written. Raises RecordError.
 
-    `first`: number of records to skip, damaged ones included. An incomplete last record is omitted; its size is in
-    `lost_bytes`.
+    `first`: number of records to skip, damaged ones included. An incomplete last record is omitted.
     `mapped`: without a copy in memory; the process is killed if a disk then fails to read a part of it.
     """
     try:
@@ -233,7 +231,6 @@ def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recordin
         monotonic,
         columns,
         first=first,
-        lost_bytes=max(0, size - begin) - layout.record * whole,
         limits=_limits(header),
     )
     started = header.get("started")

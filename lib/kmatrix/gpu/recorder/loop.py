@@ -332,7 +332,7 @@ class Recorder:
             summary = decode(self._dir.gpu_summary, SummaryFile) if self._dir.gpu_summary.exists() else None
             recording = read_samples(self._dir.gpu_samples) if self._files.continued else None
             self._totals.restore(summary, recording, attempt=self._attempt)
-        # A summary of another version, or a damaged one: record this attempt, and say that the numbers are partial.
+        # A damaged summary: record this attempt, and say that the numbers are partial.
         except (RecordError, ValueError) as error:
             what = error.what if isinstance(error, RecordError) else "its summary does not match"
             self._totals.warn(f"{EXCLUDED_ATTEMPT}: {what}")

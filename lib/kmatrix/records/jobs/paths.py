@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.records.paths import MatrixDir, RunDir
-
-SHARE_ID = re.compile(r"([1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})", re.ASCII)  # submission and task
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ class SettingsSection:
     rows: tuple[SettingRow, ...]
     same: int  # settings that are equal in all configurations
     diffs: tuple[ConfigurationDiff, ...]  # of the others, if they are too many for columns
-    is_recorded: bool  # the runs record which values the user chose
 
     @property
     def in_columns(self) -> bool:
@@ -109,7 +108,6 @@ def settings(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> SettingsSec
             ConfigurationDiff(group=group, changes=_changes(reference, run, [row.name for row in rows]))
             for group, run in listed
         ),
-        is_recorded=all(run.explicit is not None for _, run in known),
     )
 
 
@@ -163,7 +161,7 @@ def _cell(name: str, run: RunNumbers, reference: RunNumbers) -> SettingCell:
     value = run.configuration.get(name)
     return SettingCell(
         value=value,
-        is_default=value is not None and run.is_explicit(name) is False,
+        is_default=value is not None and not run.is_explicit(name),
         differs=value != reference.configuration.get(name),
     )
 

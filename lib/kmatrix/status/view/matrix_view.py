@@ -63,7 +63,6 @@ class RunView:
     ranks: int | None = None
     device: str = ""
     memory_mib: float | None = None  # MiB, maximum of its fullest device
-    memory_total_mib: float | None = None  # MiB, of that device
     memory: tuple[DeviceMemory, ...] = ()
     gpus: tuple[str, ...] = ()  # UUIDs, of its last attempt
     hosts: tuple[str, ...] = ()  # of the nodes of its last attempt, that of rank 0 first

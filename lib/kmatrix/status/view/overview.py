@@ -211,7 +211,6 @@ class Overview:
             ranks=train.num_gpus,
             device=train.device or "",
             memory_mib=fullest.most if fullest else None,
-            memory_total_mib=fullest.total if fullest else None,
             memory=memory,
             gpus=last.gpus if last else (),
             hosts=last.hosts if last else (),
