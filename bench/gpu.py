@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="", help=f"one of {', '.join(PARTS)} (default: first)")
     parser.add_argument("--on", default="", help="cpu: tiny shapes on the CPU, which shows nothing about speed")
     parser.add_argument("--peer", default="", help="a checkout of karpathy/nanoGPT, for the part peer")
-    parser.add_argument("--folder", type=Path, help="of the results (default: artifacts/bench-gpu)")
+    parser.add_argument("--folder", type=Path, help="of the results (default: artifacts/bench)")
     parser.add_argument("--minutes", type=float, default=LIMIT_S / 60, help="time after which this call ends")
     args = parser.parse_args(argv)
     part, device = args.part or "first", args.on or "cuda"
@@ -95,7 +95,7 @@ def problem_of(part: str, device: str, checkout: str) -> tuple[str, str] | None:
 
 def results_of(device: str, args: argparse.Namespace) -> Results:
     """Return the results of the device of this call; without a GPU, a report is of the results of any GPU."""
-    folder = args.folder or ROOT / "artifacts" / ("bench-gpu-cpu" if device == "cpu" else "bench-gpu")
+    folder = args.folder or ROOT / "artifacts" / ("bench-cpu" if device == "cpu" else "bench")
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.jsonl"

@@ -195,7 +195,7 @@ def train_peer(checkout: Path, model: str, batch: int, results: Results) -> Valu
     scale = results.scale
     every, settle = (1, 2) if scale.tiny else (10, 2)  # steps per line, and lines that are not timed
     steps = 6 if scale.tiny else 81
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name) / "peer"
         shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".git", "*.bin"))
         target = folder / "data" / "tokens"

@@ -118,7 +118,7 @@ def train(setting: Setting, results: Results, keep: Path | None = None) -> Value
     """
     scale = results.scale
     # The folder of a run is deleted with its checkpoints: only the numbers stay.
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
         data = tokens_of(results.path.parent / "random-tokens")
         config = config_of(setting, scale, data)
         run_dir = RunDir(Path(name) / "run")

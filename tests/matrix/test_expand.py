@@ -12,7 +12,7 @@ from kmatrix.config import RULES
 from kmatrix.kconfig.assignments import apply_assignments, read_assignments
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import plan_axes
-from kmatrix.matrix.expand import apply_run, expand
+from kmatrix.matrix.expand import assign_run, expand
 from programs import ROOT, Program
 
 CPU = "CONFIG_GPT2_DEVICE_CPU=y"
@@ -164,7 +164,7 @@ def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, d
     matrix = expand(tree, base, plan_axes(tree, base, {}), RULES)
 
     for number, run in enumerate(matrix.runs):
-        apply_run(tree, base, run)
+        assign_run(tree, base, run)
         directory = tmp_path / str(number)
         directory.mkdir()
         (directory / ".config").write_text(tree.config_text(), encoding="utf-8")

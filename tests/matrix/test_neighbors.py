@@ -13,7 +13,7 @@ from kmatrix.experiment.plan import ALIKE, make_plan
 from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix import expand as expansion
 from kmatrix.matrix.axes import overrides, plan_axes, single
-from kmatrix.matrix.expand import RunIdentity, apply_run, expand
+from kmatrix.matrix.expand import RunIdentity, assign_run, expand
 from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import KNOWN
 from kmatrix.plan.memory import forecast, warnings
@@ -111,7 +111,8 @@ def test_a_matrix_is_that_of_cells_that_are_evaluated_from_scratch(monkeypatch, 
         refused += isinstance(fast, str)
         for run in [] if isinstance(fast, str) else fast.runs:
             plain = [item for item in base if not item.name.startswith("MATRIX")]
-            assert fast.values(tree, run) == apply_run(tree, plain, run)
+            assign_run(tree, plain, run)
+            assert fast.values(tree, run) == tree.effective()
             assert RunIdentity(tree, set()).of_cell() == run.run_id
     assert refused < SEEDS / 2
 

@@ -9,7 +9,7 @@ import pytest
 
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import Tree
-from kmatrix.matrix.expand import apply_run
+from kmatrix.matrix.expand import assign_run
 from kmatrix.plan.feasibility import OVERHEAD, by_name
 from kmatrix.plan.memory import memory
 from kmatrix.plan.risk import ERROR
@@ -36,7 +36,7 @@ def test_every_line_axis_and_value_of_a_defconfig_takes_effect_in_some_run(progr
         ]
         plan = program.plan()
         for run in plan.matrix.runs:
-            apply_run(plan.tree, plan.base, run)
+            assign_run(plan.tree, plan.base, run)
             lines = [item for item in lines if plan.tree.kconf.syms[item.name].str_value != item.value]
 
         assert lines == [], name
@@ -94,7 +94,7 @@ def test_every_line_of_a_fragment_takes_effect_in_every_run(program):
         plan = program.plan()
         swept = {axis.name for axis in plan.matrix.axes}
         for run in plan.matrix.runs:
-            apply_run(plan.tree, plan.base, run)
+            assign_run(plan.tree, plan.base, run)
             for item in (item for item in lines if item.name not in swept):
                 assert plan.tree.kconf.syms[item.name].str_value == item.value, (name, fragment)
 

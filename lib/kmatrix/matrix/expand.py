@@ -57,7 +57,7 @@ class Matrix:
     common: Symbols | None = None  # effective values of the first run; all runs share those that do not vary
 
     def values(self, tree: Tree, run: Run) -> Symbols:
-        """Return the effective values of a run, as `apply_run` does, but without evaluating the tree."""
+        """Return the effective values of a run without evaluating the tree: those after `assign_run`."""
         if self.common is None:
             raise ValueError("this matrix has no runs")
         texts = dict(self.common.texts)
@@ -105,17 +105,8 @@ class _Cells:
             self.tree.kconf.syms[axis].unset_value()
 
 
-def apply_run(tree: Tree, base: Sequence[Assignment], run: Run) -> Symbols:
-    """Apply the configuration of one run to the tree, the base and the run's values, and return the effective values.
-
-    Expansion does not keep them: with 100,000 runs they would take most of its time and memory.
-    """
-    assign_run(tree, base, run)
-    return tree.effective()
-
-
 def assign_run(tree: Tree, base: Sequence[Assignment], run: Run) -> None:
-    """Set the symbols of one run, as `apply_run` does, without computing all effective values."""
+    """Set the symbols of one run in the tree: those of the base, and the run's own values."""
     tree.reset()
     taken = {point.axis for point in run.points}
     lines = [item for item in base if tree.axis_of(tree.kconf.syms[item.name]) not in taken]
