@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import guard
+import kept_trees
 from kmatrix.errors import damaged_files
 from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all tests of the runner)
 
@@ -45,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     guard.install()
+    kept_trees.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

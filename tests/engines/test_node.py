@@ -131,6 +131,7 @@ def test_a_stop_reaches_the_agent_of_node_0_and_not_srun(matrix, plan, slurm):
     assert not processes_naming(matrix)
 
 
+@pytest.mark.nightly
 def test_a_kill_ends_the_step_on_all_nodes(matrix, plan, slurm):
     run = plan("a", "stubborn", ranks=2, nodes=2)
     local = engine(spread=srun())
@@ -167,7 +168,6 @@ def test_a_lost_host_stops_the_run_and_is_named(matrix, plan, slurm):
     ("signals", "ended"),
     [
         (("SIGTERM",), ("preempted", "stopped", "was sent SIGTERM")),
-        ((), ("nccl", "failed", "ended with exit status 7")),
     ],
 )
 @pytest.mark.usefixtures("slurm")
@@ -274,6 +274,7 @@ def test_the_step_of_another_attempt_is_not_killed(plan):
     assert asked == [["scancel", "--signal=KILL", "12.4"]]
 
 
+@pytest.mark.nightly
 def test_hosts_that_answer_after_a_bad_end_are_not_lost(matrix, plan, slurm):
     run = plan("a", "second fails", ranks=2, nodes=2)
     write_json(run.dir.run_json, read_json(run.dir.run_json) | {"train": {"max_iters": 2}})
@@ -298,6 +299,7 @@ def test_a_node_waits_for_the_end_of_an_earlier_attempt_and_then_kills_it(plan, 
     assert agent.run() == 0
 
 
+@pytest.mark.nightly
 def test_each_node_has_a_copy_of_the_data_of_its_own(matrix, plan, slurm, tmp_path):
     data = tmp_path / "data"
     data.mkdir()

@@ -98,6 +98,7 @@ def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
     assert {name for name in after.files if after.files[name] != before.files[name]} == {"lib/kmatrix/errors.py"}
 
 
+@pytest.mark.nightly
 def test_the_hashed_files_are_those_that_the_trainer_imports():
     files = set(trainer_files(ROOT))
     loads = "import gpt2.train, gpt2.prepare, sys; print(*(getattr(m, '__file__', '') for m in sys.modules.values()))"

@@ -17,6 +17,7 @@ from kmatrix.gputop.view import Metric
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.status.alerts import Alert, AlertKind, Severity, Thresholds
+from once import session_folder
 from skips import require_program
 from waiting import wait_until
 
@@ -137,12 +138,12 @@ def test_a_process_reports_its_run_and_rank(start_ranks, tmp_path):
 
 
 @pytest.mark.process
-def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(start_ranks, tmp_path):
+def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(start_ranks, tmp_path, tmp_path_factory):
     require_program("gcc")
     pids = [start_ranks("gpt2_adamw_2gpu", 1), start_ranks("gpt2_adamw_2gpu", 0), start_ranks("gpt2_muon_1gpu", 0)]
     scenario = tmp_path / "x.scn"
     scenario.write_text("gpus 4\n" + "".join(f"0 {index} process {pid} 9000\n" for index, pid in enumerate(pids)))
-    environ = simulate.environment(simulate.build(tmp_path / "library"), scenario)
+    environ = simulate.environment(simulate.build(session_folder(tmp_path_factory)), scenario)
     command = [sys.executable, "-m", "kmatrix.gputop", "--once"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", **environ}
     text = subprocess.check_output(command, env=environment, text=True)

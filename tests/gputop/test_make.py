@@ -27,8 +27,13 @@ def read_until(descriptor: int, text: str) -> None:
         found += data.decode(errors="replace")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-@pytest.mark.parametrize("target", ["gputop", "gpu-exporter"])
+GATE = (("gputop", signal.SIGTERM), ("gputop", signal.SIGHUP), ("gpu-exporter", signal.SIGINT))
+OTHERS = (("gputop", signal.SIGINT), ("gputop", signal.SIGKILL), ("gpu-exporter", signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("target", "number"), [*GATE, *(pytest.param(*other, marks=pytest.mark.nightly) for other in OTHERS)]
+)
 def test_the_program_ends_with_make(tmp_path, target, number):
     Recorder(tmp_path / "run").write(9)
     arguments, said = ([f"REPLAY={tmp_path / 'run'}"], "q quit") if target == "gputop" else (["PORT=0"], "serving http")

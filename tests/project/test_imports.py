@@ -43,18 +43,20 @@ def modules() -> dict[str, ast.Module]:
 
 def imported_modules(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     """Yield the modules that a module imports: `a.b` if `from a import b` names a module, otherwise `a`."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inner = {id(node) for function in functions for node in ast.walk(function)}
-    for node in ast.walk(tree):
+    todo: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while todo:
+        node, inside = todo.pop()
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        todo += [(child, inside) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, node.lineno, id(node) in inner
+                yield alias.name, node.lineno, inside
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"relative import in line {node.lineno}"
             base = node.module or ""
             for alias in node.names:
                 module_name = f"{base}.{alias.name}"
-                yield module_name if module_name in modules() else base, node.lineno, id(node) in inner
+                yield module_name if module_name in modules() else base, node.lineno, inside
 
 
 @cache
@@ -76,11 +78,17 @@ def below(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
-def reachable_modules(start: str) -> dict[str, list[str]]:
-    """Return every module reachable by imports from `start`, with the import path."""
+@cache
+def targets_of() -> dict[str, set[str]]:
     direct: dict[str, set[str]] = {}
     for arrow in arrows():
         direct.setdefault(arrow.module, set()).add(arrow.target)
+    return direct
+
+
+def reachable_modules(start: str) -> dict[str, list[str]]:
+    """Return every module reachable by imports from `start`, with the import path."""
+    direct = targets_of()
     found, todo = {start: [start]}, [start]
     while todo:
         for target in direct.get(here := todo.pop(), ()):

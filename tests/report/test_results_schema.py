@@ -21,6 +21,7 @@ from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 SCHEMA = json.loads((Path(kmatrix.report.formats.__file__).parent / "results.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 AUTO = {"seeds_auto": True, "seeds": list(range(1, 7)), "seeds_min": 3}
 MUON, ADAMW = [3.2715, 3.2741, 3.2702], [3.2811, 3.2834, 3.2802]
 
@@ -102,7 +103,7 @@ def test_the_schema_is_valid_itself():
 @pytest.mark.parametrize("kind", MATRICES)
 def test_results_validate(kind, tmp_path):
     runs, fields = MATRICES[kind]
-    jsonschema.validate(results_of(make_matrix(tmp_path, runs, **fields)), SCHEMA)
+    VALIDATOR.validate(results_of(make_matrix(tmp_path, runs, **fields)))
 
 
 def test_results_with_recorded_gpus_validate(tmp_path):
@@ -110,7 +111,7 @@ def test_results_with_recorded_gpus_validate(tmp_path):
     record(next(iter(matrix.runs())), FakeGpus())
     results = results_of(matrix)
     assert results["runs"][0]["gpu"] is not None
-    jsonschema.validate(results, SCHEMA)
+    VALIDATOR.validate(results)
 
 
 def test_adaptive_seeds_are_in_the_results(tmp_path):
@@ -171,4 +172,4 @@ def test_alerts_attempts_and_devices_validate(tmp_path):
     assert [len(results["runs"][0][key]) for key in ("alerts", "attempts")] == [1, 2]
     devices = results["runs"][0]["gpu"]["gpus"]
     assert [device["xids"] for device in devices] == [[], [{"code": 79, "count": 2, "first": 6.0, "last": 6.0}], [], []]
-    jsonschema.validate(results, SCHEMA)
+    VALIDATOR.validate(results)

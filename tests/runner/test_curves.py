@@ -28,6 +28,7 @@ def test_a_run_that_is_retried_has_the_curves_of_its_last_attempt(matrix, plan):
     assert read_curves_file(run.dir).attempt == 2
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_stopped_has_its_curves(matrix, plan, start_runner):
     run = plan("a", "until asked")
     process = start_runner("a=until asked")

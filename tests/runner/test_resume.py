@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from instant import InstantEngine
 from kmatrix.cli.running.limits import refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
@@ -60,6 +61,7 @@ def attempts(run):
     ]
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_resumes_and_finished_runs_are_kept(matrix, make, start_runner):
     first, second, _ = make("a"), make("b"), make("c")
     process = start_runner("a", "b=hang", "c")
@@ -108,7 +110,7 @@ def test_only_the_selected_runs_continue(matrix, make):
         make(name)
     todo = resume_plan(matrix, names={"b"})
     assert [each.name for each in todo.plans] == ["b"]
-    outcome = drive(matrix, todo.plans, engine(), poll_s=0.02)
+    outcome = drive(matrix, todo.plans, InstantEngine(), poll_s=0.0)
     assert (outcome.exit_code, outcome.counts) == (0, {"planned": 2, "finished": 1})
 
 
@@ -217,7 +219,7 @@ def test_a_lock_of_an_earlier_boot_is_ignored(matrix, make):
     write_json(run.status, {"status": "running", "attempts": [{"attempt": 1, "status": "running"}]})
     assert holder(matrix) is None
     assert not matrix.is_held()
-    assert drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02).exit_code == 0
+    assert drive(matrix, resume_plan(matrix).plans, InstantEngine(), poll_s=0.0).exit_code == 0
     assert attempts(run)[0][1] == "stopped"
 
 
@@ -238,7 +240,7 @@ def test_a_second_command_refuses_a_matrix_that_is_being_made(matrix, make):
 def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
     make("a")
     matrix.journal.write_text('{"schema": 1, "event": "run sta')
-    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, InstantEngine(), poll_s=0.0)
     assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
 
 
@@ -258,7 +260,7 @@ def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
 
 def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, make):
     run = make("a")
-    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, InstantEngine(), poll_s=0.0)
     old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log, run.curves)}
     assert archive_result(run) == run.archive / "1"
     assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
@@ -268,7 +270,7 @@ def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, mak
     assert recover_status(run, has_runner=False).status is Status.PLANNED
     (planned,) = resume_plan(matrix).plans
     assert (planned.attempt, planned.resume) == (2, "none")
-    drive(matrix, [planned], engine(), poll_s=0.02)
+    drive(matrix, [planned], InstantEngine(), poll_s=0.0)
     assert attempts(run) == [(2, "finished", "none", None)]
     assert {line["attempt"] for line in read_jsonl(run.metrics)} == {2}
     assert read_json(run.curves)["attempt"] == 2
@@ -281,8 +283,8 @@ def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_comp
     matrix, make, monkeypatch, moves
 ):
     run = make("a")
-    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
-    names = ("result.json", "metrics.jsonl", "run_used.json", "output.log", "env.json")
+    drive(matrix, resume_plan(matrix).plans, InstantEngine(), poll_s=0.0)
+    names = ("result.json", "metrics.jsonl", "run_used.json", "output.log")
     old = {name: (run.path / name).read_bytes() for name in names}
     left, real = [moves], Path.replace
 
@@ -301,7 +303,7 @@ def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_comp
     assert find_violation(recover_status(run, has_runner=False)) == ""
     plans = resume_plan(matrix).plans
     assert [each.attempt for each in plans] == [2]
-    drive(matrix, plans, engine(), poll_s=0.02)
+    drive(matrix, plans, InstantEngine(), poll_s=0.0)
     assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
     assert read_json(run.result)["attempt"] == 2
 
@@ -310,8 +312,8 @@ def test_checkpoints_on_another_disk_are_archived_there(matrix, make, tmp_path):
     run = make("a")
     folder = new_folder(tmp_path / "disk", matrix, matrix.path)
     write_json(matrix.matrix_json, {"name": matrix.name, "checkpoints": str(folder), "runs": [{"name": "a"}]})
-    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
-    (folder / "a").mkdir()
+    drive(matrix, resume_plan(matrix).plans, InstantEngine(), poll_s=0.0)
+    (folder / "a").mkdir(exist_ok=True)
     (folder / "a" / "step_5.pt").write_text("weights")
     archive_result(run)
     assert (folder / "a.archive1" / "step_5.pt").read_text() == "weights"
@@ -340,10 +342,10 @@ def finished_and_planned(matrix, make):
     record = read_json(first.run_json) | {"provenance": ORIGIN}
     train = record["train"] | {"log_interval": 5, "data_sha256": "d", "data_path": "/here"}
     write_json(first.run_json, {**record, "train": train})
-    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, InstantEngine(), poll_s=0.0)
     write_json(first.gpu_summary, {"simulated": False})
     first.gpu_stats.write_text("[]")
-    (first.checkpoints).mkdir()
+    first.checkpoints.mkdir(exist_ok=True)
     (first.checkpoints / "index.json").write_text("{}")
     (first.checkpoints / "final.pt").write_text("weights")
     later = MatrixDir(matrix.path.with_name("test_matrix_results_20260102_000000"))
@@ -397,14 +399,14 @@ def killed(*_args, **_kwargs):
 
 def test_the_tracker_state_of_a_reused_run_is_not_copied(finished_and_planned):
     first, second = finished_and_planned
-    write_track(first, [SyncStatus(tracker="wandb", state=SyncState.DONE, points=5)])
+    write_track(first, [SyncStatus(tracker="wandb", state=SyncState.DONE, points=1)])
     first.track_log.write_text("")
     (first.path / "wandb").mkdir()
     write_json(second.run_json, read_json(second.run_json) | {"tracking": {"trackers": ["wandb"]}})
     reuse(second)
     assert not any((second.path / name).exists() for name in ("track.json", "track.log", ".track.lock", "wandb"))
     (sent,) = sync_status(second)
-    assert (sent.state, sent.waiting) == (SyncState.BEHIND, 5)
+    assert (sent.state, sent.waiting) == (SyncState.BEHIND, 1)
     assert sent.error == f"reused from {first.path.parent.name}/a"
 
 
@@ -451,7 +453,7 @@ def test_a_rerun_of_a_reused_run_does_not_change_the_original(finished_and_plann
     assert "reused_from" not in read_json(second.run_json)
     plans = resume_plan(MatrixDir(second.path.parent)).plans
     assert [(each.attempt, each.resume) for each in plans] == [(2, "none")]
-    drive(MatrixDir(second.path.parent), plans, engine(), poll_s=0.02)
+    drive(MatrixDir(second.path.parent), plans, InstantEngine(), poll_s=0.0)
     state = recover_status(second, has_runner=False)
     assert (state.status, state.reused_from) == (
         Status.FINISHED,

@@ -188,6 +188,7 @@ def killed_after(operations, action):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 def test_kill_9_at_any_file_operation_leaves_no_run_with_two_jobs(tmp_path):
     operations, killed = 0, True
     while killed:

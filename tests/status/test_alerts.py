@@ -17,6 +17,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.runner.loop import drive
 from kmatrix.status.alerts import Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
+from once import session_folder
 from running import engine, recorder_launcher
 from skips import require_program
 
@@ -255,10 +256,10 @@ def test_the_first_line_of_an_attempt_includes_warm_up_and_raises_no_alert(tmp_p
 
 
 @pytest.fixture
-def run_on_gpus(matrix, plan, tmp_path):
+def run_on_gpus(matrix, plan, tmp_path, tmp_path_factory):
     """Run a training on two simulated GPUs with these lines of a scenario, and return its plan."""
     require_program("gcc")
-    library = simulate.build(tmp_path / "library")
+    library = simulate.build(session_folder(tmp_path_factory))
 
     def run(lines):
         scenario = tmp_path / "scenario.scn"

@@ -16,6 +16,7 @@ from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.records.decode import convert
 from kmatrix.records.files import read_jsonl, write_json
 from kmatrix.records.paths import RunDir
+from once import session_folder
 from skips import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ DEVICES = [Device(gpu_index=i, gpu_name="NVIDIA A10G", uuid=f"GPU-{i}", memory_t
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     require_program("gcc")
-    return simulate.build(tmp_path_factory.mktemp("nvml"))
+    return simulate.build(session_folder(tmp_path_factory))
 
 
 @pytest.fixture

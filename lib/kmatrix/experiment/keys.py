@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kmatrix.kconfig.tree import Tree, is_text, key_error
-from kmatrix.redaction.redactor import redact, redactor
+from kmatrix.redaction.redactor import redactor
 
 COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 
@@ -31,4 +31,5 @@ def refuse_keys(tree: Tree, values: Mapping[str, str], folders: Mapping[str, Pat
 
 def redacted_comments(text: str) -> str:
     """Return the text of a .config without the keys in its comments. Its settings are checked when they are read."""
+    redact = redactor().redact
     return "\n".join(redact(line) if COMMENT.match(line) else line for line in text.split("\n"))

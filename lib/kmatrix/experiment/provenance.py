@@ -150,6 +150,7 @@ def trainer_files(root: Path) -> dict[str, str]:
     Imports are followed through kmatrix, so that an edit of the control side does not change the trainer's code.
     """
     found: dict[Path, str] = {}
+    names: set[str] = set()
     pending = list((root / "gpt2").rglob("*.py"))
     while pending:
         path = pending.pop()
@@ -157,7 +158,9 @@ def trainer_files(root: Path) -> dict[str, str]:
             # Imports are followed in the text: importing the trainer would load torch.
             source = path.read_bytes()
             found[path] = hashlib.sha256(source).hexdigest()
-            pending += [known for name in _imports(source) for known in _module_files(root / "lib", name)]
+            new = set(_imports(source)) - names
+            names |= new
+            pending += [known for name in new for known in _module_files(root / "lib", name)]
     return {str(path.relative_to(root)): found[path] for path in sorted(found)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import math
 import os
@@ -216,11 +217,16 @@ class Tree:
     def _assign_markers(self, found: Iterable[Marker]) -> None:
         """Assign each marker to the symbol defined above it."""
         # A macro does not learn to which symbol it belongs, only the current file and line.
-        nodes = list(self.kconf.node_iter())
+        nodes: dict[str, list[Any]] = {}
+        for node in self.kconf.node_iter():
+            nodes.setdefault(node.filename, []).append(node)
+        for of_file in nodes.values():
+            of_file.sort(key=_line_of)
         for marker in found:
             where = f"{marker.filename}:{marker.line}"
-            above = [node for node in nodes if node.filename == marker.filename and node.linenr < marker.line]
-            owner = max(above, key=lambda node: node.linenr).item if above else None
+            of_file = nodes.get(marker.filename, [])
+            above = bisect.bisect_left(of_file, marker.line, key=_line_of)
+            owner = of_file[above - 1].item if above else None
             if not isinstance(owner, kc.Symbol):
                 raise ConfigError(f"{where}: no symbol above $({marker.name})")
             self._mark(owner, marker, where)
@@ -316,6 +322,10 @@ class Edges:
                 todo.extend(self.below.get(item, ()))
         names = {item.name for item in seen if item.name}
         return names | {axis for axis, choice in tree.choices.items() if choice in seen}
+
+
+def _line_of(node: Any) -> int:
+    return int(node.linenr)
 
 
 def is_text(symbol: Symbol) -> bool:

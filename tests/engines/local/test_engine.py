@@ -19,6 +19,7 @@ from kmatrix.report.numbers import RunNumbers
 from kmatrix.report.summary import Overlap, overlap_lines, overlaps
 from kmatrix.runner.loop import drive
 from kmatrix.status.state import JobPhase
+from once import session_folder
 from running import PYTHON, ROOT, engine, processes_naming
 from skips import require_program
 from waiting import wait_until
@@ -65,12 +66,13 @@ UUIDS = "from kmatrix.gpu.nvml.detect import detect; print(*(gpu.uuid for gpu in
 def simulated_driver(tmp_path_factory):
     """The environment in which NVML has four simulated GPUs, and their UUIDs."""
     require_program("gcc")
-    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    library = simulate.build(session_folder(tmp_path_factory))
     environ = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
     output = subprocess.check_output([PYTHON, "-c", UUIDS], env={**os.environ, **environ}, cwd=ROOT / "lib", text=True)
     return environ, tuple(output.split())
 
 
+@pytest.mark.nightly
 def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, simulated_driver):
     environment, uuids = simulated_driver
     plans = []

@@ -20,6 +20,7 @@ from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.runner.loop import drive
+from once import session_folder
 from running import engine, processes_naming, recorder_launcher
 from skips import require_program
 from waiting import wait_until
@@ -29,7 +30,7 @@ from waiting import wait_until
 def two_gpu_recorder(tmp_path_factory) -> RecorderLauncher:
     """A launcher of recorders that sees two simulated GPUs."""
     require_program("gcc")
-    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    library = simulate.build(session_folder(tmp_path_factory))
     return recorder_launcher(
         simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2)
     )
@@ -62,6 +63,7 @@ def looks_for_ranks(matrix):
     return False
 
 
+@pytest.mark.nightly
 def test_a_run_without_gpus_and_ranks_reports_it_in_one_line(matrix, plan):
     planned = plan("a", "until asked")
 
@@ -129,10 +131,10 @@ def test_a_run_without_a_free_simulated_gpu_reports_it_and_trains(plan):
     assert "no simulated GPU is left" in run.dir.output_log.read_text()
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_packed_cpu_runs_are_recorded_on_disjoint_gpus(matrix, plan, tmp_path_factory):
     require_program("gcc")
-    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    library = simulate.build(session_folder(tmp_path_factory))
     environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
     uuids = simulate.uuids(environment)
     recorder = recorder_launcher(simulated=True, environment=environment, gpus=uuids)

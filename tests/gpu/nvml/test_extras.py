@@ -11,6 +11,7 @@ import pytest
 
 from factories import ROOT
 from kmatrix.simulate.library import build, environment
+from once import session_folder
 
 pytestmark = pytest.mark.process
 
@@ -33,7 +34,7 @@ def answer(value):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("library"))
+    return build(session_folder(tmp_path_factory))
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_xid_errors_count_from_the_first_read_on_each_gpu(ask):
 before = [extra(gpu)["xids"] for gpu in (0, 1)]
 deadline = time.time() + 30
 while extra(1)["xids"] < 2 and time.time() < deadline:
-    pass
+    time.sleep(0.02)
 answer([before, extra(0), extra(1)])
 """
     before, first, second = ask("speed 20\n0 1 xid 13\n60 1 xid 79\n61 1 xid 0\n62 1 xid 48\n", program, gpus=2)

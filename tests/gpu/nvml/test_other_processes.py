@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import kmatrix.simulate.library as simulate
+from once import session_folder
 from running import ROOT
 from skips import require_program
 
@@ -26,7 +27,7 @@ print(json.dumps([uuids, occupied(uuids, int(sys.argv[1]))]))
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     require_program("gcc")
-    return simulate.build(tmp_path_factory.mktemp("simulate"))
+    return simulate.build(session_folder(tmp_path_factory))
 
 
 @pytest.fixture

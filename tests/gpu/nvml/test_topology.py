@@ -11,6 +11,7 @@ import pytest
 
 import kmatrix.simulate.library as simulate
 from kmatrix.gpu.nvml.detect import _distance
+from once import session_folder
 from running import ROOT
 from skips import require_program
 
@@ -32,7 +33,7 @@ print(json.dumps([[known.get(frozenset(pair)) for pair in itertools.combinations
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     require_program("gcc")
-    return simulate.build(tmp_path_factory.mktemp("simulate"))
+    return simulate.build(session_folder(tmp_path_factory))
 
 
 @pytest.fixture

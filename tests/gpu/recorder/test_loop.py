@@ -296,6 +296,7 @@ def has_both_ranks(run_dir):
     )
 
 
+@pytest.mark.nightly
 def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
     trainer = tmp_path / "trainer"
     (trainer / "gpt2").mkdir(parents=True)

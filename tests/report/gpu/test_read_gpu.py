@@ -340,7 +340,9 @@ def test_no_line_of_the_gpu_sections_is_wider_than_80_columns(devices, name):
 
 
 def test_the_four_gpu_graphs_are_drawn_next_to_the_others(tmp_path):
-    matrix = matrix_of_all_kinds(tmp_path)
+    run = FakeRun(gpus=2, device="cuda")
+    matrix = make_matrix(tmp_path, [run])
+    record(matrix.run(run.name), FakeGpus(memory=(22_000.0, 17_000.0), power=(150.0, 90.0), utilization=(95.0, 50.0)))
     files, missing = draw_graphs(analyse(matrix))
     assert [path.name for path in files][-4:] == FILES
     assert missing == []
@@ -423,6 +425,7 @@ def script(name, *arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_the_script_draws_into_the_output_directory(tmp_path):
     result = script("generate_gpu_memory_comparison.py", foreign_folder(tmp_path), "--output", "out", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -430,6 +433,7 @@ def test_the_script_draws_into_the_output_directory(tmp_path):
     assert result.stdout.splitlines() == [f"wrote out/{name}" for name in FILES]
 
 
+@pytest.mark.process
 def test_the_script_prints_the_report_of_the_newest_matrix(tmp_path):
     foreign_folder(tmp_path)
     result = script("generate_consolidated_gpu_summary.py", cwd=tmp_path)

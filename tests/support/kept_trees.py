@@ -1,0 +1,41 @@
+"""Parse the project's Kconfig files once per process: a command that follows gets the same tree, without its values."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from kmatrix.kconfig.tree import Tree
+from kmatrix.records.paths import ROOT
+
+_parse = Tree.parse
+_kept: list[tuple[Tree, int]] = []  # trees with the number of warnings about their files
+UNUSED = 3  # references to a tree: of its tuple, of the loop, and of the call that counts them
+
+
+def install() -> None:
+    """Replace the parser. Tests that parse other files, or hold a tree, have trees of their own."""
+    Tree.parse = parse  # type: ignore[method-assign,assignment]
+
+
+def parse(kconfig: str = "Kconfig", *, srctree: Path) -> Tree:
+    """Return a tree that nobody uses, or a new one."""
+    if kconfig != "Kconfig" or srctree != ROOT:
+        return _parse(kconfig, srctree=srctree)
+    for tree, warnings in _kept:
+        if sys.getrefcount(tree) == UNUSED:
+            _forget(tree, warnings)
+            return tree
+    tree = _parse(srctree=ROOT)
+    _kept.append((tree, len(tree.kconf.warnings)))
+    return tree
+
+
+def _forget(tree: Tree, warnings: int) -> None:
+    """Bring a tree to the state after parsing."""
+    kconf: Any = tree.kconf
+    tree.reset()
+    tree.contents.clear()
+    del kconf.warnings[warnings:]
+    kconf.warn = True
