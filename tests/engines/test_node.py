@@ -68,12 +68,6 @@ def test_srun_starts_an_agent_on_each_node_with_a_static_rendezvous(plan):
     assert {"--master-addr=n1", "--rdzv-conf=timeout=900"} < set(inner)
 
 
-def test_a_container_starts_every_run_by_srun(plan):
-    argv = srun(hosts=("n1",), image="/img.sqsh", mounts="/data").argv(plan("a"), ("torchrun",), SETTINGS)
-    assert {"--nodes=1", "--container-image=/img.sqsh", "--container-mounts=/data"} < set(argv)
-    assert argv[argv.index("--") + 1 :][:2] == ["torchrun", "--standalone"]
-
-
 @pytest.mark.parametrize(
     ("environment", "number"),
     [({}, 0), ({"SLURM_PROCID": "3"}, 3), ({"JOB_COMPLETION_INDEX": "2"}, 2), ({"SLURM_PROCID": "x"}, 0)],

@@ -31,9 +31,8 @@ class FakeAllocation:
     asked: list[bool] = field(default_factory=list)  # whether each stop was announced
     name: str = "Slurm"
 
-    def spread(self, mounts) -> Spread:
+    def spread(self) -> Spread:
         """Return what starts the runs."""
-        assert mounts
         return self.starts
 
     def left_s(self) -> float | None:

@@ -47,8 +47,8 @@ class Allocation(Protocol):
         None: this process runs the share.
         """
 
-    def spread(self, mounts: Collection[str]) -> Spread:
-        """Return what starts runs on the nodes of the job. mounts: folders that a container must have."""
+    def spread(self) -> Spread:
+        """Return what starts runs on the nodes of the job."""
 
     def left_s(self) -> float | None:
         """Return the time (s) until the limit of the job, None if it has none or it is unknown."""

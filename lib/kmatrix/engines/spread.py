@@ -93,13 +93,11 @@ class Srun:
     python: Path
     job: str  # SLURM_JOB_ID
     hosts: tuple[str, ...]  # of the job, this one first
-    image: str = ""  # container image, started by pyxis on each node; "" for none
-    mounts: str = ""  # --container-mounts: SRC:DST,...
     run: Callable[..., subprocess.CompletedProcess[str]] = field(default=subprocess.run, repr=False)
 
     def has_agents(self, run: RunPlan) -> bool:
-        """Return whether a run needs srun: it has several nodes, or a container, which only srun starts."""
-        return run.nodes > 1 or bool(self.image)
+        """Return whether a run needs srun: it has several nodes."""
+        return run.nodes > 1
 
     def hosts_of(self, run: RunPlan) -> tuple[str, ...]:
         """Return the first hosts of the job."""
@@ -128,9 +126,7 @@ class Srun:
 
     def _options(self) -> list[str]:
         # A node whose task has failed must not end the others: their ranks still write why, and a checkpoint.
-        options = ["--kill-on-bad-exit=0", f"--wait={SRUN_WAIT_S}", "--input=none"]
-        options += [f"--container-image={self.image}"] if self.image else []
-        return options + ([f"--container-mounts={self.mounts}"] if self.image and self.mounts else [])
+        return ["--kill-on-bad-exit=0", f"--wait={SRUN_WAIT_S}", "--input=none"]
 
     def stop(self, run: RunPlan) -> bool:
         """Ask the agent of node 0, which is on this host; the ranks of all nodes agree on the step at which they stop.
@@ -188,8 +184,6 @@ def agent_argv(
     command += [f"--gpus={','.join(run.gpus)}"] if run.gpus else []
     if recorders is not None:
         command += [f"--hz={recorders.hz}"]
-    if run.nodes == 1:
-        return [*command, "--", *torchrun, *alone(run), *run.command, *run.arguments]
     rendezvous = [f"--nnodes={run.nodes}", f"--nproc-per-node={run.ranks_per_node}", f"--node-rank={NODE}"]
     rendezvous += [f"--master-addr={address}", f"--master-port={port}", f"--rdzv-conf=timeout={RENDEZVOUS_S}"]
     return [*command, "--", *torchrun, *rendezvous, *run.command, *run.arguments]

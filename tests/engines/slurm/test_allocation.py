@@ -9,7 +9,6 @@ import pytest
 
 from kmatrix.engines.slurm.allocation import SlurmJob, job_hosts, this_job
 from kmatrix.engines.slurm.capacity import seconds_of
-from kmatrix.engines.spread import Srun
 from kmatrix.errors import ConfigError, LaunchError
 
 CONFIG = "Configuration data as of now\nKillWait                = 30 sec\nMaxArraySize            = 1001\n"
@@ -184,13 +183,6 @@ def test_a_task_of_an_array_is_requeued_alone():
     assert "Unable to contact" in job.requeue()
     job.run.requeue = None
     assert "timed out" in job.requeue()
-
-
-def test_a_container_gets_the_folders_of_the_run():
-    job = SlurmJob("12", "12", ("n1",), image="/img.sqsh", mounts="/scratch:/scratch", run=Answers())
-    spread = job.spread(["/work", "/data"])
-    assert isinstance(spread, Srun)
-    assert (spread.image, spread.mounts) == ("/img.sqsh", "/scratch:/scratch,/work:/work,/data:/data")
 
 
 def test_this_job_is_read_from_its_environment(monkeypatch):

@@ -62,13 +62,6 @@ def test_gpus_are_asked_for_as_the_cluster_wants_it(flag, line):
     assert line in directives(rendered(SLURM_GPU_FLAG=flag, SLURM_GPU_TYPE="a100"))
 
 
-@pytest.mark.parametrize(("text", "line"), [("1", "--switches=1"), ("2@90m", "--switches=2@01:30:00")])
-def test_runs_over_several_nodes_ask_for_few_switches(text, line):
-    assert line in directives(rendered(SLURM_SWITCHES=text))
-    for shape, kind in ((Shape(), "runs"), (Shape(), "report")):
-        assert not [one for one in directives(rendered(shape, kind=kind, SLURM_SWITCHES=text)) if "switches" in one]
-
-
 def test_gpus_of_any_type():
     assert "--gres=gpu:4" in directives(rendered())
 

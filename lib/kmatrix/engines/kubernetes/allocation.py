@@ -134,9 +134,8 @@ class PodJob:
     leaves: bool = False  # this pod is ended: it was signalled
     name: str = "Kubernetes"
 
-    def spread(self, mounts: Collection[str]) -> Spread:
-        """Return what starts runs in the pods of this Job. mounts: ignored, all pods have the claim."""
-        del mounts
+    def spread(self) -> Spread:
+        """Return what starts runs in the pods of this Job."""
         return Pods(Path(sys.executable), self.job, self.restart, self.head) if self.head else Local()
 
     def follow(self, share: ShareDir, runs: Sequence[str], say: Say) -> int | None:

@@ -46,8 +46,6 @@ class SlurmJob:
     notice_s: float = NOTICE_S
     replaces_nodes: bool = False
     stage_dir: str = ""
-    image: str = ""
-    mounts: str = ""
     kill_s: float | None = None
     run: Run = field(default=subprocess.run, repr=False)
     name: str = "Slurm"
@@ -64,10 +62,9 @@ class SlurmJob:
         """Return None: srun starts the agents of the other nodes."""
         return None
 
-    def spread(self, mounts: Collection[str]) -> Spread:
+    def spread(self) -> Spread:
         """Return what starts runs on the nodes of this job."""
-        places = ",".join([*filter(None, [self.mounts]), *(f"{path}:{path}" for path in mounts)])
-        return Srun(Path(executable), self.number, self.hosts, image=self.image, mounts=places)
+        return Srun(Path(executable), self.number, self.hosts)
 
     def left_s(self) -> float | None:
         """Return the time (s) until the limit of the job, None if it has none or Slurm did not tell."""
@@ -198,8 +195,6 @@ def this_job(environment: Mapping[str, str], settings: Mapping[str, str]) -> Slu
         most_restarts=known.restarts if settings.get("SLURM_RESTARTS") else None,
         notice_s=known.notice_s,
         stage_dir=settings.get("STAGE_DIR", ""),
-        image=settings.get("SLURM_CONTAINER_IMAGE", ""),
-        mounts=settings.get("SLURM_CONTAINER_MOUNTS", ""),
     )
     job.begin()
     return job

@@ -64,7 +64,7 @@ AWAY = "too few of its nodes answer now; `sinfo -R` lists the others; repeat the
 # Words of a refusal (slurm_errno.c) -> what to look at.
 ABOUT = {
     "feature": "SLURM_CONSTRAINT",
-    "reservation": "SLURM_RESERVATION",
+    "reservation": "--reservation in SLURM_EXTRA_FLAGS",
     "account": "SLURM_ACCOUNT",
     "qos": "SLURM_QOS",
     "node name": "--nodelist and --exclude in SLURM_EXTRA_FLAGS",

@@ -95,9 +95,6 @@ def _flags(folder: SubmissionDir, submission: SubmissionFile, settings: SlurmSet
     yield "--open-mode", "append"  # a job that starts again goes on with its log
     yield from _place(settings)
     yield "--nodes", str(shape.nodes)
-    if settings.switches and shape.nodes > 1:
-        switches, wait_s = settings.switches
-        yield "--switches", f"{switches}@{time_text(wait_s)}" if wait_s else str(switches)
     yield "--ntasks-per-node", "1"
     yield "--cpus-per-task", str(shape.cpus_per_node)
     if shape.gpus_per_node:
@@ -127,7 +124,6 @@ def _place(settings: SlurmSettings) -> Iterator[tuple[str, str]]:
         "--account": settings.account,
         "--qos": settings.qos,
         "--constraint": settings.constraint,
-        "--reservation": settings.reservation,
     }
     yield from ((name, value) for name, value in known.items() if value)
 

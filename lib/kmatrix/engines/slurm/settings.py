@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import ConfigError
-from kmatrix.records.jobs.forms import job_seconds, memory_mib, split_flags, switches
+from kmatrix.records.jobs.forms import job_seconds, memory_mib, split_flags
 from kmatrix.records.paths import below_root
 
 # Symbol -> variable with which sites set a default for sbatch.
@@ -18,8 +18,6 @@ OURS = {
     "--account": "SLURM_ACCOUNT=",
     "--qos": "SLURM_QOS=",
     "--constraint": "SLURM_CONSTRAINT=",
-    "--reservation": "SLURM_RESERVATION=",
-    "--switches": "SLURM_SWITCHES=",
     "--time": "SLURM_TIME=",
     "--mem": "SLURM_MEMORY=",
     "--mem-per-cpu": "SLURM_MEMORY=",
@@ -37,8 +35,6 @@ OURS = {
     "--signal": "SLURM_NOTICE=",
     "--requeue": "SLURM_RESTARTS=",
     "--no-requeue": "SLURM_RESTARTS=0",
-    "--container-image": "SLURM_CONTAINER_IMAGE=",
-    "--container-mounts": "SLURM_CONTAINER_MOUNTS=",
     **dict.fromkeys(
         (
             *("--array", "--clusters", "--comment", "--dependency", "--job-name", "--output", "--error"),
@@ -65,8 +61,6 @@ class SlurmSettings:
     account: str = ""
     qos: str = ""
     constraint: str = ""
-    reservation: str = ""
-    switches: tuple[int, int | None] | None = None  # of a run over several nodes, and seconds to wait; None: any number
     gpu_type: str = ""  # "": any
     gpu_flag: str = "gres"  # gres, gpus-per-node or gpus-per-task
     memory_mib: int | None = None  # per node; None: the cluster's default, 0: all
@@ -78,8 +72,6 @@ class SlurmSettings:
     restarts: int = 50  # of a job, at most
     setup: Path | None = None  # file that a job sources first
     extra_flags: tuple[tuple[str, ...], ...] = ()  # each with its value
-    container_image: str = ""
-    container_mounts: str = ""
     stage_dir: Path | None = None  # on each node, for a copy of the data
     pack_nodes: bool = False
     parallel_jobs: int = 0  # tasks of an array that run at the same time; 0: any number
@@ -102,8 +94,6 @@ def read_settings(symbols: Mapping[str, str], environment: Mapping[str, str] | N
         account=text("SLURM_ACCOUNT"),
         qos=text("SLURM_QOS"),
         constraint=text("SLURM_CONSTRAINT"),
-        reservation=text("SLURM_RESERVATION"),
-        switches=_switches(text("SLURM_SWITCHES")),
         gpu_type=text("SLURM_GPU_TYPE"),
         gpu_flag=text("SLURM_GPU_FLAG") or "gres",
         memory_mib=_need("SLURM_MEMORY", memory, memory_mib(memory)) if memory else None,
@@ -115,8 +105,6 @@ def read_settings(symbols: Mapping[str, str], environment: Mapping[str, str] | N
         restarts=_number(symbols, "SLURM_RESTARTS", 50),
         setup=below_root(setup) if setup else None,
         extra_flags=_extra_flags(text("SLURM_EXTRA_FLAGS")),
-        container_image=text("SLURM_CONTAINER_IMAGE"),
-        container_mounts=text("SLURM_CONTAINER_MOUNTS"),
         stage_dir=Path(stage).expanduser() if stage else None,
         pack_nodes=text("PACK_NODES") == "y",
         parallel_jobs=_number(symbols, "PARALLEL_JOBS", 0),
@@ -128,13 +116,6 @@ def _need(name: str, text: str, value: int | None) -> int:
     if value is None:
         raise ConfigError(f"{name}={text} cannot be read", hint=f"see the help of {name} in make menuconfig")
     return value
-
-
-def _switches(text: str) -> tuple[int, int | None] | None:
-    found = switches(text) if text else None
-    if text and found is None:
-        raise ConfigError(f"SLURM_SWITCHES={text} cannot be read", hint="pass SLURM_SWITCHES=1 or 1@5m")
-    return found
 
 
 def _whole_minutes(seconds: int) -> int:

@@ -14,7 +14,6 @@ WITH_UNITS = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s
 CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0, "": 1.0}
 MEMORY = re.compile(r"(0|[1-9][0-9]{0,8})([KMGT]?)")
-SWITCHES = re.compile(r"[1-9][0-9]{0,3}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 CONSTRAINT = re.compile(r"[A-Za-z0-9_.&|()\[\]*:,-]+")
 # A variable of a library, with a plain value. The engine decides which GPUs a run sees.
@@ -22,7 +21,6 @@ VARIABLE = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES=)(?:NCCL|GLOO|PYTORCH|CUDA)_[A-Z0-9_]+=[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}", re.ASCII
 )
 NODE_FOLDER = re.compile(r"[/~$].+")  # absolute, once a node has put in its home and its variables
-PLACE = re.compile(r"[^\s\"'\\]+")
 # Kubernetes: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
 DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)  # RFC 1123 label: namespaces, queues
 DNS_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)  # RFC 1123 subdomain: claims, secrets
@@ -53,21 +51,6 @@ def job_seconds(text: str) -> int | None:
     else:
         return None
     return whole if 0 < whole <= 366 * 86400 else None
-
-
-def switches(text: str) -> tuple[int, int | None] | None:
-    """Return the most leaf switches of a job, and how long (s) it waits for them; None if invalid.
-
-    Without a time, a job waits as long as the cluster says (max_switch_wait of slurm.conf(5)).
-
-    >>> switches("1"), switches("2@90m"), switches("1@1-0"), switches("0")
-    ((1, None), (2, 5400), (1, 86400), None)
-    """
-    count, at, time = text.partition("@")
-    seconds = job_seconds(time)
-    if not SWITCHES.fullmatch(count) or (at and seconds is None):
-        return None
-    return int(count), seconds if at else None
 
 
 def memory_mib(text: str) -> int | None:
@@ -161,10 +144,8 @@ FORMS: dict[str, Callable[[str], str]] = {
     "time": lambda text: (
         "" if job_seconds(text) else "expected a time up to 366 days: 90m, 12h, 2d12h, or as for sbatch, 90, 1-12:00:00"
     ),
-    "switches": lambda text: "" if switches(text) else "expected a number of switches, with a time to wait: 1 or 1@5m",
     "memory": lambda text: "expected a size such as 64G or 512M" if memory_mib(text) is None else "",
     "flags": _flags_problem,
-    "place": _matches(PLACE, "blanks, quotes and backslashes are not allowed"),
     "variables": _variables_problem,
     "dns-label": _matches(DNS_LABEL, "expected lower-case letters, digits and -, at most 63"),
     "dns-name": _matches(DNS_NAME, "expected lower-case letters, digits, - and ."),

@@ -18,10 +18,9 @@ from kmatrix.engines.base import GRACE_S
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.engines.spread import Spread
 from kmatrix.engines.staging import Stage, stage_folder
-from kmatrix.errors import KmatrixError, LaunchError
+from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.packing import Limits, usable_cores
-from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.decode import as_json, replaced
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.claim import Claim, fresh_owner, is_listed
@@ -33,7 +32,7 @@ from kmatrix.records.jobs.files import (
 )
 from kmatrix.records.lock import this_process
 from kmatrix.records.paths import ROOT
-from kmatrix.records.runs import Status, read_run_file_or_empty
+from kmatrix.records.runs import Status
 from kmatrix.runner.execute import (
     check_plans,
     gpu_pool,
@@ -257,7 +256,7 @@ class ShareJob:
         self, plan: ResumePlan, gpus: tuple[Gpu, ...], limits: Limits, values: Mapping[str, str]
     ) -> LocalEngine:
         arguments = self.submission.arguments
-        self.plans, self.spread = plan.plans, self.allocation.spread(mounts_of(self.share, plan))
+        self.plans, self.spread = plan.plans, self.allocation.spread()
         kill_s = self.allocation.kill_s
         engine = LocalEngine(
             Path(sys.executable),
@@ -371,20 +370,6 @@ class ShareJob:
 def grace_of(kill_s: float | None) -> float:
     """Return the time (s) that runs get to save: less than the scheduler gives, and than torchrun needs."""
     return max(LEAST_GRACE_S, min(GRACE_S, (KILL_S if kill_s is None else kill_s) - MARGIN_S))
-
-
-def mounts_of(share: RunningShare, plan: ResumePlan) -> list[str]:
-    """Return the folders that a container needs: the checkout, the interpreter, the matrix, data and checkpoints."""
-    found = [str(ROOT), sys.prefix, str(share.path)]
-    for one in plan.plans:
-        data = read_run_file_or_empty(one.dir).train.data_path
-        found += [str(Path(data).resolve())] if data else []
-        with suppress(KmatrixError):
-            found.append(str(checkpoint_dir(one.dir).resolve()))
-    shortest = sorted(set(found), key=len)
-    return [
-        path for path in shortest if not any(Path(path).is_relative_to(other) for other in shortest if other != path)
-    ]
 
 
 def _trackers(arguments: Mapping[str, str]) -> tuple[str, ...] | None:
