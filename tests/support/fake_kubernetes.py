@@ -41,9 +41,9 @@ OLD = ("1.29", "1.30")  # a Job has failed before its pods have ended
 VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 PLURALS = {
     "pods": "Pod", "services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim", "nodes": "Node",
-    "events": "Event", "secrets": "Secret", "jobs": "Job", "jobsets": "JobSet",
+    "events": "Event", "secrets": "Secret", "jobs": "Job",
 }  # fmt: skip
-GROUPS = {"batch/v1": ("jobs",), "jobset.x-k8s.io/v1alpha2": ("jobsets",)}
+GROUPS = {"batch/v1": ("jobs",)}
 CORE = ("pods", "services", "persistentvolumeclaims", "nodes", "events", "secrets")
 INDEX = "batch.kubernetes.io/job-completion-index"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -606,11 +606,10 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 def check_object(value: Object, version: str, has_claim: Callable[[str], bool]) -> None:
     """Raise InvalidError for what a real API server refuses: by its schemas, and by its rules that no schema has."""
-    if value.get("kind") != "JobSet":
-        try:
-            kubernetes_validate.validate(value, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            raise InvalidError(f"{'.'.join(map(str, error.path))}: {error.message}") from None
+    try:
+        kubernetes_validate.validate(value, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        raise InvalidError(f"{'.'.join(map(str, error.path))}: {error.message}") from None
     name = value["metadata"]["name"]
     if not NAME.fullmatch(name) or len(name) > 63:
         raise InvalidError(f"metadata.name: {name!r} is not a DNS label")
@@ -618,9 +617,8 @@ def check_object(value: Object, version: str, has_claim: Callable[[str], bool]) 
         for key, text in labels.items():
             if not LABEL.fullmatch(text) or not LABEL.fullmatch(key.rpartition("/")[2]):
                 raise InvalidError(f"labels: {key}={text} is invalid")
-    if value["kind"] in ("Job", "JobSet"):
-        spec = value["spec"] if value["kind"] == "Job" else value["spec"]["replicatedJobs"][0]["template"]["spec"]
-        _check_job(name, spec, has_claim)
+    if value["kind"] == "Job":
+        _check_job(name, value["spec"], has_claim)
 
 
 def _check_job(name: str, spec: Object, has_claim: Callable[[str], bool]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import kubernetes_validate
 import pytest
 
 from fake_kubernetes import VERSIONS, check_object, expanded
-from kmatrix.engines.kubernetes.manifests import CONTAINER, LONGEST_BASE, base_name, job_spec, manifests
+from kmatrix.engines.kubernetes.manifests import CONTAINER, LONGEST_BASE, base_name, manifests
 from kmatrix.engines.kubernetes.scheduler import as_yaml
 from kmatrix.engines.kubernetes.settings import read_settings
 from kmatrix.errors import ConfigError
@@ -21,14 +20,6 @@ from kubernetes_factory import EVERYTHING, MATRIX, ONE_NODE, SETTINGS, TWO_NODES
 def test_manifests_are_valid_for_each_version(submission, settings, version):
     for one in made(submission, **settings):
         check_object(one, version, lambda claim: claim == "results")
-
-
-def test_the_job_in_a_jobset_is_valid(golden):
-    (jobset, *_) = made(TWO_NODES, **EVERYTHING, K8S_JOBSET="y")
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"], "spec": job_spec(jobset)}
-
-    kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
-    golden("kubernetes_jobset.yaml", as_yaml([jobset]))
 
 
 def test_runs_of_one_node_are_the_indexes_of_one_job(golden):
@@ -46,9 +37,9 @@ RACK = "topology.example.org/rack"
 def test_pods_of_a_run_prefer_nodes_that_are_close(version):
     (*_, job) = made(TWO_NODES, K8S_TOPOLOGY=RACK)
     check_object(job, version, lambda claim: claim == "results")
-    affinity = job_spec(job)["template"]["spec"]["affinity"]
+    affinity = job["spec"]["template"]["spec"]["affinity"]
     (term,) = affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    labels = job_spec(job)["template"]["metadata"]["labels"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
 
     assert term["podAffinityTerm"]["topologyKey"] == RACK
     # Only the pods of the same run: others may be anywhere.
@@ -57,10 +48,9 @@ def test_pods_of_a_run_prefer_nodes_that_are_close(version):
     assert affinity["podAntiAffinity"]  # and still on hosts of their own
 
 
-@pytest.mark.parametrize("jobset", ["n", "y"])
-def test_kueue_places_the_pods_of_a_run_by_the_annotation(jobset):
-    objects = made(TWO_NODES, K8S_TOPOLOGY=RACK, K8S_QUEUE="gpus", K8S_JOBSET=jobset)
-    template = job_spec(objects[-1])["template"]
+def test_kueue_places_the_pods_of_a_run_by_the_annotation():
+    objects = made(TWO_NODES, K8S_TOPOLOGY=RACK, K8S_QUEUE="gpus")
+    template = objects[-1]["spec"]["template"]
 
     assert template["metadata"]["annotations"] == {"kueue.x-k8s.io/podset-preferred-topology": RACK}
     assert "podAffinity" not in template["spec"]["affinity"]
@@ -83,11 +73,8 @@ def test_no_value_of_a_secret_is_in_a_manifest(monkeypatch):
 
 
 def test_only_the_head_of_a_run_has_a_name_that_others_need():
-    for submission, settings, head in (
-        (TWO_NODES, {}, "km-4f1a2b-0002-1-0.km-4f1a2b-0002"),
-        (TWO_NODES, {"K8S_JOBSET": "y"}, "km-4f1a2b-0002-1-node-0-0.km-4f1a2b-0002-1"),
-    ):
-        container = job_spec(made(submission, **settings)[-1])["template"]["spec"]["containers"][0]
+    for submission, settings, head in ((TWO_NODES, {}, "km-4f1a2b-0002-1-0.km-4f1a2b-0002"),):
+        container = made(submission, **settings)[-1]["spec"]["template"]["spec"]["containers"][0]
         assert {"name": "KMATRIX_HEAD", "value": head} in container["env"]
 
 
@@ -144,7 +131,7 @@ def test_a_planted_mistake_is_refused_by_the_checks_of_the_tests():
 
 def test_the_container_is_the_one_that_the_rules_of_ends_name():
     for submission in (ONE_NODE, TWO_NODES):
-        spec = job_spec(made(submission)[-1])
+        spec = made(submission)[-1]["spec"]
         (rule,) = [one["onExitCodes"] for one in spec["podFailurePolicy"]["rules"] if "onExitCodes" in one]
         assert rule["containerName"] == spec["template"]["spec"]["containers"][0]["name"] == CONTAINER
 

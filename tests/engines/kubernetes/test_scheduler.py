@@ -35,7 +35,7 @@ def server() -> Iterator[FakeKubernetes]:
 def cluster(server, monkeypatch) -> FakeKubernetes:
     """Return the fake cluster without objects of an earlier test."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    for key in [key for key in server.objects if key[0] in ("jobs", "jobsets", "pods", "services", "events")]:
+    for key in [key for key in server.objects if key[0] in ("jobs", "pods", "services", "events")]:
         server.objects.pop(key, None)
     server.created.clear()
     server.refuse_pods, server.most_pods, server.down = "", None, False
@@ -451,22 +451,6 @@ def test_jobs_that_are_killed_lose_their_pods_at_once(cluster, folder, tmp_path,
     killed = [one for one in cluster.requests if one.startswith("DELETE") and "/pods?" in one]
     assert len(killed) == (2 if now else 0)
     assert all("gracePeriodSeconds=0" in one for one in killed)
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_jobsets_are_created_found_and_deleted(cluster, folder, tmp_path, several):
-    kubernetes = scheduler(tmp_path, K8S_JOBSET="y")
-    job = kubernetes.submit(folder, submission(shares=2 if several else 1, nodes=2))
-
-    assert [one["kind"] for one in cluster.created] == ["JobSet"] * (2 if several else 1)
-    assert kubernetes.find([LABEL]) == {LABEL: job}
-    assert kubernetes.submit(folder, submission(shares=2 if several else 1, nodes=2)) == job
-    shares = {f"1.{task}": f"{job}_{task}" if several else job for task in range(2 if several else 1)}
-    views = kubernetes.poll(shares)
-    assert {view.phase for view in views.values()} == {SchedulerPhase.PENDING}
-    kubernetes.cancel(list(shares.values()))
-    assert not [key for key in cluster.objects if key[0] == "jobsets"]
-    assert kubernetes.find([LABEL]) == {}
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "clusters: 3", '{"current-context": "x"}', None])

@@ -28,7 +28,6 @@ WAITS_S = (1.0, 2.0, 4.0)  # between the tries of a request that the server has 
 LONGEST_S = 10.0  # between two of them, whatever Retry-After says
 INSTALL = "run `make setup-kubernetes`"
 RIGHTS = re.compile(r"cannot \w+ resource")  # in the message about a request that the user may not make
-JOBSET = ("jobset.x-k8s.io", "v1alpha2", "jobsets")  # group, version, plural
 
 
 class ApiRefusedError(LaunchError):
@@ -62,9 +61,6 @@ class Api:
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().create_namespaced_job(place, value, **options),
             "Service": lambda: self._core().create_namespaced_service(place, value, **options),
-            "JobSet": lambda: self._custom().create_namespaced_custom_object(
-                *JOBSET[:2], place, JOBSET[2], value, **options
-            ),
         }
         return self._json(calls[kind], f"{kind} {name}")
 
@@ -72,9 +68,6 @@ class Api:
         """Return an object, None if there is none."""
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().read_namespaced_job(name, self.place, **RAW),
-            "JobSet": lambda: self._custom().get_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], name, **RAW
-            ),
             "PersistentVolumeClaim": lambda: self._core().read_namespaced_persistent_volume_claim(
                 name, self.place, **RAW
             ),
@@ -94,16 +87,6 @@ class Api:
         """Yield the pods with these labels."""
         yield from self._pages(lambda **page: self._core().list_namespaced_pod(self.place, **page), labels, "pods")
 
-    def jobsets(self, labels: str) -> Iterator[Object]:
-        """Yield the JobSets with these labels. Raises ApiRefusedError if the cluster has no JobSets."""
-        found = self._json(
-            lambda: self._custom().list_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], label_selector=labels, **RAW
-            ),
-            "JobSets",
-        )
-        yield from found.get("items") or ()
-
     def events(self, kind: str, reason: str) -> Iterator[Object]:
         """Yield the events of a reason about objects of a kind."""
         chosen = f"involvedObject.kind={kind},reason={reason}"
@@ -121,9 +104,6 @@ class Api:
         calls: Mapping[str, Callable[[], Any]] = {
             "Job": lambda: self._batch().delete_namespaced_job(name, self.place, **options),
             "Service": lambda: self._core().delete_namespaced_service(name, self.place, **options),
-            "JobSet": lambda: self._custom().delete_namespaced_custom_object(
-                *JOBSET[:2], self.place, JOBSET[2], name, **options
-            ),
         }
         try:
             self._json(calls[kind], f"{kind} {name}")
@@ -235,12 +215,6 @@ class Api:
 
         self._open()
         return client.BatchV1Api(self._client)
-
-    def _custom(self) -> Any:
-        from kubernetes import client
-
-        self._open()
-        return client.CustomObjectsApi(self._client)
 
 
 # Answers are not parsed into objects of the client, which are large, and which know one version of Kubernetes.

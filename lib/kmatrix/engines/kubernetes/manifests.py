@@ -28,7 +28,6 @@ SHARES_NOTE, MATRIX_NOTE = "kmatrix/shares", "kmatrix/matrix"  # annotations
 # https://kueue.sigs.k8s.io/docs/tasks/run/topology_aware_scheduling/
 TOPOLOGY_NOTE = "kueue.x-k8s.io/podset-preferred-topology"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
-GROUP_JOB = "node"  # of a JobSet: its only group of pods
 # Variables of the pods.
 JOB, HEAD, NODES, KILL, HOST = "KMATRIX_JOB", "KMATRIX_HEAD", "KMATRIX_NODES", "KMATRIX_KILL_S", "KMATRIX_HOST"
 SHARES, FOLDER = "KMATRIX_SHARES", "KMATRIX_FOLDER"  # number of shares, and folder, of the submission
@@ -83,8 +82,7 @@ def manifests(
     each = [
         replace(all_shares, name=job_name(base, share.task), task=share.task, pods=nodes) for share in submission.shares
     ]
-    services = [] if settings.jobset else [_service(settings, base)]  # a JobSet brings its own Service
-    return [*services, *map(_job, each)]
+    return [_service(settings, base), *map(_job, each)]
 
 
 def base_name(label: str) -> str:
@@ -102,14 +100,8 @@ def job_name(base: str, task: int) -> str:
 
 
 def job_objects(objects: Sequence[Object]) -> list[Object]:
-    """Return the Jobs and JobSets among objects."""
-    return [one for one in objects if one["kind"] in ("Job", "JobSet")]
-
-
-def job_spec(job: Object) -> Object:
-    """Return the spec of a Job, or of the Job in a JobSet."""
-    spec: Object = job["spec"]
-    return spec if job["kind"] == "Job" else spec["replicatedJobs"][0]["template"]["spec"]
+    """Return the Jobs among objects."""
+    return [one for one in objects if one["kind"] == "Job"]
 
 
 def _service(settings: Settings, base: str) -> Object:
@@ -158,19 +150,7 @@ def _job(work: _Work) -> Object:
     if settings.queue:
         metadata["labels"][QUEUE_LABEL] = settings.queue
         outer["suspend"] = True  # Kueue admits it
-    if not several or not settings.jobset:
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {**outer, **spec}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": metadata,
-        "spec": {
-            **outer,
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": 0},  # its Job replaces pods one by one
-            "replicatedJobs": [{"name": GROUP_JOB, "replicas": 1, "template": {"spec": spec}}],
-        },
-    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {**outer, **spec}}
 
 
 def _pod_metadata(work: _Work) -> Object:
@@ -204,7 +184,7 @@ def _pod(work: _Work) -> Object:
     security |= {} if settings.group is None else {"runAsGroup": settings.group}
     memory: Object = {"medium": "Memory"} | ({"sizeLimit": settings.shm} if settings.shm else {})
     return {
-        **({"subdomain": work.base} if several and not settings.jobset else {}),
+        **({"subdomain": work.base} if several else {}),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": settings.grace_s,
         "automountServiceAccountToken": False,
@@ -249,9 +229,7 @@ def _environment(work: _Work) -> list[Object]:
     settings = work.settings
     values = {JOB: work.base, SHARES: str(work.shares), FOLDER: str(work.folder), KILL: str(settings.grace_s)}
     if work.task is not None:
-        # Pod 0 of a JobSet: <jobset>-<group>-<job>-<pod>.<subdomain>, and the subdomain is the JobSet's name.
-        head = f"{work.name}-{GROUP_JOB}-0-0.{work.name}" if settings.jobset else f"{work.name}-0.{work.base}"
-        values |= {TASK: str(work.task), NODES: str(work.shape.nodes), HEAD: head}
+        values |= {TASK: str(work.task), NODES: str(work.shape.nodes), HEAD: f"{work.name}-0.{work.base}"}
     if settings.code:
         values["PYTHONPATH"] = f"{settings.code}/lib:{settings.code}"
     if settings.user is not None:  # a user that the image does not know has neither a name nor a home

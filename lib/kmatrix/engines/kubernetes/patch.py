@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kmatrix.engines.kubernetes.manifests import CONTAINER, Object, job_spec
+from kmatrix.engines.kubernetes.manifests import CONTAINER, Object
 from kmatrix.errors import ConfigError
 from kmatrix.redaction.redactor import is_key_name, keys_in
 
 # The key by which elements of a list are the same, by the name of the list. Lists without one are replaced.
-# https://github.com/kubernetes/api (patchMergeKey): core/v1/types.go; replicatedJobs: jobset/v1alpha2.
+# https://github.com/kubernetes/api (patchMergeKey): core/v1/types.go.
 MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -27,10 +27,9 @@ MERGE_KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
     "resourceClaims": "name",
-    "replicatedJobs": "name",
 }
 PORT_KEYS = ("containerPort", "port")  # of containers and of Services; the port decides, not the protocol
-KINDS = ("Job", "JobSet", "Service")
+KINDS = ("Job", "Service")
 DIRECTIVE = "$patch"
 HINT = "docs/kubernetes.md, K8S_PATCH, has examples"
 
@@ -193,7 +192,7 @@ def _pod_facts(old: Object, new: Object) -> list[tuple[str, Any, Any]]:
     found = []
     try:
         for one in (old, new):
-            spec = job_spec(one)
+            spec = one["spec"]
             pod = spec["template"]["spec"]
             ours = next(container for container in pod["containers"] if container["name"] == CONTAINER)
             variables = {entry["name"]: entry for entry in ours["env"]}
@@ -216,7 +215,7 @@ def _pod_facts(old: Object, new: Object) -> list[tuple[str, Any, Any]]:
 
 
 def _labels(job: Object) -> list[str]:
-    return list(job_spec(job)["template"]["metadata"]["labels"])
+    return list(job["spec"]["template"]["metadata"]["labels"])
 
 
 def _plain(value: Any) -> Any:

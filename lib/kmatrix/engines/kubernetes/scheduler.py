@@ -236,14 +236,11 @@ class KubernetesScheduler:
         return known
 
     def _jobs(self, bases: Collection[str]) -> list[Object]:
-        """Return the Jobs and JobSets of submissions."""
+        """Return the Jobs of submissions."""
         if not bases:
             return []
         chosen = _selector(bases)
-        found = [{**job, "kind": "Job"} for job in self.api.jobs(chosen)]
-        if self.settings.jobset:
-            found += [{**job, "kind": "JobSet"} for job in self.api.jobsets(chosen)]
-        return found
+        return [{**job, "kind": "Job"} for job in self.api.jobs(chosen)]
 
     def _failures(self, known: Mapping[str, Object], pods: Iterable[PodView]) -> dict[str, str]:
         """Return Job -> why its pods cannot be created, such as a quota; only asked for if a Job has too few."""

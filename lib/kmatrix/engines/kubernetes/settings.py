@@ -46,7 +46,6 @@ class Settings:
     secret: str = ""  # whose keys become environment variables
     queue: str = ""  # LocalQueue of Kueue
     topology: str = ""  # key of a label: pods of a run prefer nodes with the same value
-    jobset: bool = False  # runs over several nodes as JobSets
     autoscale: bool = False  # nodes are added on demand: those that are there now limit nothing
     shm: str = ""  # quantity: size of /dev/shm
     memory: str = ""  # quantity, per pod; "": that of the submission
@@ -82,7 +81,6 @@ def read_settings(texts: Mapping[str, str]) -> Settings:
         secret=_text(texts, "K8S_SECRET_NAME"),
         queue=_text(texts, "K8S_QUEUE"),
         topology=_text(texts, "K8S_TOPOLOGY"),
-        jobset=_text(texts, "K8S_JOBSET") == "y",
         autoscale=_text(texts, "K8S_AUTOSCALE") == "y",
         shm=_text(texts, "K8S_SHM"),
         memory=_text(texts, "K8S_MEMORY"),

@@ -13,7 +13,6 @@ from kmatrix.engines.kubernetes.manifests import (
     QUEUE_LABEL,
     SUBMISSION_LABEL,
     Object,
-    job_spec,
 )
 from kmatrix.records.jobs.files import JobView, SchedulerPhase
 from kmatrix.text import printable
@@ -112,7 +111,7 @@ def share_view(
     job: as the user knows it.  object_: its Job.  task: its index in a Job of several shares, None if it has the Job
     for itself.  failures: why pods of the Job cannot be created, "" if they can.
     """
-    name, spec, status = object_["metadata"]["name"], job_spec(object_), object_.get("status") or {}
+    name, spec, status = object_["metadata"]["name"], object_["spec"], object_.get("status") or {}
     indexes = range(int(spec.get("completions") or 1)) if task is None else (task,)
     own = [pod for index in indexes if (pod := pods.get((name, index)))]
     nodes = tuple(pod.node for pod in own if pod.node)
@@ -249,7 +248,7 @@ def has_index(text: str, index: int) -> bool:
 
 def open_indexes(job: Object) -> set[int]:
     """Return the indexes of a Job that have not ended."""
-    status, spec = job.get("status") or {}, job_spec(job)
+    status, spec = job.get("status") or {}, job["spec"]
     if job_end(status)[0] or ending(status)[0]:
         return set()
     ended = [str(status.get(name) or "") for name in ("completedIndexes", "failedIndexes")]
@@ -260,7 +259,7 @@ def lacks_pods(job: Object, living: int) -> bool:
     """Return whether a Job has fewer pods than it may have. living: the number of its pods that have not ended."""
     if job["spec"].get("suspend"):
         return False
-    return living < min(int(job_spec(job).get("parallelism") or 1), len(open_indexes(job)))
+    return living < min(int(job["spec"].get("parallelism") or 1), len(open_indexes(job)))
 
 
 def _true(condition: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
