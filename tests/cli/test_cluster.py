@@ -29,7 +29,9 @@ from kmatrix.records.runs import Status
 from kmatrix.runner.loop import EXIT_STOPPED
 from kmatrix.runner.shares import REPORT_S, report_submission
 from kmatrix.status.state import RunState
-from programs import Program
+from programs import Program, prepare_here
+
+pytestmark = pytest.mark.process
 
 CONFIG = (
     *("CONFIG_GPT2_DEVICE_CPU=y", "CONFIG_GPT2_MODEL_CUSTOM=y", "CONFIG_GPT2_N_LAYER=1", "CONFIG_GPT2_N_HEAD=2"),
@@ -57,6 +59,7 @@ def slurm(tmp_path, monkeypatch):
 
 @pytest.fixture
 def user(tmp_path, monkeypatch, slurm):
+    prepare_here(monkeypatch)
     make_data(tmp_path / "data" / "random")
     program = Program(tmp_path)
     program.write(*CONFIG, f'CONFIG_DATA_DIR="{tmp_path}/data"', f'CONFIG_RESULTS_DIR="{tmp_path}/results"')

@@ -25,6 +25,7 @@ def results(matrix):
     return f"RESULTS_DIR={matrix.path.parent}"
 
 
+@pytest.mark.process
 def test_stop_finds_the_running_matrix_and_ends_it_with_checkpoints(matrix, plan, start_runner, results):
     plans = [plan("a", "hang"), plan("b")]
     process = start_runner("a=hang", "b")
@@ -57,6 +58,7 @@ def test_two_running_matrices_are_refused_with_both_names(matrix, results):
     assert other.name in result.err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "changes", [{"pid_started": 1}, {"boot_id": "another boot"}, {"pid": None}], ids=["number", "boot", "unknown"]
 )
@@ -76,6 +78,7 @@ def test_a_process_that_is_not_the_runner_is_never_signalled(matrix, changes):
         other_process.wait()
 
 
+@pytest.mark.process
 def test_a_lost_terminal_redirects_the_output_of_a_runner_to_its_log(tmp_path):
     code = """
 import os, signal, sys
@@ -95,6 +98,7 @@ with outlived(Path(sys.argv[1])) as terminal:
     wait_until(lambda: log.exists() and sorted(log.read_text().split()) == ["after", "error"], "the log")
 
 
+@pytest.mark.process
 def test_the_previous_sighup_handler_is_restored_and_nohup_stays_in_effect(tmp_path):
     from kmatrix.cli.progress import outlived
 
@@ -135,6 +139,7 @@ def test_the_display_switches_to_plain_lines_after_the_terminal_is_lost(tmp_path
     os.close(terminal_fd)
 
 
+@pytest.mark.nightly
 def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, capsys):
     """The detached runner of a matrix without pending runs starts, exits, and writes its output to the log."""
     from kmatrix.cli.commands import Arguments
@@ -164,6 +169,7 @@ with outlived(Path(sys.argv[1])) as terminal:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("gone", ["closed pipe", "/dev/full", "closed descriptor"])
 def test_a_terminal_that_is_gone_without_sighup_ends_nothing(tmp_path, gone):
     log, done = tmp_path / "runner.log", tmp_path / "done"

@@ -63,6 +63,7 @@ def arguments(target, matrix, **values):
     return Arguments(target, {"TARGET": str(matrix.path), **values})
 
 
+@pytest.mark.process
 def test_stop_cancels_the_jobs_that_train_and_leaves_the_report(matrix, scheduler, capsys):
     assert stop(arguments("stop", matrix)) == 0
     assert scheduler.cancelled == [("12_0", "12_1")]
@@ -73,6 +74,7 @@ def test_stop_cancels_the_jobs_that_train_and_leaves_the_report(matrix, schedule
     assert "continue TARGET=" in text
 
 
+@pytest.mark.process
 def test_stop_of_a_matrix_without_an_attempt_cancels_the_report_too(tmp_path, monkeypatch, scheduler):
     monkeypatch.setenv("HOME", str(tmp_path))
     waiting = make_matrix(tmp_path / "waiting", [SECOND], took=None)
@@ -89,6 +91,7 @@ def events(matrix):
     return [line.event for line in job_lines(JobsDir(matrix)) if line.submission == 1]
 
 
+@pytest.mark.process
 def test_stop_is_noted_before_a_job_ends_so_that_its_runner_knows_who_ended_it(matrix, scheduler, monkeypatch):
     seen = []
     cancel = ScriptedScheduler.cancel
@@ -99,12 +102,14 @@ def test_stop_is_noted_before_a_job_ends_so_that_its_runner_knows_who_ended_it(m
     assert events(matrix) == [*seen, CANCELLED]
 
 
+@pytest.mark.process
 def test_the_log_names_the_job_that_was_cancelled(matrix, scheduler):
     stop(arguments("stop", matrix))
     last = [line for line in job_lines(JobsDir(matrix)) if line.submission == 1][-1]
     assert (last.event, last.job) == (CANCELLED, "12")  # of the array
 
 
+@pytest.mark.process
 def test_the_next_submitter_notes_that_a_stop_was_killed_before_it_cancelled(matrix, scheduler, monkeypatch):
     def die(*_, **__):
         raise SystemExit
@@ -120,6 +125,7 @@ def test_the_next_submitter_notes_that_a_stop_was_killed_before_it_cancelled(mat
     assert submitted_jobs(JobsDir(matrix))[1] == "12"
 
 
+@pytest.mark.process
 def test_jobs_that_could_not_be_cancelled_stay_submitted(matrix, scheduler, monkeypatch):
     def refuse(*_, **__):
         raise UnreachableError("Slurm does not answer")
@@ -134,6 +140,7 @@ def test_jobs_that_could_not_be_cancelled_stay_submitted(matrix, scheduler, monk
     assert submitted_jobs(JobsDir(matrix))[1] == "12"
 
 
+@pytest.mark.process
 def test_stop_of_a_matrix_whose_jobs_do_not_end_is_left_to_the_user(matrix, scheduler, capsys, monkeypatch):
     monkeypatch.setattr(stopping, "JOBS_S", 0.0)
     monkeypatch.setattr(ScriptedScheduler, "cancel", lambda *_, **__: None)
@@ -289,6 +296,7 @@ def test_stop_of_a_matrix_that_was_moved_ends_the_jobs_with_its_label_alone(matr
         stop(arguments("stop", moved))
 
 
+@pytest.mark.process
 def test_a_job_without_the_label_of_the_matrix_is_neither_cancelled_nor_shown(matrix, scheduler, capsys):
     """Its number is in jobs.jsonl, which others may have changed, and Slurm uses its numbers again."""
     scheduler.comments = {"12_0": "somebody else's", "12_1": "kmatrix-k7-1"}

@@ -262,6 +262,7 @@ def test_an_estimate_without_an_expected_start_says_so(matrix):
     )
 
 
+@pytest.mark.process
 def test_the_scheduler_is_asked_by_the_command(matrix, monkeypatch, capsys):
     from kmatrix.cli.commands import Arguments
     from kmatrix.cli.status import status
@@ -288,6 +289,7 @@ def test_a_job_that_is_gone_says_why_unless_its_user_has_cancelled_it(matrix):
     assert line not in plain(Overview(matrix).poll())
 
 
+@pytest.mark.process
 def test_seeds_that_the_last_job_did_not_submit_come_with_its_log_and_the_command(tmp_path):
     made = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
     made.path.mkdir()

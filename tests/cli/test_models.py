@@ -20,6 +20,8 @@ from kmatrix.report.analysis import analyse
 from once import make_once
 from programs import run
 
+pytestmark = pytest.mark.process
+
 FAST = {"learning_rate": 0.01, "max_iters": 12}
 
 

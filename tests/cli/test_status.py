@@ -243,6 +243,7 @@ def test_a_finished_run_has_no_gpus(busy_matrix):
     assert current_view(busy_matrix).gpus[0].run == ""
 
 
+@pytest.mark.process
 def test_status_and_estimate_do_not_import_the_driver_the_report_or_the_screen():
     completed = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import kmatrix.cli.status"],

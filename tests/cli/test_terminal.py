@@ -24,6 +24,8 @@ from kmatrix.status.state import JobPhase, JobState
 from programs import ROOT
 from records_factory import FakeRun, make_matrix
 
+pytestmark = pytest.mark.process
+
 HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
 
 

@@ -59,6 +59,7 @@ def test_a_run_on_one_node_is_started_as_ever(plan):
     assert not srun().has_agents(run)
 
 
+@pytest.mark.process
 def test_srun_starts_an_agent_on_each_node_with_a_static_rendezvous(plan):
     argv = srun(hosts=("n1", "n2", "n3")).argv(plan("a", ranks=4, nodes=2), ("torchrun",), SETTINGS)
     inner = argv[argv.index("--") + 1 :]
@@ -86,11 +87,13 @@ def test_the_command_of_an_agent_is_the_same_on_each_node(plan):
     assert agent.recorders is None
 
 
+@pytest.mark.process
 def test_a_free_port_can_be_bound():
     with socket.socket() as server:
         server.bind(("", free_port()))
 
 
+@pytest.mark.process
 def test_a_run_on_two_nodes_has_the_files_of_both(matrix, plan, slurm):
     run = plan("a", ranks=2, nodes=2)
     outcome = drive(matrix, [run], engine(spread=srun()), poll_s=0.02)
@@ -108,6 +111,7 @@ def test_a_run_on_two_nodes_has_the_files_of_both(matrix, plan, slurm):
     assert "srun" in slurm.read_text()
 
 
+@pytest.mark.process
 def test_a_stop_reaches_the_agent_of_node_0_and_not_srun(matrix, plan, slurm):
     run = plan("a", "hang", ranks=2, nodes=2)
     local = engine(spread=srun(), grace_s=5.0)
@@ -138,6 +142,7 @@ def test_a_kill_ends_the_step_on_all_nodes(matrix, plan, slurm):
     wait_until(lambda: not processes_naming(matrix))
 
 
+@pytest.mark.process
 def test_a_lost_host_stops_the_run_and_is_named(matrix, plan, slurm):
     (slurm.parent / "dead").write_text("n2")
     run = plan("a", "hang", ranks=2, nodes=2)
@@ -158,6 +163,7 @@ def test_a_lost_host_stops_the_run_and_is_named(matrix, plan, slurm):
     assert local.lost_hosts == ["n2"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("signals", "ended"),
     [
@@ -201,6 +207,7 @@ def write_node(run, counter):
     write_json(place.node_json, as_json(NodeFile(node=1, host="n2", attempt=run.attempt, counter=counter)))
 
 
+@pytest.mark.process
 def test_hosts_are_asked_when_an_agent_has_not_rewritten_its_file_for_a_while(plan, monkeypatch):
     """A host that loses its power leaves its peers in a collective, and no node ends."""
     now = [1000.0]
@@ -217,6 +224,7 @@ def test_hosts_are_asked_when_an_agent_has_not_rewritten_its_file_for_a_while(pl
     wait_until(lambda: watch.poll() == ["n2"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ends", [[0], [0, 1]])
 def test_a_run_without_the_end_of_a_node_is_not_waited_for_forever(plan, monkeypatch, ends):
     """No host is lost, and the agent of one was killed before it could write."""
@@ -276,6 +284,7 @@ def test_hosts_that_answer_after_a_bad_end_are_not_lost(matrix, plan, slurm):
     assert last(run)["kind"] != "node lost"
 
 
+@pytest.mark.process
 def test_a_node_waits_for_the_end_of_an_earlier_attempt_and_then_kills_it(plan, monkeypatch, tmp_path):
     run = plan("a", ranks=2, nodes=2)
     place = NodeDir(run.dir, 1)
@@ -307,6 +316,7 @@ def test_each_node_has_a_copy_of_the_data_of_its_own(matrix, plan, slurm, tmp_pa
     assert [(copy / "train.bin").read_bytes() for copy in copies] == [b"tokens", b"tokens"]
 
 
+@pytest.mark.process
 def test_an_agent_that_copies_data_shows_that_it_lives(plan, monkeypatch, tmp_path):
     """Pods that do not rewrite their files are taken for lost, and the copy of a large dataset takes minutes."""
     run = plan("a", ranks=2, nodes=2)

@@ -113,6 +113,7 @@ def test_a_job_of_another_matrix_with_the_same_id_counts_as_forgotten(matrix):
     assert (found.phase, found.reason) == ("unknown", "Slurm has another job with this id")
 
 
+@pytest.mark.process
 def test_a_display_asks_again_after_its_storage_did_not_answer(monkeypatch):
     monkeypatch.setattr("kmatrix.engines.polling.EVERY_S", 0.01)
     answers = [PollFile(why_not="first"), OSError(errno.ESTALE, "stale"), RecordError("damaged"), PollFile()]

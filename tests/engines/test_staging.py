@@ -139,6 +139,7 @@ def test_without_space_or_rights_the_original_is_read(stage, run, data, monkeypa
     assert copy_of(stage().environment([run]), data) is None
 
 
+@pytest.mark.process
 def test_two_processes_copy_once(stage, run, data, tmp_path):
     copied = copy_of(stage().environment([run]), data)
     lock = next((tmp_path / "local").glob(".*.lock"))

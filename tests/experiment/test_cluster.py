@@ -153,6 +153,7 @@ def test_a_matrix_of_this_machine_does_not_ask_slurm(monkeypatch, tmp_path):
     assert answers.calls == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("status", "refused"), [("finished", False), ("failed", True)])
 def test_a_preflight_trains_one_run_of_each_shape_in_jobs_and_reads_how_they_ended(
     monkeypatch, tmp_path, status, refused

@@ -11,6 +11,8 @@ import pytest
 from key_forms import KEY_FORMS, planted
 from kmatrix.experiment.code_patch import LeftOut, code_patch
 
+pytestmark = pytest.mark.process
+
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 LINES = [f"line_{number} = {number}\n" for number in range(60)]
 

@@ -53,6 +53,7 @@ def test_unknown_names_are_refused():
         plan_matrix("gpt2-cpu-quik")
 
 
+@pytest.mark.process
 def test_the_package_imports_its_functions_on_first_use():
     """Configuration targets import the package and must respond within 150 ms."""
     code = "import kmatrix.experiment.configure, sys; print(*sorted(sys.modules))"

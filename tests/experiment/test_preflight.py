@@ -11,7 +11,7 @@ import pytest
 
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.experiment.preflight import FOLDER, STEPS, FailedRuns, _folder, advice, by_shape, trial_config
-from programs import Program, give_gpus
+from programs import Program, give_gpus, prepare_here
 
 TRAINER = """
 import json, sys, pathlib, time
@@ -86,6 +86,8 @@ def test_the_hint_excludes_the_bad_runs_and_no_others(configs):
 def fake_trainer(monkeypatch, tmp_path):
     """Replace the trainer of the trial by a short script that fails for the named optimizers."""
 
+    prepare_here(monkeypatch)
+
     def fail_for(*optimizers):
         script, log = tmp_path / "trainer.py", tmp_path / "seen.jsonl"
         script.write_text(TRAINER.format(bad=optimizers, seen=str(log)))
@@ -96,6 +98,7 @@ def fake_trainer(monkeypatch, tmp_path):
     return fail_for
 
 
+@pytest.mark.process
 def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(program, fake_trainer, tmp_path):
     fake_trainer("sgd")
     arguments = (
@@ -113,6 +116,7 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
     assert list((tmp_path / "results").iterdir()) == []
 
 
+@pytest.mark.process
 def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer("sgd")
     monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)
@@ -124,6 +128,7 @@ def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monk
     assert matrix.name.startswith("test_matrix_results_")
 
 
+@pytest.mark.process
 def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer()
     monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)

@@ -38,12 +38,14 @@ def repository(tmp_path):
     return tmp_path
 
 
+@pytest.mark.process
 def test_committed_code_is_identified_by_its_commit_without_a_patch(repository):
     code = code_of(repository)
     assert code.commit == git(repository, "rev-parse", "HEAD").strip()
     assert (code.dirty, code.patch, code.no_patch, code.untracked) == (False, None, "", ())
 
 
+@pytest.mark.process
 def test_commit_plus_patch_is_the_code_that_ran(repository, tmp_path_factory):
     (repository / "gpt2/train.py").write_text("two\n")
     (repository / "README.md").unlink()
@@ -58,6 +60,7 @@ def test_commit_plus_patch_is_the_code_that_ran(repository, tmp_path_factory):
     assert not (copy / "README.md").exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
 def test_a_file_that_may_contain_secrets_is_never_in_the_patch(repository, name):
     (repository / name).parent.mkdir(exist_ok=True)
@@ -73,6 +76,7 @@ def test_a_file_that_may_contain_secrets_is_never_in_the_patch(repository, name)
     assert b"0123456789abcdef" not in code_of(repository).patch
 
 
+@pytest.mark.process
 def test_a_patch_that_is_too_large_is_omitted_with_the_reason(repository, monkeypatch):
     # A smaller limit, so that the test need not write a patch of the real size.
     monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
@@ -81,12 +85,14 @@ def test_a_patch_that_is_too_large_is_omitted_with_the_reason(repository, monkey
     assert (code.patch, code.no_patch) == (None, "its 2.3 MiB exceed the limit of 1 MiB")
 
 
+@pytest.mark.process
 def test_untracked_source_files_are_named_and_other_files_are_not(repository):
     for name in ("gpt2/mine.py", "Kconfig.mine", "notes.txt", "gpt2/data.bin"):
         (repository / name).write_text("new\n")
     assert code_of(repository).untracked == ("Kconfig.mine", "gpt2/mine.py")
 
 
+@pytest.mark.process
 def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
     before = code_of(repository)
     for name in ("tests.py", "lib/kmatrix/packing.py", "lib/kmatrix/records/lock.py"):
@@ -133,6 +139,7 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
     ]
 
 
+@pytest.mark.process
 def test_the_provenance_names_versions_machine_and_patch(repository):
     (repository / "gpt2/train.py").write_text("two\n")
     value = provenance(code_of(repository), "kmatrix train", (), "code.patch")
@@ -143,6 +150,7 @@ def test_the_provenance_names_versions_machine_and_patch(repository):
     assert value["cpu"]
 
 
+@pytest.mark.process
 def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
     (repository / ".git").rename(repository / "git-is-gone")
     code = code_of(repository)

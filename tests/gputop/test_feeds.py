@@ -25,6 +25,7 @@ from stats_reader import read_stats
 # ---- recordings --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_an_attached_screen_shows_each_new_sample_once(tmp_path, monkeypatch):
     firsts = []
 

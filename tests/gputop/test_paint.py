@@ -94,7 +94,7 @@ def cut(text):
     return kept.rstrip()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pictures)
 def test_the_terminal_shows_each_picture_whatever_was_there_before(shown):
     paint, file = painter()

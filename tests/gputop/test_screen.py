@@ -106,7 +106,7 @@ views = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(views, st.integers(0, 200), st.none() | st.integers(0, 70), st.sampled_from([UNICODE, ASCII]))
 def test_no_line_is_wider_and_no_screen_taller_than_the_terminal(screen_view, width, height, glyphs):
     lines = render(screen_view, width=width, height=height, glyphs=glyphs)

@@ -8,7 +8,7 @@ from factories import make_data
 from instant import instant_program
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty, read_run_file
-from programs import Program, give_gpus
+from programs import Program, give_gpus, prepare_here
 
 TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
 
@@ -34,6 +34,7 @@ def test_the_seeds_are_an_axis_from_the_seed_of_the_configuration(kmatrix):
 KUBERNETES = ("ENGINE=kubernetes", "K8S_IMAGE=kmatrix:1", "K8S_CLAIM=data", "K8S_MOUNT=/data", "K8S_NAMESPACE=lab")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -96,6 +97,7 @@ def test_a_configuration_that_is_compared_with_nothing_needs_no_baseline(kmatrix
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """Make a matrix whose runs finish at once, and return the program and a reader of its rules."""
+    prepare_here(monkeypatch)
     make_data(tmp_path / "data")
     kmatrix = instant_program(tmp_path, monkeypatch)
     monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)  # the rules are made before
@@ -116,6 +118,7 @@ def rules_of(path):
     return read_matrix_file_or_empty(MatrixDir(path)).verdict
 
 
+@pytest.mark.process
 def test_matrix_json_has_the_rules_with_the_baseline_as_axes_of_every_family(made):
     _, make = made
     path = make(
@@ -128,6 +131,7 @@ def test_matrix_json_has_the_rules_with_the_baseline_as_axes_of_every_family(mad
     )
 
 
+@pytest.mark.process
 def test_an_addition_keeps_the_rules(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "SEED=1,2", "MATRIX_BASELINE=OPTIMIZER=adamw")
@@ -152,6 +156,7 @@ def test_a_target_that_no_loss_can_reach_is_refused(made, tmp_path, text):
     assert not list(tmp_path.glob("results/*"))
 
 
+@pytest.mark.process
 def test_a_baseline_cannot_be_named_after_the_first_run(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "SEED=1,2")
@@ -161,6 +166,7 @@ def test_a_baseline_cannot_be_named_after_the_first_run(made):
     assert rules_of(path).baseline == {}
 
 
+@pytest.mark.process
 def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4", "SEED=7")

@@ -88,6 +88,7 @@ def intended_errors(page: Path) -> set[tuple[str, ...]]:
     }
 
 
+@pytest.mark.process
 def test_every_command_on_a_page_exists_with_its_arguments():
     found = {}
     for page in PAGES:
@@ -98,6 +99,7 @@ def test_every_command_on_a_page_exists_with_its_arguments():
     assert not found
 
 
+@pytest.mark.process
 def test_every_command_in_a_hint_exists():
     sources = [*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]
     calls = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
@@ -107,6 +109,7 @@ def test_every_command_in_a_hint_exists():
     assert {name for name in targets if not target_exists(name)} <= {"defconfig-", *ENGLISH}
 
 
+@pytest.mark.process
 def test_an_invalid_target_argument_or_value_is_detected():
     assert errors_in(["test-matrix", "MAX_ITERS=500"]) == []
     assert errors_in(["test-matrx"]) == ["there is no target test-matrx"]
@@ -158,6 +161,7 @@ def test_every_page_is_reachable_from_the_index():
     assert "docs/index.md" in links(ROOT / "README.md")
 
 
+@pytest.mark.process
 def test_make_help_lists_every_command_and_every_public_target():
     listed = set(re.findall(r"[\w-]+", run_make("help")))
     phony = re.search(r"^\.PHONY: (.*)$", run_make("-npq", "help"), re.MULTILINE)
@@ -216,6 +220,7 @@ def with_current_outputs(page: Path) -> str:
     return FENCE.sub(block, page_text(page))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", EXECUTED, ids=lambda page: page.name)
 def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,8 @@ from fake_slurm import UNKNOWN_OPTION, FakeSlurm
 from slurm_stage import SlurmStage
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FORMAT = "--format=%i|%A|%F|%K|%T|%t|%r|%N|%S|%k|%j|%P|%D"
 ALL = ["squeue", "--noheader", "--me", "--states=all", FORMAT]

@@ -70,12 +70,15 @@ def test_each_value_arrives_as_it_was_typed_and_flags_of_make_and_the_environmen
     ]
     program = Program(tmp_path / "a folder's")
     (tmp_path / "a folder's").mkdir()
-    for flags, text in zip([[], ["-j2"], ["-k", "-s"], ["V=1"], ["--no-builtin-rules"]] * 2, texts, strict=True):
-        result = make(*flags, MINE, "defconfig", f"O={program.folder}", f"RESULTS_DIR={text}", MAX_ITERS="5")
+    for flags in ([], ["-j2"], ["-k", "-s"], ["V=1"], ["--no-builtin-rules"]):
+        typed = {"RESULTS_DIR": texts.pop(0), "DATA_DIR": texts.pop(0)}
+        words = [f"{name}={text}" for name, text in typed.items()]
+        result = make(*flags, MINE, "defconfig", f"O={program.folder}", *words, MAX_ITERS="5")
 
         assert result.returncode == 0, result.stderr
-        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-        assert program.value("RESULTS_DIR") == f'"{escaped}"'
+        for name, text in typed.items():
+            escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+            assert program.value(name) == f'"{escaped}"'
         assert program.value("GPT2_MAX_ITERS") == "10000"
     assert not (tmp_path / "ran").exists()
 
@@ -87,10 +90,9 @@ def test_each_defconfig_is_a_target_that_the_shell_can_complete_and_writes_to_th
         if path.is_file():
             assert f"\ndefconfig-{path.name}:" in database
             assert f"\n{path.name}_defconfig:" in database
-    for target in ("defconfig-gpt2-cpu-quick", "gpt2-cpu-quick_defconfig"):
-        assert make(MINE, target, f"O={tmp_path}/o").returncode == 0
-        assert make(MINE, target, f"KCONFIG_CONFIG={tmp_path}/own").returncode == 0
-        assert (tmp_path / "o" / ".config").read_bytes() == (tmp_path / "own").read_bytes()
+    assert make(MINE, "defconfig-gpt2-cpu-quick", f"O={tmp_path}/o").returncode == 0
+    assert make(MINE, "gpt2-cpu-quick_defconfig", f"KCONFIG_CONFIG={tmp_path}/own").returncode == 0
+    assert (tmp_path / "o" / ".config").read_bytes() == (tmp_path / "own").read_bytes()
 
 
 def test_a_target_that_uses_a_tracker_or_kubernetes_installs_it_first(tmp_path):

@@ -15,6 +15,8 @@ from kmatrix.runner import cluster
 from kmatrix.runner.cluster import new_engine, own_engine
 from kmatrix.runner.submit import hand_over, submitting
 
+pytestmark = pytest.mark.process
+
 RUN = SubmissionFile(shares=(ShareEntry(task=0, runs=("a",)),))
 
 

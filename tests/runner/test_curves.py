@@ -11,6 +11,7 @@ from kmatrix.runner.loop import drive
 from running import END_S, engine, status_of, wait_for_start
 
 
+@pytest.mark.process
 def test_each_run_that_ended_has_its_curves_also_if_it_failed(matrix, plan):
     plans = [plan("a"), plan("b", "fail")]
     drive(matrix, plans, engine(), poll_s=0.02)
@@ -21,6 +22,7 @@ def test_each_run_that_ended_has_its_curves_also_if_it_failed(matrix, plan):
     assert read_curves_file(plans[0].dir).train.step
 
 
+@pytest.mark.process
 def test_a_run_that_is_retried_has_the_curves_of_its_last_attempt(matrix, plan):
     run = plan("a", "nccl1")
     drive(matrix, [run], engine(), poll_s=0.02)
@@ -38,6 +40,7 @@ def test_a_run_that_was_stopped_has_its_curves(matrix, plan, start_runner):
     assert read_curves_file(run.dir).attempt == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "logged"), [(errno.EACCES, ["a", "b"]), (errno.ENOSPC, [])])
 def test_curves_that_cannot_be_written_are_logged_unless_the_disk_is_full(matrix, plan, monkeypatch, number, logged):
     def refuse(path, *_, **__):
@@ -51,6 +54,7 @@ def test_curves_that_cannot_be_written_are_logged_unless_the_disk_is_full(matrix
     assert not list(matrix.path.glob("*/curves.json"))
 
 
+@pytest.mark.process
 def test_a_run_with_a_large_log_leaves_its_curves_to_the_report(matrix, plan, monkeypatch):
     monkeypatch.setattr("kmatrix.curves.queue.MOST_BYTES", 10)
     run = plan("a")

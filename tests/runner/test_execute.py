@@ -25,6 +25,7 @@ def quoted(*arguments):
     return " ".join('"' + argument.replace('"', '\\"') + '"' for argument in arguments)
 
 
+@pytest.mark.process
 def test_the_on_finish_command_receives_the_matrix_and_its_outcome(finished_matrix, tmp_path):
     output_file = tmp_path / "answer.json"
     assert finish(finished_matrix, quoted(sys.executable, "-c", RECORD_CALL, str(output_file))) == ""
@@ -36,12 +37,14 @@ def test_the_on_finish_command_receives_the_matrix_and_its_outcome(finished_matr
     assert variables.items() >= (expected | {"KMATRIX_FINISHED": "1", "KMATRIX_FAILED": "1"}).items()
 
 
+@pytest.mark.process
 def test_the_command_does_not_run_in_a_shell(finished_matrix, tmp_path):
     output_file = tmp_path / "answer.json"
     finish(finished_matrix, quoted(sys.executable, "-c", RECORD_CALL, str(output_file), "$HOME; rm -rf /", "`id`"))
     assert json.loads(output_file.read_text())[1][1:] == ["$HOME; rm -rf /", "`id`"]
 
 
+@pytest.mark.process
 def test_a_failure_of_the_command_is_reported(finished_matrix, monkeypatch):
     assert finish(finished_matrix, quoted(sys.executable, "-c", "raise SystemExit(3)")).endswith("ended with status 3")
     monkeypatch.setattr(module, "FINISH_LIMIT_S", 0.2)

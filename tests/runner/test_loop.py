@@ -43,6 +43,7 @@ from waiting import wait_until
 # A matrix from start to end
 
 
+@pytest.mark.process
 def test_runs_are_executed_one_after_the_other_and_all_finish(matrix, plan):
     plans = [plan("a"), plan("b")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
@@ -51,6 +52,7 @@ def test_runs_are_executed_one_after_the_other_and_all_finish(matrix, plan):
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
 
 
+@pytest.mark.process
 def test_the_status_files_have_the_documented_fields(matrix, plan):
     run = plan("a")
     drive(matrix, [run], engine(), poll_s=0.02)
@@ -78,6 +80,7 @@ def test_the_status_files_have_the_documented_fields(matrix, plan):
     )
 
 
+@pytest.mark.process
 def test_the_journal_lists_events_in_order(matrix, plan):
     drive(matrix, [plan("a"), plan("b", "nan")], engine(), skipped={"c": "too big"}, poll_s=0.02)
     lines = [(line["event"], line.get("run"), line.get("status")) for line in read_jsonl(matrix.journal)]
@@ -92,6 +95,7 @@ def test_the_journal_lists_events_in_order(matrix, plan):
     ]
 
 
+@pytest.mark.process
 def test_a_failed_run_does_not_prevent_the_others_and_sets_the_exit_code(matrix, plan):
     plans = [plan("a", "fail"), plan("b")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
@@ -99,6 +103,7 @@ def test_a_failed_run_does_not_prevent_the_others_and_sets_the_exit_code(matrix,
     assert read_json(matrix.status)["status"] == "failed"
 
 
+@pytest.mark.process
 def test_a_skipped_run_is_recorded_with_its_reason_and_sets_the_exit_code(matrix, plan):
     plan("b")
     outcome = drive(matrix, [plan("a")], engine(), skipped={"b": "needs 4 GPUs, there is 1"}, poll_s=0.02)
@@ -107,6 +112,7 @@ def test_a_skipped_run_is_recorded_with_its_reason_and_sets_the_exit_code(matrix
     assert (record["status"], record["reason"], record["run_id"]) == ("skipped", "needs 4 GPUs, there is 1", "id-b")
 
 
+@pytest.mark.process
 def test_runs_of_earlier_runners_count_and_a_run_of_a_dead_runner_is_stopped(matrix, plan):
     drive(matrix, [plan("a")], engine(), poll_s=0.02)
     lost = plan("b")
@@ -120,6 +126,7 @@ def test_runs_of_earlier_runners_count_and_a_run_of_a_dead_runner_is_stopped(mat
 # How one run ended
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("behave", "kind", "reason"),
     [
@@ -135,10 +142,12 @@ def test_a_failed_run_has_a_reason(matrix, plan, behave, kind, reason):
     assert [status_of(run)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
 
 
+@pytest.mark.process
 def test_an_adjustment_declared_by_the_trainer_is_not_a_failure(matrix, plan):
     assert drive(matrix, [plan("a", "adjusted")], engine(), poll_s=0.02).exit_code == 0
 
 
+@pytest.mark.process
 def test_a_failed_run_records_the_end_of_the_log_of_this_attempt(matrix, plan):
     run = plan("a", "fail", attempt=2)
     run.dir.output_log.write_text("of the first attempt\n" * 50)
@@ -289,6 +298,7 @@ def test_exit_codes_are_described(code, message):
 # Limits and stops
 
 
+@pytest.mark.process
 def test_a_run_that_exceeds_its_timeout_is_stopped_and_counts_as_failed(matrix, plan):
     plans = [plan("a", "hang", timeout_s=0.6), plan("b")]
     outcome = drive(matrix, plans, engine(), on_progress=once_training(plans[0]), poll_s=0.02)
@@ -298,6 +308,7 @@ def test_a_run_that_exceeds_its_timeout_is_stopped_and_counts_as_failed(matrix, 
     assert processes_naming(matrix) == []
 
 
+@pytest.mark.process
 def test_a_run_that_ignores_sigterm_is_killed_after_the_grace_period(matrix, plan):
     run = plan("a", "stubborn", timeout_s=0.5)
     drive(matrix, [run], engine(grace_s=0.4), on_progress=once_training(run), poll_s=0.02)
@@ -305,6 +316,7 @@ def test_a_run_that_ignores_sigterm_is_killed_after_the_grace_period(matrix, pla
     assert processes_naming(matrix) == []
 
 
+@pytest.mark.process
 def test_a_signal_stops_the_current_run_cleanly_and_keeps_the_rest_planned(matrix, plan, start_runner):
     plans = [plan("a", "grandchildren"), plan("b")]
     process = start_runner("a=grandchildren", "b")
@@ -319,6 +331,7 @@ def test_a_signal_stops_the_current_run_cleanly_and_keeps_the_rest_planned(matri
     assert not [pid for pid in read_json(plans[0].dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
+@pytest.mark.process
 def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     run = plan("a", "stubborn")
     process = start_runner("a=stubborn", grace_s=60)
@@ -337,6 +350,7 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     assert processes_naming(matrix) == []
 
 
+@pytest.mark.process
 def test_a_killed_runner_leaves_no_process_and_its_run_saves_a_checkpoint(matrix, plan, start_runner):
     run = plan("a", "grandchildren")
     process = start_runner("a=grandchildren", grace_s=END_S)
@@ -397,6 +411,7 @@ def test_processes_without_guard_and_runner_delay_the_next_attempt_and_are_named
     assert [(line["run"], f"(pid {first})" in line["reason"]) for line in waits] == [("a", True)]
 
 
+@pytest.mark.process
 def test_a_second_runner_of_a_matrix_is_refused_and_names_the_first(matrix, plan, start_runner):
     run = plan("a", "hang")
     process = start_runner("a=hang")
@@ -431,6 +446,7 @@ def disk(monkeypatch):
     return fill
 
 
+@pytest.mark.process
 def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix, plan, disk):
     run, later = plan("a"), plan("b")
     # Its start is the last that can be written.
@@ -454,6 +470,7 @@ def test_a_runner_that_fails_before_it_knows_the_runs_writes_no_status(matrix, p
     assert not matrix.status.exists()  # no runs at all would count as finished
 
 
+@pytest.mark.process
 def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(matrix, plan):
     run, later, place = plan("a", "until asked"), plan("b"), matrix.path.with_name("moved")
 
@@ -476,6 +493,7 @@ def test_a_matrix_that_is_moved_while_it_runs_is_not_made_again_at_its_old_path(
 # A budget for the matrix
 
 
+@pytest.mark.process
 def test_a_matrix_whose_budget_is_spent_stops_its_runs_and_starts_no_more(matrix, plan, monkeypatch):
     plans, notes = [plan("a", "hang"), plan("b")], []
     # The budget is spent as soon as the first run trains.
@@ -497,6 +515,7 @@ def test_a_matrix_whose_budget_is_spent_stops_its_runs_and_starts_no_more(matrix
 # The engine
 
 
+@pytest.mark.process
 def test_a_secret_reaches_the_trainer_but_no_file(matrix, plan, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-value")
     run = plan("a", "fail")
@@ -534,6 +553,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_starts(matrix, plan, f
     assert not good.dir.output_log.exists()
 
 
+@pytest.mark.process
 def test_a_submitted_run_is_not_executed_twice(matrix, plan):
     run, local_engine = plan("a"), engine()
     assert local_engine.submit([run]) == local_engine.submit([run])
@@ -545,6 +565,7 @@ def test_a_submitted_run_is_not_executed_twice(matrix, plan):
 # Progress
 
 
+@pytest.mark.process
 def test_progress_has_step_loss_speed_and_counts(matrix, plan):
     seen = []
     drive(matrix, [plan("a"), plan("b")], engine(), skipped={"c": "why"}, on_progress=seen.append, poll_s=0.02)

@@ -30,6 +30,7 @@ def seen(*plans):
     return [status_of(plan)["status"] for plan in plans]
 
 
+@pytest.mark.process
 def test_a_waiting_and_a_running_run_are_held_and_the_matrix_goes_on(matrix, plan):
     plans = [plan("a", "hang"), plan("b"), plan("c")]
     outcome = drive_with(matrix, plans, {("a", "running"): [("b", True), ("a", True)]})
@@ -49,6 +50,7 @@ def test_a_waiting_and_a_running_run_are_held_and_the_matrix_goes_on(matrix, pla
     assert seen(*plans) == ["finished"] * 3
 
 
+@pytest.mark.process
 def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
     plans = [plan("a", "hang"), plan("b"), plan("c", "hang")]
     orders = {
@@ -78,6 +80,7 @@ def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
     assert [attempt["resume"] for attempt in status_of(plans[0])["attempts"]] == ["none", "auto"]
 
 
+@pytest.mark.process
 def test_a_request_at_the_end_of_a_run_does_not_change_a_finished_one(matrix, plan):
     plans = [plan("a", "quick"), plan("b", "quick")]
     outcome = drive_with(matrix, plans, {("a", "finished"): [("a", True)]})
@@ -85,6 +88,7 @@ def test_a_request_at_the_end_of_a_run_does_not_change_a_finished_one(matrix, pl
     assert outcome.exit_code == 0
 
 
+@pytest.mark.process
 def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path):
     from waiting import wait_until
 
@@ -104,6 +108,7 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, tmp_path):
     assert sorted(seen(*plans)) == ["finished", "planned"]
 
 
+@pytest.mark.process
 def test_a_release_at_the_very_end_of_a_matrix_is_followed(matrix, plan, monkeypatch):
     monkeypatch.setattr(
         "kmatrix.runner.execution.requests.READ_EVERY_S", 1000.0
@@ -114,6 +119,7 @@ def test_a_release_at_the_very_end_of_a_matrix_is_followed(matrix, plan, monkeyp
     assert seen(*plans) == ["finished", "finished"]
 
 
+@pytest.mark.process
 def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, plan, tmp_path):
     """As with `make continue RUN=a`: the status of b changes at once, and the command says who runs it."""
     plans, outputs = [plan("a", "hang"), plan("b"), plan("c")], []
@@ -139,6 +145,7 @@ def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, pla
     assert [HELD_TEXT in str(status_of(one)["reason"]) for one in plans] == [True, False, True]
 
 
+@pytest.mark.process
 def test_a_released_run_keeps_its_budget_and_its_starting_point(matrix, plan, monkeypatch):
     """The time of earlier attempts counts; an attempt that has not started yet starts as planned (RESUME=none)."""
     plans, submitted = [plan("a", "hang"), plan("b", attempt=2)], []
@@ -189,6 +196,7 @@ def test_the_commands_work_without_a_runner_and_by_every_form_of_a_name(matrix, 
     assert seen(*plans[:2]) == ["finished", "failed"]
 
 
+@pytest.mark.process
 def test_a_damaged_file_starts_no_held_run_and_ends_no_running_one(matrix, plan, tmp_path):
     plans = [plan("a", "hang"), plan("b")]
     change_requests(matrix, ["b"], hold=True)

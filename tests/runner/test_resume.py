@@ -81,6 +81,7 @@ def test_a_stopped_run_resumes_and_finished_runs_are_kept(matrix, make, start_ru
     assert resume_plan(matrix).plans == ()
 
 
+@pytest.mark.process
 def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
     run = make("a")
     process = start_runner("a=hang")
@@ -95,6 +96,7 @@ def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 
 
+@pytest.mark.process
 def test_a_failed_run_is_retried_only_on_request(matrix, make):
     run = make("a")
     drive(matrix, resume_plan(matrix, "nan").plans, engine(), poll_s=0.02)
@@ -157,6 +159,7 @@ def test_a_run_with_too_few_gpus_is_skipped_and_continues_once_there_are_enough(
     assert [each.name for each in resume_plan(matrix, gpus=GPUS).plans] == ["a"]
 
 
+@pytest.mark.process
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     run, seen = make("a"), []
     outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), on_progress=seen.append, poll_s=0.02)
@@ -173,6 +176,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     assert second.endswith("retrying with micro-batch 3")
 
 
+@pytest.mark.process
 def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
     run = make("a")
 
@@ -185,6 +189,7 @@ def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
     assert [each.micro_batch for each in resume_plan(matrix).plans] == [6]
 
 
+@pytest.mark.process
 def test_a_trainer_that_ignores_the_micro_batch_is_a_failure(matrix, make):
     run = make("a")
     entry = {"attempt": 1, "status": "failed", "kind": "oom"}
@@ -198,6 +203,7 @@ def test_a_trainer_that_ignores_the_micro_batch_is_a_failure(matrix, make):
     assert read_json(other.status)["reason"] == "configuration mismatch: batch_size requested 3, used 6"
 
 
+@pytest.mark.process
 def test_a_plan_that_another_runner_executed_meanwhile_is_dropped(matrix, make):
     run, other = make("a"), make("b")
     late = resume_plan(matrix).plans
@@ -244,6 +250,7 @@ def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
     assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
 
 
+@pytest.mark.process
 def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
     run = make("a")
     process = start_runner("a=hang")

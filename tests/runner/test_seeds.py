@@ -18,6 +18,8 @@ from kmatrix.status.outcomes import Outcomes, adaptive_seeds
 from kmatrix.status.status_file import recover_status
 from scripted import ABOVE, FAIL, NAN, ScriptedEngine, adaptive_matrix, name_of, run
 
+pytestmark = pytest.mark.process
+
 # muon is clearly better; the difference of the others is lost in the noise.
 CLEAR = {"adamw": [3.30, 3.31, 3.29, 3.30, 3.31, 3.29], "muon": [3.20, 3.2101, 3.1902, 3.2003, 3.2101, 3.1902]}
 OPEN = {"adamw": [3.30, 3.20, 3.27, 3.21, 3.29, 3.22], "muon": [3.22, 3.28, 3.21, 3.30, 3.24, 3.25]}

@@ -48,6 +48,8 @@ from kmatrix.runner.submit import hand_over, occupied_runs, resolve_doubts, subm
 from kmatrix.status.activity import MatrixActivity
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 RUNS = ("a", "b", "c")
 WIDE = SubmissionFile(shape=Shape(nodes=2), shares=(ShareEntry(task=0, runs=("a",)),))
 ARRAY = SubmissionFile(shares=(ShareEntry(task=0, runs=("b",)), ShareEntry(task=1, runs=("c",))))

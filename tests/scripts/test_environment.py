@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 BARE = [sys.executable, "-S"]  # without site-packages
 ONE_LINER = "import scripts.gputop; m = scripts.gputop.GPUMonitor(); m.initialize(); print('GPUs:', m.gpu_count)"

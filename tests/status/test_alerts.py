@@ -279,6 +279,7 @@ def run_on_gpus(matrix, plan, tmp_path, tmp_path_factory):
     return run
 
 
+@pytest.mark.process
 def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, run_on_gpus, capsys):
     planned = run_on_gpus("0 1 temp 93\n")
     status = read_json(planned.dir.status)

@@ -166,6 +166,7 @@ def kinds(plan):
     return [attempt["kind"] for attempt in status_of(plan)["attempts"]]
 
 
+@pytest.mark.process
 def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matrix, plan):
     plans = [plan("a", "lost:GPU-a", cuda=True), *(plan(name, cuda=True) for name in "bcd")]
     outcome, messages = run_all(matrix, plans)
@@ -181,6 +182,7 @@ def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matr
     assert Overview(matrix).poll().gpus[0].out == left_out["out"]
 
 
+@pytest.mark.process
 def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
     plans = [plan("a", "lost:GPU-a", cuda=True, expected_s=9.0), plan("b", ranks=2, cuda=True, expected_s=1.0)]
     outcome, _ = run_all(matrix, plans, UUIDS[:2])
@@ -190,6 +192,7 @@ def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
     assert "needs 2 GPUs, 1 available: GPU 0 is quarantined" in status_of(plans[1])["reason"]
 
 
+@pytest.mark.process
 def test_a_preempted_run_resumes_automatically(matrix, plan):
     run = plan("a", "preempted2")
     outcome, _ = run_all(matrix, [run])
@@ -221,6 +224,7 @@ def test_a_run_that_was_stopped_by_its_pid_stays_stopped(plan):
     assert not was_preempted(Evidence(run=run, attempt=Attempt(number=1, started=1.0), job=None))  # its runner died
 
 
+@pytest.mark.process
 def test_a_killed_run_waits_for_make_continue(matrix, plan):
     run = plan("a", "killed")
     outcome, _ = run_all(matrix, [run])

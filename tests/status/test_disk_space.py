@@ -76,6 +76,7 @@ def test_an_attempt_that_died_on_a_full_disk_failed_with_kind_disk(plan, monkeyp
     assert "RuntimeError: cannot write" in found.reason
 
 
+@pytest.mark.process
 def test_on_a_full_disk_no_run_is_started_and_all_continue_later(matrix, plan):
     plans = [plan("a", "quick"), plan("b", "disk"), plan("c", "quick")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)

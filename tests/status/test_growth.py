@@ -16,6 +16,8 @@ from kmatrix.runner.submit import hand_over, occupied_runs, resolve_doubts, subm
 from kmatrix.status.view.overview import Overview
 from large_matrix import make_queued_matrix
 
+pytestmark = pytest.mark.process
+
 SMALL, TASKS = 6, 2  # runs of the smallest matrix; tasks of an array, so that there are more arrays, too
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove")
 _counted: Counter[str] = Counter()

@@ -166,6 +166,7 @@ def terminal(matrix):
     )
 
 
+@pytest.mark.process
 def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_exits(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
     with held(matrix):
@@ -209,6 +210,7 @@ def test_a_run_can_be_selected_by_a_pattern_or_by_its_directory(tmp_path):
     assert "matches no run of" in run("logs", f"TARGET={matrix.path}", "RUN=*lion*").err
 
 
+@pytest.mark.process
 def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b")]
     write_json(matrix.matrix_json, {"runs": [{"name": run.name} for run in plans]})

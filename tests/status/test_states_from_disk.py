@@ -18,6 +18,8 @@ from pages import DOCS
 from programs import run
 from records_factory import FakeRun, make_matrix
 
+pytestmark = pytest.mark.process
+
 RUN = FakeRun()
 FINISHED = RUN.name
 ENDS = {"failed": "loss is nan", "stopped": "asked to stop", "skipped": "too few GPUs"}

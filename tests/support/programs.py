@@ -14,6 +14,7 @@ import pytest
 
 import kmatrix.cli.commands as cli
 import kmatrix.doctor
+import kmatrix.experiment.inputs.data
 import kmatrix.experiment.plan as planning
 from kmatrix.experiment.cluster import resolve
 from kmatrix.experiment.plan import Plan
@@ -98,6 +99,20 @@ def run(*arguments: str) -> CommandResult:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main(list(arguments))
     return CommandResult(status, out.getvalue(), err.getvalue())
+
+
+def prepare_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare data in this process: each program of its own would import for half a second."""
+
+    def prepare(command: list[str], **_: Any) -> SimpleNamespace:
+        from gpt2.prepare.__main__ import main
+
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            return SimpleNamespace(returncode=main(command[3:]), stdout=out.getvalue())
+
+    known = SimpleNamespace(run=prepare, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(kmatrix.experiment.inputs.data, "subprocess", known)
 
 
 def ask_pytorch_once(monkeypatch: pytest.MonkeyPatch) -> None:

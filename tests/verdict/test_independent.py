@@ -102,7 +102,14 @@ def is_about(p, share, errors=4.5):
     return abs(p - share) <= errors * math.sqrt(max(share * (1 - share), 1e-5) / PATHS)
 
 
-@pytest.mark.parametrize(("k", "first", "most"), [(2, 3, 10), (2, 2, 6), (3, 3, 10), (4, 4, 8), (5, 3, 6)])
+@pytest.mark.parametrize(
+    ("k", "first", "most"),
+    [
+        (2, 2, 6),
+        (5, 3, 6),
+        *(pytest.param(*more, marks=pytest.mark.nightly) for more in ((2, 3, 10), (3, 3, 10), (4, 4, 8))),
+    ],
+)
 def test_a_sequential_p_is_the_share_of_simulated_sequences_with_as_much_evidence(k, first, most):
     dice = np.random.default_rng(100 * k + most)
     null = evidence(first, most)[most]
@@ -150,7 +157,9 @@ def test_the_sequential_p_of_a_target_is_that_of_simulated_sequences():
         )
 
 
-@pytest.mark.parametrize(("before", "after", "confidence"), [(6, 10, 0.95), (5, 8, 0.9)])
+@pytest.mark.parametrize(
+    ("before", "after", "confidence"), [(5, 8, 0.9), pytest.param(6, 10, 0.95, marks=pytest.mark.nightly)]
+)
 def test_the_error_spent_by_a_raised_maximum_is_that_of_simulated_sequences(before, after, confidence):
     """Each plan has its own boundary, here found by simulation; a sequence is called different at either of them."""
     x = np.random.default_rng(3).normal(size=(PATHS, after))

@@ -48,6 +48,7 @@ def test_the_recursion_agrees_with_simulated_sequences(first, most, one_sided):
     assert np.all(np.abs(crossed - exact) < 4.5 * np.sqrt(exact * (1 - exact) / len(x)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("first", "most"), [(2, 6), (3, 10), (3, 16)])
 @pytest.mark.parametrize(("a", "error"), [(0.1, 4e-7), (0.022, 4e-7), (0.01, 4e-7), (1e-5, 2e-5)])
 def test_more_points_change_a_probability_by_less_than_the_stated_error(first, most, a, error, monkeypatch):

@@ -65,6 +65,7 @@ def test_maps_are_merged_and_lists_by_their_keys(tmp_path):
     assert pod["volumes"][1]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
 
 
+@pytest.mark.process
 def test_kubectl_merges_the_same(tmp_path):
     require_program("kubectl")
     (job,) = made(ONE_NODE, K8S_NODE_SELECTOR="a=b")

@@ -117,6 +117,7 @@ def test_the_note_of_another_job_is_none(share, run, lines):
     assert clock.steps == []
 
 
+@pytest.mark.process
 def test_a_pod_0_that_is_ended_while_it_waits_is_replaced(share, run, lines):
     former = signal.getsignal(signal.SIGTERM)
     waiting = gathering(share, run, lines, Clock(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: None))

@@ -14,6 +14,8 @@ from kmatrix.engines.local.process import GUARD, start
 from kmatrix.records.lock import try_lock
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 SPAWN = """
 import subprocess, sys, time
 for _ in range(3):

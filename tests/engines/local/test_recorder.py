@@ -36,6 +36,7 @@ def two_gpu_recorder(tmp_path_factory) -> RecorderLauncher:
     )
 
 
+@pytest.mark.process
 def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_recorder):
     planned = plan("a", "until asked")
 
@@ -75,12 +76,14 @@ def test_a_run_without_gpus_and_ranks_reports_it_in_one_line(matrix, plan):
     assert "nothing is recorded" in planned.dir.output_log.read_text()
 
 
+@pytest.mark.process
 def test_without_a_monitor_nothing_is_recorded(matrix, plan):
     run = plan("a")
     assert drive(matrix, [run], engine(), poll_s=0.02).exit_code == 0
     assert list(run.dir.path.glob("gpu_*")) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
 def test_a_recorder_that_fails_to_start_or_dies_does_not_affect_the_run(matrix, plan, python):
     run = plan("a")
@@ -88,6 +91,7 @@ def test_a_recorder_that_fails_to_start_or_dies_does_not_affect_the_run(matrix, 
     assert read_json(run.dir.status)["status"] == "finished"
 
 
+@pytest.mark.process
 def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch):
     deaf = tmp_path / "deaf"
     deaf.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)\n")

@@ -79,6 +79,7 @@ def test_a_machine_without_slurm_has_no_such_checks_unless_it_is_selected(monkey
     assert found(selected=True)["Slurm"].level is Level.BROKEN
 
 
+@pytest.mark.process
 def test_two_tasks_of_the_probe_find_locks_caches_and_clocks(tmp_path):
     environment = {**os.environ, "PYTHONPATH": program_path(ROOT)}
     command = [sys.executable, "-m", "kmatrix.engines.slurm.probe", str(tmp_path)]

@@ -117,6 +117,7 @@ def test_a_percent_sign_in_a_path_is_not_a_pattern():
     assert "--output=/shared/100%%/m/jobs/0003/%a/slurm.log" in directives(text)
 
 
+@pytest.mark.process
 def test_paths_with_blanks_and_quotes_stay_one_word(tmp_path):
     folder = tmp_path / 'it\'s a "test" $(touch pwned) `x`'
     folder.mkdir()
@@ -140,6 +141,7 @@ def test_paths_with_blanks_and_quotes_stay_one_word(tmp_path):
     assert shlex.split(output) == [f"--output={folder}/m/jobs/0003/0/slurm.log"]
 
 
+@pytest.mark.process
 def test_a_missing_setup_file_ends_the_job_with_its_name(tmp_path):
     text = rendered(SLURM_SETUP=str(tmp_path / "gone.sh"))
 
@@ -149,6 +151,7 @@ def test_a_missing_setup_file_ends_the_job_with_its_name(tmp_path):
     assert f"cannot read {tmp_path}/gone.sh" in done.stderr
 
 
+@pytest.mark.process
 def test_a_setup_file_that_fails_ends_the_job_and_says_so(tmp_path):
     setup = tmp_path / "setup.sh"
     setup.write_text("set -eu\necho loading\nexit 3\n", encoding="utf-8")

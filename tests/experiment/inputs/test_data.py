@@ -84,6 +84,7 @@ def write_json_in(folder, value):
     write_json(folder / "dataset.json", value)
 
 
+@pytest.mark.process
 def test_prepare_data_prepares_the_data_of_every_run_and_prints_the_epochs(program, capfd):
     axes = ("TOKENIZER=byte,char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=600")
     out = program.check("prepare-data", *prepare_arguments(program, *axes)).out
@@ -95,6 +96,7 @@ def test_prepare_data_prepares_the_data_of_every_run_and_prints_the_epochs(progr
     assert "60 files" in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_the_vocabulary_size_of_the_text_is_used_once_it_is_known(program):
     run = prepare_arguments(program, "TOKENIZER=char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=60")
     before = program.check("test-matrix-dry-run", *run)
@@ -123,6 +125,7 @@ def test_an_impossible_dataset_is_refused_before_any_file_is_written(program, ar
     assert not list((program.folder / "data").glob("*-*"))
 
 
+@pytest.mark.process
 def test_data_that_cannot_be_prepared_is_refused_with_the_original_message(program, capfd):
     message = program.refused("prepare-data", *prepare_arguments(program, "DATASET=folder", "DATA_PATH=nothing"))
     assert "cannot prepare the data of 'folder'" in message
@@ -184,6 +187,7 @@ def test_the_shards_of_a_stream_are_not_taken_for_prepared_data(tmp_path):
     assert prepared(tmp_path, RUN) is None
 
 
+@pytest.mark.process
 def test_preparing_streamed_data_only_notes_what_they_are_made_from(program):
     arguments = prepare_arguments(program, "DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", "DATA_STREAMING=y")
     printed = program.check("prepare-data", *arguments).out

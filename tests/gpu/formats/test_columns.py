@@ -214,6 +214,7 @@ def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(
     assert 0 < len(read) < 6
 
 
+@pytest.mark.process
 def test_the_recorder_imports_neither_numpy_nor_msgspec():
     code = "import sys, kmatrix.gpu.recorder; print(*({'numpy', 'msgspec'} & sys.modules.keys()))"
     output = subprocess.check_output(

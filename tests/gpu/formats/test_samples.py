@@ -136,6 +136,7 @@ def test_without_hard_links_the_array_is_written_in_place(tmp_path, monkeypatch)
     assert json.loads((tmp_path / "a.json").read_text()) == [{"n": 0}]
 
 
+@pytest.mark.process
 def test_a_full_disk_keeps_array_and_samples_complete(tmp_path):
     script = """
 import resource, sys

@@ -58,6 +58,7 @@ class SlowSource:
         return ExtraMetrics(fan=50.0 + device)
 
 
+@pytest.mark.process
 def test_a_slow_driver_does_not_block_the_caller():
     source = SlowSource()
     poller = BackgroundPoller(source, every_s=0.01)

@@ -282,6 +282,7 @@ def matrix_of_all_kinds(root):
     return matrix
 
 
+@pytest.mark.process
 def test_summary_of_a_matrix_with_gpus_and_ranks(golden, tmp_path):
     golden("summary_gpus.txt", write_summary(analyse(matrix_of_all_kinds(tmp_path))))
 

@@ -16,6 +16,8 @@ from kmatrix.status.state import Attempt, RunState
 from kmatrix.status.status_file import write_state
 from share_job import start, state_of
 
+pytestmark = pytest.mark.process
+
 HOUR = 3600.0
 
 

@@ -70,6 +70,7 @@ def signal_when_training(monkeypatch):
     return arm
 
 
+@pytest.mark.process
 def test_a_job_trains_its_share_alone_with_files_of_its_own(share, matrix, capsys):
     mine = share("a", others=("b",))
     job, allocation = start(mine)
@@ -88,6 +89,7 @@ def test_a_job_trains_its_share_alone_with_files_of_its_own(share, matrix, capsy
     assert not allocation.requeued
 
 
+@pytest.mark.process
 def test_runs_of_one_share_train_at_the_same_time_if_they_fit(share, monkeypatch):
     monkeypatch.setattr(share_job, "usable_cores", lambda: 2)
     mine = share("a", "b")
@@ -95,6 +97,7 @@ def test_runs_of_one_share_train_at_the_same_time_if_they_fit(share, monkeypatch
     assert read_share_end(mine).counts == {"finished": 2}
 
 
+@pytest.mark.process
 def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys, signal_when_training):
     mine, allocation = share("a"), FakeAllocation(why=LIMIT)
     job, _ = start(mine, "hang", allocation)
@@ -115,6 +118,7 @@ def test_the_notice_before_the_time_limit_saves_and_requeues(share, capsys, sign
     assert read_share_owner(mine).idle == 1  # the fake trainer has no index of checkpoints
 
 
+@pytest.mark.process
 def test_a_cancelled_job_is_stopped_and_not_requeued(share, signal_when_training):
     mine, allocation = share("a"), FakeAllocation(why=CANCELLED)
     job, _ = start(mine, "hang", allocation)
@@ -124,6 +128,7 @@ def test_a_cancelled_job_is_stopped_and_not_requeued(share, signal_when_training
     assert (allocation.requeued, allocation.asked, read_share_end(mine).requeued) == (0, [False], False)
 
 
+@pytest.mark.process
 def test_the_first_runner_of_a_job_retries_failed_runs_whatever_the_number_of_its_start(share):
     """A node may have failed before the program began: Slurm counts that start, too."""
     mine = share("a")
@@ -134,6 +139,7 @@ def test_the_first_runner_of_a_job_retries_failed_runs_whatever_the_number_of_it
     assert state_of(again).status == "finished"
 
 
+@pytest.mark.process
 def test_a_further_runner_of_a_job_does_not_retry_the_runs_that_have_failed_since(share):
     mine = share("a")
     asked = {"RETRY_FAILED": "1"}
@@ -142,6 +148,7 @@ def test_a_further_runner_of_a_job_does_not_retry_the_runs_that_have_failed_sinc
     assert state_of(mine).status == "failed"
 
 
+@pytest.mark.process
 def test_a_restart_beyond_the_limit_is_not_asked_for(share, signal_when_training):
     mine, allocation = share("a"), FakeAllocation(why=LIMIT, restart=3, most_restarts=3)
     job, _ = start(mine, "hang", allocation)
@@ -150,6 +157,7 @@ def test_a_restart_beyond_the_limit_is_not_asked_for(share, signal_when_training
     assert (allocation.requeued, read_share_end(mine).requeued) == (0, False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("full", [True, False])
 def test_a_job_whose_disk_is_full_is_not_requeued(share, monkeypatch, full):
     mine, allocation = share("a"), FakeAllocation(why=LIMIT)
@@ -164,6 +172,7 @@ def test_a_job_whose_disk_is_full_is_not_requeued(share, monkeypatch, full):
     assert (allocation.requeued, read_share_end(mine).requeued) == (int(not full), not full)
 
 
+@pytest.mark.process
 def test_a_failed_run_ends_the_job_with_status_1_and_is_not_requeued(share):
     mine = share("a")
     job, allocation = start(mine, "fail")
@@ -193,6 +202,7 @@ def test_a_job_that_was_cancelled_or_given_up_trains_nothing(share, capsys, even
     assert not mine.owner.exists()
 
 
+@pytest.mark.process
 def test_a_script_that_is_submitted_again_after_a_stop_trains(share):
     mine = share("a")
     note(mine, "cancelled", "11")
@@ -200,6 +210,7 @@ def test_a_script_that_is_submitted_again_after_a_stop_trains(share):
     assert state_of(mine).status == "finished"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("told_by", ["log", "scheduler"])
 def test_a_job_that_is_cancelled_while_it_saves_is_not_queued_again(
     share, told_by, capsys, monkeypatch, signal_when_training
@@ -233,6 +244,7 @@ def claimed_by_another(share):
         claim.end()
 
 
+@pytest.mark.process
 def test_a_live_claim_of_another_job_keeps_the_share(share, monkeypatch, capsys):
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.05)
     mine = share("a")
@@ -241,6 +253,7 @@ def test_a_live_claim_of_another_job_keeps_the_share(share, monkeypatch, capsys)
     assert "nothing to do: job 11 on n7 runs the share" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_a_dead_claim_of_another_job_is_waited_out(share, monkeypatch):
     monkeypatch.setattr(rivals, "FRESH_S", 0.3)
     mine = share("a")
@@ -251,6 +264,7 @@ def test_a_dead_claim_of_another_job_is_waited_out(share, monkeypatch):
     assert read_share_owner(mine).job == "12"
 
 
+@pytest.mark.process
 def test_a_job_that_is_over_but_whose_runner_lives_keeps_the_share(share, monkeypatch, capsys):
     """The daemon of its batch script was killed: Slurm takes the job for ended."""
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.01)
@@ -267,6 +281,7 @@ def test_a_job_that_is_over_but_whose_runner_lives_keeps_the_share(share, monkey
     assert "nothing to do: job 11 on n7 runs the share" in capsys.readouterr().out
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "job", "restart"), [(1, "12", 1), (2, "13", 0)])
 def test_an_attempt_whose_runner_was_killed_says_where_that_was(share, number, job, restart):
     mine = share("a")
@@ -281,6 +296,7 @@ def test_an_attempt_whose_runner_was_killed_says_where_that_was(share, number, j
     assert second.status == "finished"
 
 
+@pytest.mark.process
 def test_runs_of_a_newer_submission_are_left_to_it(share, capsys):
     mine = share("a", "b")
     newer = share("b", number=2)
@@ -293,6 +309,7 @@ def test_runs_of_a_newer_submission_are_left_to_it(share, capsys):
     assert not newest.run("b").status.exists()
 
 
+@pytest.mark.process
 def test_a_newer_job_leaves_runs_that_an_older_one_trains(share, monkeypatch, capsys):
     monkeypatch.setattr("kmatrix.records.jobs.claim.PULSE_S", 0.05)
     older = share("a")
@@ -310,6 +327,7 @@ def test_a_newer_job_leaves_runs_that_an_older_one_trains(share, monkeypatch, ca
     assert state_of(mine).status == "finished"
 
 
+@pytest.mark.process
 def test_an_older_job_leaves_its_runs_if_a_newer_submission_appears_while_it_begins(share, monkeypatch, capsys):
     mine = share("a")
     begin = Claim.begin
@@ -325,6 +343,7 @@ def test_an_older_job_leaves_its_runs_if_a_newer_submission_appears_while_it_beg
     assert read_share_end(mine).job == "12"  # the newer job need not wait
 
 
+@pytest.mark.process
 def test_two_restarts_without_a_later_checkpoint_fail_the_runs(share, capsys):
     mine = share("a")
     mine.folder.mkdir()
@@ -354,6 +373,7 @@ def test_starts_without_a_later_checkpoint_are_counted(before, restart, steps, i
     assert idle_starts(before, "12", restart, steps) == idle
 
 
+@pytest.mark.process
 def test_a_lost_host_that_is_in_the_job_again_sends_it_back_a_few_times(share, capsys):
     mine = share("a")
     mine.folder.mkdir()
@@ -373,6 +393,7 @@ def test_a_lost_host_that_is_in_the_job_again_sends_it_back_a_few_times(share, c
     assert (state_of(mine).status, read_share_owner(mine).idle) == ("finished", 0)
 
 
+@pytest.mark.process
 def test_a_lost_host_requeues_the_job_and_is_named(share, monkeypatch, tmp_path, matrix):
     monkeypatch.setattr(node_watch, "LOOK_S", 0.02)
     monkeypatch.setattr(node_watch, "PEERS_S", 0.1)
@@ -398,6 +419,7 @@ def test_a_lost_host_requeues_the_job_and_is_named(share, monkeypatch, tmp_path,
     wait_until(lambda: not processes_naming(matrix))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("replaces_nodes", [True, False])
 def test_preemptions_of_other_nodes_never_end_a_job_whose_nodes_are_replaced(share, replaces_nodes):
     job, allocation = start(share("a"), "preempted9", FakeAllocation(replaces_nodes=replaces_nodes))
@@ -410,6 +432,7 @@ def test_preemptions_of_other_nodes_never_end_a_job_whose_nodes_are_replaced(sha
     assert (len(state_of(job.share).attempts) == 1) == replaces_nodes
 
 
+@pytest.mark.process
 def test_a_request_of_the_user_is_followed_inside_a_job(share, matrix):
     mine = share("a")
     job, allocation = start(mine, "hang")
@@ -458,6 +481,7 @@ sys.exit(job.run())
 """
 
 
+@pytest.mark.process
 def test_a_start_that_lost_its_share_leaves_at_once_and_writes_nothing(share, matrix):
     mine = share("a")
     code = LOSING.format(root=str(ROOT))

@@ -32,6 +32,8 @@ from kmatrix.runner.share.next_seeds import submit_next_seeds
 from kmatrix.runner.submit import cancel_jobs, resolve_doubts, submit_plans, submitting
 from scripted import FAIL, ScriptedEngine, adaptive_matrix, name_of
 
+pytestmark = pytest.mark.process
+
 CLEAR = {"adamw": [3.30, 3.31, 3.29, 3.30, 3.31], "muon": [3.20, 3.2101, 3.1902, 3.2003, 3.2101]}
 # It fits into 0.01 nats/token with all five seeds, and not with four.
 TIE = {"adamw": [3.285, 3.271, 3.28, 3.279, 3.265], "muon": [3.287, 3.272, 3.29, 3.28, 3.264]}

@@ -49,6 +49,7 @@ def matrix_of_jobs(share, matrix, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.process
 def test_the_last_job_writes_the_status_and_the_report_and_runs_the_command(matrix_of_jobs, matrix):
     assert matrix_of_jobs() == 0
     status = read_json(matrix.status)
@@ -59,6 +60,7 @@ def test_the_last_job_writes_the_status_and_the_report_and_runs_the_command(matr
     assert matrix_of_jobs.mark.read_text() == "finished\n"
 
 
+@pytest.mark.process
 def test_a_newer_submission_has_a_report_of_its_own(matrix_of_jobs, matrix, capsys):
     assert matrix_of_jobs(newer=True) == 0
     assert not matrix.summary.exists()
@@ -66,6 +68,7 @@ def test_a_newer_submission_has_a_report_of_its_own(matrix_of_jobs, matrix, caps
     assert "submission 3 is newer" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_a_report_that_cannot_be_written_fails_the_job_after_the_command(matrix_of_jobs, monkeypatch):
     def refuse(_: object) -> None:
         raise report.KmatrixError("the disk is full")
