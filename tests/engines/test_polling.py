@@ -164,13 +164,13 @@ def test_no_key_in_the_words_of_a_scheduler_reaches_the_disk(matrix):
 
 def test_the_reason_of_an_end_stays_when_the_scheduler_has_forgotten_the_job(matrix):
     make_submission(matrix, [["a"]])
-    scheduler = ScriptedScheduler(phases={"12": "ended"}, reasons={"12": "K8S_DEADLINE is over"})
+    scheduler = ScriptedScheduler(phases={"12": "ended"}, reasons={"12": "its deadline is over"})
     refresh(matrix, scheduler=scheduler)
     scheduler.phases, scheduler.reasons = {}, {"12": "it is gone"}
 
     (found,) = refresh(matrix, scheduler=scheduler, now=True).jobs.values()
 
-    assert (found.phase, found.reason) == ("unknown", "K8S_DEADLINE is over")
+    assert (found.phase, found.reason) == ("unknown", "its deadline is over")
 
 
 def test_a_job_that_goes_away_before_its_end_was_seen_has_no_older_reason(matrix):

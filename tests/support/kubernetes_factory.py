@@ -27,7 +27,6 @@ EVERYTHING = {
     "K8S_USER": "1000:100",
     "K8S_CODE": "/mnt/results/code",
     "K8S_SUBPATH": "team/",
-    "K8S_DEADLINE": "2d",
     "K8S_QUEUE": "gpus",
     "PARALLEL_JOBS": "2",
 }

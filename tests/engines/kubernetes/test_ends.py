@@ -88,8 +88,8 @@ def test_a_job_that_has_failed_runs_until_its_pods_have_saved(kind):
     found = view(over, [pod(1, "Running", leaving=True)])
     after = view(over, [pod(1, "Failed", ended={"exitCode": 143})])
 
-    assert (found.phase, found.reason) == (SchedulerPhase.RUNNING, "K8S_DEADLINE is over")
-    assert (after.phase, after.reason) == (SchedulerPhase.ENDED, "K8S_DEADLINE is over")
+    assert (found.phase, found.reason) == (SchedulerPhase.RUNNING, "its deadline is over")
+    assert (after.phase, after.reason) == (SchedulerPhase.ENDED, "its deadline is over")
 
 
 def test_an_index_that_has_completed_is_complete_in_a_job_that_fails():

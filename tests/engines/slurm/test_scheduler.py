@@ -111,7 +111,7 @@ def test_a_cluster_without_a_default_partition(monkeypatch):
 def test_slurm_has_the_last_word(monkeypatch):
     answer(monkeypatch).say("sbatch --test-only", err="allocation failure: Invalid feature specification", status=1)
 
-    assert problem() == "sbatch refuses the job: Invalid feature specification; see SLURM_CONSTRAINT"
+    assert problem() == "sbatch refuses the job: Invalid feature specification; see --constraint in SLURM_EXTRA_FLAGS"
 
 
 def test_a_refusal_because_nodes_do_not_answer_says_so(monkeypatch):

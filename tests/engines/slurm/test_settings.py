@@ -55,13 +55,9 @@ def test_no_symbol_of_slurm_is_written_for_this_machine():
         ('CONFIG_SLURM_PARTITION="gpu;reboot"', "expected one name"),
         ('CONFIG_STAGE_DIR="scratch"', "expected an absolute path on the nodes"),
         ('CONFIG_SLURM_ACCOUNT="--uid=0"', "expected one name"),
-        ('CONFIG_SLURM_CONSTRAINT="a b"', "expected features"),
-        ('CONFIG_SLURM_SWITCHES="0"', "expected a number of switches"),
-        ('CONFIG_SLURM_SWITCHES="1@soon"', "expected a number of switches"),
         ('CONFIG_SLURM_GPU_FLAG="gpus"', "expected one of gres, gpus-per-node, gpus-per-task"),
         ('CONFIG_SLURM_EXTRA_FLAGS="reboot"', "does not belong to a flag"),
         ('CONFIG_SLURM_EXTRA_FLAGS="--x=\'"', "no closing quotation"),
-        ('CONFIG_SLURM_CONTAINER_IMAGE="a b"', "blanks, quotes and backslashes are not allowed"),
         ('CONFIG_SLURM_TIME_FACTOR="0.5"', "out of range"),
     ],
 )
@@ -112,7 +108,6 @@ def test_memory(text, mib):
     ("flags", "instead"),
     [
         *(("--time=1", "SLURM_TIME="), ("-t 1", "SLURM_TIME="), ("-t1", "SLURM_TIME="), ("--tim 1", "SLURM_TIME=")),
-        ("--switches=1", "SLURM_SWITCHES="),
         *(("-p x", "SLURM_PARTITION="), ("--array=0-9", "remove --array"), ("--wrap='reboot'", "remove --wrap")),
         *(
             ("--gpus=4", "NUM_GPUS="),

@@ -168,7 +168,7 @@ class PodJob:
         if lines and lines[-1].event in (CANCELLING, CANCELLED):
             return StopCause(kind="signal", reason=f"asked to stop: job {self.job} was cancelled")
         reason = (
-            f"pod {socket.gethostname()} is ended: evicted, preempted, or its Job was deleted or reached K8S_DEADLINE"
+            f"pod {socket.gethostname()} is ended: evicted, preempted, or its Job was deleted or reached its deadline"
         )
         return StopCause(kind=PREEMPTED, reason=reason, again=True)
 

@@ -138,7 +138,6 @@ def _job(work: _Work) -> Object:
         # A replacement only starts when the old pod is gone: two runners never have one share.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": rules},
-        **({} if settings.deadline_s is None else {"activeDeadlineSeconds": settings.deadline_s}),
         "template": {
             "metadata": _pod_metadata(work),
             "spec": _pod(work),

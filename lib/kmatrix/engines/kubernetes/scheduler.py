@@ -75,7 +75,7 @@ class KubernetesScheduler:
         return replace(there, partitions=(_partition(nodes, self.settings.gpu_resource),))
 
     def rules(self) -> JobRules:
-        """Return how Jobs are cut from the runs of a matrix. Their times are not limited: K8S_DEADLINE is of a Job."""
+        """Return how Jobs are cut from the runs of a matrix. Their times are not limited."""
         known = self.capacity()
         kinds = [kind for one in known.partitions for kind in one.kinds if kind.cpus]
         shares = [(kind.cpus or 1) // kind.gpus for kind in kinds if kind.gpus]

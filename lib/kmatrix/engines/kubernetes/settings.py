@@ -59,7 +59,6 @@ class Settings:
     restarts: int = 6  # of a pod that was killed
     parallel: int = 0  # pods of a Job at a time; 0: all
     ttl_s: int | None = None  # until an ended Job is deleted; None: never
-    deadline_s: int | None = None  # of a Job, from its creation; None: none
     patch: Path | None = None  # strategic merge patch
 
 
@@ -94,7 +93,6 @@ def read_settings(texts: Mapping[str, str]) -> Settings:
         restarts=int(_text(texts, "K8S_RESTARTS") or 6),
         parallel=int(texts.get("PARALLEL_JOBS") or 0),
         ttl_s=seconds(_text(texts, "K8S_TTL")),
-        deadline_s=seconds(_text(texts, "K8S_DEADLINE")),
         patch=Path(patch) if patch else None,
     )
 
@@ -115,10 +113,9 @@ def problems(texts: Mapping[str, str]) -> Iterator[str]:
     mount, code = _text(texts, "K8S_MOUNT"), _text(texts, "K8S_CODE")
     if mount and code and not is_below(code, mount):
         yield f"K8S_CODE={code} is not below K8S_MOUNT={mount}: pods see only the claim"
-    for name in ("K8S_TTL", "K8S_DEADLINE"):
-        text = _text(texts, name)
-        if text and seconds(text) is None:
-            yield f"{name}={text}: expected a duration such as 90m, 12h or 7d"
+    ttl = _text(texts, "K8S_TTL")
+    if ttl and seconds(ttl) is None:
+        yield f"K8S_TTL={ttl}: expected a duration such as 90m, 12h or 7d"
 
 
 def seconds(text: str) -> int | None:

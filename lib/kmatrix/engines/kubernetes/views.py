@@ -36,7 +36,7 @@ DISRUPTIONS = {
 }
 LEAVES = "; another pod follows when this one is gone, after its node is back, or was removed from the cluster"
 JOB_ENDS = {
-    "DeadlineExceeded": "K8S_DEADLINE is over",
+    "DeadlineExceeded": "its deadline is over",
     "BackoffLimitExceeded": "its pods were killed too often (K8S_RESTARTS)",
     "FailedIndexes": "some of its shares failed",
     "PodFailurePolicy": "the runner ended before all of its runs were finished",

@@ -63,7 +63,7 @@ NOT_AVAILABLE = "node configuration is not available"
 AWAY = "too few of its nodes answer now; `sinfo -R` lists the others; repeat the command when they are back"
 # Words of a refusal (slurm_errno.c) -> what to look at.
 ABOUT = {
-    "feature": "SLURM_CONSTRAINT",
+    "feature": "--constraint in SLURM_EXTRA_FLAGS",
     "reservation": "--reservation in SLURM_EXTRA_FLAGS",
     "account": "SLURM_ACCOUNT",
     "qos": "SLURM_QOS",

@@ -123,7 +123,6 @@ def _place(settings: SlurmSettings) -> Iterator[tuple[str, str]]:
         "--partition": settings.partition,
         "--account": settings.account,
         "--qos": settings.qos,
-        "--constraint": settings.constraint,
     }
     yield from ((name, value) for name, value in known.items() if value)
 

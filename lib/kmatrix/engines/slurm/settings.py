@@ -17,7 +17,6 @@ OURS = {
     "--partition": "SLURM_PARTITION=",
     "--account": "SLURM_ACCOUNT=",
     "--qos": "SLURM_QOS=",
-    "--constraint": "SLURM_CONSTRAINT=",
     "--time": "SLURM_TIME=",
     "--mem": "SLURM_MEMORY=",
     "--mem-per-cpu": "SLURM_MEMORY=",
@@ -46,7 +45,7 @@ OURS = {
     ),
 }
 SHORT = {
-    **{"-p": "--partition", "-A": "--account", "-q": "--qos", "-C": "--constraint", "-t": "--time", "-G": "--gpus"},
+    **{"-p": "--partition", "-A": "--account", "-q": "--qos", "-t": "--time", "-G": "--gpus"},
     **{"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-a": "--array", "-d": "--dependency"},
     **{"-J": "--job-name", "-o": "--output", "-e": "--error", "-D": "--chdir", "-W": "--wait", "-i": "--input"},
     **{"-h": "--help", "-V": "--version", "-Q": "--quiet", "-v": "--verbose", "-M": "--clusters"},
@@ -60,7 +59,6 @@ class SlurmSettings:
     partition: str = ""  # "": the default one
     account: str = ""
     qos: str = ""
-    constraint: str = ""
     gpu_type: str = ""  # "": any
     gpu_flag: str = "gres"  # gres, gpus-per-node or gpus-per-task
     memory_mib: int | None = None  # per node; None: the cluster's default, 0: all
@@ -93,7 +91,6 @@ def read_settings(symbols: Mapping[str, str], environment: Mapping[str, str] | N
         partition=text("SLURM_PARTITION"),
         account=text("SLURM_ACCOUNT"),
         qos=text("SLURM_QOS"),
-        constraint=text("SLURM_CONSTRAINT"),
         gpu_type=text("SLURM_GPU_TYPE"),
         gpu_flag=text("SLURM_GPU_FLAG") or "gres",
         memory_mib=_need("SLURM_MEMORY", memory, memory_mib(memory)) if memory else None,

@@ -15,7 +15,6 @@ CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?"
 MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0, "": 1.0}
 MEMORY = re.compile(r"(0|[1-9][0-9]{0,8})([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
-CONSTRAINT = re.compile(r"[A-Za-z0-9_.&|()\[\]*:,-]+")
 # A variable of a library, with a plain value. The engine decides which GPUs a run sees.
 VARIABLE = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES=)(?:NCCL|GLOO|PYTORCH|CUDA)_[A-Z0-9_]+=[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}", re.ASCII
@@ -140,7 +139,6 @@ def _matches(pattern: re.Pattern[str], rule: str) -> Callable[[str], str]:
 # Name of the form in $(form,NAME) -> why a text is invalid, "" if it is valid. An empty text always is.
 FORMS: dict[str, Callable[[str], str]] = {
     "name": _matches(NAME, "expected one name of letters, digits and . _ - + @"),
-    "constraint": _matches(CONSTRAINT, "expected features such as a100&ib, without blanks and quotes"),
     "time": lambda text: (
         "" if job_seconds(text) else "expected a time up to 366 days: 90m, 12h, 2d12h, or as for sbatch, 90, 1-12:00:00"
     ),
