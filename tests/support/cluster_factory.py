@@ -28,9 +28,8 @@ from kmatrix.records.jobs.files import (
     job_label,
     write_engine,
     write_poll,
-    write_submission,
 )
-from kmatrix.records.jobs.paths import JobsDir, NodeDir, ShareDir
+from kmatrix.records.jobs.paths import JobsDir, NodeDir, ShareDir, SubmissionDir
 from kmatrix.records.paths import MatrixDir
 
 
@@ -104,6 +103,11 @@ def node(folder: NodeDir, host: str, *, age_s: float = 0.0, **more: object) -> N
     folder.path.mkdir(parents=True, exist_ok=True)
     write_json(folder.node_json, as_json(NodeFile(node=folder.node, host=host, **more)), durable=False)  # type: ignore[arg-type]
     age(folder.node_json, age_s)
+
+
+def write_submission(folder: SubmissionDir, submission: SubmissionFile) -> None:
+    """Write submission.json."""
+    write_json(folder.submission_json, as_json(submission))
 
 
 def age(path: os.PathLike[str], seconds: float) -> None:

@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
+from cluster_factory import write_submission
 from fake_allocation import FakeAllocation
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs.files import ShareEntry, SubmissionFile, write_submission
+from kmatrix.records.jobs.files import ShareEntry, SubmissionFile
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.runner.share import job as share_job
 from kmatrix.runner.share import rivals

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster_factory import write_submission
 from kmatrix.engines.slurm import commands
 from kmatrix.engines.slurm.scheduler import SlurmScheduler
 from kmatrix.engines.slurm.script import JobPlace
@@ -19,7 +20,6 @@ from kmatrix.records.jobs.files import (
     ShareEntry,
     SubmissionFile,
     job_label,
-    write_submission,
 )
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster_factory import write_submission
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.jobs import claim
@@ -17,7 +18,6 @@ from kmatrix.records.jobs.files import (
     SubmissionFile,
     write_engine,
     write_poll,
-    write_submission,
 )
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.runner.share import report

@@ -289,11 +289,6 @@ def read_submission(folder: SubmissionDir) -> SubmissionFile | None:
     return decode_optional(folder.submission_json, SubmissionFile)
 
 
-def write_submission(folder: SubmissionDir, submission: SubmissionFile) -> None:
-    """Write submission.json."""
-    write_json(folder.submission_json, as_json(submission))
-
-
 def job_label(engine_id: str, submission: int) -> str:
     """Return the comment or label of the jobs of a submission. Valid as a name of Kubernetes, too."""
     return f"kmatrix-{engine_id}-{submission}"
