@@ -25,7 +25,7 @@ from kmatrix.doctor import (
     torch_checks,
 )
 from kmatrix.gpu.nvml.detect import Detected, DriverState, Gpu
-from programs import ROOT, Program, ask_pytorch_once
+from programs import ROOT, Program, answer_for_pytorch
 
 TWO_GPUS = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 SECRET = "hf_thisIsNoKey0123456789"
@@ -36,8 +36,8 @@ PROBE_RESULT = {
 
 
 @pytest.fixture(autouse=True)
-def one_probe(monkeypatch):
-    ask_pytorch_once(monkeypatch)
+def no_probe(monkeypatch):
+    answer_for_pytorch(monkeypatch)
 
 
 def levels(checks):
@@ -69,7 +69,6 @@ def test_no_value_of_the_environment_is_printed():
     assert "not set" in next(keys({})).message
 
 
-@pytest.mark.process
 def test_an_invalid_configuration_is_reported_with_its_line(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_SED=1")

@@ -70,6 +70,7 @@ def test_the_address_that_a_name_stands_for_decides(monkeypatch):
     assert (other.address, other.is_open, other.url_host) == ("10.0.0.7", True, "gpu1")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("host", ["0.0.0.0", "0", "::", "::ffff:0.0.0.0", "10.0.0.7", "::ffff:10.0.0.7", "fe80::7"])
 def test_on_another_interface_every_name_is_accepted(host):
     assert server_address(host).is_open
@@ -128,6 +129,7 @@ class Hello(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+@pytest.mark.process
 def test_the_url_of_a_server_on_all_interfaces_reaches_it():
     server = HTTPServer(("0.0.0.0", 0), Hello)
     Thread(target=server.handle_request, daemon=True).start()

@@ -66,6 +66,7 @@ def test_a_kernel_that_cannot_compute_the_model_is_refused(monkeypatch):
     assert kernels.kernels_of(model, train_config(), CUDA) == {"causal": "math"}
 
 
+@pytest.mark.process
 def test_a_run_records_the_kernel_of_each_kind_of_attention(tmp_path):
     for block_size, flash, expected in ((32, False, "matmul"), (1024, True, "flash")):
         run_dir = make_run(

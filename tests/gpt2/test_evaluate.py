@@ -157,6 +157,7 @@ def evaluated_run(tmp_path_factory):
     return make_once(tmp_path_factory, "evaluated", train_run)[1]
 
 
+@pytest.mark.process
 def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(evaluated_run):
     run_dir, process = evaluated_run
     result = read_json(run_dir.result)
@@ -169,6 +170,7 @@ def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(evaluated_run):
     assert f"| bpb {result['final_bits_per_byte']:.4f}" in process.stdout
 
 
+@pytest.mark.process
 def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
     run_dir, process = evaluated_run
     lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line.values}
@@ -180,6 +182,7 @@ def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
     assert len(re.findall(r"^Iter \d+ \| HellaSwag 0\.\d{4} \| normalised 0\.\d{4}$", process.stdout, re.M)) == 3
 
 
+@pytest.mark.process
 def test_core_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
     run_dir, process = evaluated_run
     lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "core/metric" in line.values}
@@ -201,6 +204,7 @@ def test_core_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
     assert len(re.findall(text, process.stdout, re.M)) == 3
 
 
+@pytest.mark.process
 def test_bits_per_byte_of_text_exclude_the_ends_of_documents(evaluated_run, tmp_path):
     """Without an end of document in the data, both are the same: the loss of bytes."""
     run_dir, _ = evaluated_run
@@ -224,6 +228,7 @@ def test_bits_per_byte_of_text_exclude_the_ends_of_documents(evaluated_run, tmp_
     assert validation.text_bits_per_byte(model, lambda: True) is None
 
 
+@pytest.mark.process
 def test_samples_are_written_at_their_interval_and_at_the_end(evaluated_run):
     run_dir, process = evaluated_run
     samples = list(read_jsonl(run_dir.samples))
@@ -233,6 +238,7 @@ def test_samples_are_written_at_their_interval_and_at_the_end(evaluated_run):
     assert len(re.findall(r'^Iter \d+ \| Sample of "ab": ".*"$', process.stdout, re.M)) == 3
 
 
+@pytest.mark.process
 def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
     run_dir, process = evaluated_run
     plain = make_run(tmp_path, **RUN)
@@ -254,6 +260,7 @@ def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     assert double["final_bits_per_byte"] == pytest.approx(single["final_bits_per_byte"], rel=1e-4)
 
 
+@pytest.mark.process
 def test_an_invalid_hellaswag_file_ends_the_run_at_once_with_the_reason(tmp_path):
     run_dir = make_run(tmp_path, hellaswag=str(tmp_path / "nowhere"), hellaswag_interval=0, hellaswag_examples=0)
     train(run_dir)

@@ -48,6 +48,7 @@ def check_exact(of_ranks, name):
         assert all(found[key] for key in found if "bytes" not in key), found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_with_sharded_states_update_and_resume_bit_for_bit_like_unsharded_ones(results, name):
     check_exact(results(2, QUICK), name)
@@ -60,6 +61,7 @@ def test_every_optimizer_that_can_be_sharded_updates_and_resumes_bit_for_bit(res
     check_exact(results(ranks, SHARDED), name)
 
 
+@pytest.mark.process
 def test_each_of_two_ranks_holds_half_of_the_states_besides_small_tensors(results):
     found = [result["adamw"] for result in results(2, QUICK)]
     whole, small = found[0]["plain bytes"], 0.02  # of the whole: biases and gains are on both

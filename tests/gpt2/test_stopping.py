@@ -146,6 +146,7 @@ def test_steps_queued_on_a_gpu_are_included():
     assert ahead.is_up()
 
 
+@pytest.mark.process
 def test_the_clock_starts_with_the_process():
     assert 0 < process_age() < 86400
     before = process_age()

@@ -28,6 +28,8 @@ from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from once import make_once
 
+pytestmark = pytest.mark.process
+
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
 

@@ -12,6 +12,8 @@ from kmatrix.records.files import read_json
 from kmatrix.records.train_config import TrainConfig
 from optim_factory import Settings
 
+pytestmark = pytest.mark.process
+
 DOUBLE = ("tests/support/no_waits.py",)
 RUN = {"batch_size": 2, "gradient_accumulation": 2, "log_interval": 3, "eval_interval": 4, "max_iters": 7}
 RUN |= {"n_layer": 1, "eval_samples": 2, "save_checkpoint": False, "save_best": False}

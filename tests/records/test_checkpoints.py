@@ -197,6 +197,7 @@ def test_the_list_shows_missing_and_truncated_files(matrix):
     assert "gpt2_sgd_1cpu" not in out
 
 
+@pytest.mark.process
 def test_the_list_does_not_need_torch(matrix):
     code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "list-checkpoints", f"TARGET={matrix.path}"]

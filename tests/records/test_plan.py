@@ -157,6 +157,7 @@ def test_an_interrupted_creation_is_not_a_matrix_and_is_named(tmp_path):
             refuse_unmade(tmp_path, target)
 
 
+@pytest.mark.process
 def test_a_creation_is_interrupted_only_after_its_process_has_ended(tmp_path, monkeypatch):
     path = tmp_path / "test_matrix_results_20261120_062141"
     staged = MatrixDir(staged_dir(path))

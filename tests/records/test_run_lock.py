@@ -76,6 +76,7 @@ def test_a_rank_started_by_hand_needs_no_token(run, monkeypatch):
     os.close(rank)
 
 
+@pytest.mark.process
 def test_members_are_named_and_only_processes_of_the_run_are_killed(run, holder):
     handle, _ = begin_attempt(run, 1)
     torchrun = holder(handle, "torch.distributed.run", str(run.path))
@@ -91,6 +92,7 @@ def test_members_are_named_and_only_processes_of_the_run_are_killed(run, holder)
     assert list(members(run)) == [found[reader.pid]]
 
 
+@pytest.mark.process
 def test_a_launcher_is_identified_by_its_start_time(monkeypatch):
     monkeypatch.delenv(LAUNCHER, raising=False)
     assert not launcher_died()
@@ -116,6 +118,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_is_not_changed(run, tmp
     assert target.read_text() == "kept"
 
 
+@pytest.mark.process
 def test_a_copy_made_with_hard_links_gets_locks_of_its_own(tmp_path):
     original, copy = MatrixDir(tmp_path / "original"), MatrixDir(tmp_path / "copy")
     original.path.mkdir()

@@ -68,6 +68,7 @@ def test_the_test_above_would_find_unbounded_repetitions():
     assert all(unbounded(parser.parse("a{1,9}b++=*+")))
 
 
+@pytest.mark.nightly
 def test_hostile_texts_take_linear_time():
     command = [sys.executable, "-c", HOSTILE, str(HOSTILE_BYTES)]
     done = subprocess.run(

@@ -37,6 +37,7 @@ def writer(log, code, **known):
     return subprocess.Popen(command, stdout=log, stderr=log, pass_fds=(log.reader,), env=ENVIRONMENT, **known)
 
 
+@pytest.mark.process
 def test_output_of_any_process_is_redacted_in_order(log):
     made, path = log
     code = f"""
@@ -55,6 +56,7 @@ sys.stderr.write("{KEY[9:]} and no end"); sys.stderr.flush()
     assert path.read_text() == f"first {HIDDEN}\nsecond {HIDDEN}\nthird {HIDDEN}\nhalf of {HIDDEN} and no end"
 
 
+@pytest.mark.process
 def test_a_second_log_appends_to_the_file(log):
     made, path = log
     path.write_text("before\n")
@@ -65,12 +67,14 @@ def test_a_second_log_appends_to_the_file(log):
     assert path.read_text() == "before\nafter\n"
 
 
+@pytest.mark.process
 def test_lines_appear_while_the_process_still_runs(log):
     made, path = log
     os.write(made.fileno(), b"a line\nand a part")
     wait_until(lambda: path.exists() and path.read_text() == "a line\n")
 
 
+@pytest.mark.process
 def test_the_last_lines_are_written_after_the_maker_of_the_log_was_killed(tmp_path):
     path = tmp_path / "output.log"
     code = f"""
@@ -95,6 +99,7 @@ os.kill(os.getpid(), 9)
     wait_until(lambda: path.exists() and path.read_text() == f"late {HIDDEN} go\n")
 
 
+@pytest.mark.process
 def test_a_killed_writer_of_the_log_is_replaced_and_no_process_gets_sigpipe(log):
     made, path = log
     process = writer(made, "print('line 0', flush=True); input(); print('line 1')", stdin=subprocess.PIPE)
@@ -102,6 +107,7 @@ def test_a_killed_writer_of_the_log_is_replaced_and_no_process_gets_sigpipe(log)
     wait_until(lambda: path.exists() and "line 0" in path.read_text())
     child = next(one for one in psutil.Process().children() if "redaction/log.py" in " ".join(one.cmdline()))
     child.kill()
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)  # else it may take the next line with it
     process.communicate(b"go\n")
     wait_until(made.poll)
 

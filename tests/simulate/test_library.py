@@ -176,7 +176,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(gpus=st.lists(STEPS, min_size=4, max_size=4), until=st.integers(0, 400).map(lambda tenths: tenths / 10))
 def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(query, gpus, until):
     lines = [f"{second} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for second, watts in steps]
@@ -322,7 +322,7 @@ LINES = st.lists(
 
 
 @given(st.lists(LINES, max_size=6))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_scenario_is_either_played_or_refused(tmp_path, lines):
     path = tmp_path / "any.scn"
     path.write_text("\n".join(" ".join(words) for words in lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Fill a folder with a run in Trackio. As a program: FOLDER PROJECT TIME."""
+"""Fill a folder with a run in Trackio. As a program: FOLDER PROJECT TIME ..."""
 
 from __future__ import annotations
 
@@ -35,4 +35,5 @@ def fill(folder: str, project: str, time: str) -> None:
 
 
 if __name__ == "__main__":
-    fill(*sys.argv[1:])
+    for place in range(2, len(sys.argv), 2):
+        fill(sys.argv[1], *sys.argv[place : place + 2])

@@ -21,7 +21,7 @@ from kmatrix.records.decode import convert
 from kmatrix.records.runs import RunFile, Tracking
 from kmatrix.track import available
 from kmatrix.track.available import announced, computed_project, is_computed, login, missing, need_trackers, own_project
-from programs import ROOT, Program, ask_pytorch_once
+from programs import ROOT, Program, answer_for_pytorch
 
 CPU = "defconfig-gpt2-cpu-quick"
 
@@ -205,8 +205,9 @@ def test_a_continued_matrix_can_use_other_trackers_once(monkeypatch):
         asked_trackers(Arguments("continue", {"TRACKER": ""}))
 
 
+@pytest.mark.process
 def test_the_doctor_lists_the_installed_trackers_and_never_shows_a_key(program, monkeypatch):
-    ask_pytorch_once(monkeypatch)
+    answer_for_pytorch(monkeypatch)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     out = program.check("doctor").out
     assert re.search(r"^OK +W&B +wandb [\d.]+; online: API key in WANDB_API_KEY$", out, re.MULTILINE)

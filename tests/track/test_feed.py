@@ -125,7 +125,7 @@ def test_an_incomplete_line_is_read_later_and_a_permanently_broken_one_costs_onl
     assert [value["step"] for _, value in tail.read()] == [2, 4]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=8))
 def test_the_points_do_not_depend_on_the_parts_in_which_a_file_appears(tmp_path_factory, cuts):
     run = make_run_dir(tmp_path_factory.mktemp("parts"))
@@ -142,7 +142,7 @@ def test_the_points_do_not_depend_on_the_parts_in_which_a_file_appears(tmp_path_
     assert found + points_of(tail) == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=6))
 def test_a_recording_is_read_once_while_its_closing_bracket_is_overwritten(tmp_path_factory, cuts):
     run = make_run_dir(tmp_path_factory.mktemp("parts"))

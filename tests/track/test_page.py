@@ -42,8 +42,8 @@ def environment(**variables: str) -> dict[str, str]:
 def trackio_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results directory with two projects in Trackio."""
     folder = tmp_path_factory.mktemp("results")
-    for project, time in (("gpt2-newer", "2e9"), ("gpt2-older", "1e9")):
-        subprocess.run([sys.executable, FILL, str(folder), project, time], env=environment(), check=True)
+    command = [sys.executable, FILL, str(folder), "gpt2-newer", "2e9", "gpt2-older", "1e9"]
+    subprocess.run(command, env=environment(), check=True)
     return folder
 
 
@@ -68,6 +68,7 @@ def page(tmp_path: Path) -> Page:
     return Page(url="http://127.0.0.1:7861/", port=7861, pid=os.getpid(), token="secret")
 
 
+@pytest.mark.process
 def test_the_server_of_a_directory_is_known_while_it_lives_and_only_to_its_owner(tmp_path, page):
     state = StateFile(tmp_path)
     assert state.living() is None
@@ -117,16 +118,19 @@ def test_a_damaged_database_is_an_error_with_its_path(tmp_path):
     assert not list(folder.glob(".page-*"))
 
 
+@pytest.mark.process
 def test_the_next_free_port_is_used_if_one_is_busy():
     with busy_port() as port:
         assert free_port(LOOPBACK, port) > port
 
 
+@pytest.mark.process
 def test_a_host_that_is_not_this_machine_is_refused():
     with pytest.raises(ConfigError, match="is not an address of this machine"):
         page_address("203.0.113.7")
 
 
+@pytest.mark.process
 def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
     # Try one port only; otherwise the next free port would be used.
     monkeypatch.setattr("kmatrix.track.page.PORTS", 1)
@@ -134,6 +138,7 @@ def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
         free_port(LOOPBACK, port)
 
 
+@pytest.mark.process
 def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_results, tmp_path, run_command):
     result = run_command("trackio-web", f"RESULTS_DIR={trackio_results}")
     assert result.status == 0
@@ -142,6 +147,7 @@ def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_r
     assert not data_dir(tmp_path).exists()
 
 
+@pytest.mark.process
 def test_an_unknown_project_is_refused_with_the_known_ones(trackio_results, tmp_path, run_command):
     result = run_command("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-other")
     assert result.status == 2
@@ -155,7 +161,7 @@ def test_a_folder_without_a_project_is_refused(tmp_path, run_command):
     assert not data_dir(tmp_path).exists()
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, run_command):
     with (
         busy_port() as taken,

@@ -26,6 +26,7 @@ from running import END_S, MAX_ITERS, PYTHON, ROOT, engine, plan_of, wait_for_st
 from waiting import wait_until
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -76,6 +77,7 @@ def tracker_processes_of(plan):
     return found
 
 
+@pytest.mark.nightly
 def test_the_end_of_a_matrix_waits_for_its_trackers(matrix, plan, trackers):
     plans = [plan("gpt2_adamw_1cpu"), plan("gpt2_muon_1cpu"), plan("gpt2_sgd_1cpu", trackers=())]
     outcome = drive(matrix, plans, engine(trackers=trackers), poll_s=0.02)
@@ -119,6 +121,7 @@ def test_a_tracker_left_out_of_an_attempt_has_pending_steps(plan):
     assert sent.error == "not selected when the run was continued"
 
 
+@pytest.mark.nightly
 def test_trackers_do_not_delay_the_end_of_a_run(matrix, plan, trackers):
     run = plan("gpt2_adamw_1cpu")
     with hold_lock(run):
@@ -128,7 +131,6 @@ def test_trackers_do_not_delay_the_end_of_a_run(matrix, plan, trackers):
     assert steps_of(matrix, run.name) == list(range(MAX_ITERS))
 
 
-@pytest.mark.process
 def test_a_killed_tracker_process_is_restarted_and_sends_each_step_once(matrix, plan, trackers):
     run = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)

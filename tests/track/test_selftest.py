@@ -45,6 +45,7 @@ def test_the_synthetic_run_has_the_files_of_a_real_run(tmp_path):
     assert all(first.values[LOSS] > second.values[LOSS] for first, second in itertools.pairwise(lines))
 
 
+@pytest.mark.nightly
 def test_trackio_stores_a_synthetic_run_that_is_read_back(program):
     result = program.check("trackio-test")
 
@@ -52,12 +53,14 @@ def test_trackio_stores_a_synthetic_run_that_is_read_back(program):
     assert result.out.rstrip().endswith("read them back")
 
 
+@pytest.mark.nightly
 def test_wandb_without_a_key_writes_a_synthetic_run_to_files_and_reports_it(program):
     result = program.check("wandb-test")
 
     assert f"W&B works (offline: no API key): uploaded {STEPS} steps in" in result.out
 
 
+@pytest.mark.nightly
 def test_wandb_with_a_key_sends_the_synthetic_run_and_prints_its_url(program, monkeypatch):
     with WandbServer() as server:
         for name, text in server.environment.items():
@@ -72,6 +75,7 @@ def test_wandb_with_a_key_sends_the_synthetic_run_and_prints_its_url(program, mo
     assert re.search(r"open http\S+mine\S+ to check the run, then delete it there", result.out)
 
 
+@pytest.mark.nightly
 def test_a_malformed_key_is_reported_as_the_cause_and_not_printed(program, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "short-key")
 
@@ -116,6 +120,7 @@ def test_errors_of_the_packages_are_explained(tmp_path, error, cause):
     assert failure.why.endswith("more of it")
 
 
+@pytest.mark.nightly
 def test_a_step_that_cannot_be_read_back_is_an_error(program, monkeypatch):
     monkeypatch.setitem(track_test.READERS, "trackio", lambda run, project: {0: 11.0})
 

@@ -33,6 +33,8 @@ from track_factory import (
 )
 from waiting import wait_until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def run(tmp_path):

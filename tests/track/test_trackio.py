@@ -109,6 +109,7 @@ def names(run: TrackerIdentity) -> list[str]:
     return [stored.name for stored in Api().runs(run.project)]
 
 
+@pytest.mark.nightly
 def test_each_step_is_stored_once_with_its_values_and_time(identity):
     send_run(identity)
     stored = trackio(
@@ -121,6 +122,7 @@ def test_each_step_is_stored_once_with_its_values_and_time(identity):
     assert stamps[:2] == ["2026-09-21T14:13:20.250000+00:00", "2026-09-21T14:13:21.250000+00:00"]
 
 
+@pytest.mark.nightly
 def test_devices_are_system_metrics_with_a_name_per_gpu_and_the_balance_over_time(identity):
     send_run(identity)
     stored = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
@@ -175,6 +177,7 @@ def test_stored_steps_are_reported_when_the_run_is_reopened(identity):
     assert stored.devices_time == START_TIME + 1
 
 
+@pytest.mark.nightly
 def test_a_run_sent_twice_is_stored_once(identity):
     send_run(identity)
     before = config(identity)
@@ -195,6 +198,7 @@ def test_a_row_sent_again_keeps_the_values_sent_first(identity):
     assert TrackioMirror().open(identity).steps[3] == point(3).values
 
 
+@pytest.mark.nightly
 def test_missing_values_can_be_added_to_a_step(identity):
     send_run(identity)
     mirror = TrackioMirror()
@@ -217,6 +221,7 @@ def test_a_finished_run_can_be_closed_again_without_new_points(identity):
     assert len(TrackioMirror().open(identity).steps) == LAST_STEP + 1
 
 
+@pytest.mark.nightly
 def test_device_values_wait_for_the_first_point(identity):
     mirror = TrackioMirror()
     mirror.open(identity)
@@ -358,6 +363,7 @@ def rows(home: Path) -> list[tuple[str, int, int]]:
             return []
 
 
+@pytest.mark.nightly
 def test_four_processes_share_one_project_and_open_no_connection(tmp_path, send_in_process):
     running = [send_in_process(number, 40) for number in range(4)]
     assert [process.communicate(timeout=240)[0].strip() for process in running] == ["[]"] * 4

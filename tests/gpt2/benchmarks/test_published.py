@@ -12,6 +12,8 @@ from gpt2.benchmarks import published
 from kmatrix.experiment.inputs.benchmarks import PUBLISHED as NAMES
 from local_server import LocalServer
 
+pytestmark = pytest.mark.process
+
 BODY = b"PK" + bytes(range(256)) * 200
 
 

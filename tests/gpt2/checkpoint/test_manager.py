@@ -26,6 +26,8 @@ from kmatrix.records.files import read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 
+pytestmark = pytest.mark.process
+
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 Disk = namedtuple("Disk", "total used free")
 

@@ -10,6 +10,8 @@ from gpt2.data.download import fetch
 from kmatrix.errors import DataError
 from local_server import LocalServer
 
+pytestmark = pytest.mark.process
+
 BODY = bytes(range(256)) * 400
 SHA256 = hashlib.sha256(BODY).hexdigest()
 

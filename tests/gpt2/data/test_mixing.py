@@ -201,6 +201,7 @@ def test_a_shard_of_a_mix_that_was_replaced_after_planning_is_refused_by_its_nam
         planned_sha256(config_of(both))
 
 
+@pytest.mark.process
 def test_a_named_dataset_is_reported_by_its_name(tmp_path):
     (tmp_path / "notes.txt").write_text("a line of notes\n" * 200)
     both = prepare("mix", tmp_path, tokenizer="byte", mix="folder=notes.txt:1 stdlib:99", tokens=100_000)

@@ -110,6 +110,7 @@ def prepared_rows(tmp_path, notes, steps, **overrides):
     return rows
 
 
+@pytest.mark.process
 def test_streamed_tokens_are_those_of_prepared_shards(tmp_path, notes):
     found = stream(tmp_path, notes)
     assert list(Path(found["path"]).glob("*.bin")) == []
@@ -122,6 +123,7 @@ def test_streamed_tokens_are_those_of_prepared_shards(tmp_path, notes):
     assert all(made[name] == content for name, content in streamed.items())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("layout", ["flat", pytest.param("bestfit", marks=pytest.mark.nightly)])
 def test_dropped_shards_are_made_again_for_a_resumed_run(tmp_path, notes, layout):
     found = stream(tmp_path, notes, "drop")
@@ -138,6 +140,7 @@ def test_dropped_shards_are_made_again_for_a_resumed_run(tmp_path, notes, layout
     assert whole[: 30 * STEP] == prepared_rows(tmp_path, notes, 30, data_layout=layout, max_iters=300)
 
 
+@pytest.mark.process
 def test_a_first_shard_waits_for_a_document_for_validation_also_when_it_is_made_again(tmp_path, notes):
     recipe = {"shard_tokens": 600, "val_percent": 3}
     found = prepare("folder", tmp_path / "data", str(notes), stream="drop", **recipe)
@@ -171,6 +174,7 @@ def test_shards_that_no_run_needs_are_deleted_if_they_are_dropped(tmp_path):
     assert most < last
 
 
+@pytest.mark.process
 def test_a_killed_producer_is_started_again_and_the_tokens_stay_the_same(tmp_path, notes):
     found = stream(tmp_path, notes, "drop")
     with Reader(config_of(found, data_cache="drop"), tmp_path / "run") as reader:
@@ -183,6 +187,7 @@ def test_a_killed_producer_is_started_again_and_the_tokens_stay_the_same(tmp_pat
     assert rows == prepared_rows(tmp_path, notes, 30)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_all_ranks_read_what_one_rank_would(tmp_path, notes, size):
     found = stream(tmp_path, notes)
@@ -208,6 +213,7 @@ def test_two_runs_share_the_shards(tmp_path, notes):
     assert {path.name: path.stat().st_mtime_ns for path in Path(found["path"]).glob("*.bin")} == made
 
 
+@pytest.mark.process
 def test_a_changed_text_is_refused(tmp_path, notes):
     found = stream(tmp_path, notes, "drop")
     config = config_of(found, data_cache="drop")
@@ -220,6 +226,7 @@ def test_a_changed_text_is_refused(tmp_path, notes):
         again.rows(1)
 
 
+@pytest.mark.process
 def test_a_resumed_run_refuses_other_shards_than_it_has_read(tmp_path, notes):
     found = stream(tmp_path, notes)
     with Reader(config_of(found), tmp_path / "run") as reader:
@@ -358,6 +365,7 @@ def test_a_dataset_that_cannot_be_read_fails_at_once(tmp_path, hub):
     reader.batches.close()
 
 
+@pytest.mark.process
 def test_a_mix_is_streamed_from_all_its_datasets(tmp_path, notes):
     other = tmp_path / "other"
     other.mkdir()
@@ -381,6 +389,7 @@ def test_a_vocabulary_that_the_text_decides_cannot_be_streamed(tmp_path, notes):
         stream(tmp_path, notes, tokenizer="char")
 
 
+@pytest.mark.process
 def test_a_run_that_is_stopped_while_it_waits_has_not_read_the_shard(tmp_path, notes):
     config = config_of(stream(tmp_path, notes), max_iters=300)
     with Reader(config, tmp_path / "run") as reader:

@@ -45,6 +45,7 @@ def small_gpt2(folder, monkeypatch):
         sums = {server.url(name): hashlib.sha256(body).hexdigest() for name, body in files.items()}
         monkeypatch.setattr(tokenizer, "GPT2_FILES", sums)
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # Trackio sets it, for this process and what it starts
         tokenizer.fetch_gpt2()
     return files
 
@@ -88,6 +89,7 @@ def test_the_vocabulary_of_a_dataset_is_read_from_its_directory(tmp_path, each):
     assert second.vocab_size == each.vocab_size
 
 
+@pytest.mark.process
 def test_the_same_texts_train_the_same_bpe_in_another_process(tmp_path):
     program = (
         "import sys; from pathlib import Path; from gpt2.data.tokenizer import BpeTokenizer\n"
@@ -152,6 +154,7 @@ def test_without_its_vocabulary_gpt2_reports_which_file_to_put_where(tmp_path, m
     assert str(tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee") in raised.value.hint
 
 
+@pytest.mark.process
 def test_a_vocabulary_is_downloaded_once_and_verified(tmp_path, monkeypatch):
     files = small_gpt2(tmp_path, monkeypatch)
     assert {path.read_bytes() for path in tmp_path.iterdir()} == set(files.values())

@@ -48,6 +48,7 @@ def run(*arguments):
     return export.main([str(argument) for argument in arguments])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
 def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path, fields):
     transformers = pytest.importorskip("transformers")
@@ -69,6 +70,7 @@ def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path
     assert (value["step"], value["run_id"]) == (7, "0123456789")
 
 
+@pytest.mark.process
 def test_a_directory_written_by_transformers_is_read(tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}

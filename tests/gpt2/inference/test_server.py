@@ -24,7 +24,8 @@ from models import enlarge_weights
 from serving import SHAPE, restored, served
 from waiting import wait_until
 
-openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.process
+
 NAME = "gpt2_adamw_1cpu"
 BYTES = load("byte")
 
@@ -44,7 +45,13 @@ def address(model):
 
 
 @pytest.fixture(scope="module")
-def client(address):
+def openai():
+    """The client's package: a second to import, so not by every worker of pytest."""
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def client(openai, address):
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
 
 
@@ -150,7 +157,7 @@ def test_echo_with_logprobs_scores_the_prompt_as_evaluation_programs_need_it(cli
     assert found.text_offset[3:] in ([3], [])
 
 
-def test_models_and_health_are_reported(client, address):
+def test_models_and_health_are_reported(openai, client, address):
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).owned_by == "kmatrix"
     with pytest.raises(openai.NotFoundError, match="is not served here"):
@@ -210,7 +217,7 @@ def test_a_body_that_is_not_a_json_object_is_refused(address, body):
     assert "error" in response
 
 
-def test_a_request_of_one_megabyte_is_refused_and_the_server_continues(client, address):
+def test_a_request_of_one_megabyte_is_refused_and_the_server_continues(openai, client, address):
     with pytest.raises(openai.APIStatusError) as error:
         client.completions.create(model=NAME, prompt="x" * 2**20)
     assert error.value.status_code == 413
@@ -230,7 +237,7 @@ def test_a_request_for_another_host_is_refused(address):
         assert post(address, {"prompt": "a", "max_tokens": 1}, Host=host)[0] == 200
 
 
-def test_with_a_key_only_its_holder_is_served(model):
+def test_with_a_key_only_its_holder_is_served(openai, model):
     with served(Service(restored(model=model)), key="secret") as url:
         for key, allowed in (("secret", True), ("Secret", False), ("none", False), ("é", False)):
             accepted = post(url, {"prompt": "a", "max_tokens": 1}, Authorization=f"Bearer {key}".encode())

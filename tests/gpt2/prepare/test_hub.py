@@ -48,6 +48,7 @@ def run_prepare(hub, data, *arguments, **variables):
     return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *arguments, **variables)
 
 
+@pytest.mark.process
 def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path):
     completed = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
     result = result_of(completed)
@@ -76,6 +77,7 @@ def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub,
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
 
 
+@pytest.mark.process
 def test_an_interrupted_download_resumes(hub, tmp_path):
     hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = [30_000, 20_000]
     result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
@@ -91,6 +93,7 @@ def test_a_temporary_server_error_is_retried(hub, tmp_path):
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
 
 
+@pytest.mark.process
 def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     name = "finewebedu_train_000002.bin"
     hub.corrupt.add(f"cdn/{PREBUILT}/{name}")
@@ -152,6 +155,7 @@ def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
     assert hub.requests == []
 
 
+@pytest.mark.process
 def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
     hub.token = "hf_secret"
     assert "HF_TOKEN" in error_of(run_prepare(hub, tmp_path))

@@ -3,6 +3,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.claim import FRESH_S, Claim, age_s, fresh_owner, is_claimed
@@ -10,6 +12,8 @@ from kmatrix.records.jobs.files import ShareOwner
 from kmatrix.records.jobs.paths import JobsDir, ShareDir
 from kmatrix.records.paths import MatrixDir
 from waiting import wait_until
+
+pytestmark = pytest.mark.process
 
 
 def share_of(tmp_path) -> ShareDir:
