@@ -1,7 +1,7 @@
 """Keep fast tests in one process: without programs, sockets, threads and sleep.
 
 The functions are replaced once; a fast test that calls one of them fails. `process`, `story`, `nightly` and `gpu` tests
-may use them, and so may the files in UNGUARDED, which only gets shorter.
+may use them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 FREE = ("process", "story", "nightly", "gpu")  # markers
-TESTS = Path(__file__).resolve().parents[1]
-UNGUARDED = frozenset((TESTS / "unguarded.txt").read_text(encoding="utf-8").split())
-# KMATRIX_GUARD=<file>: append the files of tests that would fail, instead of failing them.
-RECORD = os.environ.get("KMATRIX_GUARD", "")
 
-_guarded: list[str] = []  # the file of the fast test that runs now
+_guarded: list[str] = []  # the fast test that runs now
 
 
 def install() -> None:
@@ -44,9 +39,7 @@ def install() -> None:
 
 def begin(item: pytest.Item) -> None:
     """Guard the test, if it is a fast one."""
-    file = item.path.relative_to(TESTS).as_posix()
-    free = file in UNGUARDED or any(item.get_closest_marker(name) for name in FREE)
-    _guarded[:] = [] if free else [file]
+    _guarded[:] = [] if any(item.get_closest_marker(name) for name in FREE) else [item.nodeid]
 
 
 def end() -> None:
@@ -57,10 +50,7 @@ def end() -> None:
 def _refusing(original: Callable[..., Any], name: str, what: str) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         if _guarded and not (name in ("kill", "killpg") and arguments[1:] == (0,)):  # signal 0 asks if it is alive
-            if not RECORD:
-                pytest.fail(f"a fast test {what} ({name}): mark it process, or pass a value instead", pytrace=True)
-            with Path(RECORD).open("a", encoding="utf-8") as file:
-                file.write(f"{_guarded[0]} {name}\n")
+            pytest.fail(f"a fast test {what} ({name}): mark it process, or pass a value instead", pytrace=True)
         return original(*arguments, **named)
 
     return call

@@ -227,7 +227,7 @@ def test_alerts_of_rules_events_and_failures_are_returned_once(run):
         "reason": "heat",
     }
     tail = AlertTail(run)
-    write_status(run, "running", alerts=[rule])
+    write_status(run, "running", alerts=[rule], attempts=[{"attempt": 1, "status": "running"}])
     append_jsonl(run.events, {"time": START_TIME + 5, "step": 7, "event": "checkpoint refused", "text": "to step 5"})
     append_jsonl(run.events, {"time": START_TIME + 6, "step": 8, "event": "checkpoint", "text": "step 8"})
     first, second = tail.read()
