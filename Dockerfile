@@ -1,4 +1,4 @@
-# The image of ENGINE=kubernetes (docs/kubernetes.md), also for Slurm with pyxis: torch with CUDA, and this checkout.
+# The image of ENGINE=kubernetes (docs/kubernetes.md): torch with CUDA, and this checkout.
 #
 #     docker build --tag registry.example.org/kmatrix:1.0 .
 #
