@@ -23,6 +23,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Tests start thousands of programs: without bytecode, each would compile kmatrix again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# No test outlives a crash of the machine, and the disk would set the pace.
+os.fsync = lambda descriptor: None
 # The settings of the machine for hubs and trackers are not those of a test: a machine without network may set
 # HF_HUB_OFFLINE, and then the tests would not reach their own servers either.
 for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING_FACE_", "TRACKIO_", "WANDB_"))]:

@@ -26,10 +26,8 @@ from models import _one_thread_and_default_precision  # noqa: F401  (a fixture f
 from optim_factory import SHAPE, Settings
 
 # Models of depth 4 take seconds each: they are checked with the slow tests.
-VARIANTS = [
-    pytest.param(name, marks=pytest.mark.nightly) if name.endswith("d4") else name
-    for name in (*public.VARIANTS, *public.EXACT_ROTARY)
-]
+NAMES = (*public.VARIANTS, *public.EXACT_ROTARY)
+VARIANTS = [pytest.param(name, marks=pytest.mark.nightly) if name.endswith("d4") else name for name in NAMES]
 TOLERANCE = 1e-5  # of losses and logits, relative to max(1, |x|); of gradients, relative to their largest entry
 
 
@@ -165,7 +163,10 @@ def test_the_optimizers_equal_the_public_ones_on_given_gradients(variant, monkey
             assert float(flat.double().norm()) == pytest.approx(wanted["l2"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("now-gqa", "classic-gqa") else pytest.mark.nightly) for name in NAMES],
+)
 def test_losses_and_weights_after_steps_of_the_preset_equal_the_public_code(name, monkeypatch):
     numbers = public.read(name)
     training, now = numbers["training"], numbers["variant"] == "now"

@@ -18,8 +18,8 @@ PROGRAM = "tests/support/resume_ranks.py"
 CASES = {case.name: case for case in cases()}
 # In the gate, by ranks; the others nightly. That each optimizer restores its state bit for bit is in test_optim.py.
 QUICK = {
-    1: ("sgd", "adamw", "muon", "adamwspam", "adamwprune-adamw", "movement", "border", "start"),
-    2: ("adamw", "muon", "adamw-sharded", "muon-sharded", "adamwprune-adamw"),
+    1: ("adamw", "adamwprune-adamw", "border", "start"),
+    2: ("adamw", "muon", "adamw-sharded", "muon-sharded"),
 }
 OTHERS = {ranks: [name for name in CASES if name not in QUICK[ranks]] for ranks in QUICK}
 MEASURED = ("train/loss", "grad/norm", "train/lr", "val/loss", "tokens", "sparsity")

@@ -52,6 +52,7 @@ def rows(path):
         return list(csv.reader(file))
 
 
+@pytest.mark.nightly
 def test_samples_are_written_at_the_rate_without_drift(driver, tmp_path):
     path = tmp_path / "x.csv"
     done = program(driver, str(path), "--hz", "50", "--seconds", "1")

@@ -92,6 +92,7 @@ def test_a_gpu_with_performance_monitoring_needs_no_slow_call_for_its_traffic(as
     )
 
 
+@pytest.mark.nightly
 def test_xid_errors_count_from_the_first_read_on_each_gpu(ask):
     program = """
 before = [extra(gpu)["xids"] for gpu in (0, 1)]

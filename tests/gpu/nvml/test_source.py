@@ -14,7 +14,7 @@ from recordings import DEVICES, events_of, stop_recorder, summary_file
 from waiting import wait_until
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
     wait_until(lambda: events_of(run_dir, "ecc"), "a memory error is recorded")

@@ -83,6 +83,7 @@ def test_a_gpu_lost_in_the_middle_is_null_logged_as_an_event_and_recovered(start
     assert summary["gpus"][1]["power"]["min"] == 100
 
 
+@pytest.mark.nightly
 def test_a_gpu_that_answers_only_later_gets_its_name_and_memory(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 1 all !lost\n0.8 1 all ok\n", gpus=2)
     wait_until(lambda: events_of(run_dir, "found"), "the GPU answers")
