@@ -194,7 +194,7 @@ def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(start_comm
 
 def test_the_command_inherits_only_stdin_stdout_stderr_and_the_lock(start_command, tmp_path):
     lock = try_lock(tmp_path / "lock")
-    code = "import os; files = [f'/proc/self/fd/{n}' for n in range(3, 99)]; "
+    code = "import os; files = [f'/proc/self/fd/{n}' for n in range(3, 4096)]; "
     code += "found = [os.readlink(file) for file in files if os.path.lexists(file)]; "
     code += "print([name for name in found if not name.startswith('pipe:')], len(found))"  # and the log's pipe
     has_exited(start_command(code, lock=lock, wait_for=""))
