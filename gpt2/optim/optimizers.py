@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,3 +94,15 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+            # torch keeps tensors that are on the right device: they would stay pages of the file that they are read of.
+            for parameter, values in optimizer.state.items():
+                optimizer.state[parameter] = each(values, lambda item: item.clone() if item.is_cpu else item)
+
+
+def each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a nested value with `change` applied to its tensors."""
+    if isinstance(value, dict):
+        return {name: each(item, change) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(each(item, change) for item in value)
+    return change(value) if isinstance(value, torch.Tensor) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 GPT2_VOCAB = 50257  # 50,000 merges, 256 bytes and the end-of-document token
@@ -155,6 +156,24 @@ def by_depth(depth: int, aspect_ratio: int, head_dim: int) -> tuple[int, int, in
 def padded(vocab_size: int, multiple: int) -> int:
     """Return the vocabulary size, rounded up to a multiple."""
     return -(-vocab_size // multiple) * multiple
+
+
+UPDATED_BY_ALL = 1024  # tensors with fewer entries are updated by every rank: nothing to send
+
+
+def owners(sizes: Sequence[int], ranks: int) -> list[int | None]:
+    """Return the rank that has the optimizer states of each tensor (ZERO_STAGE=1); None: every rank has them.
+
+    sizes: entries of each tensor. The largest are placed first, each on the rank with the fewest entries so far.
+    """
+    load = [0] * ranks
+    found: list[int | None] = [None] * len(sizes)
+    large = [index for index, size in enumerate(sizes) if size >= UPDATED_BY_ALL]
+    for index in sorted(large, key=lambda index: -sizes[index]):  # a stable sort: alike on all ranks
+        rank = load.index(min(load))
+        found[index] = rank
+        load[rank] += sizes[index]
+    return found
 
 
 # When the loss is computed in chunks of rows by default (LOSS_CHUNK=0).

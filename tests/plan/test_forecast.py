@@ -9,18 +9,14 @@ import torch
 
 from factories import train_config
 from gpt2 import prune
+from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
-from gpt2.optim import sharded as sharded_optimizers
 from gpt2.optim.builders import BUILDERS, build_optimizers
-from gpt2.optim.sharded import BUFFER, place, share_of
+from gpt2.optim.sharded import shard
 from kmatrix.plan.memory import (
-    BYTES,
-    EXCHANGE,
-    SMALL,
     STATES,
     forecast,
     masks,
-    memory,
     states,
     states_per_rank,
     warnings,
@@ -70,33 +66,21 @@ def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", sorted(set(BUILDERS) - {"adafactor"} - set(NOT_SHARDED)))
 def test_the_forecast_of_sharded_states_equals_those_of_the_rank_with_the_most(name, ranks):
-    """Which tensors a rank holds is read from the trainer's own placement; the sizes are those of the real states."""
+    """Which tensors a rank holds is read from the trainer's own optimizers; the sizes are those of the real states."""
     config = Settings(optimizer=name)
     model = GPT(SHARDED)
     optimizers = build_optimizers(config, model)
-    kinds = [share_of(optimizer) for optimizer in optimizers.optimizers]
     run_steps(model, optimizers, 2)
-    held = [0.0] * ranks
+    sizes = {p: state_count_of(state) for o in optimizers.optimizers for p, state in o.state.items()}
+    held = []
     for rank in range(ranks):
-        placed = place(optimizers.optimizers, kinds, rank=rank, size=ranks)
-        for optimizer, items in zip(optimizers.optimizers, placed, strict=True):
-            for item in items:
-                part = 0 if item.share is None else item.share.numel() / item.parameter.numel()
-                held[rank] += part * state_count_of(optimizer.state[item.parameter])
+        world = World(rank=rank, local_rank=rank, size=ranks, device=torch.device("cpu"))
+        share = shard(build_optimizers(config, model), 1, world)
+        held.append(sum(sizes[p] for o in share.optimizers for group in o.param_groups for p in group["params"]))
     train = train_config(**asdict(config) | {"amsgrad": None}, num_gpus=ranks, zero_stage=1)
 
     assert states_per_rank(SHARDED, train) == pytest.approx(max(held), rel=0.03)
     assert states(SHARDED, train) == states_per_rank(SHARDED, replace(train, zero_stage=0))
-
-
-def test_sharded_states_need_a_buffer_for_the_exchange_of_at_most_what_the_trainer_takes():
-    plain, sharded = (memory(BIG, train_config(num_gpus=2, zero_stage=stage)) for stage in (0, 1))
-
-    assert (EXCHANGE, SMALL) == (BUFFER, sharded_optimizers.SMALL)
-    assert sharded.states == pytest.approx(plain.states / 2, rel=0.03)
-    assert (sharded.exchange, plain.exchange) == (BYTES * BIG.params, 0)
-    assert sharded.total == plain.total - plain.states + sharded.states + sharded.exchange
-    assert memory(replace(BIG, n_embd=1600, n_layer=48), train_config(num_gpus=2, zero_stage=1)).exchange == EXCHANGE
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

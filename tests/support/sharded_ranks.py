@@ -15,7 +15,6 @@ import torch
 
 from gpt2 import dist
 from gpt2.model.gpt2 import GPT
-from gpt2.optim import sharded
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.optimizers import Optimizers
 from gpt2.optim.sharded import shard
@@ -23,7 +22,6 @@ from kmatrix.records.files import write_json
 from kmatrix.shapes import ModelShape
 from optim_factory import Settings, run_steps
 
-# An odd vocabulary and width: the shares of a tensor do not end where its rows do.
 SHAPE = ModelShape(n_layer=3, n_head=2, n_embd=46, block_size=8, vocab_size=131)
 STEPS = 6
 MIXED = {"embedding_lr": 3e-3, "scalar_lr": 2e-3}  # more groups
@@ -85,7 +83,6 @@ def main(folder: Path, names: list[str]) -> None:
     torch.distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     world = dist.World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"), backend="gloo")
-    sharded.BUFFER = 20_000  # bytes: an exchange in many rounds, of which some begin within a tensor
     write_json(folder / f"{rank}.json", {name: case(name, world) for name in names})
     dist.finish(0)
 

@@ -394,7 +394,6 @@ def _memory(needed: MemoryNeed) -> str:
         "weights": needed.weights,
         "gradients": needed.gradients,
         "optimizer": needed.states,
-        "exchange of weights": needed.exchange,
         "16-bit copies": needed.copies,
         "activations": needed.activations,
         "backward of a block": needed.block,

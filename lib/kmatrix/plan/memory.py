@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.shapes import ModelShape, loss_rows, padded
+from kmatrix.shapes import ModelShape, loss_rows, owners, padded
 from kmatrix.text import plural
 
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
@@ -38,12 +38,7 @@ STATES = {
     "soap": (2, 2),
     "schedulefree": (2, 2),
 }
-# Optimizers that update a tensor as a whole: its states are on one rank (ZERO_STAGE=1). Muon: its matrices.
-MUONS = ("muon", "muon_nanochat", "muon_nanochat2025")
-WHOLE = (*MUONS, "soap", "adafactor")
-SMALL = 1024  # entries: states of smaller tensors are on every rank (gpt2.optim.sharded.SMALL)
 CUDA_GRAPHS = ("reduce_overhead", "max_autotune")  # modes with gradients from the start (gpt2.model.compiled)
-EXCHANGE = 1 << 26  # bytes: the most that the exchange of weights keeps on each rank (gpt2.optim.sharded.BUFFER)
 SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
 
 
@@ -61,7 +56,6 @@ class MemoryNeed:
     head: float  # gradient of the output layer, the first to exist
     tied: float  # gradient of the token embedding before it is added to `head`; 0 if the two are separate weights
     norms: float = 0.0  # a copy of the weights and the update of a layer, at the end of a logged step (LOG_NORMS)
-    exchange: float = 0.0  # buffer of the weights that ranks with sharded states send each other
     early: bool  # gradients exist before the backward pass (accumulation, or DDP buckets)
     twice: bool = False  # the compiled backward pass returns its gradients together, next to the accumulated ones
 
@@ -74,7 +68,7 @@ class MemoryNeed:
         # gradients and the last block, or the gradient of the embedding, or the copies of LOG_NORMS. Without
         # accumulation and DDP, gradients do not exist yet at the start. The backward pass of a layer frees its 16-bit
         # copies.
-        kept = self.weights + self.states + self.exchange
+        kept = self.weights + self.states
         there = self.gradients if self.early else 0.0
         begins = self.copies + self.activations + max(self.logits + there, self.block + (there or self.head))
         ends = self.gradients * (2 if self.twice else 1) + max(self.block, self.tied, self.norms)
@@ -108,7 +102,6 @@ def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
         head=BYTES * wide.vocab_size * wide.n_embd,
         tied=BYTES * wide.vocab_size * wide.n_embd if shape.weight_tying and not shape.is_nanochat else 0.0,
         norms=_norms(wide) if train.log_norms else 0.0,
-        exchange=_exchange(wide, train),
         early=ranks > 1 or train.gradient_accumulation > 1 or graphs,
         twice=train.compile and (train.gradient_accumulation > 1 or graphs),
     )
@@ -239,56 +232,41 @@ def states(shape: ModelShape, train: TrainConfig) -> float | None:
     Adafactor stores one row and one column per matrix, which is negligible.
     SOAP stores two square matrices and their eigenvectors per matrix.
     """
-    optimizer = train.optimizer
-    if optimizer not in STATES:
+    if train.optimizer not in STATES:
         return None
-    # AMSGrad stores the largest mean square so far. adamwadv has it in STATES; as a base of adamwprune it is added.
-    largest = bool(train.amsgrad) or (optimizer == "adamwprune" and train.adamwprune_base == "adamwadv")
-    matrix, other = (count + largest for count in STATES[optimizer])
     in_blocks = shape.block_matrices
-    squares = _squares(shape) if optimizer == "soap" else 0
+    matrix, other = _states_each(train)
+    squares = _squares_of(_matrices(shape)) if train.optimizer == "soap" else 0
     return in_blocks * matrix + (shape.params - in_blocks) * other + squares
+
+
+def _states_each(train: TrainConfig) -> tuple[int, int]:
+    """Return the numbers per parameter: of matrices in blocks, of other parameters."""
+    # AMSGrad stores the largest mean square so far. adamwadv has it in STATES; as a base of adamwprune it is added.
+    largest = bool(train.amsgrad) or (train.optimizer == "adamwprune" and train.adamwprune_base == "adamwadv")
+    matrix, other = STATES[train.optimizer]
+    return matrix + largest, other + largest
 
 
 def states_per_rank(shape: ModelShape, train: TrainConfig) -> float | None:
     """Return how many 32-bit numbers the optimizer stores on the rank with the most, None for an unknown optimizer.
 
-    Sharded states (ZERO_STAGE=1) are divided evenly, except those of tensors that stay whole, and of small ones, which
-    every rank has.
+    With ZERO_STAGE=1 each large tensor has one owner (gpt2.optim.sharded).
     """
     everything = states(shape, train)
-    ranks = train.num_gpus
-    if everything is None or not _is_sharded(train):
+    if everything is None or not train.zero_stage or train.num_gpus == 1:
         return everything
-    matrix, other = (count + bool(train.amsgrad) for count in STATES[train.optimizer])
-    vectors = shape.params - sum(rows * columns for rows, columns in _all_matrices(shape))
-    small = other * vectors if shape.n_embd < SMALL else 0
-    whole: list[float] = []
-    if train.optimizer in WHOLE:
-        squares = train.optimizer == "soap"
-        found = _block_matrices(shape) if train.optimizer in MUONS else _all_matrices(shape)
-        whole = [matrix * a * b + squares * _squares_of([(a, b)]) for a, b in found]
-    return small + (everything - small - sum(whole)) / ranks + _largest_share(whole, ranks)
-
-
-def _is_sharded(train: TrainConfig) -> bool:
-    return bool(train.zero_stage) and train.num_gpus > 1
-
-
-def _largest_share(sizes: Sequence[float], ranks: int) -> float:
-    """Return the most that a rank has of tensors that stay whole.
-
-    As in gpt2.optim.sharded: the largest first, to the rank with the fewest states so far.
-    """
-    load = [0.0] * ranks
-    for size in sorted(sizes, reverse=True):
-        load[load.index(min(load))] += size
+    matrix, other = _states_each(train)
+    tensors = [(a, b, other) for a, b in _tables(shape)] + [(a, b, matrix) for a, b in _block_matrices(shape)]
+    held = [a * b * each for a, b, each in tensors]
+    if train.optimizer == "soap":
+        held = [size + _squares_of([(a, b)]) for size, (a, b, _) in zip(held, tensors, strict=True)]
+    load = [everything - sum(held)] * train.num_gpus  # biases and gains; wide models divide these few as well
+    ranks = owners([a * b for a, b, _ in tensors], train.num_gpus)
+    for rank, size in zip(ranks, held, strict=True):
+        for holder in range(train.num_gpus) if rank is None else (rank,):
+            load[holder] += size
     return max(load)
-
-
-def _exchange(shape: ModelShape, train: TrainConfig) -> float:
-    """Return the bytes of the buffer through which the ranks exchange the weights that they have updated."""
-    return min(EXCHANGE, BYTES * shape.params) if _is_sharded(train) else 0.0
 
 
 def masks(shape: ModelShape, train: TrainConfig) -> float:
@@ -301,17 +279,18 @@ def masks(shape: ModelShape, train: TrainConfig) -> float:
     return shape.block_matrices * kept
 
 
-def _squares(shape: ModelShape) -> int:
-    """Return how many numbers SOAP's preconditioners and their eigenvectors have."""
-    return _squares_of(_all_matrices(shape))
-
-
 def _squares_of(matrices: Sequence[tuple[int, int]]) -> int:
+    """Return how many numbers SOAP's preconditioners and their eigenvectors have."""
     return 2 * sum(side * side for sides in matrices for side in sides if side <= SOAP_WIDEST)
 
 
-def _all_matrices(shape: ModelShape) -> list[tuple[int, int]]:
+def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
     """Return the sides of all matrices of the model."""
+    return [*_tables(shape), *_block_matrices(shape)]
+
+
+def _tables(shape: ModelShape) -> list[tuple[int, int]]:
+    """Return the sides of the embeddings and the output layer."""
     d = shape.n_embd
     tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2)
     if shape.is_nanochat:
@@ -319,7 +298,7 @@ def _all_matrices(shape: ModelShape) -> list[tuple[int, int]]:
         tables += [(shape.vocab_size, shape.kv_heads * shape.head_dim)] * with_values
     else:
         tables.append((shape.block_size, d))
-    return tables + _block_matrices(shape)
+    return tables
 
 
 def _block_matrices(shape: ModelShape) -> list[tuple[int, int]]:
