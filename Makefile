@@ -85,14 +85,10 @@ check-gpu: .look-for-gpu $(DEV)
 .PHONY: .look-for-gpu
 .look-for-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call given,ON)
-BENCHES := config matrix launch schedule recorder loader model_step published status scale
-# PART=<part>: that of the measurements on a GPU.
+BENCHES := step kernels profile checkpoint scale monitor verdict
+# Each program has options of its own: python bench/<name>.py --help.
 bench: $(CONTROL) $(TRAIN)
-ifeq ($(call given,PART),)
-	$(foreach .each,$(BENCHES),$(QUIET_MAKE) bench/$(.each).py &&) $(QUIET_MAKE) bench/reports.py 1000 10000
-else
-	$(Q)$(QUIET_MAKE) bench/gpu.py --part='$(PART)' --on='$(call given,ON)' --peer='$(call given,PEER)'
-endif
+	status=0; for each in $(BENCHES); do $(QUIET_MAKE) bench/$$each.py || status=1; done; exit $$status
 
 clean:
 	$(Q)rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info

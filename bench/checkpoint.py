@@ -1,99 +1,105 @@
-"""Measure the cost of a checkpoint: the time that training waits, the time to write it, and the time to read it.
+"""Measure the checkpoints of a run: what training waits for, until one is on disk, and what a resume takes.
 
-    python bench/checkpoint.py --model 124m
+    python bench/checkpoint.py [--against ../former] [MODEL=124m] [--rounds 3] [--folder DISK]
 
-The trainer's CheckpointManager saves a model with the states of AdamW several times.
+Whole runs of a model with AdamW's states on the CPU, one sequence of 32 tokens per step, with a checkpoint after each
+fourth step. Rounds alternate. Wall seconds:
+
+step         time of a step
+save         what training waits for a save: the time between two saves less that of its steps
+on disk      from the end of the step to the last byte of its checkpoint, next to training
+resume       from the start of the program to the first step, with a checkpoint less without one
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from train_vs_peer import train_fields
+from common import ROOT, machine, record, table
+from step import logged, make, settings_of, start
 
-from gpt2.checkpoint.files import load_checkpoint
-from gpt2.checkpoint.manager import CheckpointManager
-from gpt2.checkpoint.state import TrainingState
-from gpt2.dist import World
-from gpt2.log import RunLog
-from gpt2.optim.builders import build_optimizers
-from gpt2.train import build_model
-from kmatrix.records.checkpoints import CheckpointKind
-from kmatrix.records.paths import RunDir
-from kmatrix.records.train_config import TrainConfig
-from kmatrix.shapes import GPT2_VOCAB, NAMED
+STEPS = 12
+EVERY = 4
+SMALL = {"MODEL": "124m", "BLOCK_SIZE": "32", "BATCH_SIZE": "1", "TOKENIZER": "gpt2", "DEVICE": "cpu"}
+SAVING = {"SAVE_CHECKPOINT": "y", "CHECKPOINT_INTERVAL": str(EVERY), "KEEP_CHECKPOINTS": "2", "MAX_ITERS": str(STEPS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The medians of one run, in s, and the size of a checkpoint in GB."""
+
+    step: float
+    save: float
+    on_disk: float
+    resume: float
+    size: float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=[*NAMED], default="124m")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="the disk that is measured")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", help="NAME=VALUE, as of make")
+    parser.add_argument("--against", type=Path, action="append", default=[], help="another checkout of kmatrix")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
+    parser.add_argument("--folder", type=Path, help="the disk that is measured")
+    parser.add_argument("--out", type=Path, help="a file to which each run is appended as a line of JSON")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        measure(Path(folder), args.model, args.rounds)
+    settings = SMALL | SAVING | dict(word.split("=", 1) for word in args.settings)
+    checkouts = {checkout.name: checkout for checkout in [*(one.resolve() for one in args.against), ROOT]}
+    found: dict[str, list[Measured]] = {name: [] for name in checkouts}
+    print(machine(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=args.folder) as name:
+        symbols = settings_of(settings, Path(name), args.threads)
+        for turn in range(args.rounds):
+            for checkout in found if turn % 2 == 0 else reversed(found):
+                measured = measure(checkouts[checkout], symbols, Path(name) / f"{checkout}{turn}", args.threads)
+                found[checkout].append(measured)
+                record(
+                    args.out,
+                    kind="checkpoint",
+                    checkout=checkout,
+                    **dict(zip(Measured.__slots__, astuple(measured), strict=True)),
+                )
+    rows = [
+        [name, *(f"{statistics.median(column):.2f}" for column in zip(*map(astuple, runs), strict=True))]
+        for name, runs in found.items()
+    ]
+    print(table(["checkout", "step s", "save s", "on disk s", "resume s", "GB"], rows))
 
 
-def measure(folder: Path, model: str, rounds: int) -> None:
-    """Print the medians of the rounds."""
-    state = made(folder, model)
-    log = RunLog(RunDir(folder), "bench", 1, main=True)
-    log.say = log.event = lambda *_: None  # type: ignore[method-assign,assignment]  # print only the table
-    manager = CheckpointManager(state, log)
-    waited, worked, whole = [], [], []
-    for step in range(rounds + 1):
-        log.step = 1 + step
-        start, cpu = time.perf_counter(), time.thread_time()
-        manager.save(CheckpointKind.ROLLING)
-        waited.append(time.perf_counter() - start)
-        worked.append(time.thread_time() - cpu)
-        manager.wait()
-        whole.append(time.perf_counter() - start)
-    print(f"{'saved':20}  waits {in_ms(waited[1:])} (the first {in_ms(waited[:1])})  CPU {in_ms(worked[1:])}")
-    print(f"{'':20}  written after {in_ms(whole[1:])}")
-    newest = manager.index.present[-1]
-    path = manager.folder / newest.name
-    verified = [timed(lambda: load_checkpoint(path)) for _ in range(rounds)]
-    plain = [timed(lambda: load_checkpoint(path, verify=False)) for _ in range(rounds)]
-    print(f"{'read and verified':20}  {in_ms(verified)}, of which the hash {in_ms(verified, plain)}")
-    count = sum(p.numel() for p in state.model.parameters())
-    print(f"{newest.bytes / 1e9:.3f} GB, {newest.bytes / count:.2f} bytes/parameter")
-
-
-def made(folder: Path, model: str) -> TrainingState:
-    """Return a model with optimizer states, as after a step."""
-    layers, heads, width = NAMED[model]
-    fields = train_fields({"path": "", "sha256": "", "vocab_size": GPT2_VOCAB, "shards": 0}, folder / "checkpoints") | {
-        **{"model": model, "n_layer": layers, "n_head": heads, "n_embd": width, "optimizer": "adamw"},
-        **{"tokenizer": "gpt2", "vocab_size": GPT2_VOCAB, "block_size": 1024, "keep_checkpoints": 2},
-    }
-    config = TrainConfig.from_json(fields)
-    raw = build_model(config)
-    optimizers = build_optimizers(config, raw)
-    for parameter in raw.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizers.step()
-    optimizers.zero_grad()
-    world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-    return TrainingState(config=config, world=world, model=raw, optimizers=optimizers)
-
-
-def timed(action: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-def in_ms(seconds: Sequence[float], less: Sequence[float] | None = None) -> str:
-    """Return the median in ms, minus that of `less`."""
-    return f"{1e3 * (statistics.median(seconds) - (statistics.median(less) if less else 0)):7.0f} ms"
+def measure(checkout: Path, symbols: Mapping[str, str], folder: Path, threads: int) -> Measured:
+    """Train a run of a checkout with checkpoints, and then its last steps again, from one of them."""
+    run_dir = make(checkout, {**symbols, "RESULTS_DIR": str(folder)})
+    begin = time.time()
+    start(checkout, run_dir, device="cpu", threads=threads)
+    lines = logged(run_dir)
+    fresh = lines[0]["time"] - begin
+    files = sorted(run_dir.glob("checkpoints/step_*.pt"), key=lambda path: path.stat().st_mtime)
+    ends = {line["step"]: line["time"] for line in lines}
+    took = {line["step"]: line["throughput/step_ms"] / 1e3 for line in lines}
+    # All steps before a save are logged when it begins: from one to the next there are EVERY steps and a save.
+    periods = [(first, [took[first + at] for at in range(EVERY)]) for first in range(EVERY, STEPS - EVERY + 1, EVERY)]
+    saves = [ends[first + EVERY - 1] - ends[first - 1] - sum(steps) for first, steps in periods]
+    on_disk = [path.stat().st_mtime - ends[int(path.stem.rpartition("_")[2]) - 1] for path in files]
+    size = files[0].stat().st_size / 1e9
+    (run_dir / "result.json").unlink()
+    begin = time.time()
+    start(checkout, run_dir, "--attempt", "2", "--resume", str(files[0]), device="cpu", threads=threads)
+    resumed = next(line["time"] for line in logged(run_dir) if line["attempt"] == 2) - begin
+    return Measured(
+        step=statistics.median(list(took.values())[1:]),
+        save=statistics.median(saves),
+        on_disk=statistics.median(on_disk),
+        resume=resumed - fresh,
+        size=size,
+    )
 
 
 if __name__ == "__main__":

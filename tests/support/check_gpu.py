@@ -20,7 +20,7 @@ ON = "KMATRIX_CHECK_ON"  # environment variable: the device of the tests in test
 GPU, CPU = "gpu", "cpu"
 LOOK = "--look"
 REFUSED = 2
-PLACE = "run it on a machine with an NVIDIA GPU (docs/gpu-day.md), or in its place: make check-gpu ON=cpu"
+PLACE = "run it on a machine with an NVIDIA GPU (docs/performance.md), or in its place: make check-gpu ON=cpu"
 SLOWEST = 15  # tests whose durations are printed
 
 

@@ -317,7 +317,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "check-all": Command("", "the same, and the stories: what a user does"),
         "check-nightly": Command("", "run the tests that may be random, or need another system"),
         "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
-        "bench": Command("", "measure speed and memory; with PART= the trainer on a GPU", "PART= ON=cpu PEER="),
+        "bench": Command("", "measure speed and memory of the trainer and of kmatrix (bench/)"),
     },
 }
 

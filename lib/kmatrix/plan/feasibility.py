@@ -56,8 +56,8 @@ FAMILIES = {  # words of the names; OTHER: the rest
     HOPPER: ("H100", "H200", "GH200", "B200", "GB200", "B300", "GB300"),
     RTX: ("RTX",),
 }
-# Fitted to the published runs: `bench/published.py` prints the fit and the error of each run, and that of a fit to the
-# other runs. OTHER is that of the A100; no run on another GPU of that family is published.
+# Fitted to the published runs (tests/fixtures/published.toml). OTHER is that of the A100; no run on another GPU of that
+# family is published.
 PUBLISHED = MfuModel(size=75e6, middle={HOPPER: 0.53, RTX: 0.91, OTHER: 0.71}, spread=1.74)
 
 

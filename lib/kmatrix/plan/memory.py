@@ -15,7 +15,7 @@ from kmatrix.text import plural
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 # Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations.
 # On GPUs the gradient takes the place of the logits, so 2 bytes by the compiled graph (tests/fixtures/gpu_memory.json);
-# with 2.5 the peaks in bench/published.toml are at most 15 % above the plan.
+# with 2.5 the peaks in tests/fixtures/published.toml are at most 15 % above the plan.
 # The rest of GPT-2 takes as much memory as without it.
 COMPILED_LOGIT = {"bf16": 2.5, "fp32": 5.0}
 BYTES = 4  # weights, gradients and optimizer states are 32-bit

@@ -22,8 +22,8 @@ from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.shapes import ModelShape
 from kmatrix.text import duration, memory_size, plural
 
-# The planned memory may be too high by this share (bench/published.py): less is only a warning in
-# `make plan`.
+# The planned memory may be too high by this share (tests/plan/test_published.py): less is only a
+# warning in `make plan`.
 ERROR = 0.15
 START_S = {"cpu": 15, "cuda": 60}  # s until the first step, and on GPUs for compilation, at most
 # s from the launch of a run to its first step that no run goes below: torchrun, the import of torch, the device.

@@ -238,7 +238,7 @@ def test_after_a_kill_every_complete_sample_is_readable_and_the_next_attempt_con
 @pytest.mark.nightly
 @pytest.mark.parametrize(("hz", "gpus"), [(20, 8), (100, 8), (1000, 4)])
 def test_every_tick_is_a_sample_or_counted_as_late_and_memory_stays_small(start_recorder, run_dir, hz, gpus):
-    """The number of late ticks depends on the machine: bench/recorder.py prints it."""
+    """The number of late ticks depends on the machine: bench/monitor.py prints the rate that is reached."""
     process = start_recorder("--hz", hz, lines="0 * power 200\n", gpus=gpus)
     wait_until(lambda: sample_count(run_dir) > 10, "10 samples")
     wait_until(lambda: (times := read_samples(run_dir.gpu_samples).times) and times[-1] - times[0] > 3, "3 seconds")

@@ -1,0 +1,319 @@
+"""Train whole runs and compare the time of their steps: this checkout, options, former commits, and nanoGPT.
+
+    python bench/step.py --peer ../nanoGPT                        # on the CPU: a small model, fp32 and bf16
+    python bench/step.py --against ../former                      # the trainer of another checkout in the same run
+    python bench/step.py MODEL=124m BATCH_SIZE=32 DEVICE=cuda COMPILE=y --peer ../nanoGPT
+    python bench/step.py --option "RECOMPUTE=y" --option "NUM_GPUS=2 ZERO_STAGE=1"
+
+NAME=VALUE: settings of all runs. --option: a further row with these settings. Each run is made from a configuration and
+trained by torchrun as users do; times are those that its metrics.jsonl has, without the first ones. nanoGPT trains the
+same model on the same tokens with its own train.py, once with its default `bias=False` and once with biases. Rounds
+alternate, so that a drift of the machine's speed affects all; the table has medians over rounds.
+
+first: seconds from the start of the program to the end of the first step. MiB: peak of tensors on a GPU, else of the
+largest process. W, MHz, capped: mean power and clock of the GPU, and the share of samples at its power limit.
+--cpu-time: CPU time of a run beyond that of a shorter one, which other programs disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import pickle
+import re
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from common import ROOT, Cost, Sensors, about_power, environment, machine, number, record, run, table
+
+SMALL = {"MODEL": "custom", "N_LAYER": "4", "N_HEAD": "4", "N_EMBD": "128", "BLOCK_SIZE": "128", "BATCH_SIZE": "12"}
+LARGE = {"MODEL": "124m", "BLOCK_SIZE": "1024", "BATCH_SIZE": "32", "COMPILE": "y", "VOCAB_MULTIPLE": "64"}
+COMMON = {
+    **{"OPTIMIZER": "adamw", "LEARNING_RATE": "1e-3", "WARMUP_STEPS": "10", "NUM_GPUS": "1"},
+    **{"EVAL_INTERVAL": "1000000", "EVAL_SAMPLES": "8", "LOG_INTERVAL": "1", "SAVE_CHECKPOINT": "n"},
+    **{"DATASET": "shards", "GPU_MONITOR": "n", "REUSE": "n", "ALLOW_RISK": "y"},
+}
+# Run with the code of a checkout, by the functions of docs/from-python.md.
+MAKE = """
+import json, sys
+from kmatrix.experiment import make_matrix, plan_matrix
+matrix = make_matrix(plan_matrix(sys.argv[1], **json.loads(sys.argv[2])), preflight=False, reuse=False)
+print(next(iter(matrix.path.glob("*/run.json"))).parent)
+"""
+# nanoGPT's train.py, with the time before each line that it prints.
+STAMPED = """
+import builtins, runpy, sys, time
+say = builtins.print
+builtins.print = lambda *words, **more: say(f"{time.time():.6f}", *words, **{**more, "flush": True})
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+VOCAB = {"gpt2": 50257, "byte": 257}
+TOKENS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The measurements of one run."""
+
+    step_ms: float  # median after the warm-up, or CPU time per step
+    first_s: float | None  # to the end of the first step
+    mib: float | None  # peak memory
+    loss: float | None  # of the last step, nats/token
+    tokens: int  # per step
+    mfu: float | None
+    states_mib: float | None = None  # of the optimizer, on the rank with most
+    power: Mapping[str, float] = field(default_factory=dict)  # of the GPU (Sensors.since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A row of the table. base: name of the row that it is compared with."""
+
+    name: str
+    base: str
+    train: Callable[[Path, int], tuple[Trained, Cost]]  # a folder for the run, and the number of steps
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", help="NAME=VALUE, as of make")
+    parser.add_argument("--option", action="append", default=[], help="settings of a further row")
+    parser.add_argument("--against", type=Path, action="append", default=[], help="another checkout of kmatrix")
+    parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT")
+    parser.add_argument("--dtypes", help="default: fp32,bf16 on the CPU, bf16 on a GPU")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--warm-up", type=int, default=10, help="steps that are not timed")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads of a rank")
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--out", type=Path, help="a file to which each run is appended as a line of JSON")
+    args = parser.parse_args(argv)
+    settings = dict(word.split("=", 1) for word in args.settings)
+    if args.steps <= args.warm_up + 1:
+        parser.error("--steps must be above --warm-up by at least 2")
+    if args.peer and not (args.peer / "train.py").is_file():
+        parser.error(f"{args.peer} has no train.py: --peer takes a checkout of nanoGPT")
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, Sensors() as sensors:
+        print(machine(sensors), flush=True)
+        rows = ways(args, settings, Path(name))
+        print(report(rows, measure(rows, args, Path(name), sensors)))
+
+
+def ways(args: argparse.Namespace, settings: Mapping[str, str], folder: Path) -> list[Way]:
+    """Return the rows of the table in their order."""
+    usual = settings_of(settings, folder, args.threads)
+    gpu = usual["DEVICE"] == "cuda"
+    dtypes = (args.dtypes or ("bf16" if gpu else "fp32,bf16")).split(",")
+    found: list[Way] = []
+
+    def add(name: str, base: str, checkout: Path, **more: str) -> None:
+        symbols = usual | more
+        found.append(Way(name=name, base=base, train=lambda place, steps: train(checkout, symbols, place, steps, args)))
+
+    for bias in ("n", "y") if args.peer else (usual.get("BIAS", "y"),):
+        suffix = f", BIAS={bias}" if args.peer else ""
+        peer = f"nanoGPT {'bf16' if gpu else 'fp32'}{suffix}"
+        if args.peer:
+            copy = copy_of_peer(args.peer, folder / f"peer-{bias}", Path(usual["DATA_PATH"]))
+            shape = usual | {"BIAS": bias}
+            found.append(Way(name=peer, base=peer, train=lambda _, n, c=copy, s=shape: train_peer(c, s, n, args)))
+        for dtype in dtypes:
+            former = [f"{checkout.resolve().name} {dtype}{suffix}" for checkout in args.against]
+            for name, checkout in zip(former, args.against, strict=True):
+                add(name, peer if args.peer else name, checkout.resolve(), DTYPE=dtype, BIAS=bias)
+            plain = f"kmatrix {dtype}{suffix}"
+            base = former[0] if former else peer if args.peer else plain
+            add(plain, base, ROOT, DTYPE=dtype, BIAS=bias)
+            for option in args.option:
+                more = dict(word.split("=", 1) for word in shlex.split(option))
+                add(f"{plain} {option}", plain, ROOT, **{"DTYPE": dtype, "BIAS": bias, **more})
+    return found
+
+
+def measure(rows: Sequence[Way], args: argparse.Namespace, folder: Path, sensors: Sensors) -> list[list[Trained]]:
+    """Return the measurements of each row in each round."""
+    found: list[list[Trained]] = [[] for _ in rows]
+    for turn in range(args.rounds):
+        for at in range(len(rows)) if turn % 2 == 0 else reversed(range(len(rows))):  # none is always first
+            trained, cost = rows[at].train(folder / f"{turn}-{at}", args.steps)
+            power = sensors.since(time.time() - cost.wall / 2)  # the second half: the first one compiles
+            if args.cpu_time:
+                few = args.warm_up + 2
+                less = rows[at].train(folder / f"{turn}-{at}-few", few)[1]
+                trained = replace(trained, step_ms=1e3 * (cost.cpu - less.cpu) / (args.steps - few))
+            found[at].append(replace(trained, power=power))
+            print(f"round {turn + 1}  {rows[at].name:32}{trained.step_ms:10.2f} ms", flush=True)
+            record(args.out, kind="step", row=rows[at].name, **asdict(found[at][-1]))
+    return found
+
+
+def report(rows: Sequence[Way], found: Sequence[Sequence[Trained]]) -> str:
+    """Return the table: medians over rounds."""
+
+    def middle(trained: Sequence[Trained], field: str) -> float | None:
+        known = [value for one in trained if (value := getattr(one, field)) is not None]
+        return statistics.median(known) if known else None
+
+    medians = {
+        way.name: statistics.median(one.step_ms for one in trained) for way, trained in zip(rows, found, strict=True)
+    }
+    # MFU and speed have one ratio for all runs of a model: nanoGPT's MFU is that of its speed.
+    shares = {
+        way.base: share * medians[way.name]
+        for way, trained in zip(rows, found, strict=True)
+        if (share := middle(trained, "mfu"))
+    }
+    lines = []
+    for way, trained in zip(rows, found, strict=True):
+        ms = medians[way.name]
+        share = middle(trained, "mfu") or (shares[way.name] / ms if way.name in shares else None)
+        texts = {"mib": ".0f", "states_mib": ".1f", "first_s": ".1f", "loss": ".4f"}
+        lines.append(
+            [
+                *(way.name, f"{ms:.2f}", f"{1e3 * trained[0].tokens / ms:,.0f}"),
+                *(f"{medians[way.base] / ms:.3f} x {way.base}", number(share and 100 * share, ".1f", " %")),
+                *(number(middle(trained, field), form) for field, form in texts.items()),
+                about_power(trained[-1].power),
+            ]
+        )
+    head = ["run", "ms/step", "tokens/s", "speed", "MFU", "MiB", "states MiB", "first s", "loss", "W, MHz, capped"]
+    return "\n" + table(head, lines)
+
+
+def settings_of(settings: Mapping[str, str], folder: Path, threads: int) -> dict[str, str]:
+    """Return all settings of a run: those that were asked for, defaults for the device, and tokens in a folder."""
+    gpu = settings.get("DEVICE") == "cuda"
+    usual = LARGE if gpu else SMALL
+    usual = {"DEVICE": "cpu", **(usual if "MODEL" not in settings or gpu else {})}
+    tokenizer = settings.get("TOKENIZER", "gpt2" if gpu else "byte")
+    tokens = write_tokens(folder / "tokens", VOCAB[tokenizer])
+    places = {"DATA_PATH": str(tokens), "DATA_DIR": str(folder / "data"), "RESULTS_DIR": str(folder / "results")}
+    return COMMON | {"CPU_THREADS": str(threads), "TOKENIZER": tokenizer} | places | usual | dict(settings)
+
+
+def write_tokens(folder: Path, vocab: int) -> Path:
+    """Write shards of artificial text in llm.c's format, with the frequencies of Zipf's law.
+
+    Every second token follows from the one before: there is something to learn.
+    """
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    drawn = generator.zipf(1.2, TOKENS) % vocab
+    drawn[1::2] = generator.permutation(vocab)[drawn[::2]]
+    for kind, tokens in (("train", drawn), ("val", drawn[: TOKENS // 20])):
+        head = np.zeros(256, dtype="<i4")
+        head[:3] = 20240520, 1, len(tokens)
+        (folder / f"text_{kind}_000000.bin").write_bytes(head.tobytes() + tokens.astype("<u2").tobytes())
+    return folder
+
+
+def make(checkout: Path, symbols: Mapping[str, str]) -> Path:
+    """Make a run from a configuration with the code of a checkout, and return its directory."""
+    empty = Path(symbols["DATA_PATH"]).with_name("defconfig")  # all settings are in `symbols`
+    empty.touch()
+    done = run([sys.executable, "-c", MAKE, empty, json.dumps(symbols)], checkout, environment(checkout))
+    return Path(done.output.strip().splitlines()[-1])
+
+
+def start(checkout: Path, run_dir: Path, *arguments: str, device: str, threads: int, ranks: int = 1) -> Cost:
+    """Train a run to its end, as the local engine starts it, and return its cost."""
+    variables = environment(checkout, OMP_NUM_THREADS=str(threads))
+    if device == "cpu":
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return run([*torchrun, "-m", "gpt2.train", str(run_dir), *arguments], checkout, variables)
+
+
+def logged(run_dir: Path) -> list[dict[str, float]]:
+    """Return the lines of training steps in metrics.jsonl."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [line for line in lines if "throughput/step_ms" in line]
+
+
+def train(
+    checkout: Path, symbols: Mapping[str, str], folder: Path, steps: int, args: argparse.Namespace
+) -> tuple[Trained, Cost]:
+    """Train a run of a checkout."""
+    symbols = {**symbols, "MAX_ITERS": str(steps), "RESULTS_DIR": str(folder)}
+    ranks = int(symbols["NUM_GPUS"])
+    run_dir = make(checkout, symbols)
+    begin = time.time()
+    cost = start(checkout, run_dir, device=symbols["DEVICE"], threads=args.threads, ranks=ranks)
+    lines, result = logged(run_dir), json.loads((run_dir / "result.json").read_text("utf-8"))
+    shutil.rmtree(folder)
+    settled = lines[args.warm_up :]
+    gpu = symbols["DEVICE"] == "cuda"
+    return Trained(
+        step_ms=statistics.median(line["throughput/step_ms"] for line in settled),
+        first_s=lines[0]["time"] - begin,
+        mib=result["peak_memory_mib"] if gpu else cost.memory,
+        loss=lines[-1]["train/loss"],
+        tokens=round(result["tokens"] / result["step"]),
+        mfu=statistics.median(line["throughput/mfu"] for line in settled) if settled[0].get("throughput/mfu") else None,
+        states_mib=max(result["optimizer_state_mib"]),
+    ), cost
+
+
+def copy_of_peer(checkout: Path, folder: Path, tokens: Path) -> Path:
+    """Return a copy of nanoGPT that has our tokens as the dataset "tokens"."""
+    shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".git", "*.bin"))
+    target = folder / "data" / "tokens"
+    target.mkdir(parents=True)
+    for kind in ("train", "val"):
+        (target / f"{kind}.bin").write_bytes((tokens / f"text_{kind}_000000.bin").read_bytes()[1024:])
+    return folder
+
+
+def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argparse.Namespace) -> tuple[Trained, Cost]:
+    """Train with nanoGPT's own train.py. Its log of a step waits for the GPU, so there it logs each tenth one.
+
+    A step takes the time between two lines of the log, divided by the steps between them.
+    """
+    from kmatrix.shapes import NAMED, padded
+
+    gpu = symbols["DEVICE"] == "cuda"
+    every = 10 if gpu else 1
+    sizes = NAMED.get(symbols["MODEL"]) or tuple(int(symbols[name]) for name in ("N_LAYER", "N_HEAD", "N_EMBD"))
+    vocab = padded(VOCAB[symbols["TOKENIZER"]], int(symbols.get("VOCAB_MULTIPLE", 1)))
+    (folder / "data" / "tokens" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab}))
+    accumulation = int(symbols.get("GRADIENT_ACCUMULATION", 1))
+    options = {
+        **dict(zip(("n_layer", "n_head", "n_embd"), sizes, strict=True)),
+        **{"block_size": symbols["BLOCK_SIZE"], "batch_size": symbols["BATCH_SIZE"], "dropout": 0.0},
+        **{"gradient_accumulation_steps": accumulation, "bias": symbols["BIAS"] == "y", "out_dir": "out"},
+        **{"device": symbols["DEVICE"], "dtype": "bfloat16" if gpu else "float32", "dataset": "tokens"},
+        **{"compile": symbols.get("COMPILE") == "y", "max_iters": steps, "lr_decay_iters": steps, "min_lr": 1e-4},
+        **{"learning_rate": symbols["LEARNING_RATE"], "warmup_iters": 10, "grad_clip": 1.0, "log_interval": every},
+        **{"eval_interval": 1_000_000, "eval_iters": 1},
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    variables = environment(OMP_NUM_THREADS=str(args.threads))
+    variables |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}
+    begin = time.time()
+    cost = run([sys.executable, "-c", STAMPED, *flags], folder, variables)
+    lines = re.findall(r"^([\d.]+) iter \d+: loss ([\d.]+)", cost.output, re.MULTILINE)
+    at = [float(second) for second, _ in lines]
+    between = [later - earlier for earlier, later in itertools.pairwise(at)][args.warm_up // every :]
+    return Trained(
+        step_ms=1e3 * statistics.median(between) / every,
+        first_s=at[0] - begin,
+        mib=None if gpu else cost.memory,
+        loss=float(lines[-1][1]),
+        tokens=accumulation * int(symbols["BATCH_SIZE"]) * int(symbols["BLOCK_SIZE"]),
+        mfu=None,
+    ), cost
+
+
+if __name__ == "__main__":
+    main()
