@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gpt2.data.batches as data
 from gpt2 import dist, failure, prune
 from gpt2.checkpoint.initial import initialize
-from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.saver import Saver
 from gpt2.checkpoint.shared import check_shared
 from gpt2.checkpoint.state import Stateful, TrainingState
 from gpt2.data.batches import Batches
@@ -191,7 +191,7 @@ def set_up(
     adjusted = changes(planned, config, "another micro-batch was asked for")
     log.begin(config, world, raw.params, pruner, adjusted, attention=kernels_of(raw, config, world.device))
 
-    # State that a checkpoint holds besides the model, the optimizers and the random generators
+    # State that a checkpoint holds besides the model and the optimizers
     early_stopping = EarlyStopping(config)
     # A GPU has two more steps in its queue when the loop sees the end of one, and they run to their end.
     budget = Budget(limit_of(config), ahead=2 if world.device.type == "cuda" else 0)
@@ -202,12 +202,11 @@ def set_up(
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
     stateful |= {"data": batches.client.record} if batches.client else {}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
-    checkpoints = CheckpointManager(training, log)
+    checkpoints = Saver(training, log)
     resumed = checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
     if config.init_from and not resumed:
         initialize(raw, config)
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
-    checkpoints.forecast()
     # The watchdog's file is newer than the checkpoint: it includes work that was lost, which also took time and money.
     # The runner's measure of these attempts includes their launch and their end.
     spent_s = max(watchdog.spent_before, spent_before())
@@ -299,8 +298,8 @@ class TrainingLoop:
         config, world = between.training.config, between.training.world
         between.watchdog.work(failure.STEP, step)
         self.profile.at(step)
-        if config.dropout:  # masks depend on seed, step and rank only: evaluations do not change them
-            torch.manual_seed(dropout_seed(config.seed, step, world.rank))
+        # Random numbers (dropout) depend on seed, step and rank only: no state of a generator is saved.
+        torch.manual_seed(dropout_seed(config.seed, step, world.rank))
         optimizers.set_scale(scale(config, step), step)
         lr = optimizers.lr
         loss = self._gradients()

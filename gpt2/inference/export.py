@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2.checkpoint.contents import problem, reason
-from gpt2.checkpoint.files import SCHEMA, damaged, load_checkpoint, save_checkpoint
+from gpt2.checkpoint.contents import reason
+from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
 from gpt2.inference.nanochat_layout import differences, nanochat_config, nanochat_to_hugging_face
 from gpt2.inference.restore import load_model, shape_of
@@ -108,7 +108,7 @@ def config_of(value: Mapping[str, Any]) -> dict[str, Any]:
         "torch_dtype": "float32",
         "kmatrix": {
             **{name: ours[name] for name in ("arch", "bias", "vocab_multiple", "tokenizer", "data_path")},
-            **{name: value[name] for name in ("run_id", "step", "tokens")},
+            **{name: value[name] for name in ("run_id", "step")},
         },
     }
 
@@ -148,7 +148,7 @@ HARMLESS = {
     *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
     *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
 }
-OWN = {"arch", "bias", "vocab_multiple", "tokenizer", "data_path", "run_id", "step", "tokens"}  # of "kmatrix"
+OWN = {"arch", "bias", "vocab_multiple", "tokenizer", "data_path", "run_id", "step"}  # of "kmatrix"
 
 
 def parse_config(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -263,20 +263,14 @@ def read_folder(folder: Path) -> dict[str, Any]:
         raise unreadable(folder, reason(error)) from None
     config = parse_config(foreign, folder / CONFIG)
     value = {
-        "schema": SCHEMA,
         "run_id": config.get("run_id", ""),
         "step": config.get("step", 0),
-        "tokens": config.get("tokens", 0),
         "config": config,
         "optimizer": {},
-        "rng": [],
-        "carried": {},
     }
     shape_of(config, folder / CONFIG)  # refuses sizes that no tensor can have
     try:
         value["model"] = from_hugging_face(weights, config)
-        if why := problem(value):
-            raise damaged(folder, why)
         value["model"] = load_model(value, folder).state_dict()
     except RecordError as error:
         raise unreadable(folder / WEIGHTS, error.why) from None

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from gpt2 import dist
-from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.saver import Saver
 from gpt2.checkpoint.state import TrainingState
 from gpt2.data.batches import Batches
 from gpt2.evaluate import Benchmarks, Validation
@@ -45,7 +45,7 @@ class BetweenSteps:
     compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
     early_stopping: EarlyStopping
     budget: Budget
-    checkpoints: CheckpointManager
+    checkpoints: Saver
     steps: Steps
     timings: Timings
 
@@ -94,7 +94,8 @@ class BetweenSteps:
             self.benchmark(step)
         # Last, so that the checkpoint includes the losses above, and knows whether it is the best.
         with self._phase(CHECKPOINT):
-            self.checkpoints.save(*self.checkpoints.reasons())
+            if self.checkpoints.wanted(step):
+                self.checkpoints.save()
         self.steps.restart()  # none of this is part of the next step's time
         return ended_by
 
@@ -121,7 +122,7 @@ class BetweenSteps:
         log, signal = self.log, self.stop.signal
         steps = f"{log.step} of {self.training.config.max_iters} steps"
         log.event(log.step, "stop", f"stopped after {steps}: {signal or 'a peer'}")
-        self.checkpoints.emergency()
+        self.checkpoints.stop()
         log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
         return dist.EXIT_STOPPED
 
@@ -129,7 +130,10 @@ class BetweenSteps:
         """Save the final checkpoint, write the result of a finished run, and return the exit status."""
         # Wait: result.json comes last, and a run whose final checkpoint cannot be written is not finished.
         with self.log.phase("checkpoint"):
-            self.checkpoints.save(*self.checkpoints.reasons(finished=True), wait=True)
+            final = self.training.config.save_checkpoint
+            if final or self.checkpoints.wanted(self.log.step):
+                self.checkpoints.save(final=final)
+                self.checkpoints.wait()
         self.log.finish(str(ended_by))
         return dist.EXIT_FINISHED
 

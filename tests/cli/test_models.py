@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import forked
+from checkpoints import best_of, final_of
 from factories import environment, make_run, train
 from gpt2.inference.restore import choose_device, restore
 from kmatrix.cli import models
@@ -53,7 +54,7 @@ def test_the_default_is_the_best_checkpoint_of_the_best_run_of_the_newest_matrix
 
 def test_a_run_selects_its_best_checkpoint_and_a_file_selects_itself(matrix):
     best = checkpoint_of(f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}")
-    assert best.samefile(matrix / "gpt2_sgd_1cpu" / "checkpoints" / "best.pt")
+    assert best.samefile(best_of(matrix / "gpt2_sgd_1cpu"))
     assert checkpoint_of(f"CHECKPOINT={best}") == best
 
 
@@ -128,7 +129,7 @@ def test_invalid_values_are_refused_with_status_2(matrix, argument, message):
 
 
 def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
-    (tmp_path / "half.pt").write_bytes((matrix / "gpt2_adamw_1cpu" / "checkpoints" / "best.pt").read_bytes()[:1000])
+    (tmp_path / "half.pt").write_bytes(best_of(matrix / "gpt2_adamw_1cpu").read_bytes()[:1000])
     completed = run_sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
     assert completed.returncode == 2
     assert "is damaged" in completed.stderr
@@ -136,22 +137,22 @@ def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
 
 def test_a_restored_model_equals_the_trained_one(matrix):
     run_dir = matrix / "gpt2_adamw_1cpu"
-    found = restore(run_dir / "checkpoints" / "final.pt", "cpu")
+    found = restore(final_of(run_dir), "cpu")
     assert (found.name, found.step, found.model.training) == ("gpt2_adamw_1cpu", 12, False)
-    saved = torch.load(run_dir / "checkpoints" / "final.pt", weights_only=True)
+    saved = torch.load(final_of(run_dir), weights_only=True)
     assert all(torch.equal(value, saved["model"][name]) for name, value in found.model.state_dict().items())
 
 
 def test_evaluation_weights_are_restored_if_they_differ_from_the_training_weights(matrix, tmp_path):
-    value = torch.load(matrix / "gpt2_adamw_1cpu" / "checkpoints" / "final.pt", weights_only=True)
-    value["judged"] = {name: tensor + 1 for name, tensor in value["model"].items()}
+    value = torch.load(final_of(matrix / "gpt2_adamw_1cpu"), weights_only=True)
+    value["evaluation"] = {name: tensor + 1 for name, tensor in value["model"].items()}
     torch.save(value, tmp_path / "averaged.pt")
     found = restore(tmp_path / "averaged.pt", "cpu").model.state_dict()
     assert all(torch.equal(found[name], tensor + 1) for name, tensor in value["model"].items())
 
 
 def test_a_configuration_that_does_not_match_the_checkpoint_is_refused(matrix, tmp_path):
-    value = torch.load(matrix / "gpt2_adamw_1cpu" / "checkpoints" / "final.pt", weights_only=True)
+    value = torch.load(final_of(matrix / "gpt2_adamw_1cpu"), weights_only=True)
     value["config"]["arch"] = "mamba"
     torch.save(value, tmp_path / "mamba.pt")
     with pytest.raises(RecordError, match=r"(?s)is not supported by this trainer.*'arch' is missing or unknown"):

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import forked
+from checkpoints import final_of
 from factories import ROOT, environment, make_run, ranks_of, train_command, trainer
 from gpt2.checkpoint.files import load_checkpoint
-from kmatrix.records.checkpoints import CheckpointKind, read_index
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.stragglers import read_ranks
@@ -71,7 +72,7 @@ def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
         assert second[key] == pytest.approx(first[key], abs=1e-5)
     assert second["world_size"] == 2
     replicas = [torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1)]
-    weights = load_checkpoint(single.checkpoints / "final.pt")["model"]
+    weights = load_checkpoint(final_of(single.path))["model"]
     assert replicas[0].keys() == replicas[1].keys() == weights.keys()
     for name, tensor in weights.items():
         assert torch.equal(replicas[0][name], replicas[1][name]), f"replicas differ in {name}"
@@ -105,9 +106,9 @@ def test_sigterm_to_the_launcher_stops_every_rank_with_a_checkpoint(tmp_path):
     assert (result["status"], result["kind"]) == ("stopped", "signal"), output
     assert "SIGTERM" in result["reason"]
     assert result["final_val_loss"] is None
-    (entry,) = read_index(run_dir.checkpoints)
-    assert entry.kinds == {CheckpointKind.EMERGENCY}
-    assert load_checkpoint(run_dir.checkpoints / entry.name)["step"] == entry.step == result["step"] > 5
+    (item,) = Checkpoints(run_dir.checkpoints).all()
+    assert not item.final
+    assert load_checkpoint(run_dir.checkpoints / item.name)["step"] == item.step == result["step"] > 5
     assert [event["event"] for event in read_jsonl(run_dir.events)] == ["stop", "checkpoint"]
     assert 'gpt2/train.py", line' not in output, "a rank ended with a traceback"
 
@@ -150,7 +151,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, ranks)))
     assert read_json(run_dir.result)["status"] == "stopped"
-    assert read_index(run_dir.checkpoints)[-1].step > 5
+    assert Checkpoints(run_dir.checkpoints).newest().step > 5
 
 
 @pytest.mark.nightly

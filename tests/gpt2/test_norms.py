@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from checkpoints import final_of
 from factories import make_run, train
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.model.gpt2 import GPT
@@ -63,6 +64,6 @@ def test_a_run_logs_the_norms_and_trains_as_without_them(tmp_path):
     assert len(logged) == 4
     assert all(line["update_rms/h.0"] > 0 and line["grad_norm/wte"] > 0 for line in logged)
     assert not any("update_rms/h.0" in line for line in lines[1])
-    weights = [load_checkpoint(run.checkpoints / "final.pt")["model"] for run in runs]
+    weights = [load_checkpoint(final_of(run.path))["model"] for run in runs]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert read_json(runs[0].result)["status"] == "finished"

@@ -252,6 +252,6 @@ def test_a_checkpoint_contains_the_evaluation_weights_if_they_differ(name, tmp_p
 
     with optimizers.evaluation_weights():
         evaluation_weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    assert ("judged" in value) == (name == "schedulefree")
+    assert ("evaluation" in value) == (name == "schedulefree")
     assert all(torch.equal(saved_weights(value)[key], tensor) for key, tensor in evaluation_weights.items())
     assert all(torch.equal(value["model"][key], tensor) for key, tensor in model.state_dict().items())

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import forked
+from checkpoints import final_of
 from factories import environment, make_run, ranks_of, trainer
 from gpt2.failure import TURN_S, kind_of
 from kmatrix.errors import DataError
-from kmatrix.records.checkpoints import read_index
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.classify import mismatch
@@ -47,7 +48,7 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     assert has_ended(run_dir) == ("finished", None, "time")
     assert result["final_val_loss"] is not None
     assert merged_metrics(run_dir.metrics)[-1].step == result["step"] < 1_000_000
-    final = torch.load(run_dir.checkpoints / "final.pt", weights_only=True)
+    final = torch.load(final_of(run_dir.path), weights_only=True)
     assert final["step"] == result["step"]
     assert result["schedule_share"] == pytest.approx(result["step"] / 1_000_000)
     assert "steps of the learning rate schedule" in process.stdout
@@ -69,7 +70,7 @@ def test_a_loss_that_is_nan_on_one_rank_ends_the_run_on_all_ranks_with_its_reaso
     assert process.returncode != 0, process.stdout
     assert has_ended(run_dir) == ("failed", "nan", None)
     assert read_json(run_dir.result)["reason"] == "loss is nan at step 5"
-    assert [entry.step for entry in read_index(run_dir.checkpoints) if entry.step > 5] == []
+    assert [item.step for item in Checkpoints(run_dir.checkpoints).all() if item.step > 5] == []
     losses = [line.step for line in merged_metrics(run_dir.metrics) if "train/loss" in line.values]
     assert losses == [0, 1, 2, 3, 4]
 

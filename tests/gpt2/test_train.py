@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import forked
+from checkpoints import final_of
 from factories import environment, make_data, make_run, train, train_fields
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.data import shards
@@ -21,7 +22,7 @@ from gpt2.loop import schedule
 from gpt2.loop.schedule import dropout_seed
 from gpt2.steps import StepNumbers, Timings
 from gpt2.train import build_model, leave_together
-from kmatrix.records.checkpoints import read_index
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
@@ -119,14 +120,12 @@ def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_lo
     assert (metrics["world_size"], metrics["global_batch"], metrics["seed"]) == (1, 4, 1337)
 
 
-def test_the_newest_the_best_and_the_final_checkpoint_are_kept_and_indexed(finished_run):
+def test_the_newest_checkpoints_are_kept_and_the_last_is_the_best_and_the_final_one(finished_run):
     run_dir, _ = finished_run
-    names = {path.name for path in run_dir.checkpoints.iterdir()}
-    steps = ["step_00000004.pt", "step_00000008.pt", "step_00000012.pt"]
-    assert names == {*steps, "best.pt", "final.pt", "index.json"}
-    kinds = {entry.step: set(entry.kinds) for entry in read_index(run_dir.checkpoints)}
-    assert kinds == {4: {"rolling"}, 8: {"rolling"}, 12: {"rolling", "best", "final"}}
-    state = load_checkpoint(run_dir.checkpoints / "final.pt")
+    checkpoints = Checkpoints(run_dir.checkpoints)
+    assert [item.step for item in checkpoints.all()] == [4, 5, 8, 10, 12]
+    assert checkpoints.best() == checkpoints.final() == checkpoints.newest()
+    state = load_checkpoint(final_of(run_dir.path))
     assert state["step"] == 12
     config = TrainConfig.from_json(state["config"])
     build_model(config).load_state_dict(state["model"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from checkpoints import final_of
 from factories import make_data, make_run
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.plan.memory import memory
-from kmatrix.records.checkpoints import CheckpointKind, read_index
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.train_config import TrainConfig
 from on_gpu_runs import FAULTS, ended, losses
@@ -52,7 +53,7 @@ def test_a_run_that_is_killed_and_continued_has_the_losses_of_one_that_was_not(
     within = 0.0 if deterministic or not device.is_gpu else 1e-2  # without it, GPUs add in an order that varies
     assert losses(killed) == pytest.approx(losses(whole), abs=within, rel=0)
     if not within:
-        ends = [load_checkpoint(run.checkpoints / "final.pt")["model"] for run in (whole, killed)]
+        ends = [load_checkpoint(final_of(run.path))["model"] for run in (whole, killed)]
         assert all(bool((ends[0][name] == ends[1][name]).all()) for name in ends[0])
 
 
@@ -70,9 +71,9 @@ def test_sigterm_saves_a_checkpoint_within_two_steps(device, *, sizes, data, tmp
     output = faulty(device, run_dir, "signal:0:7", ok=False)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal"), output
-    (entry,) = read_index(run_dir.checkpoints)
-    assert entry.kinds == {CheckpointKind.EMERGENCY}
-    assert load_checkpoint(run_dir.checkpoints / entry.name)["step"] == entry.step == result["step"]
+    (item,) = Checkpoints(run_dir.checkpoints).all()
+    assert not item.final
+    assert load_checkpoint(run_dir.checkpoints / item.name)["step"] == item.step == result["step"]
     assert result["step"] in (8, 9)
 
 
@@ -97,7 +98,7 @@ def test_a_time_budget_ends_the_run_with_an_evaluation_and_a_checkpoint(device, 
     assert ended(run_dir) == ("finished", None, "time")
     assert 0 < result["step"] < FOREVER["max_iters"]
     assert result["final_val_loss"] is not None
-    assert load_checkpoint(run_dir.checkpoints / "final.pt")["step"] == result["step"]
+    assert load_checkpoint(final_of(run_dir.path))["step"] == result["step"]
 
 
 def micro_batches(device, fields):

@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 import torch
 
+from checkpoints import final_of
 from factories import ROOT, make_data
 from gpt2.inference.restore import restore
 from ports import held_port
@@ -26,7 +27,7 @@ def checkpoint(device, sizes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inference")
     data = {"data_path": folder / "data", "data_sha256": make_data(folder / "data")}
     run = {**data, **sizes, "max_iters": 40, "eval_interval": 20, "tf32": False}
-    return device.trained(folder, "run", **run).checkpoints / "final.pt"
+    return final_of(device.trained(folder, "run", **run).path)
 
 
 def sampled(device, checkpoint, kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from checkpoints import final_of
 from factories import make_data, make_run
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.model.fp8 import CAPABILITY
@@ -152,7 +153,7 @@ def test_a_model_with_dropout_learns_with_other_losses(device, *, sizes, data, r
 def twice(device, folder, common):
     """Train the same run twice; return losses and final weights of both."""
     runs = [device.trained(folder, name, **common) for name in ("first", "second")]
-    weights = [load_checkpoint(run.checkpoints / "final.pt")["model"] for run in runs]
+    weights = [load_checkpoint(final_of(run.path))["model"] for run in runs]
     return [losses(run) for run in runs], weights
 
 

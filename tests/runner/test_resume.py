@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import add_checkpoint
 from instant import InstantEngine
 from kmatrix.cli.running.limits import refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
@@ -353,8 +354,7 @@ def finished_and_planned(matrix, make):
     write_json(first.gpu_summary, {"simulated": False})
     first.gpu_stats.write_text("[]")
     first.checkpoints.mkdir(exist_ok=True)
-    (first.checkpoints / "index.json").write_text("{}")
-    (first.checkpoints / "final.pt").write_text("weights")
+    add_checkpoint(first.checkpoints, 30)
     later = MatrixDir(matrix.path.with_name("test_matrix_results_20260102_000000"))
     second = later.run("b")
     train = train | {"log_interval": 1, "data_path": "/there"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kmatrix.status.disk_space as room
+from checkpoints import add_checkpoint
 from gpt2 import failure
 from gpt2.log import RunLog
 from kmatrix.cli.running.start import print_next_steps
@@ -102,8 +103,7 @@ def continued_plans(folder):
 def test_the_error_names_the_disk_the_space_to_free_and_the_command_to_type(matrix, plan, monkeypatch):
     run = plan("a")
     write_json(matrix.matrix_json, {"runs": [{"name": "a"}]})
-    entry = {"name": "step_4.pt", "step": 4, "kinds": ["rolling"], "bytes": 6 * 2**20, "sha256": "", "val_loss": None}
-    write_json(run.dir.checkpoints / "index.json", {"checkpoints": [entry | {"attempt": 1, "time": 1.0}]})
+    add_checkpoint(run.dir.checkpoints, 4, bytes(6 * 2**20))
     monkeypatch.setattr(room.shutil, "disk_usage", lambda path: Usage(24 * 2**20, 24 * 2**20, 1000))
     with pytest.raises(LaunchError) as raised, writing(run.dir.status):
         raise FULL_DISK

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from checkpoints import add_checkpoint
 from kmatrix.cli.status import lines
 from kmatrix.packing import Limits
-from kmatrix.records.files import append_jsonl, read_json, write_json, write_text
+from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.alerts import Thresholds
@@ -100,11 +101,7 @@ class Script:
 
 
 def write_checkpoint(run, step):
-    name = f"step_{step:08d}.pt"
-    write_text(run.checkpoints / name, "x")
-    entry = {"name": name, "step": step, "bytes": 1, "kinds": ["rolling"], "sha256": "0" * 64}
-    entry |= {"val_loss": None, "attempt": 1, "time": T0}
-    write_json(run.checkpoints / "index.json", {"checkpoints": [entry]})
+    add_checkpoint(run.checkpoints, step)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoints import final_of
 from gpt2.data.shards import find, open_shard
 from gpt2.data.tokenizer import load
 from gpt2.inference.restore import restore
@@ -65,7 +66,7 @@ def nats_and_bytes(run: Path, exported: Path) -> tuple[float, int]:
     transformers = pytest.importorskip("transformers")
     train, tokens = load_json(run / "run.json")["train"], tokens_of(run)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
-    shape = restore(run / "checkpoints" / "final.pt", "cpu").model.shape
+    shape = restore(final_of(run), "cpu").model.shape
     tokenizer, block = load(train["tokenizer"], Path(train["data_path"])), shape.block_size
     total = (len(tokens) - 1) // block
     count = min(train["eval_samples"], total)
@@ -85,7 +86,7 @@ def test_bits_per_byte_of_two_tokenizers_are_those_of_transformers(module_clone,
     """Of the exported models, and runs are ranked by bits per byte instead of loss."""
     for tokenizer in ("byte", "bpe"):
         run, exported = run_of(matrix, tokenizer), tmp_path / tokenizer
-        module_clone.check("export", f"CHECKPOINT={run / 'checkpoints' / 'final.pt'}", f"OUTPUT={exported}")
+        module_clone.check("export", f"CHECKPOINT={final_of(run)}", f"OUTPUT={exported}")
         result = load_json(run / "result.json")
         nats, length = nats_and_bytes(run, exported)
         assert result["final_bits_per_byte"] == pytest.approx(nats / math.log(2) / length, rel=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from checkpoints import final_of
 from gpt2.inference.restore import restore
 from held_training import HeldTraining
 from story import complete_lines, load_json, matrices, only, processes_of
@@ -48,7 +49,7 @@ def test_a_killed_run_continues_with_the_same_losses_and_its_text_is_that_of_the
     assert result["initial_val_loss"] - result["final_val_loss"] > 1.0
 
     text = clone.check("sample", f"CHECKPOINT={runs[0]}", "PROMPT=def ", "TOKENS=60", "TEMPERATURE=0")
-    found = restore(runs[0] / "checkpoints" / "final.pt", "cpu")
+    found = restore(final_of(runs[0]), "cpu")
     tokens, wanted = [int(token) for token in found.tokenizer.encode("def ")], []
     with torch.no_grad():
         for _ in range(60):

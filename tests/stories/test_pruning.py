@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from checkpoints import final_of
 from held_training import HeldTraining
 from story import complete_lines, load_json, matrices, only
 from waiting import wait_until
@@ -25,7 +26,7 @@ ARGUMENTS = (
 
 def zeros_of(run) -> tuple[int, int, int]:
     """Return zeros and weights of the block matrices, and zeros elsewhere, using torch only."""
-    model = torch.load(run / "checkpoints" / "final.pt", weights_only=True)["model"]
+    model = torch.load(final_of(run), weights_only=True)["model"]
     matrices_of = {name: w for name, w in model.items() if w.ndim == 2}
     pruned = [w for name, w in matrices_of.items() if name.startswith("h.")]
     rest = [w for name, w in matrices_of.items() if not name.startswith("h.")]

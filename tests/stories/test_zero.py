@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpoints import final_of
 from held_training import HeldTraining
 from story import load_json, matrices, only, processes_of
 from waiting import wait_until
@@ -27,7 +28,7 @@ def losses(run: Path) -> list[float]:
 
 def differing_parts(one: Path, two: Path) -> list[str]:
     """Return which of weights and optimizer states differ in a bit at the end of two runs, using torch only."""
-    ends = [torch.load(run / "checkpoints" / "final.pt", weights_only=True) for run in (one, two)]
+    ends = [torch.load(final_of(run), weights_only=True) for run in (one, two)]
     return [part for part in ("model", "optimizer") if not equal(ends[0][part], ends[1][part])]
 
 

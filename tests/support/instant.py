@@ -18,7 +18,7 @@ from typing import Any
 
 import kmatrix.cli.commands as cli
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
-from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, Entry
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.runner import execute
@@ -66,26 +66,13 @@ def finish_run(run: RunDir, attempt: int) -> None:
 
 
 def save_checkpoints(folder: Path) -> None:
-    """Save rolling checkpoints, the last of which is also the best and the final one."""
+    """Save checkpoints, the last of which is also the best and the final one."""
     folder.mkdir(parents=True, exist_ok=True)
-    index = CheckpointIndex(folder)
     for step in STEPS:
-        path = folder / f"step_{step:08d}.pt"
-        path.unlink(missing_ok=True)  # as a trainer, which never writes into an existing checkpoint
-        path.write_bytes(b"weights of step %d" % step)
-        last = {CheckpointKind.BEST, CheckpointKind.FINAL} if step == STEPS[-1] else set()
-        entry = Entry(
-            name=path.name,
-            step=step,
-            kinds=frozenset({CheckpointKind.ROLLING, *last}),
-            bytes=path.stat().st_size,
-            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-            val_loss=2.5,
-            attempt=1,
-            time=0.0,
+        last = step == STEPS[-1]
+        Checkpoints(folder).put(
+            step, lambda file, step=step: file.write(b"weights of step %d" % step), attempt=1, val_loss=2.5, final=last
         )
-        index.announce(entry)
-    index.name_links()
 
 
 def instant_program(folder: Path, monkeypatch: Any) -> Any:

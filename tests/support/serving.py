@@ -24,7 +24,7 @@ def restored(seed: int = 1, model: GPT | None = None) -> Restored:
     return Restored(
         model=(model or GPT(SHAPE, seed=seed)).eval(),
         tokenizer=load("byte"),
-        path=Path("gpt2_adamw_1cpu/checkpoints/best.pt"),
+        path=Path("gpt2_adamw_1cpu/checkpoints/step_00000007.pt"),
         run_id="0123456789",
         step=12,
     )

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from checkpoints import final_of
+
 KINDS = (  # kind of a process, and a part of its command line; the first match counts
     ("guard", "guard.py"),
     ("recorder", "kmatrix.gpu.recorder"),
@@ -87,7 +89,7 @@ def numbers_of(run: Path) -> dict[str, Any]:
             steps = {step: values for step, values in steps.items() if step <= line["step"]}
         values = steps.setdefault(line["step"], {})
         values |= {key: line[key] for key in ("train/loss", "val/loss", "train/lr", "grad/norm") if key in line}
-    weights = torch.load(run / "checkpoints" / "final.pt", weights_only=True)["model"]
+    weights = torch.load(final_of(run), weights_only=True)["model"]
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.json_array import ArrayTail, JsonArrayFile
-from kmatrix.records.checkpoint_dir import Owner
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import LineTail, append_jsonl, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.place import Place
 from kmatrix.records.runs import merged_metrics
 from kmatrix.track.feed import COARSE_S, FINE_S, AlertTail, DeviceTail, PointTail, RunFeed
 from kmatrix.track.tracker import RUN_ID, AlertLevel, identity
@@ -290,7 +290,7 @@ def test_a_device_sample_of_the_wrong_type_costs_only_itself(run, key, wrong):
 
 def test_a_copy_of_a_matrix_has_runs_of_its_own_at_the_trackers(run):
     matrix = MatrixDir(run.path.parent)
-    write_json(matrix.matrix_json, {"place": as_json(Owner.of(matrix))})
+    write_json(matrix.matrix_json, {"place": as_json(Place.of(matrix))})
     original = identity(run)
     copied = RunDir(Path(shutil.copytree(matrix.path, matrix.path.with_name("copy"))) / run.name)
     copy = identity(copied)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,12 +12,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.checkpoints import (
-    CheckpointIndex,
-    CheckpointKind,
-    Entry,
-    file_size,
-)
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.report.analysis import analyse
 from kmatrix.runner.execute import need_torch
@@ -109,11 +104,9 @@ def find_checkpoint(arguments: Arguments) -> Path:
 
 def best_of_run(run: RunDir) -> Path | None:
     """Return the checkpoint with the lowest validation loss, else the final one, else the newest."""
-    index = CheckpointIndex(checkpoint_dir(run))
-    entry = (
-        index.of_kind(CheckpointKind.BEST) or index.of_kind(CheckpointKind.FINAL) or next(reversed(index.present), None)
-    )
-    return index.folder / entry.name if entry else None
+    checkpoints = Checkpoints(checkpoint_dir(run))
+    found = checkpoints.best() or checkpoints.final() or checkpoints.newest()
+    return checkpoints.path(found) if found else None
 
 
 def best_of_matrix(matrix: MatrixDir) -> Path:
@@ -144,34 +137,30 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
 def list_checkpoints(arguments: Arguments) -> int:
     """Print a table of checkpoints per run."""
     found = False
-    for run, index in _indexes(find_target(arguments), arguments):
-        found = True
-        total = sum(entry.bytes for entry in index.present)
-        print(f"{run.name}: {plural(len(index.present), 'checkpoint')}, {disk_size(total)} in {shown(index.folder)}")
-        print("\n".join(table(columns(HEADS, (1, 6)), [row(index, entry) for entry in index.entries])))
+    for run in chosen_runs(find_target(arguments), arguments):
+        checkpoints = Checkpoints(checkpoint_dir(run))
+        if items := checkpoints.all():
+            found = True
+            total = disk_size(sum(item.bytes for item in items))
+            print(f"{run.name}: {plural(len(items), 'checkpoint')}, {total} in {shown(checkpoints.folder)}")
+            print("\n".join(table(columns(HEADS, (1, 6)), rows(checkpoints))))
     if not found:
         print("no checkpoints")
     return 0
 
 
-def _indexes(matrix: MatrixDir, arguments: Arguments) -> Iterator[tuple[RunDir, CheckpointIndex]]:
-    """Yield the runs of RUN=, by default all, that have checkpoints."""
-    for run in chosen_runs(matrix, arguments):
-        index = CheckpointIndex(checkpoint_dir(run))
-        if index.entries:
-            yield run, index
-
-
-def row(index: CheckpointIndex, entry: Entry) -> tuple[str, ...]:
-    """Return a checkpoint as a table row, which marks a missing or damaged file."""
-    there = file_size(index.folder / entry.name)
-    state = " (missing)" if there is None else "" if there == entry.bytes else " (damaged: wrong size)"
-    return (
-        str(entry.step),
-        ",".join(sorted(entry.kinds)),
-        UNKNOWN if entry.val_loss is None else f"{entry.val_loss:.4f}",
-        disk_size(entry.bytes),
-        str(entry.attempt),
-        time_of_day(entry.time),
-        entry.name + state,
-    )
+def rows(checkpoints: Checkpoints) -> list[tuple[str, ...]]:
+    """Return the table rows of checkpoints, oldest first."""
+    kinds = {"newest": checkpoints.newest(), "best": checkpoints.best(), "final": checkpoints.final()}
+    return [
+        (
+            str(item.step),
+            ",".join(kind for kind, of_kind in kinds.items() if of_kind == item),
+            UNKNOWN if item.val_loss is None else f"{item.val_loss:.4f}",
+            disk_size(item.bytes),
+            str(item.attempt),
+            time_of_day(item.time),
+            item.name,
+        )
+        for item in checkpoints.all()
+    ]

@@ -15,8 +15,8 @@ from kmatrix.cli.targets import chosen_runs, find_target, look
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.records.checkpoint_dir import original_of, refuse_links
 from kmatrix.records.paths import ROOT, RunDir
+from kmatrix.records.place import original_of, refuse_links
 from kmatrix.records.runs import Tracking, read_run_file
 from kmatrix.records.tracking import (
     PROJECT_NAME,

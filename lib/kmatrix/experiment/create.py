@@ -23,13 +23,14 @@ from kmatrix.experiment.provenance import Code, code_of, provenance, secret_vari
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
-from kmatrix.records.checkpoint_dir import Owner, check_own_files, new_folder
+from kmatrix.records.checkpoint_dir import check_own_files, new_folder
 from kmatrix.records.dataset import sha256_of_layout
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.jobs.files import LOCAL, write_engine
 from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
+from kmatrix.records.place import Place
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking, VerdictRules
 from kmatrix.redaction.redactor import redact
@@ -149,8 +150,6 @@ def add_to(
     with _full_disk_named(matrix.path), held(matrix, MAKING):
         check_own_files(matrix)
         record = read_json(matrix.matrix_json)
-        text = record.get("checkpoints")
-        folder = Path(text) if text else None
         code = code_of(made_from.root)
         origin = _origin(code, made_from, None)
         if origin["code"] != (record.get("provenance") or {}).get("code"):
@@ -159,8 +158,8 @@ def add_to(
             )
         # The plan first: matrix.json decides which runs the matrix has.
         runs, short = made_from.plan.runs, _of_runs(origin)
-        write_plan(matrix, (_planned(record["name"], run, folder, made_from, short) for run in runs), append=True)
-        more = _matrix_json(record["name"], folder, made_from, origin)
+        write_plan(matrix, (_planned(record["name"], run, made_from, short) for run in runs), append=True)
+        more = _matrix_json(record["name"], None, made_from, origin)
         changed = {name: more[name] for name in ("axes", "overrides", "verdict")}
         write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *more["runs"]]})
         make_runs(matrix, {run.name for run in runs})
@@ -180,11 +179,11 @@ def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Cr
     if code.patch:
         write_bytes(matrix.patch, code.patch, private=True)
     short = _of_runs(origin)
-    write_plan(matrix, (_planned(name, run, folder, made_from, short) for run in made_from.plan.runs))
+    write_plan(matrix, (_planned(name, run, made_from, short) for run in made_from.plan.runs))
     path = matrix.path.with_name(name).resolve()
     if made_from.engine != LOCAL:  # before the matrix is there: without this file, it would be one of this machine
         write_engine(matrix, new_engine(made_from.engine, path, made_from.settings))
-    place = {"place": as_json(Owner.of(matrix, path))}
+    place = {"place": as_json(Place.of(matrix, path))}
     write_json(matrix.matrix_json, {**_matrix_json(name, folder, made_from, {**origin, "files": code.files}), **place})
 
 
@@ -200,9 +199,9 @@ def _of_runs(origin: Provenance) -> Provenance:
     return {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
 
 
-def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> RunTexts:
+def _planned(name: str, run: Run, made_from: Creation, origin: Provenance) -> RunTexts:
     """Return the files of a run. name: of the matrix."""
-    text, record = made_from.texts[run.name], _run_json(name, run, folder, made_from, origin)
+    text, record = made_from.texts[run.name], _run_json(name, run, made_from, origin)
     return RunTexts(run.name, (text.config, text.minimal, json_text(record)))
 
 
@@ -261,7 +260,7 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
     }
 
 
-def _run_json(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> dict[str, Any]:
+def _run_json(name: str, run: Run, made_from: Creation, origin: Provenance) -> dict[str, Any]:
     """Return run.json. name: of the matrix."""
     data = made_from.data.get(key(made_from.configs[run.name].train))  # a skipped run may have no data
     return {
@@ -272,8 +271,6 @@ def _run_json(name: str, run: Run, folder: Path | None, made_from: Creation, ori
         "symbols": dict(made_from.texts[run.name].values),
         "asked": list(made_from.texts[run.name].asked),
         "train": train_fields(run, made_from, origin["cores"]),
-        # Relative to CHECKPOINT_DIR, which only matrix.json names.
-        **({"checkpoints": f"{folder.name}/{run.name}"} if folder else {}),
         "timeout_s": made_from.timeout_s,
         "selected": made_from.verdict.seeds_auto,
         "environment": environment(made_from.texts[run.name].values),

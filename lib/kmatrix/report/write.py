@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.errors import RecordError
-from kmatrix.records.checkpoint_dir import refuse_link
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
+from kmatrix.records.place import refuse_link
 from kmatrix.report import graphs
 from kmatrix.report.folders import with_timelines
 from kmatrix.report.formats.junit import write_junit

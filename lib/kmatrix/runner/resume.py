@@ -11,7 +11,7 @@ from kmatrix.errors import ConfigError, RecordError, SchemaError
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
 from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.checkpoints import has_checkpoint
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
@@ -296,7 +296,7 @@ def describe_plan(plan: ResumePlan) -> list[str]:
 def _describe_attempt(plan: RunPlan) -> str:
     """Return `attempt 2, from its last good checkpoint, micro-batch 6`."""
     origins = {"none": "from scratch", "auto": "from its last good checkpoint"}
-    if plan.resume == "auto" and not has_checkpoint(checkpoint_dir(plan.dir)):
+    if plan.resume == "auto" and not Checkpoints(checkpoint_dir(plan.dir)).newest():
         origins["auto"] = "from scratch: it has no checkpoint"
     text = f"attempt {plan.attempt}, {origins.get(plan.resume, f'from {plan.resume}')}"
     return text + (f", micro-batch {plan.micro_batch}" if plan.micro_batch is not None else "")

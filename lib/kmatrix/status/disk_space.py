@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.checkpoints import read_index
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.text import disk_size, make_command
 
@@ -62,7 +62,7 @@ def needed(matrix: MatrixDir) -> int:
     for run in matrix.runs():
         open_runs += not run.result.exists()
         try:
-            sizes += [entry.bytes for entry in read_index(checkpoint_dir(run))]
+            sizes += [item.bytes for item in Checkpoints(checkpoint_dir(run)).all()]
         except KmatrixError:
             continue
     # At least for one run: even the status of a finished one could not be written.

@@ -16,7 +16,6 @@ from typing import Any
 
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.own_file import open_to_read
-from kmatrix.records.checkpoints import file_size
 from kmatrix.records.decode import as_json, decode, decode_optional
 from kmatrix.records.files import last_lines, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
@@ -85,7 +84,7 @@ def state_of_files(run: RunDir, *, has_runner: bool, record: RunFile | None = No
 def _without_plan(run: RunDir, known: RunState, error: RecordError) -> RunState:
     """Return the state of a run whose run.json cannot be read: nothing can be trained or checked without it."""
     # An empty file was not flushed before a power failure.
-    if not file_size(run.run_json):
+    if not run.run_json.exists() or not run.run_json.stat().st_size:
         what = run.run_json.name if run.path.exists() else "its directory"
         return RunState(reason=f"{what} is missing")
     reason = f"{error.what}: {error.why}".replace(f"{run.path}/", "")

@@ -1,109 +1,71 @@
-"""Checkpoints are complete or absent, and sufficient to resume."""
+"""A checkpoint file that cannot be used is refused with one error that names it; it never runs code."""
 
 from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
 
 import pytest
 import torch
 
-from factories import make_data, train_fields
+from factories import train_config
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
-from gpt2.checkpoint.state import TrainingState, snapshot
-from gpt2.data.batches import Batches
+from gpt2.checkpoint.state import TrainingState, restore, snapshot
 from gpt2.dist import World
-from gpt2.loop import schedule
+from gpt2.inference import export, generate, weights
+from gpt2.inference.restore import load_model
 from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
-from kmatrix.errors import RecordError
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.errors import LaunchError, RecordError
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-VALUE = {
-    **{"schema": 2, "run_id": "a", "step": 3, "tokens": 0, "config": {}},
-    **{"model": {}, "optimizer": {}, "rng": [], "carried": {}},
-}
 
 
-def train_steps(config, model, optimizers, first, last):
-    """Train the steps from `first` to before `last`, without the logging of the loop, and return the losses."""
-    batches, losses = Batches(config, WORLD, start_step=first), []
-    for step in range(first, last):
-        optimizers.set_scale(schedule.scale(config, step))
-        _, loss = model(*batches.next())
-        loss.backward()
-        optimizers.step()
-        optimizers.zero_grad()
-        losses.append(loss.item())
-    return losses
+def training(**changes):
+    config = train_config(**changes)
+    model = build_model(config)
+    return TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
+
+
+def sound():
+    return snapshot(training(), step=1, run_id="a")
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/kmatrix-hostile",)
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    "data",
     [
-        {"optimizer": "adamw"},
-        {"optimizer": "sgd", "sgd_momentum": 0.9, "sgd_nesterov": False},
+        b"",
+        b"root:x:0:0:root:/root:/bin/bash\n" * 40,
+        b"\x80\x05K\x07.",
+        pickle.dumps(Hostile()),
+        b"PK\x03\x04" + bytes(100),
+        b"]" * 100_000,
+        json.dumps({"run_id": "a", "model": {}}).encode(),
     ],
 )
-def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path, optimizer):
-    sha256 = make_data(tmp_path)
-    config = TrainConfig.from_json(train_fields(tmp_path, sha256, **optimizer))
-    model = build_model(config)
-    optimizers = build_optimizers(config, model)
-    train_steps(config, model, optimizers, 0, 4)
-    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
-    save_checkpoint(tmp_path / "c.pt", snapshot(parts, step=4, run_id="a", rng=[]))
-    uninterrupted = train_steps(config, model, optimizers, 4, 8)
-
-    loaded = load_checkpoint(tmp_path / "c.pt")
-    config_read = TrainConfig.from_json(loaded["config"])
-    resumed = build_model(config_read)
-    resumed.load_state_dict(loaded["model"])
-    optimizers = build_optimizers(config_read, resumed)
-    optimizers.load_state_dict(loaded["optimizer"])
-    assert train_steps(config_read, resumed, optimizers, loaded["step"], 8) == uninterrupted
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
-    assert loaded["tokens"] == 4 * config.tokens_per_step
-
-
-def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_other_file(tmp_path, monkeypatch):
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, VALUE)
-
-    def raise_disk_full(value, file):
-        file.write(b"half")
-        try:
-            raise OSError(28, "No space left on device")
-        except OSError:
-            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904  (as torch does)
-
-    monkeypatch.setattr(torch, "save", raise_disk_full)
-    with pytest.raises(RecordError, match=r"last.pt could not be written") as raised:
-        save_checkpoint(path, {**VALUE, "step": 4})
-    assert "No space left on device" in raised.value.why
-    assert load_checkpoint(path)["step"] == 3
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_leftovers_of_a_killed_save_do_not_prevent_the_next_one(tmp_path):
-    (tmp_path / ".last.pt.partial").write_bytes(b"half")
-    save_checkpoint(tmp_path / "last.pt", VALUE)
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
-@pytest.mark.parametrize("size", [0, 10, 500])
-def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, size):
-    path = tmp_path / "final.pt"
-    save_checkpoint(path, {**VALUE, "model": {"w": torch.zeros(1000)}})
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(RecordError, match=r"final.pt is damaged"):
+def test_a_file_of_another_program_is_refused(data, tmp_path):
+    path = tmp_path / "passwd"
+    path.write_bytes(data)
+    with pytest.raises(RecordError) as raised:
         load_checkpoint(path)
+    assert raised.value.what == f"{path} is damaged"
+    assert "\n" not in raised.value.why
 
 
 @pytest.mark.parametrize(
-    "value, message",
+    ("value", "message"),
     [
-        ({**VALUE, "schema": 3}, "has schema 3"),
-        ({"schema": 2, "step": 3}, "is damaged"),
         ([1, 2], "is not a checkpoint of kmatrix"),
+        ({"step": 3}, "is not a checkpoint of kmatrix"),
+        ({"run_id": "a", "step": -1}, "is damaged"),
+        ({"run_id": "a", "step": 3, "config": {}, "model": [], "optimizer": {}}, "is damaged"),
     ],
 )
 def test_a_file_that_is_not_our_checkpoint_is_refused(tmp_path, value, message):
@@ -112,6 +74,66 @@ def test_a_file_that_is_not_our_checkpoint_is_refused(tmp_path, value, message):
         load_checkpoint(tmp_path / "x.pt")
 
 
-def test_a_missing_checkpoint_is_refused_by_name(tmp_path):
-    with pytest.raises(RecordError, match=r"none.pt is missing"):
+def test_a_missing_file_and_a_file_that_could_run_code_are_refused_by_name(tmp_path):
+    with pytest.raises(RecordError, match=r"none\.pt is missing"):
         load_checkpoint(tmp_path / "none.pt")
+    torch.save({"run_id": "a", "model": Hostile()}, tmp_path / "c.pt")
+    with pytest.raises(RecordError) as raised:
+        load_checkpoint(tmp_path / "c.pt")
+    assert "could run code" in raised.value.why
+    assert "weights_only" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+            "not enough memory",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied"), r"(?s)c\.pt cannot be read.*Permission denied"),
+    ],
+)
+def test_lack_of_memory_and_of_access_are_not_damage(tmp_path, monkeypatch, error, message):
+    save_checkpoint(tmp_path / "c.pt", sound())
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(LaunchError, match=message):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_weights_of_another_shape_are_named(tmp_path):
+    value = sound()
+    value["model"]["wpe.weight"] = torch.zeros(3, 16)
+    save_checkpoint(tmp_path / "c.pt", value)
+    loaded = load_checkpoint(tmp_path / "c.pt")
+    for use in (lambda: load_model(loaded, tmp_path / "c.pt"), lambda: restore(loaded, training())):
+        with pytest.raises(RecordError, match=r"(?s)wpe\.weight is 3 x 16"):
+            use()
+
+
+def test_weights_alone_and_the_checkpoint_of_another_configuration_cannot_be_resumed():
+    with pytest.raises(RecordError, match="holds weights alone"):
+        restore(sound() | {"optimizer": {}}, training())
+    with pytest.raises(RecordError, match="belongs to another configuration") as raised:
+        restore(sound(), training(learning_rate=5e-4))
+    assert "learning_rate was 0.001 and is 0.0005" in raised.value.why
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda path: generate.main([str(path), "--tokens=2"]),
+        lambda path: export.main([str(path), f"--output={path}-out"]),
+        lambda path: weights.main([str(path), str(path)]),
+    ],
+)
+def test_the_programs_print_one_error_and_exit_with_2(program, tmp_path, capsys):
+    torch.save(sound() | {"step": 2.5}, tmp_path / "c.pt")
+    assert program(tmp_path / "c.pt") == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {tmp_path / 'c.pt'} is damaged")
+    assert "Traceback" not in printed

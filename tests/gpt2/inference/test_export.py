@@ -88,7 +88,7 @@ def test_a_directory_written_by_transformers_is_read(tmp_path):
 def test_the_evaluation_weights_are_exported(tmp_path):
     checkpoint_in(tmp_path)
     value = load_checkpoint(tmp_path / "a.pt")
-    value["judged"] = {name: weights + 1 for name, weights in value["model"].items()}
+    value["evaluation"] = {name: weights + 1 for name, weights in value["model"].items()}
     save_checkpoint(tmp_path / "b.pt", value)
     assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
     restored = export.read_folder(tmp_path / "hf")

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from checkpoints import best_of
 from factories import ROOT, environment, make_run, train
 from gpt2.data.tokenizer import load
 from gpt2.generate import GeneratedText, Sampling, generate
@@ -321,7 +322,7 @@ def test_the_program_serves_a_checkpoint_until_ctrl_c(tmp_path):
     run_dir = make_run(tmp_path)
     assert train(run_dir).returncode == 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpt2.inference.server", str(run_dir.checkpoints / "best.pt"), "--port", "0"],
+        [sys.executable, "-m", "gpt2.inference.server", str(best_of(run_dir.path)), "--port", "0"],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ from kmatrix.experiment.plan import make_plan
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
@@ -148,11 +148,11 @@ def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:
     """Return whether the final weights are equal (None: not comparable), and a message."""
     paths = []
     for run in (was, now):
-        index = CheckpointIndex(checkpoint_dir(run))
-        entry = index.of_kind(CheckpointKind.FINAL)
-        if entry is None:
+        checkpoints = Checkpoints(checkpoint_dir(run))
+        final = checkpoints.final()
+        if final is None:
             return None, f"weights not compared: {shown(run.path)} has no final checkpoint"
-        paths.append(str(index.folder / entry.name))
+        paths.append(str(checkpoints.path(final)))
     # In a process of its own: reading the weights needs torch, which kmatrix never imports.
     done = subprocess.run(
         [sys.executable, "-m", "gpt2.inference.weights", *paths],

@@ -22,9 +22,9 @@ from kmatrix.experiment.plan import Plan
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
-from kmatrix.records.checkpoint_dir import original_of
 from kmatrix.records.jobs.files import LOCAL, read_engine
 from kmatrix.records.paths import ROOT, MatrixDir
+from kmatrix.records.place import original_of
 from kmatrix.records.runs import Status
 from kmatrix.records.states import read_requests
 from kmatrix.records.tracking import pending_messages, sync_status

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.checkpoints import CheckpointIndex
+from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.jobs.files import ShareOwner
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status, read_result
@@ -28,7 +28,8 @@ def saved_steps(runs: Iterable[RunDir]) -> dict[str, int]:
 def _saved_step(run: RunDir) -> int:
     step = 0
     with suppress(KmatrixError, OSError):
-        step = max((entry.step for entry in CheckpointIndex(checkpoint_dir(run)).present), default=0)
+        newest = Checkpoints(checkpoint_dir(run)).newest()
+        step = newest.step if newest else 0
     with suppress(KmatrixError, OSError):
         result = read_result(run)
         if result is not None and result.status == Status.FINISHED:

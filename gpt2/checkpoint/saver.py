@@ -1,0 +1,231 @@
+"""Save the state of a run in the background, and resume from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2.checkpoint.contents import size_of
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.state import TrainingState, restore, snapshot
+from gpt2.dist import gather
+from gpt2.log import RunLog
+from gpt2.optim.optimizers import each
+from kmatrix.errors import FullError, KmatrixError, RecordError, is_full
+from kmatrix.records.checkpoint_dir import own_checkpoint_dir
+from kmatrix.records.checkpoints import Checkpoint, Checkpoints, check_file
+
+STOP_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
+WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
+NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
+
+
+class Saver:
+    """Saves and restores the training state. Every rank calls the same methods; rank 0 owns the folder.
+
+    Checkpoints are written by a thread, at most one at a time. A failed write is an event, unless the caller waits.
+    """
+
+    def __init__(self, training: TrainingState, log: RunLog) -> None:
+        """Open the folder, and delete what a killed save left."""
+        self.training, self.log, self.config = training, log, training.config
+        self.checkpoints = Checkpoints(own_checkpoint_dir(log.dir))
+        self._resumed = 0  # step at which this attempt started
+        self._known: Checkpoint | None = None  # the checkpoint with the weights of its step that was written or read
+        self._seconds: float | None = None  # that the last save took
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._writing: Future[None] | None = None
+        self._copies = Copies()
+        if training.world.main:
+            self.checkpoints.tidy()
+
+    def due(self, step: int) -> bool:
+        """Return whether a periodic checkpoint is due before this step."""
+        every = self.config.checkpoint_interval
+        return step > self._resumed and bool(every) and step % every == 0
+
+    def wanted(self, step: int) -> bool:
+        """Return whether a checkpoint is due, or the weights are the best so far. Call it after a due evaluation."""
+        is_best = self.config.save_best and step > self._resumed and self.log.is_best(step)
+        return self.due(step) or is_best
+
+    def save(self, *, final: bool = False) -> None:
+        """Save the state after log.step updates. Training goes on while it is written.
+
+        final: of a finished run: return after it is on disk, and raise RecordError if writing failed.
+        """
+        self.wait()  # the copies belong to the thread until it is done
+        start, step = time.perf_counter(), self.log.step
+        # Sharded: a collective, whose result is a copy. Rank 0 has freed the memory of the checkpoint before.
+        sharded = self.training.optimizers.state_dict() if self.training.optimizers.sharded else None
+        if not self.training.world.main:
+            return
+        loss = self.log.last_val_loss if self.log.evaluated(step) else None
+        if (known := self._known) and known.step == step and known in self.checkpoints.all():
+            self._known = self.checkpoints.describe(known, val_loss=loss, final=final or known.final)
+            return
+        about = {"val_loss": loss, "final": final}
+        value = snapshot(self.training, step=step, run_id=self.log.run_id, optimizer=sharded)
+        if final:
+            self._write(value, step, start, about)
+        else:  # copies, because the next step changes the tensors
+            copied = self._copies.of({name: part for name, part in value.items() if part is not sharded})
+            ready = _copies_done(self.training.world.device)
+            value = {**copied, "optimizer": copied.get("optimizer", sharded)}
+            self._writing = self._thread.submit(self._try, lambda: self._write(value, step, start, about, ready))
+
+    def stop(self) -> None:
+        """Save at a stop, if there is time before torchrun kills the process; a failure is an event.
+
+        Without any checkpoint it is tried anyway, because being killed while writing damages nothing.
+        """
+        seconds = self.final_s() if self._seconds else 0.0
+        self.wait()
+        newest = self.checkpoints.newest() if self.training.world.main else None
+        leave_out = gather(self.training.world, bool(newest) and seconds > STOP_S)[0]
+        if leave_out and newest:
+            why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest is {newest.name}"
+            self.log.event(self.log.step, "checkpoint left out", why)
+        if not leave_out:
+            self.save()
+            self.wait()
+
+    def final_s(self) -> float:
+        """Return an estimate of the seconds for a checkpoint, after one that may still be written."""
+        size = 3 * size_of(dict(self.training.model.named_parameters()))  # two states per weight, as for AdamW
+        busy = self._writing is not None and not self._writing.done()
+        return (self._seconds or size / WRITE_RATE) * (2 if busy else 1)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, if any."""
+        writing, self._writing = self._writing, None
+        if writing:
+            writing.result()
+
+    def resume(self, how: str) -> bool:
+        """Resume from a checkpoint or start from the beginning; return whether a checkpoint was restored.
+
+        how: none; auto: the newest, or the beginning; latest: the newest; best; or a path.
+        A newest one that is damaged is renamed, and the one before is used.
+        Raises RecordError if there is no such checkpoint, or it is of another configuration.
+        """
+        path, refused = None, None
+        if self.training.world.main:  # only one rank may rename a file
+            try:
+                path = self._choose(how)
+            except KmatrixError as error:
+                refused = (error.what, error.why, error.hint)
+        path, refused = gather(self.training.world, (path, refused))[0]  # an error too: the other ranks wait here
+        if refused:
+            raise RecordError(refused[0], why=refused[1], hint=refused[2])
+        if path is None:
+            self.log.resumed(0)  # voids the lines of an earlier attempt that left no checkpoint
+            return False
+        value = load_checkpoint(path, verify=False)
+        restore(value, self.training)
+        step = self._resumed = self.log.step = int(value["step"])
+        # A checkpoint of another run does not count: this run's own is still to be written.
+        self._known = next((item for item in self.checkpoints.all() if self.checkpoints.path(item) == path), None)
+        self.log.resumed(step)
+        another = "" if value["run_id"] == self.log.run_id else f", of run {value['run_id']}"
+        self.log.event(step, "resume", f"from {path}, step {step} of {self.config.max_iters}{another}")
+        return True
+
+    def _choose(self, how: str) -> Path | None:
+        """Return the checkpoint to resume from, whose hash is right; None to start from the beginning."""
+        if how == NONE:
+            return None
+        if how not in (AUTO, LATEST, BEST):
+            check_file(Path(how))
+            return Path(how)
+        if how == BEST and (best := self.checkpoints.best()):
+            check_file(self.checkpoints.path(best))
+            return self.checkpoints.path(best)
+        for item in reversed(self.checkpoints.all()) if how != BEST else ():
+            try:
+                check_file(self.checkpoints.path(item))
+                return self.checkpoints.path(item)
+            except RecordError as error:  # the one before costs some steps; ending here would cost the whole run
+                self.checkpoints.set_aside(item)
+                self.log.event(0, "checkpoint refused", f"{error.what}: {error.why}")
+        if how == AUTO:
+            return None
+        raise RecordError(
+            f"{self.checkpoints.folder} has no checkpoint to resume from",
+            why="none was evaluated" if how == BEST else "none was written, or all are damaged",
+            hint="start from the beginning: --resume none",
+        )
+
+    def _write(
+        self,
+        value: dict[str, Any],
+        step: int,
+        start: float,
+        about: dict[str, Any],
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        """Write one checkpoint, and delete those that it replaces."""
+        if ready:
+            ready()
+        path = self.checkpoints.folder / f"step_{step:08d}.pt"
+        try:
+            self._known = self.checkpoints.put(
+                step, lambda file: torch.save(value, file), attempt=self.log.attempt, **about
+            )
+            self.checkpoints.retire(self.config.keep_checkpoints if self.config.checkpoint_interval else 1)
+        # On a full disk torch's zip writer raises RuntimeError while it handles the OSError, which is the real cause.
+        except (OSError, RuntimeError) as error:
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise (FullError if is_full(cause) else RecordError)(
+                f"{path} could not be written",
+                why=str(cause).partition("\n")[0],
+                hint="free some disk space, or set CHECKPOINT_DIR to another disk",
+            ) from error
+        self._seconds = time.perf_counter() - start
+        self.log.event(step, "checkpoint", str(path))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """Write, and log an error as an event: training goes on."""
+        try:
+            write()
+        except RecordError as error:
+            self.log.event(self.log.step, "checkpoint failed", f"{error.what}: {error.why}")
+
+
+class Copies:
+    """Copies of a state in CPU memory, in the same memory each time: allocating takes longer than copying."""
+
+    def __init__(self) -> None:
+        self._memory: list[tuple[Any, torch.Tensor]] = []
+
+    def of(self, value: Any) -> Any:
+        """Return a nested value with all tensors copied over the former copies; from a GPU, in stream order."""
+        memory, used = iter(self._memory), list[tuple[Any, torch.Tensor]]()
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            # Strides as well: products of matrices round by them, and a resumed SOAP goes on with the same numbers.
+            kind = tensor.dtype, tensor.shape, tensor.stride()
+            known, place = next(memory, (None, tensor))
+            if known != kind:  # PyTorch rounds pinned memory up to a power of two (docs/decisions/0025)
+                place = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            used.append((kind, place))
+            return place.copy_(tensor.detach(), non_blocking=True)
+
+        found = each(value, copied)
+        self._memory = used
+        return found
+
+
+def _copies_done(device: torch.device) -> Callable[[], None] | None:
+    """Return a function that waits until the GPU has made the copies; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    # The thread waits for the event, not the loop: in the stream, the copies precede the next step's changes.
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
+    event.record()
+    return event.synchronize

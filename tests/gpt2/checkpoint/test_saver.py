@@ -1,0 +1,247 @@
+"""The saver on a tiny model: what it writes while training goes on, and from which checkpoint a run resumes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from factories import make_data, train_fields
+from gpt2.checkpoint import saver
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.saver import Copies, Saver
+from gpt2.checkpoint.state import TrainingState
+from gpt2.dist import World
+from gpt2.log import RunLog
+from gpt2.optim.builders import build_optimizers
+from gpt2.train import build_model
+from kmatrix.errors import FullError, RecordError
+from kmatrix.records.files import read_jsonl
+from kmatrix.records.paths import RunDir
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+
+
+class Run:
+    """A run without its loop: the first bias of the model counts the updates."""
+
+    def __init__(self, folder, attempt=1, **fields):
+        sha256 = make_data(folder / "data", train=2000, val=200)
+        train = {"checkpoint_interval": 1, "keep_checkpoints": 3, "max_iters": 100, **fields}
+        self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, **train))
+        self.model = build_model(self.config)
+        self.log = RunLog(RunDir(folder), "0123456789", attempt, main=True)
+        self.log.config, self.log.world = self.config, WORLD
+        optimizers = build_optimizers(self.config, self.model)
+        parts = TrainingState(
+            config=self.config, world=WORLD, model=self.model, optimizers=optimizers, stateful={"log": self.log}
+        )
+        self.saver = Saver(parts, self.log)
+        self.folder = folder / "checkpoints"
+
+    @property
+    def first_bias(self):
+        return self.model.ln_f.bias.data[0].item()
+
+    def set_updates(self, step):
+        """Set the run to the state after this many updates."""
+        self.log.step = step
+        self.model.ln_f.bias.data[0] = step
+        return self
+
+    def save(self, step, loss=None, **options):
+        self.set_updates(step)
+        if loss is not None:
+            self.log.validation(step, loss)
+        self.saver.save(**options)
+        self.saver.wait()
+        return self
+
+    def next_attempt(self, resume="auto", **fields):
+        """Return the next attempt of the same run, restored from its checkpoints."""
+        run = Run(self.log.dir.path, attempt=self.log.attempt + 1, **fields)
+        run.saver.resume(resume)
+        return run
+
+    @property
+    def steps(self):
+        return [item.step for item in self.saver.checkpoints.all()]
+
+    @property
+    def events(self):
+        return [event["event"] for event in read_jsonl(self.log.dir.events)]
+
+
+def no_space(monkeypatch):
+    """Make the disk full: a partial file remains, and torch reports another error while it handles that of the disk."""
+
+    def fail(value, file):
+        file.write(b"half")
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904  (as torch does)
+
+    monkeypatch.setattr(torch, "save", fail)
+
+
+def test_a_checkpoint_is_due_at_its_interval_and_wanted_if_it_is_the_best(tmp_path):
+    run = Run(tmp_path, checkpoint_interval=4)
+    assert [step for step in range(9) if run.saver.due(step)] == [4, 8]
+    for step, loss in ((2, 3.0), (3, 2.0), (5, 2.5)):
+        run.log.validation(step, loss)
+        assert run.saver.wanted(step) == (loss != 2.5)
+    assert not Run(tmp_path, checkpoint_interval=0).saver.due(4)
+
+
+@pytest.mark.process
+def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tmp_path, monkeypatch):
+    go, save = threading.Event(), torch.save
+
+    def slow_write(*arguments):
+        assert go.wait(60)
+        return save(*arguments)
+
+    monkeypatch.setattr(torch, "save", slow_write)
+    run = Run(tmp_path)
+    run.set_updates(3).saver.save()
+    run.set_updates(4)  # the call returned before the write, and training continues
+    assert run.steps == []
+    go.set()
+    run.saver.wait()
+    value = load_checkpoint(run.folder / "step_00000003.pt")
+    assert value["model"]["ln_f.bias"][0] == value["step"] == 3
+
+
+@pytest.mark.process
+def test_a_second_save_of_a_step_only_changes_its_description(tmp_path):
+    run = Run(tmp_path).save(5)
+    run.save(5, loss=3.25, final=True)
+    (item,) = run.saver.checkpoints.all()
+    assert (item.val_loss, item.final, run.events) == (3.25, True, ["checkpoint"])
+    assert run.next_attempt().save(5).events == ["checkpoint", "resume"]
+    assert run.saver.checkpoints.final().step == 5
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("interval", "kept"), [(1, [3, 8, 9, 10]), (0, [3, 10])])
+def test_the_newest_and_the_best_are_kept(tmp_path, interval, kept):
+    run = Run(tmp_path, checkpoint_interval=interval)
+    for step in range(1, 11):
+        run.save(step, loss=2.0 if step == 3 else 3.0)
+    assert run.steps == kept
+
+
+@pytest.mark.process
+def test_a_failed_save_is_an_event_and_that_of_a_finished_run_an_error(tmp_path, monkeypatch):
+    run = Run(tmp_path).save(1)
+    no_space(monkeypatch)
+    run.save(2)
+    assert run.events == ["checkpoint", "checkpoint failed"]
+    with pytest.raises(FullError, match=r"step_00000003\.pt could not be written") as raised:
+        run.save(3, final=True)
+    assert "No space left on device" in raised.value.why
+    run.set_updates(4).saver.stop()
+    assert run.events[-1] == "checkpoint failed"
+    assert {path.name for path in run.folder.iterdir()} == {"step_00000001.pt", "step_00000001.json"}
+
+
+@pytest.mark.process
+def test_a_stop_saves_unless_the_last_save_took_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "STOP_S", -1.0)
+    run = Run(tmp_path)
+    run.set_updates(3).saver.stop()  # without any checkpoint it is tried anyway
+    run.set_updates(5).saver.stop()
+    assert run.steps == [3]
+    (event,) = (e for e in read_jsonl(run.log.dir.events) if e["event"] == "checkpoint left out")
+    assert "the newest is step_00000003.pt" in event["text"]
+    monkeypatch.undo()
+    run.set_updates(5).saver.stop()
+    assert run.next_attempt().first_bias == 5
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("harm", ["cut short", "changed", "gone"])
+def test_the_checkpoint_before_a_damaged_one_is_used_and_reported(tmp_path, harm):
+    run = Run(tmp_path).save(1).save(2)
+    path = run.folder / "step_00000002.pt"
+    data = path.read_bytes()
+    half = len(data) // 2
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:half] if harm == "cut short" else data[:half] + b"x" + data[half + 1 :])
+    next_attempt = run.next_attempt()
+    assert (next_attempt.log.step, next_attempt.first_bias, next_attempt.steps) == (1, 1, [1])
+    assert ("checkpoint refused" in run.events) == (harm != "gone")
+    assert path.with_name("step_00000002.pt.damaged").exists() == (harm != "gone")
+
+
+@pytest.mark.process
+def test_auto_latest_best_and_a_path_select_a_checkpoint(tmp_path):
+    run = Run(tmp_path).save(1).save(2, loss=2.0).save(3)
+    path = run.folder / "step_00000001.pt"
+    assert [run.next_attempt(how).log.step for how in ("latest", "best", str(path))] == [3, 2, 1]
+    with pytest.raises(RecordError, match="is missing"):
+        run.next_attempt(str(run.folder / "none.pt"))
+    for path in run.folder.glob("step_*.pt"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(RecordError, match="is damaged"):
+        run.next_attempt("best")
+    assert run.next_attempt("auto").log.step == 0
+    with pytest.raises(RecordError, match="has no checkpoint to resume from"):
+        run.next_attempt("latest")
+
+
+@pytest.mark.process
+def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
+    run = Run(tmp_path)
+    for step in range(4):
+        run.log.step = step
+        run.log.validation(step, 4.0 - step / 10)
+        if step == 2:
+            run.save(2)
+    next_attempt = run.next_attempt()
+    assert [line["step"] for line in next_attempt.log.val] == [0, 1, 2]
+    assert next_attempt.log.evaluated(2)
+    assert next_attempt.log.before_s > 0
+    metrics = list(read_jsonl(run.log.dir.metrics))
+    assert metrics[-1]["resumed"]
+    assert metrics[-1]["step"] == 2
+
+
+def state():
+    """Return a state with every kind of tensor that a checkpoint has."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "model": {"a": torch.randn(5, 7, generator=generator), "b": torch.randn(3).bfloat16()},
+        "lists": [torch.arange(4), (torch.randn(6, 4, generator=generator).T, torch.tensor(3.0))],
+        "mask": torch.tensor([True, False]),
+        "empty": torch.empty(0, 3),
+        "gaps": torch.randn(4, 4, generator=generator)[:, ::2],
+    }
+
+
+def leaves(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)]
+
+
+def test_copies_are_equal_keep_the_order_of_memory_and_use_it_again():
+    copies, value = Copies(), state()
+    first = leaves(copies.of(value))
+    addresses = [copy.data_ptr() for copy in first]
+    for copy, original in zip(first, leaves(value), strict=True):
+        assert torch.equal(copy, original)
+        assert copy.dtype == original.dtype
+        assert copy.stride() == torch.empty_like(original).stride()  # SOAP goes on with the same numbers
+        assert not copy.numel() or copy.data_ptr() != original.data_ptr()
+    value["model"]["a"] += 1
+    value["new"] = torch.ones(5, 7)
+    second = leaves(copies.of(value))
+    assert [copy.data_ptr() for copy in second[:-1]] == addresses
+    assert torch.equal(second[0], value["model"]["a"])
+    assert torch.equal(second[-1], torch.ones(5, 7))
