@@ -1,11 +1,12 @@
 """Validation loss, benchmarks and sample texts at intervals.
 
 The validation loss is a mean over fixed sequences, the same for every micro-batch size and number of ranks. It is in
-nats/token, which depends on the tokenizer; bits per byte are comparable across tokenizers.
+nats/token, which depends on the tokenizer; bits per byte are comparable across tokenizers, and come from the same pass.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from gpt2.benchmarks.core import Core, CoreScore, TaskScore
-from gpt2.benchmarks.costs import text_costs, token_losses
 from gpt2.benchmarks.hellaswag import HellaSwag, Score
 from gpt2.data.loader import Loader
 from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
@@ -31,7 +31,6 @@ from gpt2.model.loss import IGNORED
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.stats import bits_per_byte
 from kmatrix.text import count, plural
 
 PROGRESS_S = 60.0  # between two lines about a long benchmark
@@ -52,6 +51,15 @@ class ValidationPart:
     @property
     def samples(self) -> int:
         return len(self.places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationLoss:
+    """What a model makes of the validation sequences."""
+
+    loss: float  # nats/token, mean over the datasets weighted as in training
+    by_source: dict[str, float]  # nats/token of each dataset
+    bits_per_byte: float | None  # of text; None if the tokens' bytes are unknown
 
 
 class Validation:
@@ -78,11 +86,9 @@ class Validation:
             )
         self.samples = sum(part.samples for part in self.parts)
         self.wanted = config.eval_samples * len(self.parts)
-        self.by_source: dict[str, float] = {}  # newest loss of each dataset
-        self.tokenizer = load_if_available(config.tokenizer, Path(config.data_path))
-        self.bytes_per_token = self._mean(
-            [bytes_per_token(part.windows, part.places, self.tokenizer) for part in self.parts]
-        )
+        tokenizer = load_if_available(config.tokenizer, Path(config.data_path))
+        sizes = tokenizer.token_bytes() if tokenizer else None
+        self.token_bytes = None if sizes is None else torch.from_numpy(sizes).to(world.device)  # (V,)
 
     def describe(self) -> list[str]:
         """Return a note if the datasets have fewer sequences than asked for."""
@@ -91,61 +97,40 @@ class Validation:
         return [f"Validation: all {self.samples} sequences ({self.wanted} asked for)"]
 
     @torch.no_grad()
-    def loss(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> float | None:
-        """Return the mean loss per token, the same on every rank, weighted by dataset; None if a rank was `stopping`.
+    def measure(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> ValidationLoss | None:
+        """Return the loss, the same on every rank; None if a rank was `stopping`.
 
         No random numbers are drawn. The model is left in training mode.
         """
         device = self.world.device
         # In 64 bits, and on the device: the sum depends less on the micro-batch, and the loop never waits for the GPU.
-        sums = torch.zeros(len(self.parts), 2, dtype=torch.float64, device=device)  # summed loss, sequences
+        # Summed loss, sequences, nats of text, bytes of text
+        sums = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device)
         model.eval()
         for part, part_sums in zip(self.parts, sums, strict=True):
             for size, (idx, targets) in self._batches(part, stopping, full=self.config.compile):
                 begin_pass(self.config)
                 with autocast(device.type, self.config.dtype):
-                    _, loss = model(idx, targets)  # (), mean over the sequences
+                    losses, loss = model(idx, targets)  # (B T,) and (), mean over the sequences
                 part_sums[0] += loss.double() * size  # the last micro-batch may be smaller: weight by sequences
                 part_sums[1] += size
+                if self.token_bytes is not None:
+                    part_sums[2:] += text_costs(losses, targets.reshape(-1), self.token_bytes)
         model.train()
         # Every rank gets here, even if it stopped: a rank that returned earlier would leave the others in the sum.
         found: list[list[float]] = self.world.sum(sums).tolist()
-        if any(count != part.samples for part, (_, count) in zip(self.parts, found, strict=True)):
+        if any(count != part.samples for part, (_, count, *_) in zip(self.parts, found, strict=True)):
             return None
-        means = [total / count for total, count in found]
-        self.by_source = {part.name: mean for part, mean in zip(self.parts, means, strict=True)}
-        return self._mean(means)
-
-    @torch.no_grad()
-    def text_bits_per_byte(self, model: LanguageModel, stopping: Callable[[], bool] = lambda: False) -> float | None:
-        """Return nanochat's bits per byte, without the cost of ends of documents, the same on every rank.
-
-        None if the tokens' bytes are unknown, or a rank was `stopping`.  model: not compiled.
-        """
-        lengths = self.tokenizer.token_bytes() if self.tokenizer else None
-        if lengths is None:
-            return None
-        device = self.world.device
-        token_bytes = torch.from_numpy(lengths).to(device)  # (V,)
-        sums = torch.zeros(len(self.parts), 3, dtype=torch.float64, device=device)  # nats, bytes, sequences
-        model.eval()
-        for part, part_sums in zip(self.parts, sums, strict=True):
-            for size, (idx, targets) in self._batches(part, stopping):
-                with autocast(device.type, self.config.dtype):
-                    x = model.residual_stream(idx)  # (B, T, E)
-                    # One by one: the logits of a batch may not fit into the memory.
-                    for row, row_targets in zip(x[:, None], targets[:, None], strict=True):  # (1, T, E), (1, T)
-                        losses = token_losses(model.logits(row), row_targets)  # (1, T)
-                        part_sums[:2] += text_costs(losses, row_targets, token_bytes)
-                part_sums[2] += size
-        model.train()
-        found: list[list[float]] = self.world.sum(sums).tolist()
-        if any(count != part.samples for part, (*_, count) in zip(self.parts, found, strict=True)):
-            return None
-        return self._mean([bits_per_byte(nats, size or None) for nats, size, _ in found])
+        means = [total / count for total, count, *_ in found]
+        bits = [nats / math.log(2) / size if size else None for *_, nats, size in found]
+        return ValidationLoss(
+            loss=self._mean(means),
+            by_source={part.name: mean for part, mean in zip(self.parts, means, strict=True)},
+            bits_per_byte=None if None in bits else self._mean(bits),
+        )
 
     def _batches(
-        self, part: ValidationPart, stopping: Callable[[], bool], *, full: bool = False
+        self, part: ValidationPart, stopping: Callable[[], bool], *, full: bool
     ) -> Iterator[tuple[int, Batch]]:
         """Yield this rank's sequences in micro-batches on its device, each with their number, until `stopping`.
 
@@ -160,13 +145,20 @@ class Validation:
                 return
             yield len(group), batch
 
-    def _mean(self, values: Sequence[float | None]) -> float | None:
-        """Return the weighted mean over the datasets, or None if a value is unknown."""
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            return None
+    def _mean(self, values: Sequence[float]) -> float:
+        """Return the weighted mean over the datasets."""
         weights = [part.weight for part in self.parts]
-        return sum(value * weight for value, weight in zip(known, weights, strict=True)) / sum(weights)
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def text_costs(losses: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
+    """Return (2,), float64: the nats of all targets that are text, and their UTF-8 bytes.
+
+    losses: nats, (N,).  targets: (N,); negative ones are ignored.  token_bytes: (V,); 0: a special token, whose nats
+    do not count (evaluate_bpb in nanochat's loss_eval.py, commit 92d63d4).
+    """
+    sizes = torch.where(targets >= 0, token_bytes[targets.clamp(min=0)], 0)  # (N,)
+    return torch.stack([torch.where(sizes > 0, losses.double(), 0).sum(), sizes.sum().double()])
 
 
 def read_padded(windows: Windows, places: Sequence[Place], size: int) -> Batch:
@@ -178,21 +170,6 @@ def read_padded(windows: Windows, places: Sequence[Place], size: int) -> Batch:
     # Copies of the last sequence, because other tokens could widen the range of values that FP8 is scaled to.
     copies = idx[-1:].expand(missing, -1)
     return torch.cat([idx, copies]), torch.cat([targets, torch.full_like(copies, IGNORED)])
-
-
-def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokenizer | None) -> float | None:
-    """Return the mean UTF-8 length of the targets of some windows, or None if it is unknown.
-
-    The end of a document is a target of 0 bytes: its loss is part of what the text costs.
-    """
-    lengths = tokenizer.token_bytes() if tokenizer else None
-    if lengths is None:
-        return None
-    total = 0
-    for place in places:  # one by one, because all windows together may take gigabytes
-        _, targets = windows.read([place])  # (1, T)
-        total += int(lengths[np.asarray(targets)].sum())
-    return total / (len(places) * windows.block_size) or None
 
 
 def load_if_available(name: str, folder: Path) -> Tokenizer | None:
@@ -252,9 +229,9 @@ class SampleTexts:
 class Benchmarks:
     """Runs HellaSwag, CORE and sample texts at intervals. Every rank calls it at the same steps."""
 
-    def __init__(self, config: TrainConfig, world: World, log: RunLog, validation: Validation) -> None:
+    def __init__(self, config: TrainConfig, world: World, log: RunLog) -> None:
         """Raise DataError if a configured file or tokenizer is unusable."""
-        self.config, self.log, self.validation = config, log, validation
+        self.config, self.log = config, log
         self._newest: int | None = None  # step of the newest benchmarks
         self.hellaswag = HellaSwag(config, world) if config.hellaswag else None
         self.core = Core(config, world) if config.core else None
@@ -291,7 +268,7 @@ class Benchmarks:
             core = self.core.score(model, stopping, BenchmarkProgress(self.log, step, self.core.examples))
             if core is None:
                 return
-            self.log.core(step, core, self.validation.text_bits_per_byte(model, stopping))
+            self.log.core(step, core)
         if self.samples and (final or is_due(step, self.config.sample_interval)):
             self.log.samples(step, self.samples.texts(model))
         self._newest = step
@@ -302,18 +279,17 @@ class Benchmarks:
         state = {"judged": self._newest, "hellaswag": asdict(score) if score else None}
         if core:
             tasks = [asdict(task) for task in core.tasks]
-            state["core"] = {**asdict(core), "tasks": tasks, "bits_per_byte": self.log.text_bits_per_byte}
+            state["core"] = {**asdict(core), "tasks": tasks}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._newest, score = state["judged"], state["hellaswag"]
         self.log.hellaswag_score = Score(**score) if score else None
         if core := dict(state.get("core") or {}):
-            self.log.text_bits_per_byte = core.pop("bits_per_byte")
             tasks = tuple(TaskScore(**task) for task in core.pop("tasks"))
             self.log.core_score = CoreScore(**core, tasks=tasks)
         else:
-            self.log.core_score = self.log.text_bits_per_byte = None
+            self.log.core_score = None
 
 
 class BenchmarkProgress:

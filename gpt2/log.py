@@ -33,12 +33,11 @@ from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
-from kmatrix.stats import bits_per_byte
 from kmatrix.text import count, memory_size
 
 BENCHMARKS = (
     *("hellaswag_accuracy", "hellaswag_accuracy_norm"),
-    *("core_metric", "core_standard_error", "text_bits_per_byte"),
+    *("core_metric", "core_standard_error"),
 )  # in result.json
 SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
@@ -72,10 +71,8 @@ class RunLog:
         self.steady_before = array("d")  # their steps, without warm-up
         self.since_line = 0  # steps since the last line
         self.peak: float | None = None
-        self.bytes_per_token: float | None = None  # of the validation targets
         self.hellaswag_score: Score | None = None  # the newest
-        self.core_score: CoreScore | None = None  # the newest, with
-        self.text_bits_per_byte: float | None = None  # of the same weights
+        self.core_score: CoreScore | None = None  # the newest
         self.norms: LayerNorms | None = None
         self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
@@ -248,12 +245,13 @@ class RunLog:
             )
             self.say(f"Optimizer states: sharded over {self.world.size} ranks, {sizes} on each")
 
-    def validation(self, step: int, loss: float, by_source: Mapping[str, float] | None = None) -> None:
+    def validation(
+        self, step: int, loss: float, by_source: Mapping[str, float] | None = None, bits: float | None = None
+    ) -> None:
         """Log a validation loss of the weights after `step` updates.
 
-        by_source: loss per dataset of a mix.
+        by_source: loss per dataset of a mix.  bits: per byte of text.
         """
-        bits = bits_per_byte(loss, self.bytes_per_token)
         several = by_source if by_source and len(by_source) > 1 else {}  # of one dataset it would repeat the loss
         parts = {f"val/loss/{name}": value for name, value in several.items()}
         values = {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits, **parts}
@@ -269,22 +267,21 @@ class RunLog:
         self._metrics([], step, {"hellaswag/accuracy": score.accuracy, "hellaswag/accuracy_norm": score.accuracy_norm})
         self.say(f"Iter {step} | HellaSwag {score.accuracy:.4f} | normalised {score.accuracy_norm:.4f}")
 
-    def core(self, step: int, score: CoreScore, bits: float | None) -> None:
-        """Log a CORE score of the weights after `step` updates. bits: nanochat's bits per byte of validation text."""
-        self.core_score, self.text_bits_per_byte = score, bits
+    def core(self, step: int, score: CoreScore) -> None:
+        """Log a CORE score of the weights after `step` updates."""
+        self.core_score = score
         accuracies = {f"core/{task.label}": task.accuracy for task in score.tasks}
         values = {"core/metric": score.core, "core/standard_error": score.standard_error, **accuracies}
-        self._metrics([], step, {**values, "val/text_bits_per_byte": bits})
+        self._metrics([], step, values)
         if self.main:
             names = ("accuracy", "centered", "examples")
             tasks = {task.label: {name: getattr(task, name) for name in names} for task in score.tasks}
             line = {"time": time.time(), "step": step, "attempt": self.attempt, "core": score.core}
             line |= {"standard_error": score.standard_error, "truncated": score.truncated}
             append_jsonl(self.dir.core, {**line, "tasks": tasks})
-        text = "" if bits is None else f" | bpb of text {bits:.4f}"
         more = f"standard error {score.standard_error:.4f}, {count(score.examples)} examples"
         more += f", {count(score.truncated)} truncated" if score.truncated else ""
-        self.say(f"Iter {step} | CORE {score.core:z.4f} ({more}){text}")
+        self.say(f"Iter {step} | CORE {score.core:z.4f} ({more})")
 
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:
         """Log sample texts of the weights after `step` updates, one line each."""
@@ -366,13 +363,12 @@ class RunLog:
                 "final_val_loss": losses[-1] if complete else None,
                 "best_val_loss": best["val/loss"] if best else None,
                 "best_val_step": best["step"] if best else None,
-                "bytes_per_token": self.bytes_per_token,
-                "final_bits_per_byte": bits_per_byte(losses[-1] if complete else None, self.bytes_per_token),
+                "final_bits_per_byte": self.val[-1]["val/bits_per_byte"] if complete else None,
+                "best_bits_per_byte": best["val/bits_per_byte"] if best else None,
                 "hellaswag_accuracy": self.hellaswag_score.accuracy if self.hellaswag_score else None,
                 "hellaswag_accuracy_norm": self.hellaswag_score.accuracy_norm if self.hellaswag_score else None,
                 "core_metric": self.core_score.core if self.core_score else None,
                 "core_standard_error": self.core_score.standard_error if self.core_score else None,
-                "text_bits_per_byte": self.text_bits_per_byte,
                 "final_train_loss": self.train[-1]["train/loss"] if self.train else None,
                 "tokens_per_second": speed,
                 "mfu": used,

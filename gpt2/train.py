@@ -177,7 +177,7 @@ def set_up(
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
     batches, validation = load_data(config, world, log, stop)
-    benchmarks = Benchmarks(config, world, log, validation)
+    benchmarks = Benchmarks(config, world, log)
 
     # Model and optimizer
     log.say(configure(config, world.device))
@@ -366,7 +366,6 @@ def load_data(config: TrainConfig, world: dist.World, log: RunLog, stop: dist.St
     validation = Validation(config, world)
     for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
         log.say(line)
-    log.bytes_per_token = validation.bytes_per_token
     return batches, validation
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from gpt2.benchmarks.costs import token_losses
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.model.precision import autocast
@@ -73,7 +73,9 @@ class HellaSwag:
             idx, targets, mask = (part.to(device) for part in rows(group, self.config.block_size))
             with autocast(device.type, self.config.dtype):
                 logits, _ = model(idx)  # (R, T, V)
-            counts += count_correct(token_losses(logits, targets) * mask, mask, group)
+            counts += count_correct(
+                functional.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none") * mask, mask, group
+            )
         model.train()
         # As in Validation.loss: every rank gets here, and all see whether the sum is complete.
         correct, correct_norm, examples = self.world.sum(counts).tolist()

@@ -104,12 +104,12 @@ class BetweenSteps:
         if self.log.evaluated(step):
             return True
         with self._phase(EVALUATION), self.training.optimizers.evaluation_weights():
-            loss = self.validation.loss(self.compiled, lambda: self.stop.requested)
-        if loss is None:
+            found = self.validation.measure(self.compiled, lambda: self.stop.requested)
+        if found is None:
             return False
-        if not np.isfinite(loss):
-            raise NotFiniteError(f"validation loss is {loss} at step {step}")
-        self.log.validation(step, loss, self.validation.by_source)
+        if not np.isfinite(found.loss):
+            raise NotFiniteError(f"validation loss is {found.loss} at step {step}")
+        self.log.validation(step, found.loss, found.by_source, found.bits_per_byte)
         return True
 
     def benchmark(self, step: int, *, final: bool = False) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gpt2.model import fp8
 from gpt2.model.cache import Cache
-from gpt2.model.loss import capped, chunked_cross_entropy, padding_bias, soft_cap
+from gpt2.model.loss import capped, chunked_cross_entropy, cross_entropy, padding_bias, soft_cap
 from gpt2.model.precision import attention_path, has_amx
 from gpt2.model.recompute import recomputed
 from kmatrix.shapes import ModelShape, loss_rows, padded
@@ -108,9 +108,10 @@ class LanguageModel(nn.Module):
         """
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """Return (logits, None), or with targets (None, loss): the mean cross-entropy in fp32, in nats.
+        """Return (logits, None), or with targets (losses, loss): the mean cross-entropy in fp32, in nats.
 
         idx, targets: tokens, (B, T), T at most the block size.  logits: (B, T, V), V without padding.
+        losses: of each target, (B T,), or None if gradients are computed.
         """
         x = self.residual_stream(idx)  # (B, T, E)
         if targets is None:
@@ -118,15 +119,12 @@ class LanguageModel(nn.Module):
         cap = self.shape.logit_softcap
         rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)  # (B T, E) and (B T,)
         if chunk := self._chunk_rows(x):
-            return None, chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk, cap)
+            return chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk, cap)
         if cap:  # a slice of the capped logits would get a gradient in 32 bits of its own, the largest tensor of all
-            return None, functional.cross_entropy(
-                capped(functional.linear(rows, self.head), self.padding_bias, cap), labels
-            )
+            return cross_entropy(capped(functional.linear(rows, self.head), self.padding_bias, cap), labels)
         # A bias of -inf instead of a slice: slicing the logits would copy the largest tensor of the step.
-        logits = functional.linear(rows, self.head, self.padding_bias)  # (B T, V padded)
         # 32 bits also under autocast: bfloat16 has 8 significant bits, too few for a sum over the vocabulary.
-        return None, functional.cross_entropy(logits.float(), labels)
+        return cross_entropy(functional.linear(rows, self.head, self.padding_bias).float(), labels)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) after the residual stream (..., E); in fp32 if they are capped."""

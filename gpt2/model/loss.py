@@ -31,10 +31,21 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(logits / cap)
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the loss of each label (N,), None if gradients are computed, and the mean (), for logits (N, V) in fp32.
+
+    An IGNORED label has a loss of 0, and the mean does not count it.
+    """
+    if torch.is_grad_enabled():
+        return None, functional.cross_entropy(logits, labels)
+    log_probs = functional.log_softmax(logits, dim=-1)  # once for both
+    return functional.nll_loss(log_probs, labels, reduction="none"), functional.nll_loss(log_probs, labels)
+
+
 def chunked_cross_entropy(  # noqa: PLR0917  (in the order of the formula)
     x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int, cap: float = 0.0
-) -> Tensor:
-    """Return the mean cross-entropy of softmax(x head' + bias) for x (N, E), head (V, E), labels (N,).
+) -> tuple[Tensor | None, Tensor]:
+    """Return the same as `cross_entropy`, of the logits x head' + bias for x (N, E), head (V, E), labels (N,).
 
     Labels may be IGNORED in evaluation alone, where they are not counted.
     rows: how many of the N rows have logits in memory at the same time.  cap: of the logits; 0: none.
@@ -46,30 +57,31 @@ def chunked_cross_entropy(  # noqa: PLR0917  (in the order of the formula)
     # In a compiled model the operator is one node: the loop would be unrolled, 10,000 nodes at 65,536 tokens.
     fused = torch.compiler.is_compiling()
     with torch.autocast(device, enabled=False):
-        loss: Tensor
         if torch.is_grad_enabled():
-            loss, _, _ = loss_and_gradients(x, head, bias, labels, rows, cap, fused)
-        else:
-            loss = loss_alone(x, head, bias, labels, rows, cap)
-        return loss
+            return None, loss_and_gradients(x, head, bias, labels, rows, cap, fused)[0]
+        losses: Tensor
+        losses, loss = loss_alone(x, head, bias, labels, rows, cap)
+        return losses, loss
 
 
 @torch.library.custom_op("kmatrix::loss_alone", mutates_args=())
 def loss_alone(  # noqa: PLR0917  (as above)
     x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int, cap: float
-) -> Tensor:
-    """Return the mean loss () of the labels that count."""
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each label (N,), and the mean () of those that count."""
     w = head.to(x.dtype)
-    total = torch.zeros((), device=x.device)
+    losses, total = torch.empty(len(x), device=x.device), torch.zeros((), device=x.device)
     for start in range(0, len(x), rows):
-        logits = _logits(x[start : start + rows], w, bias, cap)  # (rows, V padded)
-        total += functional.cross_entropy(logits, labels[start : start + rows], reduction="sum")
-    return total / (labels != IGNORED).sum()
+        label = labels[start : start + rows]
+        log_probs = functional.log_softmax(_logits(x[start : start + rows], w, bias, cap), dim=-1)  # (rows, V padded)
+        losses[start : start + rows] = functional.nll_loss(log_probs, label, reduction="none")
+        total += functional.nll_loss(log_probs, label, reduction="sum")
+    return losses, total / (labels != IGNORED).sum()
 
 
 @loss_alone.register_fake
-def _(x: Tensor, *_: object) -> Tensor:
-    return x.new_empty((), dtype=torch.float32)
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x), dtype=torch.float32), x.new_empty((), dtype=torch.float32)
 
 
 @torch.library.custom_op("kmatrix::loss_and_gradients", mutates_args=())

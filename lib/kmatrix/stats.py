@@ -178,10 +178,3 @@ def critical_t(level: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return -float(stdtrit(freedom, (1 - level) / 2))
-
-
-def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
-    """Return a loss in nats/token as bits per byte of text: loss / ln 2 / bytes_per_token."""
-    if loss is None or bytes_per_token is None:
-        return None
-    return loss / math.log(2) / bytes_per_token

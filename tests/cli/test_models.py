@@ -66,12 +66,13 @@ def test_runs_on_different_data_are_compared_by_bits_per_byte(matrix, tmp_path):
     changed["train"]["data_sha256"] = "ab" * 32
     write_json(other / "run.json", changed)
     result = read_json(other / "result.json")
-    write_json(other / "result.json", result | {"bytes_per_token": 4.0})
+    bits = result["best_bits_per_byte"] / 4
+    write_json(other / "result.json", result | {"best_bits_per_byte": bits})
     numbers = {run.name: run.best_bits_per_byte for run in analyse(find_matrix(tmp_path, None)).runs}
     assert numbers["gpt2_sgd_1cpu"] < numbers["gpt2_adamw_1cpu"]
     assert checkpoint_of(f"TARGET={folder}").parent.parent.name == "gpt2_sgd_1cpu"
     (other / "metrics.jsonl").write_text("")
-    write_json(other / "result.json", result | {"bytes_per_token": None})
+    write_json(other / "result.json", result | {"best_bits_per_byte": None})
     with pytest.raises(ConfigError, match="their datasets differ"):
         checkpoint_of(f"TARGET={folder}")
 

@@ -146,7 +146,7 @@ def test_a_line_that_its_author_marked_is_kept_unless_its_form_is_that_of_a_key(
 ORDINARY = (
     "loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))",
     "token = tokenizer.decode(ids[:max_tokens2])",
-    "bytes_per_token = 4.123456789",
+    "joules_per_token = 4.123456789",
     "        password = getpass.getpass()",
     "api_key = os.environ['OPENAI_API_KEY']",
     "# as in commit 3f2a, see https://example.org/a/b#c",

@@ -13,9 +13,9 @@ from core_files import write_zip
 from factories import make_data, make_run, train, train_fields
 from gpt2.data import shards
 from gpt2.data.sequences import Windows
-from gpt2.data.tokenizer import BpeTokenizer, load
+from gpt2.data.tokenizer import load
 from gpt2.dist import World
-from gpt2.evaluate import Benchmarks, SampleTexts, Validation, bytes_per_token, load_if_available
+from gpt2.evaluate import Benchmarks, SampleTexts, Validation, load_if_available
 from gpt2.log import RunLog
 from gpt2.model.gpt2 import GPT
 from hellaswag_files import jsonl
@@ -25,7 +25,6 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
-from kmatrix.stats import bits_per_byte
 from models import enlarge_weights
 from once import make_once
 
@@ -46,45 +45,23 @@ def dataset(folder, tokenizer, text=TEXT):
     return tokens
 
 
-def test_a_byte_tokenizer_has_one_byte_per_token_except_for_document_ends(tmp_path):
-    tokens = dataset(tmp_path, load("byte"))
-    windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
-    indices = windows.spread(10_000)
-    targets = tokens[1 : 1 + 32 * len(indices)]
-    assert bytes_per_token(windows, indices, load("byte")) == (len(targets) - 1) / len(targets)
-    assert 256 in targets
-
-
-def test_the_bytes_of_bpe_tokens_are_those_of_their_text(tmp_path):
-    bpe = BpeTokenizer.trained([TEXT], 320)
-    tokens = dataset(tmp_path, bpe)
-    windows = Windows(tmp_path, "val", block_size=16, vocab_size=bpe.vocab_size)
-    indices = windows.spread(10_000)
-    targets = tokens[1 : 1 + 16 * len(indices)]
-    text = bpe.decode([token for token in targets if token != bpe.end_of_document])
-    cut = 4  # the last window may end within a character
-    assert bytes_per_token(windows, indices, bpe) * len(targets) == pytest.approx(len(text.encode()), abs=cut)
-
-
 def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", tokenizer="gpt2", vocab_size=50257)
-    assert Validation(TrainConfig.from_json(fields), WORLD).bytes_per_token is None
+    assert Validation(TrainConfig.from_json(fields), WORLD).token_bytes is None
     assert load_if_available("bpe", tmp_path / "data") is None  # the directory has no tokenizer.json
-    assert bits_per_byte(3.0, None) is None
-    assert bits_per_byte(None, 4.0) is None
 
 
-def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp_path):
-    """Independent count: transformers' GPT-2 gives the nats, Python's UTF-8 encoder the bytes."""
+def test_bits_per_byte_are_the_bits_of_text_over_its_bytes(tmp_path):
+    """Independent count: transformers' GPT-2 gives the nats; ends of documents count neither nats nor bytes."""
     transformers = pytest.importorskip("transformers")
     tokens = dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", eval_samples=10_000, block_size=64)
     validation = Validation(TrainConfig.from_json(fields), WORLD)
     shape = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=257)
     model = GPT(shape)
-    loss = validation.loss(model)
+    found = validation.measure(model)
 
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 257}
     hf_model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
@@ -93,16 +70,19 @@ def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp
         for name, value in model.state_dict().items()
     }
     hf_model.load_state_dict(state, strict=False)
-    nats = 0.0
+    nats, ends = 0.0, 0.0
     for start in range(0, len(tokens) - 64, 64):
         window = torch.tensor([tokens[start : start + 65]])
         with torch.no_grad():
             log_probs = hf_model(window[:, :-1]).logits.double().log_softmax(-1)
-        nats -= log_probs.gather(-1, window[:, 1:, None]).sum().item()
+        costs = -log_probs.gather(-1, window[:, 1:, None])[0, :, 0]
+        nats, ends = nats + costs.sum().item(), ends + costs[window[0, 1:] == 256].sum().item()
     count = (len(tokens) - 1) // 64 * 64
     text = bytes(token for token in tokens[1 : count + 1] if token < 256)
-    expected = nats / math.log(2) / len(text)
-    assert bits_per_byte(loss, validation.bytes_per_token) == pytest.approx(expected, rel=1e-5)
+    assert ends > 0
+    assert found.loss == pytest.approx(nats / count, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx((nats - ends) / math.log(2) / len(text), rel=1e-5)
+    assert validation.measure(model, lambda: True) is None
 
 
 def config_of(tmp_path, *, with_data=True, **overrides):
@@ -162,9 +142,8 @@ def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(evaluated_run):
     run_dir, process = evaluated_run
     result = read_json(run_dir.result)
     lines = [line for line in read_jsonl(run_dir.metrics) if "val/loss" in line]
-    assert result["bytes_per_token"] == 1.0
     for line in lines:
-        assert line["val/bits_per_byte"] == pytest.approx(line["val/loss"] / math.log(2))
+        assert line["val/bits_per_byte"] == pytest.approx(line["val/loss"] / math.log(2))  # no end of document
     assert result["final_bits_per_byte"] == lines[-1]["val/bits_per_byte"]
     assert read_json(run_dir.training_metrics)["final_bits_per_byte"] == result["final_bits_per_byte"]
     assert f"| bpb {result['final_bits_per_byte']:.4f}" in process.stdout
@@ -200,32 +179,8 @@ def test_core_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
     assert result["core_standard_error"] == scores[-1]["standard_error"]
     assert "CORE: 5 tasks with 20 examples of " in process.stdout
     assert ", which is not the published bundle" in process.stdout
-    text = r"^Iter \d+ \| CORE -?0\.\d{4} \(standard error 0\.\d{4}, 20 examples, \d+ truncated\) \| bpb of text \d"
+    text = r"^Iter \d+ \| CORE -?0\.\d{4} \(standard error 0\.\d{4}, 20 examples, \d+ truncated\)$"
     assert len(re.findall(text, process.stdout, re.M)) == 3
-
-
-@pytest.mark.process
-def test_bits_per_byte_of_text_exclude_the_ends_of_documents(evaluated_run, tmp_path):
-    """Without an end of document in the data, both are the same: the loss of bytes."""
-    run_dir, _ = evaluated_run
-    result = read_json(run_dir.result)
-    assert result["text_bits_per_byte"] == pytest.approx(result["final_bits_per_byte"], rel=1e-5)
-
-    dataset(tmp_path / "data", load("byte"))
-    config = config_of(tmp_path, with_data=False, block_size=32, vocab_size=257, eval_samples=10_000)
-    validation, model = Validation(config, WORLD), GPT(config.shape)
-    enlarge_weights(model)
-    found = validation.text_bits_per_byte(model)
-
-    nats = size = 0.0
-    for place in validation.parts[0].places:
-        idx, targets = validation.parts[0].windows.read([place])
-        with torch.no_grad():
-            costs = -model(idx)[0].double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-        nats, size = nats + costs[targets < 256].sum().item(), size + int((targets < 256).sum())
-    assert size < validation.samples * 32
-    assert found == pytest.approx(nats / math.log(2) / size, rel=1e-6)
-    assert validation.text_bits_per_byte(model, lambda: True) is None
 
 
 @pytest.mark.process
@@ -256,7 +211,6 @@ def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     single, double = read_json(run_dir.result), read_json(two_ranks.result)
     assert single["hellaswag_accuracy"] == double["hellaswag_accuracy"]
     assert single["core_metric"] == double["core_metric"]
-    assert double["text_bits_per_byte"] == pytest.approx(single["text_bits_per_byte"], rel=1e-4)
     assert double["final_bits_per_byte"] == pytest.approx(single["final_bits_per_byte"], rel=1e-4)
 
 
@@ -283,7 +237,7 @@ def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path
     for attempt in (1, 2):
         log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
         log.begin(config, WORLD, 1)
-        judges.append(Benchmarks(config, WORLD, log, Validation(config, WORLD)))
+        judges.append(Benchmarks(config, WORLD, log))
     first, second = judges
     first.measure(10, GPT(config.shape))
     assert first.log.hellaswag_score.examples == 5
@@ -291,7 +245,6 @@ def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path
     second.load_state_dict(first.state_dict())
     assert second.log.hellaswag_score == first.log.hellaswag_score
     assert second.log.core_score == first.log.core_score is not None
-    assert second.log.text_bits_per_byte == first.log.text_bits_per_byte is not None
     assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
 
 
@@ -300,7 +253,7 @@ def test_a_benchmark_that_is_asked_to_stop_leaves_its_step_to_the_next_attempt(t
     config = config_of(tmp_path, block_size=64, **hellaswag)
     log = RunLog(RunDir(tmp_path), "id", 1, main=True)
     log.begin(config, WORLD, 1)
-    judge = Benchmarks(config, WORLD, log, Validation(config, WORLD))
+    judge = Benchmarks(config, WORLD, log)
     judge.measure(10, GPT(config.shape), lambda: True)
     assert log.hellaswag_score is None
     assert judge.due(10)

@@ -95,7 +95,7 @@ ORDINARY = (
     "git@github.com:you/repo.git ssh://git@example.org:22/repo ssh://some-long-user-name@host",
     "sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef  fineweb_val_000000.bin",
     "Iter 10 | epoch 0 | loss 5.4859 | lr 1.12e-04 | norm 2.19 | dt 10.0ms | tok/s 12849 | mfu n/a",
-    "joules_per_token=4.123456789 bytes_per_token: 4.25, max_token=50256 tokens/s: 123456789",
+    "joules_per_token=4.123456789 max_token: 4.25, max_token=50256 tokens/s: 123456789",
     "eos_token='<|endoftext|>' pad_token=[PAD] unk_token: <unk_token> tokenizer=gpt2-medium-tokenizer",
     '    token = kwargs.pop("token", None)',
     "    unk_token = self.original_tokenizer.unk_token",

@@ -322,7 +322,7 @@ def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
     record = {
         "status": "finished",
         "reason": "login as finished failed: correct-horse-7",
-        "bytes_per_token": 4.123456789,
+        "joules_per_token": 4.123456789,
         "log": ["token: secret", {"path": "/data/finished runs", "id": "correct-horse-7"}],
         "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
         "train": {"data_path": "/data/correct-horse-7/x"},
@@ -333,7 +333,7 @@ def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
     assert redact_json(record, environment) == {
         "status": "finished",
         "reason": f"login as {HIDDEN} failed: {HIDDEN}",
-        "bytes_per_token": 4.123456789,
+        "joules_per_token": 4.123456789,
         "log": ["token: secret", {"path": "/data/finished runs", "id": HIDDEN}],
         "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
         "train": {"data_path": "/data/correct-horse-7/x"},

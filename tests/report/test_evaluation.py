@@ -28,12 +28,14 @@ def run_of(tokenizer, loss, seed, **train):
     )  # fmt: skip
 
 
-def add_bytes_per_token(matrix, lengths, **more):
-    """Add bytes per token to every finished run, as its trainer would."""
+def add_bits_per_byte(matrix, lengths, **more):
+    """Add bits per byte to every finished run, as its trainer would. lengths: bytes per token of each tokenizer."""
     for run in matrix.runs():
         tokenizer = read_json(run.run_json)["train"]["tokenizer"]
         if run.result.exists():
-            write_json(run.result, read_json(run.result) | {"bytes_per_token": lengths.get(tokenizer), **more})
+            result, length = read_json(run.result), lengths.get(tokenizer)
+            bits = result["final_val_loss"] / math.log(2) / length if length else None
+            write_json(run.result, result | {"final_bits_per_byte": bits, **more})
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def two_tokenizers(tmp_path):
     runs = [run_of("byte", 1.0 + seed / 1000, seed) for seed in (1, 2, 3)]
     runs += [run_of("bpe", 3.6 + seed / 1000, seed) for seed in (1, 2, 3)]
     matrix = make_matrix(tmp_path, runs)
-    add_bytes_per_token(matrix, {"byte": 1.0, "bpe": 4.0})
+    add_bits_per_byte(matrix, {"byte": 1.0, "bpe": 4.0})
     return matrix
 
 
@@ -67,11 +69,11 @@ def test_with_adaptive_seeds_the_ranking_by_bits_is_sequential_too(two_tokenizer
     assert (ranking.metric, pair.method, pair.looks, pair.outcome) == (BITS, Method.SEQUENTIAL, (3,), "better")
     assert pair.p == pytest.approx(2 * crossing_table(3, 10).p(fixed.p / 2 / (2 / 9)), rel=1e-9)
     # Now a difference that three seeds do not show; the rankings by loss have one configuration, and want no other.
-    add_bytes_per_token(two_tokenizers, {"byte": 1.0, "bpe": 3.594})
+    add_bits_per_byte(two_tokenizers, {"byte": 1.0, "bpe": 3.594})
     for run in two_tokenizers.runs():
         record = read_json(run.run_json)["train"]
         if (record["tokenizer"], record["seed"]) == ("bpe", 2):
-            write_json(run.result, read_json(run.result) | {"final_val_loss": 3.58})
+            write_json(run.result, read_json(run.result) | {"final_bits_per_byte": 3.58 / math.log(2) / 3.594})
     numbers = analyse(two_tokenizers)
     (pair,) = numbers.rankings[-1].verdict.pairs
     assert (pair.outcome, pair.no_more) == ("open", NoMoreSeeds.OTHER_RANKING)
@@ -82,7 +84,7 @@ def test_with_adaptive_seeds_the_ranking_by_bits_is_sequential_too(two_tokenizer
 
 
 def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(two_tokenizers):
-    add_bytes_per_token(two_tokenizers, {"byte": 1.0})
+    add_bits_per_byte(two_tokenizers, {"byte": 1.0})
     for run in two_tokenizers.runs():
         run.metrics.write_text("")
     assert [ranking.metric for ranking in analyse(two_tokenizers).rankings] == [LOSS, LOSS]
@@ -91,7 +93,7 @@ def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(two_tokeniz
 def test_prebuilt_shards_without_known_text_do_not_count_as_the_same_text(tmp_path):
     runs = [run_of("byte", 1.0, 1, dataset="shards"), run_of("bpe", 3.6, 1, dataset="shards")]
     matrix = make_matrix(tmp_path, runs)
-    add_bytes_per_token(matrix, {"byte": 1.0, "bpe": 4.0})
+    add_bits_per_byte(matrix, {"byte": 1.0, "bpe": 4.0})
     assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS, LOSS]
 
 
@@ -99,7 +101,7 @@ def test_hellaswag_is_listed_next_to_bits_and_a_run_without_either_has_no_row(tm
     runs = [run_of("byte", 1.0, 1), FakeRun(optimizer="sgd", status="planned")]
     matrix = make_matrix(tmp_path, runs)
     assert "Benchmarks" not in write_summary(analyse(matrix))
-    add_bytes_per_token(matrix, {}, hellaswag_accuracy=0.29, hellaswag_accuracy_norm=0.3112)
+    add_bits_per_byte(matrix, {}, hellaswag_accuracy=0.29, hellaswag_accuracy_norm=0.3112)
     text = write_summary(analyse(matrix))
     section = text[text.index("Benchmarks\n") :].split("\n\n")[0].splitlines()
     assert section[2].split() == ["run", "tokenizer", "HellaSwag", "normalized"]
@@ -116,5 +118,5 @@ def test_the_bits_of_a_running_run_come_from_its_metrics(tmp_path):
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run.result.unlink()
     (numbers,) = analyse(matrix).runs
-    assert numbers.bytes_per_token == pytest.approx(2.0)
+    assert numbers.bits_per_byte == pytest.approx(numbers.final_val_loss / math.log(2) / 2.0)
     assert numbers.best_bits_per_byte == pytest.approx(numbers.best_val_loss / math.log(2) / 2.0)

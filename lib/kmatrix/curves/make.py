@@ -238,12 +238,12 @@ def _measured(
         final_val_loss=losses[evaluated[-1]] if evaluated else None,
         best_val_loss=None if best is None else losses[best],
         best_val_step=None if best is None else rows.step[best],
-        bytes_per_token=_bytes_per_token(rows),
+        final_bits_per_byte=_known(rows["bits_per_byte"][evaluated[-1]]) if evaluated else None,
+        best_bits_per_byte=None if best is None else _known(rows["bits_per_byte"][best]),
         hellaswag_accuracy=_newest(rows["accuracy"]),
         hellaswag_accuracy_norm=_newest(rows["accuracy_norm"]),
         core_metric=_newest(rows["core_metric"]),
         core_standard_error=_newest(rows["core_standard_error"]),
-        text_bits_per_byte=_newest(rows["text_bits_per_byte"]),
         final_train_loss=rows["train_loss"][trained[-1]] if trained else None,
         sparsity=_newest(rows["sparsity"]),
         tokens_per_second=_median(rows["tokens_per_s"]),
@@ -260,14 +260,6 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _newest(values: Sequence[float]) -> float | None:
     return next((value for value in reversed(values) if not math.isnan(value)), None)
-
-
-def _bytes_per_token(rows: MetricColumns) -> float | None:
-    """Return bytes per token, from the loss and the bits per byte of one evaluation."""
-    for loss, bits in zip(rows["val_loss"], rows["bits_per_byte"], strict=True):
-        if loss and bits and not math.isnan(loss + bits):
-            return loss / math.log(2) / bits
-    return None
 
 
 def _rounded(value: float) -> float:

@@ -30,7 +30,6 @@ class LossLine(Record, frozen=True, kw_only=True):
     accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=NAN)
     core_metric: Number | None = record_field(name="core/metric", default=NAN)
     core_standard_error: Number | None = record_field(name="core/standard_error", default=NAN)
-    text_bits_per_byte: Number | None = record_field(name="val/text_bits_per_byte", default=NAN)
     sparsity: Number | None = NAN
     tokens_per_s: Number | None = record_field(name="throughput/tokens_per_s", default=NAN)
     mfu: Number | None = record_field(name="throughput/mfu", default=NAN)

@@ -255,12 +255,12 @@ class RunResult(Record, frozen=True, kw_only=True):
     best_val_loss: Number | None = None  # nats/token
     best_val_step: Count | None = None
     final_train_loss: Number | None = None  # nats/token
-    bytes_per_token: Amount | None = None  # UTF-8 bytes of text per validation target
+    final_bits_per_byte: Amount | None = None
+    best_bits_per_byte: Amount | None = None  # at the best loss
     hellaswag_accuracy: Amount | None = None  # 0 to 1
     hellaswag_accuracy_norm: Amount | None = None  # 0 to 1
     core_metric: Number | None = None  # 0: guessing, 1: all correct
     core_standard_error: Amount | None = None
-    text_bits_per_byte: Amount | None = None  # of validation text, without ends of documents
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None  # 0 to 1
     step_ms: Amount | None = None

@@ -99,7 +99,7 @@ _NAME = (
     r"api[_-]?key|(?:access|account|private|secret|signing|encryption|master|auth|deploy|session|shared|subscription)"
     rf"[_-]?key|{_NO_NAME}token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|client-key-data|(?<!old)(?<=[\w;])pwd|_auth|(?<!ward|cond|irst|last|each|next|this)(?<!one)(?<!two)_pass(?=[\"']?\s?[:=])"
 )
-# An end-of-text token; a call in the code of a traceback; a number, such as bytes_per_token=4.25.
+# An end-of-text token; a call in the code of a traceback; a number, such as joules_per_token=4.25.
 _NO_VALUE = (
     r"(?!<\|?[\w/ ]{1,40}\|?>|\[[A-Z]{2,12}\]|(?-i:[a-z_][a-z_.]{1,64})[(\[][\"')\]a-z_{]|self\."
     r"|\w{0,20}Secret\w{0,20}\(|[\d.eE+-]{1,64}(?:[\s,;}\])]|$))"

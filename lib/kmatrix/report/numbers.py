@@ -15,7 +15,7 @@ from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
 from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
-from kmatrix.stats import LEVEL, Interval, bits_per_byte, mean, mean_interval, sample_deviation
+from kmatrix.stats import LEVEL, Interval, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
 from kmatrix.status.outcomes import SeedEnd
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
@@ -81,12 +81,12 @@ class RunNumbers:
     last_val_step: int | None = None  # step of the last validation
     best_val_loss: float | None = None  # nats/token
     best_val_step: int | None = None
-    bytes_per_token: float | None = None  # UTF-8 bytes of text per validation target
+    bits_per_byte: float | None = None  # at the final loss: comparable between tokenizers
+    best_bits_per_byte: float | None = None  # at the best loss
     hellaswag_accuracy: float | None = None  # 0 to 1
     hellaswag_accuracy_norm: float | None = None  # 0 to 1
     core_metric: float | None = None  # 0: guessing, 1: all correct
     core_standard_error: float | None = None  # from the number of examples alone
-    text_bits_per_byte: float | None = None  # of validation text, without ends of documents, as nanochat counts
     final_train_loss: float | None = None  # nats/token
     tokens: int | None = None  # trained on so far
     tokens_per_second: float | None = None  # steady state: evaluations, checkpoints and the first steps excluded
@@ -128,15 +128,6 @@ class RunNumbers:
     @property
     def perplexity(self) -> float | None:
         return perplexity(self.final_val_loss)
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Bits per byte at the final loss: comparable between tokenizers."""
-        return bits_per_byte(self.final_val_loss, self.bytes_per_token)
-
-    @property
-    def best_bits_per_byte(self) -> float | None:
-        return bits_per_byte(self.best_val_loss, self.bytes_per_token)
 
     def is_explicit(self, setting: str) -> bool:
         """Return whether the user set this value."""

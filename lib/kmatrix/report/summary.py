@@ -352,13 +352,13 @@ def _benchmarks(runs: Sequence[RunNumbers]) -> list[str]:
             continue
         row = [run.name, run.tokenizer or UNKNOWN]
         if with_bits:
-            row += [_decimal(run.bits_per_byte, 4) + ("" if run.counts else "*"), _decimal(run.bytes_per_token, 2)]
+            row.append(_decimal(run.bits_per_byte, 4) + ("" if run.counts else "*"))
         if with_hellaswag:
             row += [_decimal(run.hellaswag_accuracy, 4), _decimal(run.hellaswag_accuracy_norm, 4)]
         if with_core:
             row += [_decimal(run.core_metric, 4), _decimal(run.core_standard_error, 4)]
         rows.append(row)
-    titles = ["run", "tokenizer", *(["bits/byte", "bytes/token"] if with_bits else [])]
+    titles = ["run", "tokenizer", *(["bits/byte"] if with_bits else [])]
     titles += ["HellaSwag", "normalized"] if with_hellaswag else []
     titles += ["CORE", "std. error"] if with_core else []
     lines = table(columns(titles, (0, 1)), rows, WIDTH, rule=True) if rows else []

@@ -96,7 +96,7 @@ def test_every_rank_starts_from_the_weights(tmp_path):
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
     config = TrainConfig.from_json(train_fields(tmp_path / "data", sha256))
-    expected = Validation(config, WORLD).loss(source, lambda: False)
+    expected = Validation(config, WORLD).measure(source, lambda: False).loss
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert lines[0]["val/loss"] == pytest.approx(expected, abs=1e-5)
     assert "Initial weights: " in completed.stdout

@@ -160,7 +160,7 @@ class SumOfTokens(torch.nn.Module):
     """A model whose loss is the mean of the targets, so that the validation loss can be computed by hand."""
 
     def forward(self, idx, targets):
-        return None, targets.float().mean()
+        return targets.reshape(-1).float(), targets.float().mean()
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4, 7])
@@ -171,7 +171,7 @@ def test_the_validation_loss_does_not_depend_on_the_micro_batch(tmp_path, batch)
     total = (len(tokens) - 1) // 32
     starts = [number * total // 7 * 32 + 1 for number in range(7)]  # of the targets
     mean = float(np.mean([tokens[start : start + 32] for start in starts]))
-    assert validation.loss(SumOfTokens()) == pytest.approx(mean, abs=1e-4)
+    assert validation.measure(SumOfTokens()).loss == pytest.approx(mean, abs=1e-4)
 
 
 def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_path):
@@ -191,7 +191,7 @@ def test_evaluation_draws_no_random_numbers_and_restores_training_mode(tmp_path)
     make_data(tmp_path)
     model = SumOfTokens()
     before = torch.get_rng_state()
-    Validation(config_of(tmp_path), world()).loss(model)
+    Validation(config_of(tmp_path), world()).measure(model)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
 
@@ -200,7 +200,7 @@ def test_an_interrupted_evaluation_has_no_loss(tmp_path):
     make_data(tmp_path)
     stop_requests = iter([False, True])
     validation = Validation(config_of(tmp_path), world())
-    assert validation.loss(SumOfTokens(), lambda: next(stop_requests)) is None
+    assert validation.measure(SumOfTokens(), lambda: next(stop_requests)) is None
 
 
 def test_validation_windows_are_equally_spaced_over_all_shards(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -134,19 +135,19 @@ class SumOfTokens(torch.nn.Module):
     """A model whose loss is the mean of the targets."""
 
     def forward(self, idx, targets):
-        return None, targets.float().mean()
+        return targets.reshape(-1).float(), targets.float().mean()
 
 
 def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mix_folder):
     validation = Validation(config_of(mix_folder), world())
-    loss = validation.loss(SumOfTokens())
-    by_source = validation.by_source
+    found = validation.measure(SumOfTokens())
+    loss, by_source = found.loss, found.by_source
     assert list(by_source) == ["shards=a", "shards=b", "shards=c"]
     assert len({round(value, 3) for value in by_source.values()}) == 3
     mean = sum(by_source[name] * weight for name, weight in zip(by_source, (65, 34, 1), strict=True)) / 100
     assert loss == pytest.approx(mean)
     assert validation.samples == 30 == validation.wanted
-    assert validation.bytes_per_token == pytest.approx(1.0)
+    assert found.bits_per_byte == pytest.approx(loss / math.log(2))  # a byte per token
 
 
 def test_the_mix_directory_describes_the_mix_and_its_hash_covers_weights_and_data(mix_folder, tmp_path):

@@ -19,7 +19,7 @@ FIELDS = (  # of RunNumbers, with the names and the units of results.json
     *("world_size", "num_nodes", "seed", "attempt", "data_sha256", "tokenizer", "steps", "max_iters", "global_batch"),
     *("block_size", "initial_val_loss", "final_val_loss", "best_val_loss", "best_val_step", "perplexity"),
     *("bits_per_byte", "final_train_loss", "hellaswag_accuracy", "hellaswag_accuracy_norm"),
-    *("core_metric", "core_standard_error", "text_bits_per_byte", "tokens"),
+    *("core_metric", "core_standard_error", "tokens"),
     *("tokens_per_second", "mfu", "step_ms", "seconds", "wall_s", "gpu_hours", "dollars", "peak_memory_mib", "params"),
     *("pruning", "target_sparsity", "sparsity", "ended_by", "ended", "reused_from", "evidence", "log"),
 )

@@ -39,7 +39,6 @@ BENCHMARKS: tuple[tuple[str, Callable[[RunNumbers], float | None]], ...] = (
     ("HellaSwag, normalized", lambda run: run.hellaswag_accuracy_norm),
     ("CORE", lambda run: run.core_metric),
     ("its standard error", lambda run: run.core_standard_error),
-    ("bits per byte of text", lambda run: run.text_bits_per_byte),
 )
 # How the loss of the row compares with that of the column.
 SIGNS = {PairOutcome.BETTER: "<", PairOutcome.WORSE: ">", PairOutcome.EQUIVALENT: "≈", PairOutcome.OPEN: "?"}
