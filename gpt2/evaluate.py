@@ -23,7 +23,7 @@ from gpt2.data.loader import Loader
 from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
-from gpt2.generate import BatchGenerator, GeneratedText, Sampling
+from gpt2.inference.generate import GeneratedText, Sampling, generate
 from gpt2.log import RunLog, SampleText
 from gpt2.model.base import LanguageModel
 from gpt2.model.compiled import begin_pass
@@ -122,11 +122,11 @@ class Validation:
         if any(count != part.samples for part, (_, count, *_) in zip(self.parts, found, strict=True)):
             return None
         means = [total / count for total, count, *_ in found]
-        bits = [nats / math.log(2) / size if size else None for *_, nats, size in found]
+        bits = [nats / math.log(2) / size for *_, nats, size in found if size]  # unknown if a dataset has none
         return ValidationLoss(
             loss=self._mean(means),
             by_source={part.name: mean for part, mean in zip(self.parts, means, strict=True)},
-            bits_per_byte=None if None in bits else self._mean(bits),
+            bits_per_byte=self._mean(bits) if len(bits) == len(found) else None,
         )
 
     def _batches(
@@ -210,14 +210,12 @@ class SampleTexts:
             )
             for number, tokens in enumerate(self._encoded)
         ]
-        # All at once; a failed generation must not leave the model without dropout
+        # A failed generation must not leave the model without dropout
         model.eval()
         try:
-            batch = BatchGenerator(model, len(texts))
             for text in texts:
-                batch.add(text)
-            while batch.texts:
-                batch.step()
+                for _ in generate(model, text):
+                    pass
         finally:
             model.train()
         return [

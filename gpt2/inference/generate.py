@@ -1,17 +1,143 @@
-"""Generate a text with the model of a checkpoint (make sample)."""
+"""Generate a text with the model of a checkpoint (make sample), with a key-value cache."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.generate import GeneratedText, Sampling, generate
+import torch
+from torch import Tensor
+
+from gpt2.data.tokenizer import Tokenizer
 from gpt2.inference.restore import restore
-from kmatrix.errors import KmatrixError
+from gpt2.model.base import LanguageModel
+from gpt2.model.cache import Cache
+from kmatrix.errors import ConfigError, KmatrixError
 from kmatrix.output import run_program
+
+MAX_TOKENS_PER_CHARACTER = 4  # UTF-8 has at most 4 bytes per character: a longer incomplete end is invalid
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of invalid UTF-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are sampled, and when a text ends."""
+
+    max_tokens: int = 100
+    temperature: float = 1.0  # 0: take the most probable token
+    top_k: int = 0  # sample from the k most probable tokens; 0: from all
+    top_p: float = 1.0  # sample from the most probable tokens whose probabilities add up to this
+    seed: int = 0
+    stop: tuple[str, ...] = ()  # strings that end the text; they are removed from it
+
+    def __post_init__(self) -> None:
+        for name, valid, why in (
+            ("max_tokens", self.max_tokens >= 1, "expected an integer of at least 1"),
+            ("temperature", 0 <= self.temperature <= 100, "expected a number from 0 to 100"),
+            ("top_k", self.top_k >= 0, "expected an integer of at least 0 (0: all tokens)"),
+            ("top_p", 0 < self.top_p <= 1, "expected a number above 0 and at most 1"),
+            ("seed", 0 <= self.seed < 2**63, "expected an integer from 0 to 2^63 - 1"),
+            ("stop", all(self.stop), "stop strings must not be empty"),
+        ):
+            if not valid:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}", why=why)
+
+
+def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return a token sampled from softmax(logits / temperature), after top-k and top-p filtering.
+
+    Sources: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p, nucleus).
+    logits: (V,), on the CPU like the generator. Logits equal to the k-th largest all pass top-k.
+    """
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    # 64 bits: at a low temperature differences between logits are large, and sums over the vocabulary must be 1.
+    logits = logits.double() / sampling.temperature  # (V,)
+    if 0 < sampling.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
+    probabilities = logits.softmax(-1)
+    if sampling.top_p < 1:
+        ordered, tokens = probabilities.sort(descending=True, stable=True)  # stable: the same seed gives the same text
+        before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens; 0 for the first, which always stays
+        probabilities = probabilities.index_fill(0, tokens[before >= sampling.top_p], 0.0)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+class GeneratedText:
+    """One text that is being generated."""
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer) -> None:
+        # an empty prompt means the beginning of a document
+        self.prompt = [int(token) for token in prompt] or [tokenizer.end_of_document]
+        self.sampling, self.tokenizer = sampling, tokenizer
+        self.tokens: list[int] = []  # sampled so far
+        self.text = ""  # decoded so far, without what may still become part of a stop string
+        # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
+        self.finish: str | None = None
+        self._decoded_tokens = 0
+        self._held_back = ""  # decoded text that may be the beginning of a stop string
+
+    def add(self, token: int) -> str:
+        """Add a token and return the new text, which may be empty."""
+        self.tokens.append(token)
+        end = token == self.tokenizer.end_of_document
+        last = end or len(self.tokens) == self.sampling.max_tokens
+        new = self._held_back + self._decode(len(self.tokens) - end, last=last)  # without the end of document
+        stops = [position for stop in self.sampling.stop if (position := new.find(stop)) >= 0]
+        if stops:
+            new, self.finish = new[: min(stops)], "stop"
+        elif last:
+            self.finish = "stop" if end else "length"
+        # Text that was sent cannot be taken back, so keep what may turn out to be the beginning of a stop string.
+        keep = 0 if self.finish else max((overlap(new, stop) for stop in self.sampling.stop), default=0)
+        new, self._held_back = new[: len(new) - keep], new[len(new) - keep :]
+        self.text += new
+        return new
+
+    def _decode(self, count: int, *, last: bool) -> str:
+        """Return the text of the first `count` tokens, without the part that was already decoded.
+
+        Return "" while they end in an incomplete character, unless no further token will come.
+        """
+        # Only new tokens: decoding everything again would take quadratic time.
+        waiting = self.tokens[self._decoded_tokens : count]
+        text = self.tokenizer.decode(waiting)
+        if text.endswith(REPLACEMENT) and not last and len(waiting) < MAX_TOKENS_PER_CHARACTER:
+            return ""
+        self._decoded_tokens = count
+        return text
+
+
+def overlap(text: str, stop: str) -> int:
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def generate(model: LanguageModel, text: GeneratedText) -> Iterator[str]:
+    """Generate a text and yield its parts, which may be empty: one per token. The model is in evaluation mode.
+
+    If the text outgrows the model's context, generation continues from its last half, as if it began there.
+    """
+    parameter, context = next(model.parameters()), model.shape.block_size
+    generator = torch.Generator().manual_seed(text.sampling.seed)
+    cache = Cache(model.shape, device=parameter.device, dtype=parameter.dtype)
+    new = text.prompt[-context:]
+    while text.finish is None:
+        if cache.length == context:
+            # Positions are absolute in GPT-2, so the cache cannot be shifted. Half, so that it is rare.
+            cache.length, new = 0, (text.prompt + text.tokens)[-max(1, context // 2) :]
+        # The newest token alone: the same products, and so the same text, after any prompt.
+        for part in (new[:-1], new[-1:]):
+            if part:
+                logits = model.extend(torch.tensor([part], device=parameter.device), cache)  # (1, V)
+        # Sampled on the CPU: the generator is there, and the same seed gives the same text on every device.
+        token = sample_token(logits[0].cpu(), text.sampling, generator)
+        new = [token]
+        yield text.add(token)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

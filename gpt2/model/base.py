@@ -101,10 +101,10 @@ class LanguageModel(nn.Module):
         """Return the residual stream after the last norm, for tokens (B, T): (B, T, E)."""
 
     @abstractmethod
-    def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
-        """Process new tokens (B, Q) of the cache's rows first..first + B, and return the last logits: (B, V).
+    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
+        """Process new tokens (B, Q), and return the last logits: (B, V).
 
-        The model must be in evaluation mode. Raises ValueError if a row outgrows the context.
+        The model must be in evaluation mode. Raises ValueError if a sequence outgrows the context.
         """
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:

@@ -1,7 +1,7 @@
 """The key-value cache of text generation.
 
-Dimensions in comments: R rows, one per text, B of them at work; Q new tokens, K all tokens; L layers, H heads of keys
-and values, D channels per head, E width.
+Dimensions in comments: B sequences of equal length; Q new tokens, K all tokens; L layers, H heads of keys and values,
+D channels per head, E width.
 """
 
 from __future__ import annotations
@@ -13,70 +13,60 @@ from torch import Tensor
 
 from kmatrix.shapes import ModelShape
 
-FIRST_CAPACITY = 64  # tokens per row that are allocated first; doubled when a text grows
+FIRST_CAPACITY = 64  # tokens that are allocated first; doubled when a text grows
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's view of the cache during a forward pass."""
 
-    keys: Tensor  # (B, capacity, H, D), a view into the cache
-    values: Tensor  # (B, capacity, H, D), a view into the cache
-    positions: Tensor  # (B, Q), of the new tokens
-    mask: Tensor  # (B, 1, Q, K), True if a query attends to a key
+    keys: Tensor  # (B, K, H, D), a view into the cache
+    values: Tensor  # (B, K, H, D), a view into the cache
+    mask: Tensor  # (Q, K), True if a query attends to a key
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of new tokens, (B, H, Q, D), and return those of all tokens: (B, H, K, D)."""
-        rows = torch.arange(len(k), device=k.device)[:, None]  # (B, 1)
-        # Rows have different lengths, so each writes to its own positions.
-        self.keys[rows, self.positions] = k.transpose(1, 2).to(self.keys.dtype)
-        self.values[rows, self.positions] = v.transpose(1, 2).to(self.values.dtype)
-        length = self.mask.shape[-1]  # K, of the longest row; the mask hides what shorter rows do not have
-        return self.keys[:, :length].transpose(1, 2), self.values[:, :length].transpose(1, 2)
+        new = k.shape[2]
+        self.keys[:, -new:] = k.transpose(1, 2)
+        self.values[:, -new:] = v.transpose(1, 2)
+        return self.keys.transpose(1, 2), self.values.transpose(1, 2)
 
 
 class Cache:
-    """Key-value cache with one row per text. `lengths[row]` counts cached tokens; set it to 0 to reuse the row."""
+    """Key-value cache of `rows` sequences. `length` counts their cached tokens; 0 starts again."""
 
     def __init__(
-        self, shape: ModelShape, rows: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        shape: ModelShape,
+        rows: int = 1,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.block_size = shape.block_size
-        self.lengths = [0] * rows  # cached tokens of each row
-        self.windows = shape.windows
+        self.block_size, self.windows = shape.block_size, shape.windows
+        self.length = 0
         head = (shape.kv_heads, shape.head_dim)
-        self._kv = torch.zeros((2, shape.n_layer, rows, 0, *head), device=device, dtype=dtype)  # (2, L, R, T, H, D)
-        # The embedding of the newest token of each row, which a model with a smear adds to the next one.
-        self.newest = torch.zeros((rows, shape.n_embd if shape.smear else 0), device=device, dtype=dtype)  # (R, E)
+        self._kv = torch.zeros((2, shape.n_layer, rows, 0, *head), device=device, dtype=dtype)  # (2, L, B, T, H, D)
+        # The embedding of the newest token, which a model with a smear adds to the next one.
+        self.newest = torch.zeros((rows, shape.n_embd if shape.smear else 0), device=device, dtype=dtype)  # (B, E)
 
-    def append(self, first: int, rows: int, new: int) -> list[Layer]:
-        """Append `new` tokens to each of the rows first..first + rows, and return the view of each layer.
+    def append(self, new: int) -> tuple[Tensor, list[Layer]]:
+        """Append `new` tokens to each sequence; return their positions (Q,) and the view of each layer.
 
-        Raises ValueError if a row outgrows the context.
+        Raises ValueError if a sequence outgrows the context.
         """
-        starts = self.lengths[first : first + rows]
-        longest = max(starts) + new
-        if longest > self.block_size:
-            raise ValueError(f"{longest} tokens in a row, but the model's context is {self.block_size}")
-        self._reserve(longest)
-        device = self._kv.device
-        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)  # (B, Q)
-        before = positions[..., None] - torch.arange(longest, device=device)  # (B, Q, K): positions back to a key
-        masks = {window: ((before >= 0) & (before <= window))[:, None] for window in set(self.windows)}
-        for row in range(first, first + rows):
-            self.lengths[row] += new
-        keys, values = self._kv[:, :, first : first + rows]  # each (L, B, T, H, D)
-        return [Layer(keys[i], values[i], positions, masks[window]) for i, window in enumerate(self.windows)]
-
-    def move(self, source: int, target: int) -> None:
-        """Copy the text of one row into another."""
-        length = self.lengths[source]
-        self._kv[:, :, target, :length] = self._kv[:, :, source, :length]
-        self.newest[target] = self.newest[source]
-        self.lengths[target] = length
+        start, self.length = self.length, self.length + new
+        if self.length > self.block_size:
+            raise ValueError(f"{self.length} tokens in a row, but the model's context is {self.block_size}")
+        self._reserve(self.length)
+        places = torch.arange(self.length, device=self._kv.device)  # (K,)
+        before = places[start:, None] - places  # (Q, K): positions back to a key
+        masks = {window: (before >= 0) & (before <= window) for window in set(self.windows)}
+        keys, values = self._kv[:, :, :, : self.length]  # each (L, B, K, H, D)
+        return places[start:], [Layer(keys[i], values[i], masks[window]) for i, window in enumerate(self.windows)]
 
     def _reserve(self, length: int) -> None:
-        """Extend the cache to this many tokens per row, filled with zeros: masked values must still be finite."""
+        """Extend the cache to this many tokens."""
         kinds, layers, rows, capacity, *head = self._kv.shape
         if length <= capacity:
             return

@@ -99,9 +99,9 @@ class GPT(LanguageModel):
         self.select_fp8()
 
     @torch.no_grad()
-    def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
-        layers = cache.append(first, *idx.shape)
-        x = self.wte(idx) + self.wpe(layers[0].positions)  # (B, Q, E)
+    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
+        positions, layers = cache.append(idx.shape[1])
+        x = self.wte(idx) + self.wpe(positions)  # (B, Q, E)
         for block, past in zip(self.h, layers, strict=True):
             x = block(x, "sdpa", self.causal_mask, past)  # (B, Q, E)
         # Only the last token predicts something new: the output layer would dominate the time of a long prompt.

@@ -207,16 +207,14 @@ class NanoChat(LanguageModel):
         return self._blocks(x, idx, (self.cos[:t], self.sin[:t]), ways)
 
     @torch.no_grad()
-    def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
-        layers = cache.append(first, *idx.shape)
-        positions = layers[0].positions  # (B, Q)
+    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
+        positions, layers = cache.append(idx.shape[1])
         x = self.ln_e(self.wte(idx))  # (B, Q, E)
         if self.smear_gate is not None:
-            rows = slice(first, first + len(idx))
-            before = torch.cat([cache.newest[rows, None].to(x.dtype), x[:, :-1]], dim=1)
-            cache.newest[rows] = x[:, -1]
-            # The first token of a text has none before it, whatever the row held.
-            x = torch.where(positions[..., None] > 0, self._smeared(x, before), x)
+            before = torch.cat([cache.newest[:, None].to(x.dtype), x[:, :-1]], dim=1)
+            cache.newest[:] = x[:, -1]
+            # The first token of a text has none before it, whatever the cache held.
+            x = torch.where(positions[:, None] > 0, self._smeared(x, before), x)
         x = self._blocks(x, idx, (self.cos[positions], self.sin[positions]), layers)
         # Only the last token predicts something new: the output layer would dominate the time of a long prompt.
         return self.logits(x[:, -1]).float()

@@ -87,7 +87,7 @@ def test_a_window_has_one_key_more_than_its_length():
 def test_greedy_generation_equals_the_public_code_with_the_prompt_in_chunks(name, chunk):
     numbers = public.read(name)
     model, wanted = public.model_of(numbers).eval(), numbers["generation"]
-    cache = Cache(model.shape, 1)
+    cache = Cache(model.shape)
     for start in range(0, len(wanted["prompt"]), chunk):
         logits = model.extend(torch.tensor([wanted["prompt"][start : start + chunk]]), cache)
     found, tops = [], []
@@ -107,31 +107,21 @@ def test_cached_logits_equal_the_full_forward_beyond_the_window_in_any_chunks(ch
     idx = public.tokens("cache", (2, sum(chunks)), model.shape.vocab_size)
     with torch.no_grad():
         full = model(idx)[0]
-    cache, start = Cache(model.shape, 3), 0
+    cache, start = Cache(model.shape, 2), 0
     for size in chunks:
-        logits = model.extend(idx[:, start : start + size], cache, first=1)
+        logits = model.extend(idx[:, start : start + size], cache)
         start += size
         assert torch.allclose(logits, full[:, start - 1], rtol=0, atol=1e-4)
 
 
-def test_a_row_of_the_cache_that_is_used_again_has_no_smear_from_its_former_text():
+def test_a_cache_that_is_used_again_has_no_smear_from_its_former_text():
     model = public.model_of(public.read("now-tiny")).eval()
     first, second = public.tokens("a", (1, 7), 250), public.tokens("b", (1, 5), 250)
-    cache = Cache(model.shape, 1)
+    cache = Cache(model.shape)
     model.extend(first, cache)
-    cache.lengths[0] = 0
+    cache.length = 0
 
     assert torch.allclose(model.extend(second, cache), model(second)[0][:, -1], rtol=0, atol=1e-4)
-
-
-def test_a_text_that_moves_to_another_row_takes_its_smear_with_it():
-    model = public.model_of(public.read("now-tiny")).eval()
-    idx = public.tokens("c", (1, 7), 250)
-    cache = Cache(model.shape, 2)
-    model.extend(idx[:, :6], cache, first=1)
-    cache.move(1, 0)
-
-    assert torch.allclose(model.extend(idx[:, 6:], cache), model(idx)[0][:, -1], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["now", "classic"])

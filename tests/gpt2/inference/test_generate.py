@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2.data.tokenizer import ByteTokenizer
-from gpt2.generate import BatchGenerator, GeneratedText, Sampling, generate, overlap, sample_token
+from gpt2.inference.generate import GeneratedText, Sampling, generate, overlap, sample_token
 from gpt2.model.cache import Cache
 from gpt2.model.gpt2 import GPT
 from kmatrix.errors import ConfigError
@@ -50,33 +50,12 @@ def test_cached_logits_equal_those_of_the_complete_text(model, pieces):
         assert expected.std() > 0.3
 
 
-def test_rows_of_different_lengths_do_not_affect_each_other(model):
-    texts = [random_ids(n, seed=n) for n in (3, 17, 9)]
-    cache = Cache(SHAPE, 3)
-    for row, text in enumerate(texts):
-        model.extend(text[None, :-1], cache, row)
-    logits = model.extend(torch.stack([text[-1:] for text in texts]), cache)
-    for row, text in zip(logits, texts, strict=True):
-        assert torch.allclose(row, logits_without_cache(model, text.tolist()), rtol=0, atol=1e-5)
-    assert cache.lengths == [3, 17, 9]
-
-
-def test_a_moved_row_continues_as_before(model):
-    first, second = random_ids(6, seed=1), random_ids(11, seed=2)
-    cache = Cache(SHAPE, 2)
-    model.extend(first[None], cache, 0)
-    model.extend(second[None, :-1], cache, 1)
-    cache.move(1, 0)
-    logits = model.extend(second[None, -1:], cache, 0)
-    assert torch.allclose(logits[0], logits_without_cache(model, second.tolist()), rtol=0, atol=1e-5)
-
-
-def test_a_row_longer_than_the_context_is_refused_and_the_cache_grows_on_demand(model):
-    cache = Cache(replace(SHAPE, block_size=4096), 1)
+def test_a_text_longer_than_the_context_is_refused_by_the_cache_which_grows_on_demand(model):
+    cache = Cache(replace(SHAPE, block_size=4096))
     assert cache._kv.numel() == 0
-    cache.append(0, 1, 1)
+    cache.append(1)
     assert cache._kv.shape[3] == 64
-    full = Cache(SHAPE, 1)
+    full = Cache(SHAPE)
     model.extend(random_ids(1, 24), full)
     with pytest.raises(ValueError, match="25 tokens in a row, but the model's context is 24"):
         model.extend(random_ids(1, 1), full)
@@ -149,7 +128,7 @@ def test_a_drawn_token_is_always_one_of_the_top_k(logits, top_k, top_p, temperat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_k": -1}, "top_k is -1"),
@@ -225,42 +204,6 @@ def test_an_empty_prompt_starts_a_document(model):
     text = GeneratedText([], Sampling(max_tokens=1, temperature=0), BYTES)
     list(generate(model, text))
     assert text.tokens == [int(logits_without_cache(model, [BYTES.end_of_document]).argmax())]
-
-
-def test_texts_generated_in_a_batch_equal_those_generated_alone(model):
-    """Including rows that start late and end early."""
-    samplings = [Sampling(max_tokens=n, seed=n) for n in (3, 12, 7, 9, 5)]
-    prompts = [BYTES.encode(text) for text in ("a", "bcd", "efghij", "kl", "mnopq")]
-    single = []
-    for prompt, sampling in zip(prompts, samplings, strict=True):
-        single.append(GeneratedText(prompt, sampling, BYTES))
-        list(generate(model, single[-1]))
-    batched = [GeneratedText(prompt, sampling, BYTES) for prompt, sampling in zip(prompts, samplings, strict=True)]
-    batch = BatchGenerator(model, 3)
-    waiting = list(batched)
-    while waiting or batch.texts:
-        while waiting and batch.free:
-            batch.add(waiting.pop(0))
-        batch.step()
-    assert [text.tokens for text in batched] == [text.tokens for text in single]
-
-
-def test_a_cancelled_text_does_not_affect_the_others(model):
-    texts = [
-        GeneratedText(BYTES.encode(prompt), Sampling(max_tokens=8, seed=3), BYTES) for prompt in ("one", "two", "three")
-    ]
-    single = GeneratedText(BYTES.encode("three"), Sampling(max_tokens=8, seed=3), BYTES)
-    list(generate(model, single))
-    batch = BatchGenerator(model, 3)
-    for text in texts:
-        batch.add(text)
-    batch.step()
-    batch.drop(texts[0])
-    batch.drop(texts[0])  # a second call has no effect
-    while batch.texts:
-        batch.step()
-    assert texts[2].tokens == single.tokens
-    assert len(texts[0].tokens) == 1
 
 
 def test_a_text_longer_than_the_context_continues_from_its_last_half(model):
