@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.benchmarks.core import Core, CoreScore, TaskScore
-from gpt2.benchmarks.hellaswag import HellaSwag, Score
+from gpt2.benchmarks.tasks import Evaluator
 from gpt2.data.loader import Loader
 from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import Tokenizer, load
@@ -31,7 +30,7 @@ from gpt2.model.loss import IGNORED
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.text import count, plural
+from kmatrix.text import count
 
 PROGRESS_S = 60.0  # between two lines about a long benchmark
 SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 64, 0.8  # of each text; it ends earlier with its document
@@ -231,20 +230,14 @@ class Benchmarks:
         """Raise DataError if a configured file or tokenizer is unusable."""
         self.config, self.log = config, log
         self._newest: int | None = None  # step of the newest benchmarks
-        self.hellaswag = HellaSwag(config, world) if config.hellaswag else None
-        self.core = Core(config, world) if config.core else None
+        self.tasks = Evaluator(config, world) if config.hellaswag or config.core else None
         self.samples = SampleTexts(config) if config.sample_interval and world.main else None
-        if self.hellaswag:
-            truncated = f", {self.hellaswag.truncated} contexts truncated" if self.hellaswag.truncated else ""
-            log.say(f"HellaSwag: {self.hellaswag.examples} examples of {config.hellaswag}{truncated}")
-        if self.core:
-            note = "" if self.core.published else ", which is not the published bundle"
-            size = f"{plural(len(self.core.tasks), 'task')} with {count(self.core.examples)} examples"
-            log.say(f"CORE: {size} of {config.core}{note}")
+        for line in self.tasks.describe() if self.tasks and world.main else ():
+            log.say(line)
 
     def due(self, step: int) -> bool:
         """Return whether a benchmark is due for the weights after `step` updates, and was not run yet."""
-        intervals = (self.config.hellaswag_interval, self.config.core_interval, self.config.sample_interval)
+        intervals = (self.config.benchmark_interval, self.config.sample_interval)
         return any(is_due(step, interval) for interval in intervals) and step != self._newest
 
     def measure(
@@ -257,37 +250,20 @@ class Benchmarks:
         if step == self._newest and not final:
             return
         # First what all ranks do together, then what rank 0 does alone: the others wait at their next collective.
-        if self.hellaswag and (final or is_due(step, self.config.hellaswag_interval)):
-            score = self.hellaswag.score(model, stopping)
-            if score is None:
+        if self.tasks and (final or is_due(step, self.config.benchmark_interval)):
+            scores = self.tasks.score(model, stopping, BenchmarkProgress(self.log, step, self.tasks.examples))
+            if scores is None:
                 return  # a rank was asked to stop: the resumed attempt repeats the benchmark
-            self.log.hellaswag(step, score)
-        if self.core and (final or is_due(step, self.config.core_interval)):
-            core = self.core.score(model, stopping, BenchmarkProgress(self.log, step, self.core.examples))
-            if core is None:
-                return
-            self.log.core(step, core)
+            self.log.scores(step, scores)
         if self.samples and (final or is_due(step, self.config.sample_interval)):
             self.log.samples(step, self.samples.texts(model))
         self._newest = step
 
     def state_dict(self) -> dict[str, Any]:
-        score, core = self.log.hellaswag_score, self.log.core_score
-        # A checkpoint holds tensors, numbers, strings, lists and dicts only.
-        state = {"judged": self._newest, "hellaswag": asdict(score) if score else None}
-        if core:
-            tasks = [asdict(task) for task in core.tasks]
-            state["core"] = {**asdict(core), "tasks": tasks}
-        return state
+        return {"judged": self._newest, "results": self.log.benchmarks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._newest, score = state["judged"], state["hellaswag"]
-        self.log.hellaswag_score = Score(**score) if score else None
-        if core := dict(state.get("core") or {}):
-            tasks = tuple(TaskScore(**task) for task in core.pop("tasks"))
-            self.log.core_score = CoreScore(**core, tasks=tasks)
-        else:
-            self.log.core_score = None
+        self._newest, self.log.benchmarks = state["judged"], dict(state["results"])
 
 
 class BenchmarkProgress:
@@ -300,7 +276,7 @@ class BenchmarkProgress:
     def __call__(self, done: int) -> None:
         if time.monotonic() - self._said >= PROGRESS_S and done < self.examples:
             self._said = time.monotonic()
-            self.log.say(f"Iter {self.step} | CORE: {count(done)} of {count(self.examples)} examples")
+            self.log.say(f"Iter {self.step} | Benchmarks: {count(done)} of {count(self.examples)} examples")
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from gpt2.benchmarks.core import CoreScore
-from gpt2.benchmarks.hellaswag import Score
+from gpt2.benchmarks.tasks import Scores
 from gpt2.dist import World, gather
 from gpt2.machine import check_alike, machine_of, software, variables
 from gpt2.norms import LayerNorms
@@ -35,10 +34,12 @@ from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.text import count, memory_size
 
-BENCHMARKS = (
-    *("hellaswag_accuracy", "hellaswag_accuracy_norm"),
-    *("core_metric", "core_standard_error"),
-)  # in result.json
+BENCHMARKS = {  # name in result.json -> in metrics.jsonl
+    "hellaswag_accuracy": "hellaswag/accuracy",
+    "hellaswag_accuracy_norm": "hellaswag/accuracy_norm",
+    "core_metric": "core/metric",
+    "core_standard_error": "core/standard_error",
+}
 SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
@@ -71,8 +72,7 @@ class RunLog:
         self.steady_before = array("d")  # their steps, without warm-up
         self.since_line = 0  # steps since the last line
         self.peak: float | None = None
-        self.hellaswag_score: Score | None = None  # the newest
-        self.core_score: CoreScore | None = None  # the newest
+        self.benchmarks: dict[str, float | None] = dict.fromkeys(BENCHMARKS)  # the newest scores
         self.norms: LayerNorms | None = None
         self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
@@ -260,28 +260,24 @@ class RunLog:
         more += "".join(f" | {name} {value:.4f}" for name, value in several.items())
         self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}{more}")
 
-    def hellaswag(self, step: int, score: Score) -> None:
-        """Log a HellaSwag score of the weights after `step` updates."""
-        self.hellaswag_score = score
-        # Not in a history: reports read metrics.jsonl, and result.json has the newest score only.
-        self._metrics([], step, {"hellaswag/accuracy": score.accuracy, "hellaswag/accuracy_norm": score.accuracy_norm})
-        self.say(f"Iter {step} | HellaSwag {score.accuracy:.4f} | normalised {score.accuracy_norm:.4f}")
-
-    def core(self, step: int, score: CoreScore) -> None:
-        """Log a CORE score of the weights after `step` updates."""
-        self.core_score = score
-        accuracies = {f"core/{task.label}": task.accuracy for task in score.tasks}
-        values = {"core/metric": score.core, "core/standard_error": score.standard_error, **accuracies}
+    def scores(self, step: int, scores: Scores) -> None:
+        """Log HellaSwag and CORE of the weights after `step` updates."""
+        values: dict[str, Any] = {}
+        if found := scores.hellaswag:
+            values |= {"hellaswag/accuracy": found.accuracy, "hellaswag/accuracy_norm": found.accuracy_norm}
+            self.say(f"Iter {step} | HellaSwag {found.accuracy:.4f} | normalised {found.accuracy_norm:.4f}")
+        if core := scores.core:
+            values |= {"core/metric": core.core, "core/standard_error": core.standard_error}
+            values |= {f"core/{task.label}": task.accuracy for task in core.tasks}
+            if self.main:
+                line = {"time": time.time(), "step": step, "attempt": self.attempt, **asdict(core)}
+                append_jsonl(self.dir.core, line | {"tasks": {task.pop("label"): task for task in line["tasks"]}})
+            more = f"standard error {core.standard_error:.4f}, {count(core.examples)} examples"
+            more += f", {count(core.truncated)} truncated" if core.truncated else ""
+            self.say(f"Iter {step} | CORE {core.core:z.4f} ({more})")
+        self.benchmarks = {key: values.get(name) for key, name in BENCHMARKS.items()}
+        # Not in a history: reports read metrics.jsonl, and result.json has the newest scores only.
         self._metrics([], step, values)
-        if self.main:
-            names = ("accuracy", "centered", "examples")
-            tasks = {task.label: {name: getattr(task, name) for name in names} for task in score.tasks}
-            line = {"time": time.time(), "step": step, "attempt": self.attempt, "core": score.core}
-            line |= {"standard_error": score.standard_error, "truncated": score.truncated}
-            append_jsonl(self.dir.core, {**line, "tasks": tasks})
-        more = f"standard error {score.standard_error:.4f}, {count(score.examples)} examples"
-        more += f", {count(score.truncated)} truncated" if score.truncated else ""
-        self.say(f"Iter {step} | CORE {score.core:z.4f} ({more})")
 
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:
         """Log sample texts of the weights after `step` updates, one line each."""
@@ -365,10 +361,7 @@ class RunLog:
                 "best_val_step": best["step"] if best else None,
                 "final_bits_per_byte": self.val[-1]["val/bits_per_byte"] if complete else None,
                 "best_bits_per_byte": best["val/bits_per_byte"] if best else None,
-                "hellaswag_accuracy": self.hellaswag_score.accuracy if self.hellaswag_score else None,
-                "hellaswag_accuracy_norm": self.hellaswag_score.accuracy_norm if self.hellaswag_score else None,
-                "core_metric": self.core_score.core if self.core_score else None,
-                "core_standard_error": self.core_score.standard_error if self.core_score else None,
+                **self.benchmarks,
                 "final_train_loss": self.train[-1]["train/loss"] if self.train else None,
                 "tokens_per_second": speed,
                 "mfu": used,

@@ -1,6 +1,6 @@
-"""Read the tasks of CORE: a zip file or folder with core.yaml, eval_meta_data.csv and eval_data/*.jsonl.
+"""Read HellaSwag's JSONL, and the tasks of CORE: a zip or folder with core.yaml, eval_meta_data.csv and eval_data/.
 
-The format is that of nanochat's scripts/base_eval.py, which has the tasks of DCLM (Li et al. 2024, arXiv:2406.11794).
+The format of CORE is that of nanochat's scripts/base_eval.py, with the tasks of DCLM (Li et al. 2024, arXiv:2406.11794).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Kind(StrEnum):
 
     CHOICE = "multiple_choice"  # one context, several continuations
     SCHEMA = "schema"  # several contexts, one continuation
+    ENDING = "ending"  # a choice of HellaSwag's file, without an end of document before it
     EXACT = "language_modeling"  # each token of the continuation has to be the most probable one
 
 
@@ -47,8 +48,8 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoreTask:
-    """One task of CORE."""
+class Task:
+    """One task: HellaSwag, or one of CORE."""
 
     label: str
     kind: Kind
@@ -61,7 +62,7 @@ class CoreTask:
 Place = Path | zipfile.Path
 
 
-def read_tasks(path: Path, most: int = 0) -> list[CoreTask]:
+def read_tasks(path: Path, most: int = 0) -> list[Task]:
     """Return the tasks of a bundle. most: examples of a task, 0: all.
 
     Raises DataError if a file is missing or damaged.
@@ -76,6 +77,20 @@ def read_tasks(path: Path, most: int = 0) -> list[CoreTask]:
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, *BUNDLE_ERRORS) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise DataError(f"{path} cannot be read", why=why or str(error) or type(error).__name__, hint=HINT) from None
+
+
+def read_hellaswag(path: Path) -> Task:
+    """Return the examples of a file in the dataset's format: one object per line with ctx, endings and label.
+
+    Raises DataError if the file is missing or damaged.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataError(f"{path} cannot be read", why=why or "", hint='HELLASWAG="" disables this benchmark') from None
+    items = tuple(_items(text, str(path), PARSERS[Kind.ENDING]))
+    return Task(label="hellaswag", kind=Kind.ENDING, shots=0, delimiter="", baseline=0.25, items=items)
 
 
 def _text(root: Place, name: str) -> str:
@@ -112,7 +127,7 @@ def _baselines(text: str) -> dict[str, float]:
         raise DataError(f"{BASELINES} has no baselines", why=why) from None
 
 
-def _task(root: Place, task: Mapping[str, Any], baselines: Mapping[str, float], most: int) -> CoreTask:
+def _task(root: Place, task: Mapping[str, Any], baselines: Mapping[str, float], most: int) -> Task:
     try:
         label, name, shots = str(task["label"]), str(task["dataset_uri"]), int(task["num_fewshot"][0])
         kind, delimiter = Kind(task["icl_task_type"]), str(task.get("continuation_delimiter", " "))
@@ -132,9 +147,7 @@ def _task(root: Place, task: Mapping[str, Any], baselines: Mapping[str, float], 
             f"{label} shows {plural(shots, 'other example')}, but {len(kept)} of {len(items)} are used",
             hint="CORE_EXAMPLES=0 uses all of them" if most else "",
         )
-    return CoreTask(
-        label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baselines[label], items=tuple(kept)
-    )
+    return Task(label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baselines[label], items=tuple(kept))
 
 
 def _items(text: str, name: str, parse: Callable[[Mapping[str, Any]], Item]) -> list[Item]:
@@ -145,7 +158,7 @@ def _items(text: str, name: str, parse: Callable[[Mapping[str, Any]], Item]) -> 
         try:
             item = parse(json.loads(line))
             if not 0 <= item.correct < len(item.contexts):
-                raise ValueError(f"gold is {item.correct}")
+                raise ValueError(f"answer {item.correct} of {len(item.contexts)}")
             items.append(item)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
@@ -158,6 +171,14 @@ def _items(text: str, name: str, parse: Callable[[Mapping[str, Any]], Item]) -> 
 def _choice(line: Mapping[str, Any]) -> Item:
     answers = tuple(_string(answer) for answer in line["choices"])
     return Item((_string(line["query"]),) * len(answers), answers, int(line["gold"]))
+
+
+def _ending(line: Mapping[str, Any]) -> Item:
+    # A space before each ending, as GPT-2's tokenizer expects
+    endings = tuple(f" {_string(ending)}" for ending in line["endings"])
+    if not line["ctx"]:
+        raise ValueError("no context")
+    return Item((_string(line["ctx"]),) * len(endings), endings, int(line["label"]))
 
 
 def _schema(line: Mapping[str, Any]) -> Item:
@@ -178,6 +199,7 @@ def _string(value: Any) -> str:
 
 PARSERS: dict[Kind, Callable[[Mapping[str, Any]], Item]] = {
     Kind.CHOICE: _choice,
+    Kind.ENDING: _ending,
     Kind.SCHEMA: _schema,
     Kind.EXACT: _exact,
 }

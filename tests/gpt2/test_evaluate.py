@@ -122,7 +122,7 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
 
 
 def core(folder):
-    return {"core": str(write_zip(folder / "bundle.zip")), "core_interval": 10, "core_examples": 0}
+    return {"core": str(write_zip(folder / "bundle.zip")), "benchmark_interval": 10, "core_examples": 0}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def evaluated_run(tmp_path_factory):
     """A run with all evaluations."""
 
     def train_run(folder):
-        hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+        hellaswag = {"hellaswag": str(jsonl(folder)), "benchmark_interval": 10}
         run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag, **core(folder))
         return run_dir, train(run_dir)
 
@@ -205,7 +205,7 @@ def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
 @pytest.mark.process
 def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     run_dir, _ = evaluated_run
-    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
     two_ranks = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag, **core(tmp_path))
     assert train(two_ranks).returncode == 0
     single, double = read_json(run_dir.result), read_json(two_ranks.result)
@@ -216,7 +216,7 @@ def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
 
 @pytest.mark.process
 def test_an_invalid_hellaswag_file_ends_the_run_at_once_with_the_reason(tmp_path):
-    run_dir = make_run(tmp_path, hellaswag=str(tmp_path / "nowhere"), hellaswag_interval=0, hellaswag_examples=0)
+    run_dir = make_run(tmp_path, hellaswag=str(tmp_path / "nowhere"), benchmark_interval=0)
     train(run_dir)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "data", 0)
@@ -231,7 +231,7 @@ def test_the_bytes_of_a_window_are_those_of_its_targets(tmp_path):
 
 
 def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path):
-    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
     config = config_of(tmp_path, block_size=64, vocab_size=257, **hellaswag, **core(tmp_path))
     judges = []
     for attempt in (1, 2):
@@ -240,21 +240,20 @@ def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path
         judges.append(Benchmarks(config, WORLD, log))
     first, second = judges
     first.measure(10, GPT(config.shape))
-    assert first.log.hellaswag_score.examples == 5
+    assert None not in first.log.benchmarks.values()
     assert second.due(10)
     second.load_state_dict(first.state_dict())
-    assert second.log.hellaswag_score == first.log.hellaswag_score
-    assert second.log.core_score == first.log.core_score is not None
+    assert second.log.benchmarks == first.log.benchmarks
     assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
 
 
 def test_a_benchmark_that_is_asked_to_stop_leaves_its_step_to_the_next_attempt(tmp_path):
-    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
     config = config_of(tmp_path, block_size=64, **hellaswag)
     log = RunLog(RunDir(tmp_path), "id", 1, main=True)
     log.begin(config, WORLD, 1)
     judge = Benchmarks(config, WORLD, log)
     judge.measure(10, GPT(config.shape), lambda: True)
-    assert log.hellaswag_score is None
+    assert set(log.benchmarks.values()) == {None}
     assert judge.due(10)
     assert not log.dir.samples.exists()

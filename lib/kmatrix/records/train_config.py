@@ -262,10 +262,8 @@ class TrainConfig(TrainFields):
     log_norms: bool  # norms per layer in metrics.jsonl
     seed: int
     hellaswag: str  # path of hellaswag_val.jsonl; "": not measured
-    hellaswag_interval: int | None  # steps; 0: at the end only
-    hellaswag_examples: int | None  # 0: all
     core: str  # path of eval_bundle.zip; "": not measured
-    core_interval: int | None  # steps; 0: at the end only
+    benchmark_interval: int | None  # steps; 0: at the end only
     core_examples: int | None  # of each task; 0: all
     sample_interval: int  # steps; 0: no sample texts
     sample_prompt: str | None

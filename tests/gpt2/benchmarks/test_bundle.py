@@ -1,13 +1,15 @@
-"""Read the tasks of CORE from a zip file or folder, and refuse what is damaged or foreign."""
+"""Read HellaSwag, and the tasks of CORE from a zip file or folder; refuse what is damaged or foreign."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from core_files import bundle_files, original_lines, write_folder, write_zip
-from gpt2.benchmarks.bundle import read_tasks
+from gpt2.benchmarks.bundle import read_hellaswag, read_tasks
+from hellaswag_files import jsonl
 from kmatrix.errors import DataError
 
 LABELS = ["choices", "choices-3-shot", "schema", "exact", "language-2-shot"]
@@ -114,3 +116,29 @@ def test_a_small_file_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, m
 
     assert path.stat().st_size < 1 << 20
     assert "eval_data/own/choices.jsonl has more than" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "is not an example of its task"),
+        ("[1]", "is not an example of its task"),
+        ('{"ctx": "a", "endings": ["b"]}', "KeyError: 'label'"),
+        ('{"ctx": "a", "endings": ["b"], "label": 3}', "answer 3 of 1"),
+        ('{"ctx": "", "endings": ["b"], "label": 0}', "no context"),
+    ],
+)
+def test_an_invalid_line_of_hellaswag_is_refused_with_its_number(tmp_path, line, message):
+    path = jsonl(tmp_path)
+    number = len(path.read_text().splitlines()) + 1
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(DataError, match=f"(?s)hellaswag_val.jsonl:{number} .*{re.escape(message)}"):
+        read_hellaswag(path)
+
+
+def test_a_missing_or_empty_file_of_hellaswag_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_hellaswag(tmp_path / "nowhere")
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="has no examples"):
+        read_hellaswag(tmp_path / "empty")

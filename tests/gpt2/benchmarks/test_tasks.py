@@ -1,8 +1,9 @@
-"""CORE equals nanochat's scores of the same model and examples; bits per byte equal its own."""
+"""CORE equals nanochat's scores of the same model and examples, HellaSwag those by transformers; bits per byte too."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,15 +12,19 @@ import nanochat_numbers as public
 from core_files import NUMBERS, bundle_files, write_zip
 from factories import make_data, train_fields
 from gpt2.benchmarks.bundle import read_tasks
-from gpt2.benchmarks.core import Core, answer, core_score, cropped, prompts, question, shown
+from gpt2.benchmarks.tasks import Evaluator, answer, core_score, cropped, prompts, question, shown
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.evaluate import text_costs
+from gpt2.model.gpt2 import GPT
+from hellaswag_files import LINES, jsonl
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
-from models import _one_thread_and_default_precision  # noqa: F401  (a fixture for all)
+from models import BYTE_SHAPE as SHAPE
+from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all)
 
 BYTES = load("byte")
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TOLERANCE = 1e-5  # relative to max(1, |x|)
 
 
@@ -38,9 +43,9 @@ def core_of(folder, rank=0, size=1, **overrides):
     path = folder / "bundle.zip"
     if not path.exists():
         write_zip(path)
-    defaults = {"core": str(path), "core_interval": 0, "core_examples": 0, "block_size": 1024, "vocab_size": 257}
+    defaults = {"core": str(path), "benchmark_interval": 0, "core_examples": 0, "block_size": 1024, "vocab_size": 257}
     fields = train_fields(folder / "data", "", **{**defaults, **overrides}) | {"tokenizer": "byte"}
-    return Core(TrainConfig(**fields), World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu")))
+    return Evaluator(TrainConfig(**fields), World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu")))
 
 
 def cases():
@@ -66,7 +71,7 @@ def test_prompts_spans_losses_and_answers_equal_the_public_code(model, tasks, la
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_the_score_equals_the_public_code_for_every_micro_batch(model, tmp_path, batch_size):
-    score = core_of(tmp_path, batch_size=batch_size).score(model)
+    score = core_of(tmp_path, batch_size=batch_size).score(model).core
 
     assert score.core == pytest.approx(NUMBERS["core_metric"], abs=1e-7)
     assert score.truncated == 0
@@ -90,7 +95,7 @@ def test_ranks_share_the_examples_and_see_the_same_score(model, tmp_path):
     correct = sum(parts)[:, 0].tolist()
     wanted = [sum(one["correct"] for one in task["examples"]) for task in NUMBERS["tasks"].values()]
     assert correct == wanted
-    assert min(part[:, 1].sum() for part in parts) > 0
+    assert min(part[:, 2].sum() for part in parts) > 0
 
 
 class _Recorder:
@@ -161,7 +166,7 @@ def test_truncated_examples_are_counted(model, tmp_path):
         for example in task["examples"]
     ]
 
-    score = core.score(model)
+    score = core.score(model).core
     model.eval()
 
     assert score.truncated == sum(length > 40 for length in lengths) > 0
@@ -179,12 +184,55 @@ def test_equal_answers_are_not_an_error(model, tmp_path):
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match="needs the 257 tokens of byte"):
+    with pytest.raises(DataError, match="need the 257 tokens of byte"):
         core_of(tmp_path, vocab_size=97)
 
 
 def test_a_copy_of_another_bundle_is_not_called_the_published_one(tmp_path):
-    assert not core_of(tmp_path).published
+    assert core_of(tmp_path).describe()[0].endswith(", which is not the published bundle")
+
+
+def hellaswag_of(folder, lines=LINES, **overrides):
+    make_data(folder / "data")
+    defaults = {"hellaswag": str(jsonl(folder, lines)), "benchmark_interval": 0, "block_size": 64}
+    fields = train_fields(folder / "data", "", **{**defaults, **overrides})
+    return Evaluator(TrainConfig.from_json(fields), WORLD)
+
+
+def score_by_transformers(model, items):
+    """Return both accuracies from the log-probabilities of transformers' GPT-2 with the same weights, one by one."""
+    hf_model = hf_twin(model, model.shape).eval()
+    correct = [0, 0]
+    for item in items:
+        costs = []
+        for context, ending in zip(item.contexts, item.continuations, strict=True):
+            text, first = torch.tensor([list((context + ending).encode())]), len(context.encode())
+            with torch.no_grad():
+                log_probs = hf_model(text).logits[0].double().log_softmax(-1)
+            costs.append([-log_probs[at - 1, text[0, at]].item() for at in range(first, text.shape[1])])
+        sums, means = [sum(cost) for cost in costs], [sum(cost) / len(cost) for cost in costs]
+        correct[0] += sums.index(min(sums)) == item.correct
+        correct[1] += means.index(min(means)) == item.correct
+    return correct[0] / len(items), correct[1] / len(items)
+
+
+@pytest.mark.parametrize(("seed", "batch"), [(1, 1), (1, 4), (2, 9), (3, 100)])
+def test_hellaswag_matches_transformers_for_every_micro_batch(tmp_path, seed, batch):
+    model = enlarge_weights(GPT(replace(SHAPE, block_size=64)), seed=seed)
+    benchmark = hellaswag_of(tmp_path, batch_size=batch, global_batch=batch)
+    score = benchmark.score(model).hellaswag
+    expected = score_by_transformers(model, benchmark.tasks[0].items)
+    assert (score.accuracy, score.accuracy_norm) == pytest.approx(expected)
+    assert score.examples == len(LINES)
+    assert model.training
+
+
+def test_a_context_of_hellaswag_that_is_too_long_is_cut_so_that_its_last_token_is_a_target_only(tmp_path):
+    benchmark = hellaswag_of(tmp_path, block_size=32)
+    rows = [row for _, group in benchmark._groups() for one in group for row in one.rows]
+    texts = [f"{line['ctx']} {ending}".encode() for line in LINES for ending in line["endings"]]
+    assert [bytes(row) for row in rows] == [text[-33:] for text in texts]
+    assert max(map(len, texts)) > 33
 
 
 def test_bits_per_byte_equal_the_public_code():

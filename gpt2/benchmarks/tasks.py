@@ -1,6 +1,8 @@
-"""CORE (Li et al. 2024, arXiv:2406.11794) as nanochat's core_eval.py scores it: the mean of 22 centered accuracies.
+"""Benchmarks by the answers that a model finds most probable: HellaSwag, and CORE with its 22 tasks.
 
-The rules are those of https://github.com/karpathy/nanochat, commit 92d63d4. Dimensions in comments: R rows, T tokens,
+CORE (Li et al. 2024, arXiv:2406.11794) is the mean of centered accuracies, by the rules of nanochat's core_eval.py
+(https://github.com/karpathy/nanochat, commit 92d63d4). HellaSwag (Zellers et al. 2019, arXiv:1905.07830) has the two
+accuracies of llm.c. Dimensions in comments: R rows, T tokens,
 E width, V vocabulary, N scored tokens.
 """
 
@@ -15,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from gpt2.benchmarks.bundle import CoreTask, Kind, read_tasks
+from gpt2.benchmarks.bundle import Kind, Task, read_hellaswag, read_tasks
 from gpt2.benchmarks.published import is_published
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
@@ -23,6 +25,7 @@ from gpt2.model.base import LanguageModel
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.text import count, plural
 
 SHOTS_SEED = 1234  # plus the number of the example: which others are shown before it
 
@@ -42,13 +45,23 @@ class Question:
 class Answer:
     """What a model makes of a question."""
 
-    correct: bool
+    correct: bool  # by the mean loss per token, so that short answers have no advantage
+    correct_by_sum: bool  # by the probability of the whole answer
     losses: tuple[float, ...]  # mean over the scored tokens of each row, nats/token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HellaSwagScore:
+    """Accuracies, 0 to 1, as llm.c and lm-evaluation-harness (completion style) define them."""
+
+    accuracy: float  # by the probability of the whole ending
+    accuracy_norm: float  # by the mean over its tokens
+    examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScore:
-    """The score of one task."""
+    """The score of one task of CORE."""
 
     label: str
     accuracy: float  # 0 to 1
@@ -58,7 +71,7 @@ class TaskScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreScore:
-    """The score of all tasks."""
+    """The score of all tasks of CORE."""
 
     core: float  # mean of the centered accuracies
     standard_error: float  # from the number of examples alone: other examples of the same kind
@@ -70,24 +83,41 @@ class CoreScore:
         return sum(task.examples for task in self.tasks)
 
 
-class Core:
-    """The tasks of one bundle. Rank r evaluates examples r, r + W, r + 2W, ... of each task."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The scores of one measurement; None: not configured."""
+
+    hellaswag: HellaSwagScore | None
+    core: CoreScore | None
+
+
+class Evaluator:
+    """The tasks of a run. Rank r evaluates examples r, r + W, r + 2W, ... of each."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
-        """Raise DataError if the bundle or the tokenizer cannot be used."""
+        """Raise DataError if a file or the tokenizer cannot be used."""
         self.config, self.world = config, world
-        path = Path(config.core)
-        self.tasks = read_tasks(path, config.core_examples or 0)
+        self.hellaswag = [read_hellaswag(Path(config.hellaswag))] if config.hellaswag else []
+        self.core = read_tasks(Path(config.core), config.core_examples or 0) if config.core else []
         self.tokenizer = load(config.tokenizer, Path(config.data_path))
         if self.tokenizer.vocab_size > config.vocab_size:
             raise DataError(
-                f"CORE needs the {self.tokenizer.vocab_size} tokens of {config.tokenizer}",
+                f"benchmarks need the {self.tokenizer.vocab_size} tokens of {config.tokenizer}",
                 why=f"the model has {config.vocab_size}",
-                hint='choose the tokenizer of the data, or pass CORE=""',
+                hint='choose the tokenizer of the data, or pass HELLASWAG="" CORE=""',
             )
         self.tokenizer.encode("")  # loads the vocabulary, or says now that it is missing
+        self.tasks = [*self.hellaswag, *self.core]
         self.examples = sum(len(task.items) for task in self.tasks)
-        self.published = is_published("core", path) if world.main else True
+
+    def describe(self) -> list[str]:
+        """Return a line about each benchmark."""
+        lines = [f"HellaSwag: {len(task.items)} examples of {self.config.hellaswag}" for task in self.hellaswag]
+        if self.core:
+            note = "" if is_published("core", Path(self.config.core)) else ", which is not the published bundle"
+            examples = count(sum(len(task.items) for task in self.core))
+            lines.append(f"CORE: {plural(len(self.core), 'task')} with {examples} examples of {self.config.core}{note}")
+        return lines
 
     @torch.no_grad()
     def score(
@@ -95,14 +125,14 @@ class Core:
         model: LanguageModel,
         stopping: Callable[[], bool] = lambda: False,
         on_progress: Callable[[int], object] = lambda _: None,
-    ) -> CoreScore | None:
-        """Return the score, the same on every rank; None if a rank was `stopping`.
+    ) -> Scores | None:
+        """Return the scores, the same on every rank; None if a rank was `stopping`.
 
         model: not compiled, because its inputs vary in length.  on_progress: called with the examples done, of all
         ranks.
         """
-        # Correct answers, examples, and those that were truncated
-        counts = torch.zeros(len(self.tasks), 3, dtype=torch.float64, device=self.world.device)
+        # Correct answers by mean and by sum, examples, and those that were truncated
+        counts = torch.zeros(len(self.tasks), 4, dtype=torch.float64, device=self.world.device)
         model.eval()
         done = 0
         for number, questions in self._groups():
@@ -110,24 +140,38 @@ class Core:
                 break
             answers = answer(model, questions, dtype=self.config.dtype, padding=self.tokenizer.end_of_document)
             counts[number, 0] += sum(one.correct for one in answers)
-            counts[number, 1] += len(answers)
-            counts[number, 2] += sum(one.truncated for one in questions)
+            counts[number, 1] += sum(one.correct_by_sum for one in answers)
+            counts[number, 2] += len(answers)
+            counts[number, 3] += sum(one.truncated for one in questions)
             done += len(answers)
             on_progress(min(done * self.world.size, self.examples))
         model.train()
-        # As in Validation.loss: every rank gets here, and all see whether the sum is complete.
+        # As in Validation.measure: every rank gets here, and all see whether the sum is complete.
         totals: list[list[float]] = self.world.sum(counts).tolist()
-        if any(total != len(task.items) for task, (_, total, _) in zip(self.tasks, totals, strict=True)):
+        if any(total != len(task.items) for task, (*_, total, _) in zip(self.tasks, totals, strict=True)):
             return None
-        truncated = sum(int(number) for *_, number in totals)
-        return core_score(self.tasks, [int(correct) for correct, *_ in totals], truncated)
+        hellaswag, core = totals[: len(self.hellaswag)], totals[len(self.hellaswag) :]
+        return Scores(
+            hellaswag=next(
+                (
+                    HellaSwagScore(accuracy=by_sum / total, accuracy_norm=by_mean / total, examples=int(total))
+                    for by_mean, by_sum, total, _ in hellaswag
+                ),
+                None,
+            ),
+            core=core_score(self.core, [int(correct) for correct, *_ in core], int(sum(cut for *_, cut in core)))
+            if core
+            else None,
+        )
 
     def _groups(self) -> Iterator[tuple[int, list[Question]]]:
         """Yield the number of a task with some questions of it: together at most a training batch, but one at least."""
         for number, task in enumerate(self.tasks):
             group: list[Question] = []
             for index in range(self.world.rank, len(task.items), self.world.size):
-                one = cropped(question(task, index, self.tokenizer), self.config.block_size)
+                # nanochat crops at the context, llm.c one token later: the last token is a target only.
+                room = self.config.block_size + (task.kind is Kind.ENDING)
+                one = cropped(question(task, index, self.tokenizer), room)
                 if group and sum(len(other.rows) for other in group) + len(one.rows) > self.config.batch_size:
                     yield number, group
                     group = []
@@ -136,7 +180,7 @@ class Core:
                 yield number, group
 
 
-def core_score(tasks: Sequence[CoreTask], correct: Sequence[int], truncated: int = 0) -> CoreScore:
+def core_score(tasks: Sequence[Task], correct: Sequence[int], truncated: int = 0) -> CoreScore:
     """Return the score from the number of correct answers of each task.
 
     centered = (accuracy - baseline) / (1 - baseline). The standard error is that of a mean of independent binomials.
@@ -154,13 +198,13 @@ def core_score(tasks: Sequence[CoreTask], correct: Sequence[int], truncated: int
     return CoreScore(core=mean, standard_error=error, truncated=truncated, tasks=tuple(scores))
 
 
-def shown(task: CoreTask, index: int) -> list[int]:
+def shown(task: Task, index: int) -> list[int]:
     """Return the numbers of the examples that are shown before one."""
     others = [number for number in range(len(task.items)) if number != index]
     return random.Random(SHOTS_SEED + index).sample(others, task.shots)
 
 
-def prompts(task: CoreTask, index: int) -> list[str]:
+def prompts(task: Task, index: int) -> list[str]:
     """Return the texts of an example; of a task with exact answers first the text without the continuation."""
     before = ""
     for number in shown(task, index):
@@ -175,11 +219,17 @@ def prompts(task: CoreTask, index: int) -> list[str]:
     return [f"{before}{item.contexts[0]}{task.delimiter}".strip(), *texts] if task.kind is Kind.EXACT else texts
 
 
-def question(task: CoreTask, index: int, tokenizer: Tokenizer) -> Question:
-    """Return an example as tokens, after an end of document.
+def question(task: Task, index: int, tokenizer: Tokenizer) -> Question:
+    """Return an example as tokens, of CORE after an end of document.
 
-    Scored is what differs: the tokens after the common beginning, or of a schema the common end.
+    Scored is what differs: the tokens after the common beginning, or of a schema the common end; of HellaSwag the
+    ending, which is encoded by itself.
     """
+    if task.kind is Kind.ENDING:
+        item = task.items[index]
+        context, *endings = (tuple(tokenizer.encode(text).tolist()) for text in (item.contexts[0], *item.continuations))
+        whole = tuple(context + ending for ending in endings)
+        return Question(whole, tuple((len(context), len(row)) for row in whole), item.correct, exact=False)
     begin = (tokenizer.end_of_document,)
     rows = [begin + tuple(int(token) for token in tokenizer.encode(text)) for text in prompts(task, index)]
     if task.kind is Kind.SCHEMA:
@@ -199,11 +249,11 @@ def common_length(rows: Sequence[tuple[int, ...]]) -> int:
     return next((n for n, column in enumerate(columns) if len(set(column)) > 1), min(len(row) for row in rows))
 
 
-def cropped(one: Question, block_size: int) -> Question:
-    """Return a question whose rows fit into the context: a longer one loses its beginning."""
-    if max(len(row) for row in one.rows) <= block_size:
+def cropped(one: Question, room: int) -> Question:
+    """Return a question whose rows have at most `room` tokens: a longer one loses its beginning."""
+    if max(len(row) for row in one.rows) <= room:
         return one
-    cuts = [max(0, len(row) - block_size) for row in one.rows]
+    cuts = [max(0, len(row) - room) for row in one.rows]
     return Question(
         rows=tuple(row[cut:] for row, cut in zip(one.rows, cuts, strict=True)),
         spans=tuple((max(0, first - cut), end - cut) for (first, end), cut in zip(one.spans, cuts, strict=True)),
@@ -230,7 +280,7 @@ def answer(model: LanguageModel, questions: Sequence[Question], *, dtype: str, p
     columns = torch.tensor([column for _, column in places], dtype=torch.long)  # (N,)
     device = model.wte.weight.device
     with autocast(device.type, dtype):
-        x = model.residual_stream(idx.to(device))  # (R, T, E)
+        x = model.residual_stream(idx[:, :-1].to(device))  # (R, T - 1, E): the last token predicts nothing
         # Only of the scored tokens: the logits of all would be the largest tensor, many times over.
         logits = model.logits(x[numbers.to(device), columns.to(device)]).float()  # (N, V)
     targets = idx[numbers, columns + 1].to(device)  # (N,)
@@ -239,13 +289,14 @@ def answer(model: LanguageModel, questions: Sequence[Question], *, dtype: str, p
 
     answers, at = [], 0
     for one in questions:
-        means, exact = [], True
+        sums, means, exact = [], [], True
         for first, end in one.spans:
             size = end - max(1, first)
             # Two equal answers have nothing to score: as in the public code, which compares with nan, the first wins.
-            means.append(math.fsum(losses[at : at + size]) / size if size > 0 else math.nan)
+            sums.append(math.fsum(losses[at : at + size]) if size > 0 else math.nan)
+            means.append(sums[-1] / size if size > 0 else math.nan)
             exact = exact and all(hits[at : at + size])
             at += max(0, size)
-        best = means.index(min(means))
-        answers.append(Answer(correct=exact if one.exact else best == one.correct, losses=tuple(means)))
+        correct, by_sum = (exact if one.exact else costs.index(min(costs)) == one.correct for costs in (means, sums))
+        answers.append(Answer(correct=correct, correct_by_sum=by_sum, losses=tuple(means)))
     return answers
