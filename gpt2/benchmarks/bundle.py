@@ -1,6 +1,6 @@
 """Read HellaSwag's JSONL, and the tasks of CORE: a zip or folder with core.yaml, eval_meta_data.csv and eval_data/.
 
-The format of CORE is that of nanochat's scripts/base_eval.py, with the tasks of DCLM (Li et al. 2024, arXiv:2406.11794).
+CORE has the format of nanochat's scripts/base_eval.py, with the tasks of DCLM (Li et al. 2024, arXiv:2406.11794).
 """
 
 from __future__ import annotations
