@@ -148,7 +148,7 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
 
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]
     # Outermost: a web page cannot let a name of its own point to this server.
-    return guarded_asgi(Starlette(routes=routes, exception_handlers={RefusedError: refuse}), hosts)  # type: ignore[arg-type]
+    return guarded_asgi(Starlette(routes=routes, exception_handlers={RefusedError: refuse}), hosts)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -178,10 +178,9 @@ def serve(restored: Restored, listener: socket.socket, host: str) -> None:
     print(f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"The \"}}'", flush=True)
     hosts = () if address.is_open else (*address.names, host.lower())
     # No log of requests: what others send does not reach the terminal.
+    app = application(restored, hosts=hosts, key=key)
     config = uvicorn.Config(
-        application(restored, hosts=hosts, key=key),
-        **{"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE_S},
-        **{"server_header": False, "ws": "none"},
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False, ws="none"
     )
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -122,7 +122,7 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
 
 
 def core(folder):
-    return {"core": str(write_zip(folder / "bundle.zip")), "benchmark_interval": 10, "core_examples": 0}
+    return {"core": str(write_zip(folder / "bundle.zip")), "core_examples": 0}
 
 
 @pytest.fixture(scope="module")
