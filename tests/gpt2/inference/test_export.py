@@ -40,7 +40,7 @@ def checkpoint_in(folder, **fields):
             rows = config.vocab_size if name in ("wte.weight", "lm_head.weight") else len(parameter)
             parameter[:rows] += 0.1 * torch.randn(parameter[:rows].shape, generator=generator)
     parts = TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
-    save_checkpoint(folder / "a.pt", snapshot(parts, step=7, run_id="0123456789", rng=[]))
+    save_checkpoint(folder / "a.pt", snapshot(parts, step=7, run_id="0123456789"))
     return model.eval()
 
 
