@@ -42,10 +42,10 @@ def missing(detected: Detected) -> str:
 
 
 def arguments(on: str, more: Sequence[str]) -> list[str]:
-    """Return the arguments of pytest. All tests run, whatever fails: the table at the end is the result."""
+    """Return the arguments of pytest. All tests run, whatever fails."""
     # One process: two tests on one GPU would take each other's memory, and their times would mean nothing.
     # -vv is one more than the -q of pyproject.toml: a line per test.
-    return ["-m", "gpu", "tests/on_gpu", "-vv", "--maxfail=0", f"--durations={SLOWEST}", "--timeout=1800", *more]
+    return ["-m", "gpu", "tests/on_gpu", "-vv", "-rs", "--maxfail=0", f"--durations={SLOWEST}", "--timeout=1800", *more]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         return REFUSED
     if only_look:
         return 0
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl+C is for pytest, which prints the table of what it has
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl+C is for pytest, which prints what has run
     command = [sys.executable, "-m", "pytest", *arguments(on, argv[1:])]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {ON: on}, check=False).returncode
 

@@ -1,5 +1,6 @@
 """The trainer under a double of a GPU's queue: reading a tensor in a step raises, as it would wait for the GPU there.
 
+On a GPU, PyTorch itself raises at each operation that waits for it.
 On the CPU every tensor can be read at once, so the double allows by place what a GPU run reads without waiting.
 WAITS_ALLOWED: more places, "FILE:FUNCTION", separated by spaces.
 """
@@ -10,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +26,9 @@ ALLOWED = {
     ("torch/optim/optimizer.py", "_get_value"),  # a counter of steps, which is on the CPU
     *(tuple(place.split(":")) for place in os.environ.get("WAITS_ALLOWED", "").split()),
 }
+
+
+FIRST = 3  # step from which a GPU must not be waited for: before it, the compiler and cuBLAS start
 
 
 class WaitError(Exception):
@@ -66,8 +71,14 @@ def guarded(step: Any) -> Any:
     """Return the step of the training loop under the double."""
 
     def guarded_step(self: Any, number: int) -> Any:
-        with Functions(), Operators():
+        if not torch.cuda.is_available():
+            with Functions(), Operators():
+                return step(self, number)
+        torch.cuda.set_sync_debug_mode("error" if number >= FIRST else "default")
+        try:
             return step(self, number)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")  # evaluations and checkpoints may wait
 
     return guarded_step
 
