@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -16,10 +16,10 @@ from gpt2.model.base import LanguageModel
 from gpt2.model.precision import configure_precision
 from gpt2.model.registry import MODELS
 from kmatrix.errors import LaunchError, RecordError
-from kmatrix.records.train_config import CHOICES, NANOCHAT_FIELDS, typed
-from kmatrix.shapes import NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, padded
+from kmatrix.shapes import ModelShape, padded
 
-SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "weight_tying")
+FIELDS: dict[str, type] = get_type_hints(ModelShape)
+SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "vocab_multiple")  # at least 1
 DEVICES = ("cpu", "cuda")
 LARGEST_SIZE = 2**31 - 1  # of a dimension
 
@@ -86,46 +86,23 @@ def load_model(value: Mapping[str, Any], path: Path) -> LanguageModel:
 
 
 def shape_of(config: Mapping[str, Any], path: Path) -> ModelShape:
-    """Return the sizes in a checkpoint's configuration. Raises RecordError if they are missing or impossible."""
+    """Return the sizes and parts in a checkpoint's configuration. Raises RecordError if they are impossible."""
+    if config.get("arch") not in MODELS:
+        raise RecordError(
+            f"the configuration in {path} is not supported by this trainer",
+            why=f"'arch' is {str(config.get('arch'))[:40]!r}",
+            hint="use the trainer that wrote it",
+        )
     # A checkpoint may come from an import, so each field is checked before a shape is made of them.
-    kinds = {name: bool if name in ("bias", "weight_tying") else int for name in SHAPE}
-    for name in (*SHAPE, "vocab_multiple", "arch", "tokenizer", "data_path"):
-        value = config.get(name)
-        if name not in config or (name == "arch" and not (isinstance(value, str) and value in MODELS)):
-            raise RecordError(
-                f"the configuration in {path} is not supported by this trainer",
-                why=f"{name!r} is missing or unknown",
-                hint="use the trainer that wrote it",
-            )
-    for name in (name for name, kind in [*kinds.items(), ("vocab_multiple", int)] if kind is int):
-        if type(config[name]) is not int or not 1 <= config[name] <= LARGEST_SIZE:
-            raise damaged(path, f"{name} is {str(config[name])[:40]}")
-    if config["n_embd"] % config["n_head"]:
-        raise damaged(path, f"a width of {config['n_embd']} is not a multiple of {config['n_head']} heads")
-    sizes = {name: typed(name, config[name], (kind,)) for name, kind in kinds.items()}
-    return ModelShape(**sizes, arch=config["arch"], **parts_of_nanochat(config, path))
-
-
-def parts_of_nanochat(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the parts of one of nanochat's models; {} for another architecture. Raises RecordError if one is wrong."""
-    if config["arch"] not in NANOCHAT:
-        return {}
-    defaults = ModelShape(n_layer=1, n_head=1, n_embd=1, block_size=1, vocab_size=1)
-    parts: dict[str, Any] = {}
-    for name in NANOCHAT_FIELDS:
-        value: Any = config.get(name)
-        kind = type(getattr(defaults, name))
-        choices = CHOICES.get(name, (value,))
-        if type(value) is not kind or value not in choices or (kind in (int, float) and not 0 <= value <= LARGEST_SIZE):
+    given = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    for name, value in {**given, "vocab_multiple": config.get("vocab_multiple")}.items():
+        out_of_range = type(value) is int and not int(name in SIZES) <= value <= LARGEST_SIZE
+        if type(value) is not FIELDS.get(name, int) or out_of_range:
             raise damaged(path, f"{name} is {str(value)[:40]}")
-        parts[name] = value
-    if not WINDOWS.fullmatch(parts["window_pattern"]):
-        raise damaged(path, f"window_pattern is {parts['window_pattern'][:40]}")
-    if config["n_head"] % (parts["n_kv_head"] or config["n_head"]):
-        raise damaged(path, f"n_kv_head is {parts['n_kv_head']}, n_head {config['n_head']}")
-    if config["n_embd"] // config["n_head"] % 2 or config["n_embd"] < SMEAR_CHANNELS or parts["rope_base"] <= 0:
-        raise damaged(path, "sizes that the architecture does not allow")
-    return parts
+    try:
+        return ModelShape(**given)
+    except (TypeError, ValueError) as error:
+        raise damaged(path, str(error)) from None
 
 
 def build(config: Mapping[str, Any], path: Path) -> LanguageModel:
