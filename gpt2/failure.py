@@ -21,7 +21,6 @@ from typing import NoReturn, Self
 
 from gpt2 import dist
 from gpt2.checkpoint.contents import out_of_memory
-from gpt2.data.waiting import is_waiting
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
@@ -40,9 +39,6 @@ SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stoppi
 DATA, FORWARD, BACKWARD, UPDATE, NUMBERS = "data", "forward", "backward", "update", "numbers"  # places in a step
 ORDER = ("", DATA, FORWARD, BACKWARD, UPDATE, NUMBERS)  # of the places, to compare the progress of ranks
 SILENT_S = 10.0  # a state that is not rewritten for this long means that the process does not run
-# A rank that waits for data by its state, and has not rewritten the state for this long, is gone. Longer than the
-# caches of network storage (acregmax of nfs(5): 60 s).
-GONE_S = 90.0
 WAIT_S = 3.0  # time for the other ranks to write their stacks
 ANSWER_S = 10.0  # time for a rank whose Python does not run, after it was asked for its stacks
 TURN_S = 25.0  # then another rank takes rank 0's role; longer than SILENT_S and ANSWER_S, which rank 0 may wait
@@ -173,7 +169,6 @@ class RankState:
     kind: str  # of work
     place: str  # within a step
     counter: int | None = None  # grows with each write
-    waits: bool = False  # for streamed data
 
 
 class Watchdog:
@@ -195,7 +190,6 @@ class Watchdog:
         self._counter = 0  # of states that were written
         self._over = threading.Event()
         self._stacks_lock = threading.Lock()  # the loop may end while the thread writes stacks
-        self._waited: dict[int, tuple[int | None, float]] = {}  # rank -> its last counter, and since when it is known
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
         self.spent_before = spent_before(self._dir, self._attempt)
         self._dir.rank(rank).mkdir(parents=True, exist_ok=True)
@@ -271,33 +265,12 @@ class Watchdog:
             if now - last > TICK_S + SUSPENDED_S:
                 self._began += now - last
             last = now
-            if self._data_are_late(now - self._began):
-                self._began = now  # the time of a wait for data does not count, in any rank
             began = self._began  # before the limit, as `work` writes them
             limit, age = self.limit_s(), now - began
             self._write_state(age)
             if limit is not None and age > limit:
                 self._end_run(began, age, limit)
                 last = time.monotonic()  # it waited for other ranks: the process was not suspended
-
-    def _data_are_late(self, age: float) -> bool:
-        """Return whether this rank, or another one that it may wait for, waits for streamed data."""
-        # The ranks tell each other by their states, which other hosts see, too.
-        others = (rank for rank in range(self._size) if rank != self._rank)
-        return is_waiting() or (age > 2 * TICK_S and any(self._waits(rank) for rank in others))
-
-    def _waits(self, rank: int) -> bool:
-        """Return whether another rank waits for data, as its state says: only as long as it rewrites the state."""
-        state = _state(self._dir, rank, self._attempt)
-        if state is None or not state.waits:
-            self._waited.pop(rank, None)
-            return False
-        now = time.monotonic()
-        counter, since = self._waited.get(rank, (None, now))
-        if rank not in self._waited or counter != state.counter:
-            self._waited[rank] = state.counter, now
-            return True
-        return now - since < GONE_S
 
     def _write_state(self, age: float) -> None:
         # On a full disk the state is outdated for a while; the training must not end for it. Not durable, because an
@@ -314,7 +287,6 @@ class Watchdog:
             "place": self._place,
             "age_s": age,
             "spent_s": self._spent_s() if self._rank == 0 else None,
-            "waits": is_waiting(),
         }
         with suppress(OSError):
             write_json(self._dir.rank_state(self._rank), record, durable=False, parents=False)
@@ -430,7 +402,6 @@ def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
         kind=value.work,
         place=value.place,
         counter=value.counter,
-        waits=value.waits,
     )
 
 

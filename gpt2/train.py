@@ -138,7 +138,6 @@ def train(
         leave_together(training.world, log)
         return dist.EXIT_FAILED
     finally:
-        between.batches.close()
         between.checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
         loop.profile.end()
 
@@ -176,7 +175,7 @@ def set_up(
     world = dist.start(config)
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
-    batches, validation = load_data(config, world, log, stop)
+    batches, validation = load_data(config, world, log)
     benchmarks = Benchmarks(config, world, log)
 
     # Model and optimizer
@@ -200,7 +199,6 @@ def set_up(
         "benchmarks": benchmarks,
     }
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
-    stateful |= {"data": batches.client.record} if batches.client else {}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     checkpoints = Saver(training, log)
     resumed = checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
@@ -355,14 +353,10 @@ class TrainingLoop:
         return norm
 
 
-def load_data(config: TrainConfig, world: dist.World, log: RunLog, stop: dist.Stop) -> tuple[Batches, Validation]:
+def load_data(config: TrainConfig, world: dist.World, log: RunLog) -> tuple[Batches, Validation]:
     """Return the batches of training and the validation, and log what they consist of."""
     check_data(config, log)
     batches = Batches(config, world)
-    if config.data_streaming:
-        client = batches.open_stream(log.dir, lambda text: log.event(log.step, "data", text))
-        if not client.begin(lambda: stop.requested):
-            failure.give_up(log, world.rank, stop.signal or "a signal")
     validation = Validation(config, world)
     for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
         log.say(line)

@@ -1,4 +1,4 @@
-"""Download the files of benchmarks unless they are there; progress to stderr.
+"""Download the files of benchmarks unless they are there; progress to stderr, an error as JSON to stdout.
 
 python -m gpt2.benchmarks hellaswag core --data-dir data
 """
@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in args.names:
             fetch_published(name, data_dir)
-    except (KmatrixError, OSError, KeyboardInterrupt) as error:
+    except KeyboardInterrupt:
+        return 130
+    except (KmatrixError, OSError) as error:
         return explain(error, data_dir)
     return 0
 

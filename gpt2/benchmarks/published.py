@@ -60,8 +60,7 @@ def fetch_published(name: str, data_dir: Path) -> Path:
             return path
         say(f"{file.title}: downloading {file.name}, {file.size}, from {file.url}")
         try:
-            with PreparationProgress(file.title, "B") as progress:
-                return fetch(file.url, path, sha256=file.sha256, received=progress.add)
+            return fetch(file.url, path, sha256=file.sha256, received=PreparationProgress(file.title, "B").add)
         except DataError as error:
             raise DataError(
                 f"{file.title}: {file.name} is missing, and {error.what}",

@@ -25,7 +25,6 @@ MAY_DIFFER = frozenset(
         *("recompute", "loss_chunk", "hellaswag"),
         *("core", "benchmark_interval", "core_examples"),
         *("sample_interval", "sample_prompt"),
-        *("data_cache", "data_wait"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
         *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "profile"),
         *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "save_best"),

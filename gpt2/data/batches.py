@@ -13,13 +13,11 @@ import numpy.typing as npt
 
 from gpt2.data import shards
 from gpt2.data.loader import Loader
-from gpt2.data.sequences import Batch, Order, Windows, batch, sequences_of, sources
-from gpt2.data.streaming import StreamClient, StreamedWindows, StreamOrder
+from gpt2.data.sequences import Batch, Order, batch, sequences_of, sources
+from gpt2.data.streaming import GrowingShards, Say, wait_for
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import RECORD, STREAM, StreamFile, read_dataset, sha256_of_layout
-from kmatrix.records.decode import decode
-from kmatrix.records.paths import RunDir
+from kmatrix.records.dataset import RECORD, read_dataset, sha256_of_reading, tokens_to_read
 from kmatrix.records.train_config import TrainConfig
 
 MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arXiv:2305.16264
@@ -28,20 +26,8 @@ SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards an
 
 def planned_sha256(config: TrainConfig) -> str | None:
     """Return the hash of the data according to dataset.json, None without that. Raises DataError if a shard changed."""
-    found = _sha256_of_streams(config) if config.data_streaming else _sha256_of_shards(config)
-    return found and sha256_of_layout(found, config.data_layout)
-
-
-def _sha256_of_streams(config: TrainConfig) -> str:
-    """Return the hash of what streamed data are made from; raise RecordError if it is not known any more."""
-    folder = Path(config.data_path)
-    if config.dataset != "mix":
-        return decode(folder / STREAM, StreamFile).sha256
-    record = read_dataset(folder / RECORD)
-    for item in record.sources:
-        if (found := decode(Path(item.path) / STREAM, StreamFile).sha256) != item.sha256:
-            return found
-    return record.sha256 or ""
+    found = _sha256_of_shards(config)
+    return found and sha256_of_reading(found, config)
 
 
 def _sha256_of_shards(config: TrainConfig) -> str | None:
@@ -71,28 +57,45 @@ class Stream:
     def __init__(self, config: TrainConfig) -> None:
         self.sources = sources(config)
         self.mix = Mix([source.weight for source in self.sources], config.seed)
-        self.streamed: list[StreamedWindows] = []
+        self.windows = [sequences_of(config, source, "train") for source in self.sources]
+        # A mix may contain a dataset that is smaller than a step: it is only repeated more often.
+        self._least = config.global_batch if len(self.sources) == 1 else 1
+        self.orders = [
+            Order(windows.counts, config.seed, source=number, in_order=config.data_streaming)
+            for number, windows in enumerate(self.windows)
+        ]
+        self.growing: list[GrowingShards] = []  # of streamed data
         if config.data_streaming:
-            self._open_streams(config)
-            return
-        self.windows: Sequence[Windows] = [sequences_of(config, source, "train") for source in self.sources]
+            self.growing = [
+                GrowingShards(
+                    source, windows, order, tokens=tokens_to_read(config, share=source.weight / self.mix.block)
+                )
+                for source, windows, order in zip(self.sources, self.windows, self.orders, strict=True)
+            ]
+        else:
+            self._check_size()
+
+    def _check_size(self) -> None:
         for windows, source in zip(self.windows, self.sources, strict=True):
-            # A mix may contain a dataset that is smaller than a step: it is only repeated more often.
-            least = config.global_batch if len(self.sources) == 1 else 1
-            if len(windows) < least:
+            if len(windows) < self._least:
                 raise DataError(
-                    f"{source.folder} has {len(windows)} training sequences of {config.block_size} tokens",
-                    why=f"a step takes {least} sequences, and an epoch reads each sequence once",
+                    f"{source.folder} has {len(windows)} training sequences of {windows.block_size} tokens",
+                    why=f"a step takes {self._least} sequences, and an epoch reads each sequence once",
                     hint="use more data, a smaller global batch or a shorter context",
                 )
-        self.orders: Sequence[Order] = [Order(w.counts, config.seed, source=n) for n, w in enumerate(self.windows)]
 
-    def _open_streams(self, config: TrainConfig) -> None:
-        self.streamed = [StreamedWindows(config, source) for source in self.sources]
-        self.windows = self.streamed
-        self.orders = self.stream_orders = [
-            StreamOrder(windows, config.seed, source=number) for number, windows in enumerate(self.streamed)
-        ]
+    def covers(self, end: int) -> bool:
+        """Return whether the sequences before a position can be read: those of streamed data may not be there yet."""
+        return all(one.covers(count) for one, count in zip(self.growing, self.mix.drawn(end), strict=False))
+
+    def wait(self, end: int, world: World, stopping: Callable[[], bool], say: Say) -> float | None:
+        """Wait until all ranks can read the sequences before a position. Return the seconds; None after a stop."""
+        if self.covers(end):
+            return 0.0
+        seconds = wait_for(self.growing, self.mix.drawn(end), world, stopping, say)
+        if seconds is not None and all(one.complete for one in self.growing):
+            self._check_size()
+        return seconds
 
     def read(self, at: Sequence[int]) -> Batch:
         """Return the sequences at these positions: idx and targets, each (B, T)."""
@@ -121,7 +124,7 @@ class Stream:
 
     def epochs(self, sequences: int) -> dict[str, float]:
         """Return how often a run with this many sequences reads each dataset; {} if its data are streamed."""
-        if self.streamed:
+        if self.growing:
             return {}
         drawn = self.mix.drawn(sequences)
         return {
@@ -153,27 +156,11 @@ class Batches:
         self._next = start_step * config.gradient_accumulation  # number of the next micro-batch since the run's start
         self.loader = Loader(world.device)
         self._ahead: Future[Batch] | None = None
-        self.client: StreamClient | None = None  # of streamed data, after `open_stream`
 
-    def open_stream(self, run_dir: RunDir, event: Callable[[str], object]) -> StreamClient:
-        """Return the access to the streamed data of this run. event: logs a message."""
-        stream = self.stream
-        orders, drawn = stream.stream_orders, stream.mix.drawn
-        self.client = StreamClient(
-            self.config, self.world, run_dir, sources=stream.streamed, orders=orders, drawn=drawn, event=event
-        )
-        return self.client
-
-    def wait(self, stopping: Callable[[], bool]) -> float | None:
+    def wait(self, stopping: Callable[[], bool], say: Say) -> float | None:
         """Wait for the data of the next step. Return the seconds; None if a stop was requested meanwhile."""
-        if self.client is None:
-            return 0.0
-        return self.client.wait(self._next // self.config.gradient_accumulation, stopping)
-
-    def close(self) -> None:
-        """End what makes the data."""
-        if self.client:
-            self.client.close()
+        step = self._next // self.config.gradient_accumulation
+        return self.stream.wait((step + 1) * self.config.global_batch, self.world, stopping, say)
 
     def epoch(self, step: int) -> int:
         """Return the epoch in which a step starts."""
@@ -199,10 +186,8 @@ class Batches:
 
     def _can_read(self, number: int) -> bool:
         """Return whether a micro-batch can be read now: that of a later step may not be made yet."""
-        if self.client is None:
-            return True
         at = positions(self.config, self.world, *divmod(number, self.config.gradient_accumulation))
-        return self.client.is_ready(at.start, at.stop)
+        return self.stream.covers(at.stop)
 
     def _read(self, number: int) -> Batch:
         step, micro = divmod(number, self.config.gradient_accumulation)

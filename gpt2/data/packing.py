@@ -101,7 +101,7 @@ def index_path(shard: Path, capacity: int, end: int) -> Path:
 
 
 def stored_index(shard: Path, capacity: int, end: int, size: int) -> RowIndex | None:
-    """Return the stored index of a shard of this many tokens; None without one. The shard may be gone."""
+    """Return the stored index of a shard of this many tokens; None without one."""
     try:
         with np.load(index_path(shard, capacity, end), allow_pickle=False) as file:
             if int(file["tokens"]) != size:

@@ -35,10 +35,11 @@ class DataSource:
 def sources(config: TrainConfig) -> tuple[DataSource, ...]:
     """Return the datasets of a run: one, or those listed in the dataset.json of a mix."""
     folder = Path(config.data_path)
+    copy = Path if config.data_streaming else local_copy  # a copy does not grow
     if config.dataset != "mix":
-        return (DataSource(name=config.dataset, folder=local_copy(folder), weight=1, shards=config.data_shards),)
+        return (DataSource(name=config.dataset, folder=copy(folder), weight=1, shards=config.data_shards),)
     return tuple(
-        DataSource(name=item.name, folder=local_copy(Path(item.path)), weight=item.weight, shards=item.shards)
+        DataSource(name=item.name, folder=copy(Path(item.path)), weight=item.weight, shards=item.shards)
         for item in read_dataset(folder / RECORD).sources
     )
 
@@ -50,14 +51,18 @@ class Windows:
     """
 
     def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, count: int = 0) -> None:
-        self.paths = shards.find(folder, kind, count)
         self.block_size, self.vocab_size = block_size, vocab_size
-        self._tokens = [shards.open_shard(path) for path in self.paths]  # memory maps: nothing is read yet
-        self.counts = tuple(self._count(shard) for shard in range(len(self.paths)))
+        self.paths: list[Path] = []
+        self._tokens: list[shards.Tokens] = []  # memory maps: nothing is read yet
+        self.counts: tuple[int, ...] = ()
+        for path in shards.find(folder, kind, count):
+            self.add(path)
 
-    def tokens(self, shard: int) -> shards.Tokens:
-        """Return the tokens of a shard."""
-        return self._tokens[shard]
+    def add(self, path: Path) -> None:
+        """Add a shard after the others."""
+        self.paths.append(path)
+        self._tokens.append(shards.open_shard(path))
+        self.counts += (self._count(len(self.paths) - 1),)
 
     def _count(self, shard: int) -> int:
         """Return the number of sequences of a shard."""
@@ -76,7 +81,7 @@ class Windows:
         for row, place in zip(rows, places, strict=True):
             end = 0
             for start, size in self._pieces(place):
-                row[end : end + size] = self.tokens(place[0])[start : start + size]
+                row[end : end + size] = self._tokens[place[0]][start : start + size]
                 end += size
         # Shards of another tokenizer. On a GPU an index outside the embedding ends the process without naming it.
         if rows.max(initial=0) >= self.vocab_size:
@@ -150,15 +155,22 @@ class Order:
 
     Each epoch reads every window once: the shards in shuffled order, and the windows of each shard in shuffled order.
     Shuffles are generated on demand, so the cost does not depend on the number of shards.
+    in_order: the shards follow each other instead, because further ones may be added (`extend`) during the first epoch.
     """
 
-    def __init__(self, counts: Sequence[int], seed: int, *, source: int = 0) -> None:
+    def __init__(self, counts: Sequence[int], seed: int, *, source: int = 0, in_order: bool = False) -> None:
         self.counts, self.windows = tuple(counts), sum(counts)
+        self.in_order = in_order
         self.seed = (seed, source) if source else (seed,)  # datasets of a mix are shuffled independently
         # A cache per object, not `cache` on the methods, which would keep every object alive. A step reads at most from
         # a few epochs and shards; a shard of 100 million tokens has 100,000 windows, 0.8 MB as int64.
         self._shards = lru_cache(maxsize=2)(self._shuffled_shards)
         self._windows = lru_cache(maxsize=4)(self._shuffled_windows)
+
+    def extend(self, counts: Sequence[int]) -> None:
+        """Set the windows of all shards, of which the first are those that are known."""
+        self.counts, self.windows = tuple(counts), sum(counts)
+        self._shards.cache_clear()
 
     def epoch(self, position: int) -> int:
         """Return how often every window was read before this position."""
@@ -180,11 +192,15 @@ class Order:
 
     def describe(self) -> str:
         """Describe the order of an epoch."""
+        if self.in_order:
+            return "its shards follow each other, the sequences of each in a new random order"
         return f"{plural(len(self.counts), 'shard')} with {plural(self.windows, 'sequence')} in a new random order"
 
     def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         # PCG64 by name: NumPy may change what default_rng returns, and the order of the data must stay the same.
-        order = np.random.Generator(np.random.PCG64((*self.seed, epoch))).permutation(len(self.counts))
+        order = np.arange(len(self.counts))
+        if not self.in_order:
+            order = np.random.Generator(np.random.PCG64((*self.seed, epoch))).permutation(len(self.counts))
         return order, np.cumsum(np.asarray(self.counts, dtype=np.int64)[order])
 
     def _shuffled_windows(self, epoch: int, shard: int) -> npt.NDArray[np.int64]:

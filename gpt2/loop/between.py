@@ -78,7 +78,7 @@ class BetweenSteps:
 
     def wait_for_data(self) -> bool:
         """Wait until the data of the next step are there. Return False if a stop was requested meanwhile."""
-        seconds = self.batches.wait(lambda: self.stop.requested)
+        seconds = self.batches.wait(self._stopping, self.log.say)
         if seconds:
             self.steps.restart()  # the time of a step must not include the wait
         return seconds is not None
@@ -141,7 +141,7 @@ class BetweenSteps:
         return step % self.training.config.eval_interval == 0 and not self.log.evaluated(step)
 
     def _stopping(self) -> bool:
-        """Return whether a stop was requested. A benchmark asks between two of its parts, so it has not stalled."""
+        """Return whether a stop was requested. What asks goes on: it has not stalled."""
         self.watchdog.progress()
         return self.stop.requested
 

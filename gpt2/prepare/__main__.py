@@ -16,7 +16,7 @@ from pathlib import Path
 from gpt2.data.tokenizer import NAMES
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import DATASETS, prepare_dataset
-from gpt2.prepare.progress import explain
+from gpt2.prepare.progress import explain, say
 from kmatrix.errors import KmatrixError
 
 
@@ -34,15 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=0, help="training tokens to read (0: all)")
     parser.add_argument("--block-size", type=int, default=1, help="tokens of the longest sequence")
     parser.add_argument("--shards", type=int, default=0, help="training shards (0: as many as --tokens need)")
-    what = "make the shards while runs read them, and keep or drop them after use: only note what they are made from"
-    parser.add_argument("--stream", choices=("keep", "drop"), default="", help=what)
+    parser.add_argument("--streaming", action="store_true", help="only the first shard: runs have the others prepared")
     args = vars(parser.parse_args(argv))
     data_dir = args["data_dir"].absolute()
+    names = [field.name for field in fields(DatasetRequest) if field.name in args]
     try:
-        found = prepare_dataset(
-            DatasetRequest(**{field.name: args[field.name] for field in fields(DatasetRequest)}), data_dir
-        )
-    except (KmatrixError, OSError, KeyboardInterrupt) as error:
+        found = prepare_dataset(DatasetRequest(**{name: args[name] for name in names}), data_dir)
+    except KeyboardInterrupt:
+        say("stopped: finished shards and partial downloads are kept")
+        os._exit(130)  # without waiting for the threads of downloads
+    except (KmatrixError, OSError) as error:
         return explain(error, data_dir)
     try:
         print(json.dumps(found.to_json()), flush=True)  # the only line on stdout: the control side parses it

@@ -12,23 +12,19 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NoReturn, Protocol
+from typing import BinaryIO, NoReturn
 
 from gpt2.data.download import fetch
+from gpt2.data.shards import check_name
 from gpt2.prepare import hub
-from gpt2.prepare.catalog import WebFile
+from gpt2.prepare.catalog import NamedDataset
 from kmatrix.errors import DataError, reason_of
-from kmatrix.text import disk_size
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
-UNREADABLE = (".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
 FEW = 20  # with fewer plain text files, each is divided into training and validation (gpt2/prepare/writer.py)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # files that differ between builds
 ROWS = 1000  # Parquet rows read at once
-PACKED = 20  # times its size that a .gz file may unpack to; text is packed 3 to 10 times
-SMALL = 64 << 20  # bytes that every .gz file may unpack to
-LONGEST_LINE = 256 << 20  # bytes of a line of JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,78 +41,33 @@ class TextPart:
         return not self.name.endswith((".parquet", *LINES))
 
 
-class Corpus(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
     """Text files in a fixed order."""
 
-    @property
-    def parts(self) -> tuple[TextPart, ...]: ...
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether its files are downloaded one by one."""
-
-    def path(self, part: TextPart) -> Path:
-        """Return the path of a file, and download it if necessary."""
-
-    def release(self, part: TextPart) -> None:
-        """Delete a file if it was downloaded and is no longer needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCorpus:
-    """Files on this machine."""
-
-    root: Path  # directory that names are relative to
     parts: tuple[TextPart, ...]
-    is_remote: ClassVar[bool] = False
-
-    def path(self, part: TextPart) -> Path:
-        return self.root / part.name
-
-    def release(self, part: TextPart) -> None:
-        """Keep the file: it is the user's."""
+    path: Callable[[TextPart], Path]  # of a file, which is downloaded if necessary
+    release: Callable[[TextPart], object] = lambda _: None  # deletes a download that is not needed any more
+    is_remote: bool = False  # files are downloaded one by one
 
 
-@dataclass(frozen=True, slots=True)
-class HubCorpus:
-    """Files of a dataset on Hugging Face, downloaded one by one and deleted after use."""
-
-    found: hub.Listing
-    folder: Path
-    is_remote: ClassVar[bool] = True
-
-    @property
-    def parts(self) -> tuple[TextPart, ...]:
-        return tuple(TextPart(name=file.path, size=file.size, mark=file.sha256 or "") for file in self.found.files)
-
-    def path(self, part: TextPart) -> Path:
-        file = next(file for file in self.found.files if file.path == part.name)
-        return hub.fetch(self.found, file, self.folder)
-
-    def release(self, part: TextPart) -> None:
-        (self.folder / hub.DOWNLOADS / part.name).unlink(missing_ok=True)
+def from_hub(found: hub.Listing, folder: Path) -> Corpus:
+    """Return the files of a dataset on Hugging Face, downloaded one by one and deleted after use."""
+    return Corpus(
+        parts=tuple(TextPart(name=file.path, size=file.size) for file in found.files),
+        path=lambda part: hub.fetch(found, part.name, folder),
+        release=lambda part: (folder / hub.DOWNLOADS / part.name).unlink(missing_ok=True),
+        is_remote=True,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class WebCorpus:
-    """One file from the web, kept in a folder."""
-
-    web: WebFile
-    folder: Path
-    is_remote: ClassVar[bool] = False
-
-    @property
-    def parts(self) -> tuple[TextPart, ...]:
-        return (TextPart(name=self.web.url.rsplit("/", 1)[-1], size=self.web.size, mark=self.web.sha256),)
-
-    def path(self, part: TextPart) -> Path:
-        return fetch(self.web.url, self.folder / part.name, sha256=self.web.sha256)
-
-    def release(self, part: TextPart) -> None:
-        """Keep the file: it is small."""
+def from_web(known: NamedDataset, folder: Path) -> Corpus:
+    """Return the file of a named dataset that is one text on the web. It is kept in the folder."""
+    part = TextPart(name=known.url.rsplit("/", 1)[-1], size=known.size)
+    return Corpus(parts=(part,), path=lambda part: fetch(known.url, folder / part.name, sha256=known.sha256))
 
 
-def local(data_dir: Path, pattern: str) -> LocalCorpus:
+def local(data_dir: Path, pattern: str) -> Corpus:
     """Return the files of a folder, or those that match a glob; hidden files are excluded.
 
     Raises DataError if there is none, or if a folder cannot be read: its texts would be missing.
@@ -139,7 +90,11 @@ def local(data_dir: Path, pattern: str) -> LocalCorpus:
             why="expected a folder with files, or a pattern that matches some",
             hint="set DATA_PATH to a folder or a quoted pattern; relative paths start at DATA_DIR",
         )
-    return LocalCorpus(root, tuple(_part(path, root) for path in files))
+    return _files(files, root)
+
+
+def _files(paths: list[Path], root: Path) -> Corpus:
+    return Corpus(parts=tuple(_part(path, root) for path in paths), path=lambda part: root / part.name)
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -157,18 +112,16 @@ def _refuse_unreadable(error: OSError) -> NoReturn:
 
 
 def _part(path: Path, root: Path) -> TextPart:
+    check_name(path)
     stat = path.stat()
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
     return TextPart(name=name, size=stat.st_size, mark=str(stat.st_mtime_ns))
 
 
-def standard_library() -> LocalCorpus:
+def standard_library() -> Corpus:
     """Return the modules of the running Python that are the same in every build of its version."""
     root = Path(sysconfig.get_path("stdlib"))
-    return LocalCorpus(
-        root,
-        tuple(_part(path, root) for path in sorted(root.rglob("*.py")) if _same_in_every_build(path.relative_to(root))),
-    )
+    return _files([path for path in sorted(root.rglob("*.py")) if _same_in_every_build(path.relative_to(root))], root)
 
 
 def _same_in_every_build(relative: Path) -> bool:
@@ -195,18 +148,12 @@ def documents(
     on_skip: given if the user did not name this file: if it is not UTF-8 text, it is skipped, and this is called with
     its name. Raises DataError if it cannot be read, named or not.
     """
-    name = part.name
-    if name.endswith(UNREADABLE):  # an error of its own: "not UTF-8 text" would not say what to do
-        if on_skip:
-            on_skip(name)
-            return
-        raise DataError(f"{path} is compressed", why="only .gz is supported", hint="decompress it first")
-    if name.endswith(".parquet"):
+    if part.name.endswith(".parquet"):
         texts = _parquet(path, column)
-    elif name.endswith(LINES):
+    elif part.name.endswith(LINES):
         texts = _lines(path, column)
     else:
-        texts = _plain(path, name, on_skip)
+        texts = _plain(path, part.name, on_skip)
     for text in texts:
         if text:
             yield text if text.isascii() else text.encode("utf-8", "replace").decode()  # lone surrogates of JSON
@@ -219,16 +166,7 @@ def _open(path: Path) -> gzip.GzipFile | BinaryIO:
 def _plain(path: Path, name: str, on_skip: Callable[[str], object] | None) -> Iterator[str]:
     try:
         with _open(path) as file:
-            # A small file of repeated bytes unpacks to gigabytes, which must not fill the memory.
-            most = max(SMALL, PACKED * path.stat().st_size) if path.suffix == ".gz" else -1
-            data = file.read(most)
-            if len(data) == most and file.read(1):
-                raise DataError(
-                    f"{path} unpacks to more than {disk_size(most)}",
-                    why=f"more than {PACKED} times its size: text is never packed so much",
-                    hint="unpack it and look at it, or remove it",
-                )
-            yield data.decode("utf-8-sig")  # without the byte order mark that Windows editors write
+            yield file.read().decode("utf-8-sig")  # without the byte order mark that Windows editors write
     # A damaged gzip file raises any of three: BadGzipFile, EOFError if it is truncated, zlib.error inside a block.
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         if on_skip is None:
@@ -242,14 +180,7 @@ def _lines(path: Path, column: str) -> Iterator[str]:
     number = 0
     try:
         with _open(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                if len(line) == LONGEST_LINE:
-                    raise DataError(
-                        f"{path}:{number} has more than {disk_size(LONGEST_LINE)}",
-                        why="a line of JSON is one document",
-                        hint="write one document per line",
-                    )
+            for number, line in enumerate(file, 1):  # noqa: B007  (an error has it)
                 if line.strip():
                     row = json.loads(line)
                     yield "\n".join(str(row[name]) for name in column.split("+"))

@@ -375,20 +375,6 @@ def own_data_need_a_place(value: Values) -> str | None:
     return None
 
 
-def local_shards_are_not_streamed(value: Values) -> str | None:
-    """Check that there is something to make while a run reads it."""
-    if value("GPT2_DATA_STREAMING") != "y" or value("GPT2_DATASET") not in ("shards", "mix"):
-        return None
-    paths = [value("GPT2_DATA_PATH") or ""]
-    if value("GPT2_DATASET") == "mix":
-        try:
-            paths = [part.path for part in parse_mix(value("GPT2_DATA_MIX") or "") if part.dataset == "shards"]
-        except ValueError:  # mix_can_be_read says it
-            return None
-    local = next((path for path in paths if path and not path.startswith("hf://")), None)
-    return f"DATA_STREAMING=y: {local} has its shards already: set DATA_STREAMING=n" if local else None
-
-
 def mix_can_be_read(value: Values) -> str | None:
     """Check that a mix lists datasets with weights."""
     text = value("GPT2_DATA_MIX")
@@ -478,7 +464,6 @@ RULES = (
     pruning_has_a_ramp,
     own_data_need_a_place,
     mix_can_be_read,
-    local_shards_are_not_streamed,
     spam_warms_up_within_an_interval,
     nodes_divide_ranks,
     ranks_fit_on_nodes,

@@ -14,7 +14,6 @@ import pytest
 
 import gpt2.failure as watchdog
 from factories import environment
-from gpt2.data.waiting import waiting_for_data
 from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innermost, spent_before
 from gpt2.log import RunLog
 from kmatrix.records.files import read_json, read_jsonl, write_json
@@ -161,24 +160,6 @@ def enforce(rank_watchdog):
     for step in range(4):
         rank_watchdog.work("step", step)
     rank_watchdog.begin(factor=1, floor_s=0.05)
-
-
-def says_that_it_waits(rank_dir):
-    return RunDir(rank_dir).rank_state(0).exists() and read_json(RunDir(rank_dir).rank_state(0))["waits"]
-
-
-@pytest.mark.nightly
-def test_waiting_for_streamed_data_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
-    reports = []
-    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
-    with waiting_for_data():
-        enforce(rank_watchdog)
-        wait_until(lambda: says_that_it_waits(tmp_path))
-        seen = len(ticks)
-        wait_until(lambda: len(ticks) > seen + 50)
-        assert reports == []
-    wait_until(lambda: reports)
-    rank_watchdog.end()
 
 
 SLEEPING_RANK = """

@@ -66,7 +66,6 @@ def test_a_healthy_run_has_no_alerts():
         ({"losses": [3.0, None]}, AlertKind.NOT_FINITE),
         ({"val_losses": [4.0, 3.0, 3.1, 3.2, 3.1]}, AlertKind.LOSS),
         ({"quiet_s": 600.0}, AlertKind.STALL),
-        ({"quiet_s": 600.0, "waits_for": "downloads 001.parquet"}, AlertKind.DATA),
     ],
 )
 def test_each_rule_raises_its_alert_alone_and_can_be_disabled(fields, kind):
@@ -78,7 +77,6 @@ def test_each_rule_raises_its_alert_alone_and_can_be_disabled(fields, kind):
         AlertKind.XID,
         AlertKind.XID_FAULT,
         AlertKind.NOT_FINITE,
-        AlertKind.DATA,
     }  # these have no threshold: they are always an alert
 
 

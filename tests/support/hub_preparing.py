@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from factories import ROOT, environment
 
@@ -19,8 +22,16 @@ def shard(seed, tokens=PER_SHARD):
     return header.tobytes() + np.random.default_rng(seed).integers(0, 50257, tokens).astype("<u2").tobytes()
 
 
-def run(hub, data, dataset, *arguments, timeout=240, **variables):
+def parquet(name, count=60):
+    buffer = io.BytesIO()
+    pages = [f"{name} page {number}. " + "Many words. " * (number % 9) for number in range(count)]
+    pq.write_table(pa.table({"text": pages}), buffer)
+    return buffer.getvalue()
+
+
+def run(hub, data, dataset, *arguments, **variables):
     """Prepare in another process that uses the local server."""
+    # huggingface_hub reads its variables when it is imported.
     command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *arguments]
     return subprocess.run(
         command,
@@ -29,16 +40,17 @@ def run(hub, data, dataset, *arguments, timeout=240, **variables):
         capture_output=True,
         text=True,
         check=False,
-        timeout=timeout,
+        timeout=240,
     )
 
 
 def result_of(process):
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 0, process.stderr + process.stdout
     return json.loads(process.stdout)
 
 
 def error_of(process):
+    """Return the message of an error, which is printed as JSON."""
     assert process.returncode == 2, process.stderr + process.stdout
     assert "Traceback" not in process.stderr
-    return process.stderr
+    return " ".join(json.loads(process.stdout).values())

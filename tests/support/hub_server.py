@@ -6,10 +6,8 @@ Paths: /api/datasets/OWNER/NAME[/revision/REV] (the commit), .../tree/COMMIT (th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -24,7 +22,7 @@ class HubServer(LocalServer):
     """`with HubServer({"owner/name": {"path": b"..."}}) as hub`: hub.environment(...) points the client to it.
 
     corrupt: paths whose content differs from the tree's hash.  failing: path -> number of 503 replies left.
-    token: required by gated datasets.  stalled: paths that are sent a few bytes at a time while they are in this set.
+    token: required by gated datasets.
     """
 
     def __init__(self, datasets: Mapping[str, Mapping[str, bytes]], *, token: str = "") -> None:
@@ -32,7 +30,6 @@ class HubServer(LocalServer):
         bodies = {f"cdn/{name}/{path}": body for name, files in datasets.items() for path, body in files.items()}
         super().__init__(bodies, handler=self.protocol)
         self.corrupt: set[str] = set()
-        self.stalled: set[str] = set()
         self.failing: dict[str, int] = {}
         self.token = token
 
@@ -99,8 +96,6 @@ class HubServer(LocalServer):
         if self.failing.get(name, 0) and request.command == "GET":
             self.failing[name] -= 1
             send(request, 503)
-        elif name in self.stalled and request.command == "GET":
-            self._drip(request, name)
         elif name in self.corrupt:
             body = self.files[name]
             self.files[name] = body[:-1] + bytes([body[-1] ^ 1])
@@ -109,23 +104,6 @@ class HubServer(LocalServer):
         else:
             self.send_file(request, name)
         return True
-
-    def _drip(self, request: BaseHTTPRequestHandler, name: str) -> None:
-        """Send a quarter at once, then ten bytes at a time up to the middle, and never the rest."""
-        request.send_response(200)
-        body = self.files[name]
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        with contextlib.suppress(OSError):
-            at = len(body) // 4  # more than the client buffers: the beginning is soon on the disk
-            request.wfile.write(body[:at])
-            for start in range(at, len(body) // 2, 10):
-                if name not in self.stalled:
-                    break
-                request.wfile.write(body[start : start + 10])
-                request.wfile.flush()
-                time.sleep(0.05)
-        request.close_connection = True
 
 
 def _entry(path: str, body: bytes) -> dict[str, object]:

@@ -184,8 +184,6 @@ def prepare(arguments: Arguments) -> int:
         refuse_large_data(data_dir, fields)
     data = prepare_data(Path(sys.executable), ROOT, data_dir, fields)
     for found in data.values():
-        if not found.train_tokens:  # streamed: nothing is made yet
-            continue
         print(
             f"{found.train_tokens:,} training and {found.val_tokens:,} validation tokens in {shown(Path(found.path))}"
         )
@@ -362,7 +360,7 @@ def _length(config: RunConfig) -> str:
 
 def _data(config: RunConfig, data_dir: Path) -> str:
     if config.train.data_streaming:
-        return f"{config.train.dataset}: tokenized while the run reads it, so the number of epochs is unknown"
+        return f"{config.train.dataset}: prepared while the run reads it, so the number of epochs is unknown"
     known = prepared(data_dir, config.train)
     if known is None:
         return f"{config.train.dataset}: not prepared, {_unprepared(config)} ({make_command('prepare-data')})"

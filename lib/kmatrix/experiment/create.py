@@ -24,7 +24,7 @@ from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import check_own_files, new_folder
-from kmatrix.records.dataset import sha256_of_layout
+from kmatrix.records.dataset import sha256_of_reading
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.jobs.files import LOCAL, write_engine
@@ -309,7 +309,7 @@ def train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
         "warmup_steps": config.warmup_steps,
         "cpu_threads": cpu_threads(config.train.cpu_threads, device=config.device, cores=cores, ranks=ranks),
         "data_path": data.path if data else "",
-        "data_sha256": sha256_of_layout(data.sha256, config.train.data_layout) if data else "",
+        "data_sha256": sha256_of_reading(data.sha256, config.train) if data else "",
         **benchmark_files(config.train, made_from.data_dir),
         **initial_fields(made_from.initial, config.train),
         "data_shards": data.shards if data else 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +12,16 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from kmatrix.records.decode import Count, Record, decode, decode_optional, field
+from kmatrix.records.train_config import TrainConfig
 
 RECORD = "dataset.json"
 FLAT = "flat"  # the layout of consecutive windows
+# Tokens of documents per token of the rows that they are packed into: a third is dropped at a context of 2048
+# (karpathy/nanochat, dev/LOG.md, 2026-01-13: 34.6 %).
+PACKED_READS = 1.6
 STAGED = "KMATRIX_STAGED"  # environment variable: folder of data -> its copy on this node, as JSON
 KINDS = {
-    kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
+    kind: (f"*_{kind}_*.bin", f"{kind}.bin") for kind in ("train", "val")
 }  # patterns of the names of shards; nanoGPT's names last
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -31,7 +36,6 @@ class ShardInfo(Record, frozen=True, kw_only=True):
     mtime_ns: Nanoseconds
     max_token: Count  # largest token
     text_bytes: Count | None = None  # UTF-8 bytes of its text; None: unknown
-    start: tuple[Count, Count] | None = None  # of its text: file, document in the file; None: unknown
 
 
 class SourceEntry(Record, frozen=True, kw_only=True):
@@ -54,48 +58,35 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     sha256: str | None = None
     vocab_size: Count | None = None
     train_tokens: Count | None = None
+    val_tokens: Count | None = None
     shards: tuple[ShardInfo, ...] = ()
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
 
 
-STREAM = "stream.json"  # next to dataset.json: how the shards are made while runs read them
-DROPPED = "-stream"  # end of the name of a folder whose shards are deleted after use
-READERS = ".readers"  # below the folder: the shards that each run reads next
+def sha256_of_reading(sha256: str, train: TrainConfig) -> str:
+    """Return the hash of data as a run reads them: losses in two layouts are measured on different data.
+
+    sha256: of the shards; of streamed data, of the first ones.
+    """
+    readings = [train.data_layout] if train.data_layout != FLAT else []
+    if train.data_streaming:
+        readings.append("stream")
+    for reading in readings:
+        sha256 = hashlib.sha256(f"{reading}\0{sha256}".encode()).hexdigest()
+    return sha256
 
 
-class StreamFile(Record, frozen=True, kw_only=True):
-    """stream.json: what the shards of a folder are made from, while runs read them."""
-
-    request: dict[str, Any]  # fields of gpt2.prepare.catalog.DatasetRequest
-    data_dir: str  # folder of datasets, which relative paths of the request start at
-    source: str
-    commit: str | None
-    recipe: dict[str, Any]
-    vocab_size: Count
-    drop: bool  # delete shards that no run needs any more
-    sha256: str  # of source, commit and recipe
+def tokens_to_read(train: TrainConfig, *, share: float = 1.0) -> int:
+    """Return the training tokens that have to be prepared for a run; 0 if it reads all. share: of a mix."""
+    packed = 1.0 if train.data_layout == FLAT else PACKED_READS
+    tokens = train.data_tokens or math.ceil(packed * train.max_iters * train.tokens_per_step)
+    return tokens if share == 1.0 or not tokens else int(tokens * share) + 1
 
 
-class ReaderFile(Record, frozen=True, kw_only=True):
-    """.readers/<run>.json: the shards that a run reads now and next, in order. Rewritten while it runs."""
-
-    shards: tuple[Count, ...]  # numbers, from 1
-    counter: Count  # grows with each write
-
-
-class ProducerFile(Record, frozen=True, kw_only=True):
-    """producer.json of a run: the process that makes shards ahead of the training. Rewritten every second."""
-
-    pid: Count
-    counter: Count  # grows with each write
-    doing: dict[str, str] = field(default_factory=dict)  # folder -> what it does for it now
-    failed: tuple[str, str, str] | None = None  # what, why and hint of the error that ended it
-
-
-def sha256_of_layout(sha256: str, layout: str) -> str:
-    """Return the hash of data whose sequences have a layout: losses in two layouts are measured on different data."""
-    return sha256 if layout == FLAT else hashlib.sha256(f"{layout}\0{sha256}".encode()).hexdigest()
+def whole_windows(tokens: int, block_size: int) -> int:
+    """Return the tokens of a shard that are targets: whole windows only, and its first token is never a target."""
+    return max(0, tokens - 1) // block_size * block_size
 
 
 def local_copy(folder: Path) -> Path:
@@ -109,8 +100,8 @@ def local_copy(folder: Path) -> Path:
 
 
 def kind_of(name: str) -> str:
-    """Return "train" or "val" for the name of a shard."""
-    return next(kind for kind, patterns in KINDS.items() if any(Path(name).match(pattern) for pattern in patterns))
+    """Return "train" or "val" for the name of a shard, "" for another file."""
+    return next((kind for kind, patterns in KINDS.items() if any(Path(name).match(p) for p in patterns)), "")
 
 
 def train_shards(record: DatasetFile) -> tuple[int, ...]:

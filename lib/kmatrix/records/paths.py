@@ -64,11 +64,6 @@ class RunDir:
         return self.path / "result.json"
 
     @property
-    def producer(self) -> Path:
-        """The state of the process that makes shards while the run reads them."""
-        return self.path / "producer.json"
-
-    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

@@ -152,7 +152,6 @@ class RankStateFile(Record, frozen=True, kw_only=True):
     place: str = ""
     spent_s: Amount | None = None
     counter: Count | None = None  # grows with each write
-    waits: bool = False  # the rank waits for streamed data
 
 
 class EventLine(Record, frozen=True, kw_only=True):

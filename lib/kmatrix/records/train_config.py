@@ -24,7 +24,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": ("gpt2", "byte", "char", "bpe"),
     "data_layout": ("flat", "bestfit"),
-    "data_cache": ("keep", "drop"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "adamwprune_base": ("adam", "adamw", "adamwadv", "adamwspam"),
     "pruning": ("none", "magnitude", "movement", "state"),
@@ -43,7 +42,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 OPTIONAL_CHOICES = (
     *("ddp_backend", "adamwprune_base", "muon_adjust_lr_fn", "norm", "activation"),
-    *("movement_rule", "tokens_per_param_of", "data_cache", "compile_mode"),
+    *("movement_rule", "tokens_per_param_of", "compile_mode"),
     "recompute_scope",
 )
 # The parts of nanochat's models; None with other architectures.
@@ -234,9 +233,7 @@ class TrainConfig(TrainFields):
     val_percent: int | None  # percent of the documents
     shard_tokens: int | None  # tokens per shard
     data_layout: str  # of the sequences
-    data_streaming: bool  # the shards are made while the run reads them
-    data_cache: str | None  # keep or drop them after use
-    data_wait: int | None  # seconds that the run waits for them
+    data_streaming: bool  # the shards are prepared while the run reads them
     tokenizer: str
     bpe_vocab_size: int | None
 

@@ -38,7 +38,6 @@ class AlertKind(StrEnum):
     SPIKE = "spike"
     NOT_FINITE = "not_finite"
     STALL = "stall"
-    DATA = "data"
 
 
 ADVICE = {
@@ -57,7 +56,6 @@ ADVICE = {
     AlertKind.SPIKE: "if it does not recover: a lower learning rate, a longer warm-up, or stronger clipping",
     AlertKind.NOT_FINITE: "lower the learning rate or lengthen the warm-up; resume from an earlier checkpoint",
     AlertKind.STALL: "check the end of output.log: a rank may hang, or a disk may not respond",
-    AlertKind.DATA: "check the server or the files of the data; the run continues by itself when they are there",
 }
 
 AT_ONCE = frozenset(
@@ -92,7 +90,6 @@ PHRASES = {  # value: the worst one, limit: the threshold
     AlertKind.SPIKE: "training loss {value} nats/token above the recent median, limit {limit}",
     AlertKind.NOT_FINITE: "{reason}",
     AlertKind.STALL: "no metrics for {value} s, limit {limit} s",
-    AlertKind.DATA: "waits for data: {reason}",
 }
 
 
@@ -170,7 +167,6 @@ class RunSnapshot:
     losses: Sequence[float | None] = ()  # of training lines, newest last, None if not finite
     val_losses: Sequence[float] = ()  # of all evaluations
     quiet_s: float | None = None  # seconds since the newest metrics, None before the first
-    waits_for: str = ""  # what the producer of streamed data does, if the run waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,9 +276,7 @@ def findings(state: RunSnapshot, limits: Thresholds) -> Iterator[Finding]:
     yield from _below(AlertKind.MFU, state.mfu, limits.mfu)
     yield from _below(AlertKind.SPEED, state.tokens_per_second, limits.tokens_per_second)
     yield from _of_losses(state, limits)
-    if state.waits_for:
-        yield Finding(kind=AlertKind.DATA, reason=state.waits_for)
-    elif state.quiet_s is not None and limits.stall and state.quiet_s >= limits.stall:
+    if state.quiet_s is not None and limits.stall and state.quiet_s >= limits.stall:
         yield Finding(kind=AlertKind.STALL, value=state.quiet_s, threshold=limits.stall)
 
 

@@ -19,6 +19,7 @@ from kmatrix.records.states import HELD_TEXT, Clock, RunRequest
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
 KILLED = "killed"  # by a signal from outside: the kernel's out of memory killer, a person, another program
 NAN = "nan"  # the training diverged: another attempt with the same seed would, too
+DATA = "data"  # missing, damaged, or not prepared
 DISK = "disk"  # full: steps after the last checkpoint are trained again when there is space
 GPU_LOST, NCCL = "gpu lost", "nccl"  # not caused by the run: another GPU, or another attempt, may succeed
 PREEMPTED = "preempted"  # stopped by another program than the runner, with a checkpoint; or by the scheduler

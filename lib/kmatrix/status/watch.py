@@ -17,12 +17,10 @@ from kmatrix.gpu.formats.events import GpuEvents
 from kmatrix.own_file import open_to_read
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import start_step
-from kmatrix.records.dataset import ProducerFile
-from kmatrix.records.decode import decode_optional
 from kmatrix.records.files import LineTail, last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line, metric_line_of
-from kmatrix.records.states import PhaseLine, RankStateFile, read_run_status
+from kmatrix.records.states import PhaseLine, read_run_status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
@@ -335,17 +333,7 @@ class RunWatch:
             losses=tuple(tail.losses),
             val_losses=tuple(tail.val_losses),
             quiet_s=tail.since_s(now, clock) if tail.lines else None,
-            waits_for=_waits_for(self._run),
         )
-
-
-def _waits_for(run: RunDir) -> str:
-    """Return what the producer of streamed data does, if the run waits for it now; else ""."""
-    state = decode_optional(run.rank_state(0), RankStateFile)
-    if state is None or not state.waits:
-        return ""
-    producer = decode_optional(run.producer, ProducerFile)
-    return "; ".join(dict.fromkeys(producer.doing.values())) if producer else "its producer starts"
 
 
 class GpuTail:

@@ -22,7 +22,6 @@ GPT2 = {"tokenizer": "gpt2"}
         {"dataset": "mix", "data_mix": "stdlib:1 shakespeare:2"},
         {"dataset": "openwebtext", **GPT2},  # prepared
         {"dataset": "finewebedu", **GPT2, **LONG, "max_iters": 9},
-        {"dataset": "tinystories", **GPT2, "data_streaming": True},
     ],
 )
 def test_small_local_and_prepared_data_are_prepared_where_the_command_runs(tmp_path, fields):

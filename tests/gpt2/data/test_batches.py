@@ -222,33 +222,20 @@ def test_nanogpt_files_are_read_and_its_pickle_is_never_opened(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-def test_numpy_arrays_are_accepted_as_shards(tmp_path):
-    path = tmp_path / "edufineweb_train_000001.npy"
-    np.save(path, np.arange(300, dtype=np.uint16))
-    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
-    assert windows.read([(0, 2)])[1].tolist() == [[9, 10, 11, 12]]
-    with pytest.raises(DataError, match=r"000001.npy has the token 257 at byte 642"):
-        windows.read([(0, 64)])
-
-
 @pytest.mark.parametrize(
-    "content, reason",
+    ("content", "reason"),
     [
-        (b"\x93NUMPY", "invalid .npy header at byte 0"),
-        (b"text", "invalid .npy header at byte 0"),
-        (np.zeros((2, 3), dtype=np.uint16), r"uint16 of shape (2, 3)"),
-        (np.zeros(3, dtype=np.int64), "int64 of shape (3,)"),
-        (np.array([{"a": 1}], dtype=object), "object of shape (1,)"),
+        (np.arange(100, dtype="<u4"), "32 or 64 bits, expected 16"),
+        (np.arange(100, dtype="<i8"), "32 or 64 bits, expected 16"),
+        (np.arange(130_000, 130_100, dtype="<u4"), "32 or 64 bits, expected 16"),  # of a larger vocabulary
+        (np.frombuffer(b"A text of some lines.\n" * 10, dtype=np.uint8), "it is a text"),
+        (np.arange(101, dtype=np.uint8), "101 bytes are no whole number of 16-bit tokens"),
     ],
 )
-def test_an_invalid_numpy_array_is_refused_without_unpickling(tmp_path, content, reason):
-    path = tmp_path / "a_train_000001.npy"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        np.save(path, content, allow_pickle=True)
-    with pytest.raises(DataError, match=r"a_train_000001.npy is damaged") as raised:
-        shards.open_shard(path)
+def test_a_file_without_a_header_that_has_no_16_bit_tokens_is_refused(tmp_path, content, reason):
+    content.tofile(tmp_path / "train.bin")
+    with pytest.raises(DataError, match=r"train.bin is damaged or not a token shard") as raised:
+        shards.open_shard(tmp_path / "train.bin")
     assert reason in raised.value.why
 
 

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-import io
-import signal
-import subprocess
-import sys
+import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
 
-from factories import ROOT, environment
 from gpt2.data import shards
-from hub_preparing import PER_SHARD, error_of, result_of, run, shard
+from gpt2.prepare.catalog import CATALOG, DatasetRequest
+from gpt2.prepare.dataset import DATASETS
+from hub_preparing import PER_SHARD, error_of, parquet, result_of, run, shard
 from hub_server import HubServer
-from waiting import wait_until
+from kmatrix.errors import ConfigError
+from kmatrix.experiment.inputs.data import LARGER, PREBUILT
+from kmatrix.records.train_config import BY_LANGUAGE, CHOICES
 
-PREBUILT = "kjj0/finewebedu10B-gpt2"
+SHARDS = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
-
-
-def parquet(start, count=30):
-    buffer = io.BytesIO()
-    pages = [
-        f"Page {number} of the web: " + "words and words. " * (number % 9) for number in range(start, start + count)
-    ]
-    pq.write_table(pa.table({"text": pages}), buffer)
-    return buffer.getvalue()
+NAMED = {
+    "HuggingFaceFW/fineweb-2": {
+        "data/deu_Latn/train/000_00000.parquet": parquet("Deutsch"),
+        "data/deu_Latn/test/000_00000.parquet": parquet("Test"),
+        "data/fra_Latn/train/000_00000.parquet": parquet("Francais"),
+    },
+    "HuggingFaceFW/finepdfs": {"data/eng_Latn/train/000_00000.parquet": parquet("English")},
+    "karpathy/climbmix-400b-shuffle": {"shard_00000.parquet": parquet("Climb")},
+    "GBaker/MedQA-USMLE-4-options": {
+        "phrases_no_exclude_train.jsonl": "\n".join(
+            json.dumps({"question": f"Which drug, case {n}?", "answer": f"Drug {n}", "options": {"A": "x"}})
+            for n in range(80)
+        ).encode(),
+        "phrases_no_exclude_test.jsonl": b'{"question": "A test question", "answer": "no"}\n' * 50,
+    },
+}
 
 
 @pytest.fixture
 def hub():
     names = {f"finewebedu_train_{number:06d}.bin": shard(number) for number in range(1, 6)}
-    pages = {f"sample/10BT/{number:03d}_00000.parquet": parquet(1000 * number, 100) for number in range(3)}
+    pages = {f"sample/10BT/{number:03d}_00000.parquet": parquet(f"File {number}", 100) for number in range(3)}
     datasets = {
-        PREBUILT: {**names, "finewebedu_val_000000.bin": shard(0), "README.md": b"# shards"},
-        TEXT: {**pages, "data/CC-MAIN/0.parquet": parquet(900), "README.md": b"# text"},
+        SHARDS: {**names, "finewebedu_val_000000.bin": shard(0), "README.md": b"# shards"},
+        TEXT: {**pages, "data/CC-MAIN/0.parquet": parquet("Other"), "README.md": b"# text"},
         "me/mine": {"a.txt": b"one text. " * 50, "b.txt": b"another text. " * 50},
+        "me/outside": {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50},
+        "me/sizes": {f"{size}/x_{kind}_000000.bin": shard(0) for size in ("10B", "100B") for kind in ("train", "val")},
+        **NAMED,
     }
     with HubServer(datasets) as server:
         yield server
@@ -49,192 +58,160 @@ def run_prepare(hub, data, *arguments, **variables):
 
 
 @pytest.mark.process
-def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path):
-    completed = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
+def test_only_the_needed_shards_are_downloaded_retried_and_verified(hub, tmp_path):
+    hub.cut[f"cdn/{SHARDS}/finewebedu_train_000001.bin"] = [30_000]
+    corrupt = f"cdn/{SHARDS}/finewebedu_train_000002.bin"
+    hub.corrupt.add(corrupt)
+    arguments = ("--tokens", "70000", "--block-size", "1000")
+    message = error_of(run_prepare(hub, tmp_path, *arguments))
+    assert "finewebedu_train_000002.bin differs from the repository's listing" in message
+    hub.corrupt.clear()
+    completed = run_prepare(hub, tmp_path, *arguments)
     result = result_of(completed)
-    assert result["shards"] == 2
-    assert result["train_tokens"] == 2 * PER_SHARD
-    names = sorted(path.name for path in Path(result["path"]).glob("*"))
+    assert (result["shards"], result["train_tokens"]) == (2, 2 * PER_SHARD)
+    folder = Path(result["path"])
     train = [f"finewebedu_train_{number:06d}.bin" for number in (1, 2)]
-    assert names == ["dataset.json", *train, "finewebedu_val_000000.bin"]
-    first = completed.stderr.splitlines()[0]
-    assert "2 of 5 training shards (80.0k tokens) for the 70.0k tokens of the longest run" in first
-    assert f"downloading 3 files, {3 * (1024 + 2 * PER_SHARD) / 1000:.3g} kB, from {PREBUILT}" in first
-    assert not hub.fetched_ranges(f"{PREBUILT}/README.md")
+    assert sorted(path.name for path in folder.iterdir()) == ["dataset.json", *train, "finewebedu_val_000000.bin"]
+    assert [(folder / name).read_bytes() for name in train] == [shard(1), shard(2)]
+    # Tried again after the broken connection, and not downloaded again after the error.
+    assert len(hub.fetched_ranges(f"{SHARDS}/finewebedu_train_000001.bin")) == 2
+    assert "2 of 5 training shards; downloading 1 file, 81 kB" in completed.stderr
+    assert not hub.fetched_ranges(f"{SHARDS}/README.md")
 
 
 @pytest.mark.nightly
 def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub, tmp_path):
+    hub.failing[f"cdn/{SHARDS}/finewebedu_train_000001.bin"] = 1  # a temporary error
     first = result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     count = len(hub.requests)
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "60000"))["sha256"] == first["sha256"]
     assert len(hub.requests) == count
     longer = result_of(run_prepare(hub, tmp_path, "--tokens", "150000"))
     assert (longer["shards"], longer["made"]) == (4, True)
-    assert len(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")) == 1
     all_shards = result_of(run_prepare(hub, tmp_path))
     assert (all_shards["shards"], all_shards["train_tokens"]) == (5, 5 * PER_SHARD)
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
-
-
-@pytest.mark.process
-def test_an_interrupted_download_resumes(hub, tmp_path):
-    hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = [30_000, 20_000]
-    result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    ranges = hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")
-    assert [byte_range.partition("-")[0] for byte_range in ranges[1:]] == ["bytes=30000", "bytes=50000"]
-    path = Path(result["path"]) / "finewebedu_train_000001.bin"
-    assert path.read_bytes() == shard(1)
-
-
-@pytest.mark.nightly
-def test_a_temporary_server_error_is_retried(hub, tmp_path):
-    hub.failing[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = 2
-    assert result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
-
-
-@pytest.mark.process
-def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
-    name = "finewebedu_train_000002.bin"
-    hub.corrupt.add(f"cdn/{PREBUILT}/{name}")
-    message = error_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
-    assert f"{name} differs from the repository's listing" in message
-    assert not list((tmp_path / "data").rglob(name))
-    hub.corrupt.clear()
-    result = result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
-    assert (Path(result["path"]) / name).read_bytes() == shard(2)
-    assert all(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
-
-
-@pytest.mark.nightly
-def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_path):
-    hub.stalled.add(f"cdn/{PREBUILT}/finewebedu_train_000001.bin")
-    command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
-    process = subprocess.Popen(
-        [*command, "--data-dir", str(tmp_path / "data")],
-        env={**environment(), **hub.environment(tmp_path / "home")},
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    partial_file = tmp_path / "data/finewebedu/.fetched/.finewebedu_train_000001.bin.part"
-    wait_until(lambda: partial_file.exists() and partial_file.stat().st_size > 0)
-    process.send_signal(signal.SIGINT)
-    _, output = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "stopped: partial downloads" in output
-    assert partial_file.stat().st_size > 0
-    hub.stalled.clear()
-    result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
 @pytest.mark.nightly
 def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path):
     body = bytearray(shard(1))
     body[1024 + 8 : 1024 + 10] = (60000).to_bytes(2, "little")
-    hub.datasets[PREBUILT]["finewebedu_train_000001.bin"] = bytes(body)
-    hub.files[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = bytes(body)
+    hub.datasets[SHARDS]["finewebedu_train_000001.bin"] = bytes(body)
+    hub.files[f"cdn/{SHARDS}/finewebedu_train_000001.bin"] = bytes(body)
     assert "has the token 60000 at byte 1032" in error_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-
-
-@pytest.mark.nightly
-def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
-    folder = tmp_path / "data" / "finewebedu"
-    folder.mkdir(parents=True)
-    (folder / "finewebedu_val_000000.bin").write_bytes(shard(0))
-    (folder / "finewebedu_train_000001.bin").write_bytes(shard(1)[:-2])
-    result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    assert hub.fetched_ranges(f"{PREBUILT}/finewebedu_val_000000.bin") == []
-    assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
-
-
-@pytest.mark.nightly
-def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
-    message = error_of(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
-    assert "HF_HUB_OFFLINE is set" in message
-    assert hub.requests == []
 
 
 @pytest.mark.process
 def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
     hub.token = "hf_secret"
-    assert "HF_TOKEN" in error_of(run_prepare(hub, tmp_path))
-    error = error_of(run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong"))
-    assert "hf_wrong" not in error
+    wrong = run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong")
+    assert "HF_TOKEN" in error_of(wrong)
     completed = run_prepare(hub, tmp_path, "--tokens", "30000", HF_TOKEN="hf_secret")
     result_of(completed)
-    assert (
-        "hf_secret" not in completed.stderr + completed.stdout + (tmp_path / "data/finewebedu/dataset.json").read_text()
-    )
+    record = (tmp_path / "data/finewebedu/dataset.json").read_text()
+    for key in ("hf_secret", "hf_wrong"):
+        assert key not in completed.stderr + completed.stdout + wrong.stdout + wrong.stderr + record
 
 
 @pytest.mark.nightly
-def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
-    result = result_of(
-        run(hub, tmp_path, "shards", "--data-path", f"hf://{PREBUILT}", "--tokenizer", "gpt2", "--tokens", "9")
-    )
-    assert result["shards"] == 1
-    assert "kjj0--finewebedu10B-gpt2" in result["path"]
+def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
+    assert "HF_HUB_OFFLINE is set" in error_of(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
+    assert hub.requests == []
 
 
 @pytest.mark.nightly
-def test_shards_of_the_same_name_are_refused_unless_one_directory_is_named(tmp_path):
-    files = {f"{size}/x_{kind}_000000.bin": shard(0) for size in ("10B", "100B") for kind in ("train", "val")}
-    with HubServer({"me/sizes": files}) as hub:
-        arguments = ("--tokenizer", "gpt2", "--tokens", "9")
-        answer = error_of(run(hub, tmp_path, "shards", "--data-path", "hf://me/sizes", *arguments))
-        assert "me/sizes has several shards named x_" in answer
-        one = result_of(run(hub, tmp_path, "shards", "--data-path", "hf://me/sizes:10B/*.bin", *arguments))
+def test_text_is_downloaded_file_by_file_and_more_of_it_equals_one_preparation(hub, tmp_path):
+    arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
+    few = result_of(run(hub, tmp_path / "a", "finewebedu", *arguments, "--tokens", "2500"))
+    assert few["shards"] == 2
+    assert hub.fetched_ranges(f"{TEXT}/sample/10BT/000_00000.parquet")
+    assert not hub.fetched_ranges(f"{TEXT}/sample/10BT/001_00000.parquet")
+    grown = result_of(run(hub, tmp_path / "a", "finewebedu", *arguments))
+    assert hub.fetched_ranges(f"{TEXT}/sample/10BT/002_00000.parquet")
+    assert not hub.fetched_ranges(f"{TEXT}/data/CC-MAIN/0.parquet")
+    assert not list(Path(grown["path"]).rglob("*.parquet"))
+    assert grown["sha256"] == result_of(run(hub, tmp_path / "b", "finewebedu", *arguments))["sha256"]
+
+
+@pytest.mark.nightly
+def test_repositories_are_given_by_owner_and_name(hub, tmp_path):
+    text = result_of(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
+    assert "me--mine" in text["path"]
+    assert text["train_tokens"] == 2 + (500 + 700) * 9 // 10
+    arguments = ("--tokenizer", "gpt2", "--tokens", "9", "--data-path")
+    found = result_of(run(hub, tmp_path, "shards", *arguments, f"hf://{SHARDS}"))
+    assert found["shards"] == 1
+    assert "kjj0--finewebedu10B-gpt2" in found["path"]
+    both = error_of(run(hub, tmp_path, "shards", *arguments, "hf://me/sizes"))
+    assert "me/sizes has several shards named x_" in both
+    one = result_of(run(hub, tmp_path, "shards", *arguments, "hf://me/sizes:10B/*.bin"))
     assert one["train_tokens"] == PER_SHARD
 
 
 @pytest.mark.nightly
-def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
-    arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
-    result = result_of(run(hub, tmp_path, "finewebedu", *arguments, "--tokens", "2500"))
-    assert result["shards"] == 2
-    assert hub.fetched_ranges(f"{TEXT}/sample/10BT/000_00000.parquet")
-    assert not hub.fetched_ranges(f"{TEXT}/sample/10BT/001_00000.parquet")
-    longer = result_of(run(hub, tmp_path, "finewebedu", *arguments))
-    assert hub.fetched_ranges(f"{TEXT}/sample/10BT/002_00000.parquet")
-    assert not hub.fetched_ranges(f"{TEXT}/data/CC-MAIN/0.parquet")
-    first = [path.read_bytes() for path in shards.find(Path(result["path"]), "train", 2)]
-    assert first[0] == shards.find(Path(longer["path"]), "train")[0].read_bytes()
-    assert not list(Path(longer["path"]).rglob("*.parquet"))
-
-
-@pytest.mark.nightly
-def test_shards_added_for_a_longer_run_equal_those_of_one_preparation(hub, tmp_path):
-    arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
-    result_of(run(hub, tmp_path / "a", "finewebedu", *arguments, "--tokens", "2500"))
-    grown = result_of(run(hub, tmp_path / "a", "finewebedu", *arguments))
-    single = result_of(run(hub, tmp_path / "b", "finewebedu", *arguments))
-    assert grown["sha256"] == single["sha256"]
-
-
-@pytest.mark.nightly
-def test_any_dataset_can_be_given_by_owner_and_name(hub, tmp_path):
-    result = result_of(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
-    assert "me--mine" in result["path"]
-    assert result["train_tokens"] == 2 + (500 + 700) * 9 // 10
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "path, message",
+    ("dataset", "path", "message"),
     [
-        ("me/nothing", "cannot download the dataset me/nothing"),
-        ("me/mine@v2", "cannot download the dataset me/mine"),
-        ("me/mine:*.parquet", "me/mine has no files that match *.parquet"),
-        ("mine", "is not a Hugging Face dataset"),
+        ("hub", "me/nothing", "cannot download the dataset me/nothing"),
+        ("hub", "me/mine@v2", "cannot download the dataset me/mine"),
+        ("hub", "me/mine:*.parquet", "me/mine has no files that match *.parquet"),
+        ("hub", "mine", "is not a Hugging Face dataset"),
+        ("hub", "me/outside:*.txt", "me/outside has no files"),  # a path that leaves the directory is not followed
+        ("fineweb2", "german", "is not a language of HuggingFaceFW/fineweb-2"),
+        ("fineweb2", "deu_Latn/*", "is not a language of HuggingFaceFW/fineweb-2"),
     ],
 )
-def test_a_missing_repository_or_file_is_refused_by_name(hub, tmp_path, path, message):
-    assert message in error_of(run(hub, tmp_path, "hub", "--data-path", path))
+def test_what_is_not_there_is_refused_by_name(hub, tmp_path, dataset, path, message):
+    assert message in error_of(run(hub, tmp_path, dataset, "--data-path", path))
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def text_of(hub, tmp_path, dataset, *arguments):
+    """Return the training and validation text of a dataset in byte tokens, its folder, and what was printed."""
+    completed = run(hub, tmp_path, dataset, "--val-percent", "20", *arguments)
+    result, found = result_of(completed), b""
+    for kind in ("train", "val"):
+        for path in shards.find(Path(result["path"]), kind):
+            tokens = np.asarray(shards.open_shard(path))
+            found += bytes(tokens[tokens < 256].astype(np.uint8)) + b"\n"
+    return found.decode(), Path(result["path"]).name, completed.stderr
 
 
 @pytest.mark.nightly
-def test_a_path_that_leaves_the_directory_is_not_followed(hub, tmp_path):
-    hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
-    assert "me/mine has no files" in error_of(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
-    assert not list(tmp_path.rglob("outside.txt"))
+def test_named_datasets_have_their_language_column_and_licence(hub, tmp_path):
+    german, folder, printed = text_of(hub, tmp_path, "fineweb2", "--data-path", "deu_Latn")
+    assert folder.startswith("fineweb2-deu_Latn-byte-")
+    assert "Deutsch page" in german
+    assert "Test page" not in german
+    assert "licence" not in printed
+    assert "English page" in text_of(hub, tmp_path, "finepdfs")[0]
+    questions = text_of(hub, tmp_path, "medqa")[0]
+    assert "Which drug, case 7?\nDrug 7" in questions
+    assert "test question" not in questions
+    terms = "climbmix: licence CC BY-NC 4.0, non-commercial, for research and development only"
+    for _ in range(2):  # also if it is prepared already
+        assert terms in text_of(hub, tmp_path, "climbmix")[2]
+
+
+@pytest.mark.process
+def test_the_shards_of_the_larger_repository_have_their_own_folder(tmp_path):
+    names = {f"edu_fineweb_train_{number:06d}.bin": shard(number) for number in range(1, 4)}
+    files = {**names, "edu_fineweb_val_000000.bin": shard(0)}
+    with HubServer({"karpathy/fineweb-edu-100B-gpt2-token-shards": files}) as hub:
+        # All three, because they hold fewer tokens than are requested.
+        result = result_of(run_prepare(hub, tmp_path, "--tokens", "10000000000"))
+    assert result["path"].endswith("/karpathy--fineweb-edu-100B-gpt2-token-shards")
+    assert result["shards"] == 3
+
+
+def test_both_sides_know_the_same_datasets():
+    assert set(DATASETS) == set(CHOICES["dataset"])
+    assert {name for name, known in CATALOG.items() if known.by_language} == set(BY_LANGUAGE)
+    larger = {name: known for name, known in CATALOG.items() if known.larger}
+    assert {name: known.larger.name for name, known in larger.items()} == {n: r for n, (r, _) in LARGER.items()}
+    assert all(known.above == PREBUILT[name].tokens for name, known in larger.items())
+    with pytest.raises(ConfigError):
+        CATALOG["fineweb2"].text_of("")  # it has no language of its own
+    recipe = DatasetRequest(dataset="finewebedu", tokenizer="gpt2", repository="x/y").recipe
+    assert recipe == {"dataset": "finewebedu", "tokenizer": "gpt2", "data_path": "", "mix": "", "repository": "x/y"}

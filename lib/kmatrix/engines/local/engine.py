@@ -17,6 +17,7 @@ from subprocess import Popen
 
 from kmatrix.engines.base import GRACE_S
 from kmatrix.engines.local.pool import Pool
+from kmatrix.engines.local.preparation import start_preparation, why_it_failed
 from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.engines.node_watch import NodeWatch
@@ -28,7 +29,7 @@ from kmatrix.records.jobs.files import NodeEnd
 from kmatrix.records.paths import extended_path, program_environment
 from kmatrix.records.run_lock import SPENT, TOKEN, begin_attempt, kill, members
 from kmatrix.records.states import Clock
-from kmatrix.status.state import NCCL, NODE_LOST, PREEMPTED, TIMEOUT, JobPhase, JobState, RunPlan
+from kmatrix.status.state import DATA, NCCL, NODE_LOST, PREEMPTED, TIMEOUT, JobPhase, JobState, RunPlan
 from kmatrix.text import plural
 from kmatrix.track.processes import TrackerProcesses
 
@@ -63,6 +64,8 @@ class _Job:
     nodes: NodeWatch | None = None  # of a run whose nodes have agents
     code: int | None = None  # exit code of a run that ended badly, while its hosts are asked
     recorder: Popen[bytes] | None = None
+    preparation: Popen[bytes] | None = None  # of streamed data
+    unprepared: int | None = None  # exit status of a preparation that failed
     seen: tuple[str, ...] | None = ()  # GPUs that the recorder samples, () for all
     started_at: float = 0.0  # monotonic seconds
     kill_deadline: float | None = None  # monotonic seconds
@@ -262,6 +265,7 @@ class LocalEngine:
             log_start=before,
         )
         self._start_recorder(job)
+        job.preparation = start_preparation(plan, job.tree, python=self._python, root=self._root)
         if self._trackers is not None:
             self._trackers.begin(plan, job.tree.pid)
 
@@ -359,6 +363,9 @@ class LocalEngine:
         elif limit and job.kill_deadline is None and now - job.started_at > limit:
             job.state = replace(job.state, reason=f"took longer than {limit:g} s", kind=TIMEOUT)
             self._stop(job)
+        elif job.preparation is not None and job.unprepared is None and (failed := job.preparation.poll()):
+            job.unprepared = failed  # `_set_ended` says why: the log is complete then
+            self._stop(job)
 
     def _lost(self, job: _Job, code: int | None) -> Sequence[str] | None:
         """Return the hosts that a run has lost, and note them; None while they are asked after its end."""
@@ -399,6 +406,8 @@ class LocalEngine:
         # The wall clock may have been set meanwhile: an end is never before its start.
         ended = max(time.time(), job.state.started or 0.0)
         job.state = replace(job.state, phase=JobPhase.ENDED, ended=ended, seconds=seconds, exit_code=code)
+        if job.unprepared is not None:
+            job.state = replace(job.state, reason=why_it_failed(job.plan, job.state, job.unprepared), kind=DATA)
         # The recorder first: the tracker uploads its last samples.
         end(job.recorder)
         if self._trackers is not None:

@@ -34,7 +34,8 @@ def refuse_large_data(data_dir: Path, runs: Iterable[TrainConfig], shards: Mappi
 
 def _is_large(data_dir: Path, run: TrainConfig, tokens: int) -> bool:
     known = prepared(data_dir, run)
-    if (known is not None and known.is_complete) or run.dataset in SMALL or run.data_streaming:
+    # Of streamed data, only the first shard is made now.
+    if (known is not None and (known.is_complete or run.data_streaming)) or run.dataset in SMALL:
         return False
     if run.dataset == "mix":
         parts = [

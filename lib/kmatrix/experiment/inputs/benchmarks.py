@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -67,20 +68,18 @@ def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path, root: Path) ->
             raise DataError(_problem(field, path), why="relative names start at DATA_DIR", hint=hint)
     if not missing:
         return
-    # stderr is the terminal, for the progress and for errors.
+    # stderr is the terminal, for the progress; the last line of stdout is an error.
     done = subprocess.run(
         [sys.executable, "-m", "gpt2.benchmarks", *(field for field, _ in missing), f"--data-dir={data_dir}"],
         cwd=root,
         env=program_environment(root),
+        stdout=subprocess.PIPE,
+        text=True,
         stdin=subprocess.DEVNULL,
         check=False,
     )
     if done.returncode == 130:  # Ctrl+C, which the terminal sends to both processes
         raise KeyboardInterrupt
     if done.returncode:
-        names = " and ".join(PUBLISHED[field] for field, _ in missing)
-        raise DataError(
-            f"cannot download {names}",
-            why="see the message above",
-            hint="docs/evaluation.md describes the benchmarks and their files",
-        )
+        error = json.loads(done.stdout.strip().splitlines()[-1])
+        raise DataError(error["what"], why=error["why"], hint=error["hint"])

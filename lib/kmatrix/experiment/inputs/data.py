@@ -12,7 +12,14 @@ from typing import Any
 
 from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError, SchemaError
-from kmatrix.records.dataset import DROPPED, FLAT, DatasetFile, read_dataset_or_empty, train_shards
+from kmatrix.records.dataset import (
+    FLAT,
+    DatasetFile,
+    read_dataset_or_empty,
+    tokens_to_read,
+    train_shards,
+    whole_windows,
+)
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainConfig
@@ -26,13 +33,9 @@ OPTIONS = {
     "val_percent": "--val-percent",
     "shard_tokens": "--shard-tokens",
     "bpe_vocab_size": "--bpe-vocab-size",
-    "data_cache": "--stream",  # only streamed data have it
 }
 
 IN_RECIPE = {"data_mix": "mix"}  # field -> name in dataset.json
-# Tokens of documents per token of the rows that they are packed into: a third is dropped at a context of 2048
-# (karpathy/nanochat, dev/LOG.md, 2026-01-13: 34.6 %).
-PACKED_READS = 1.6
 MANY_EPOCHS = 4  # more epochs add little: Muennighoff et al. 2023, arXiv:2305.16264
 Key = tuple[tuple[str, Any], ...]
 Parts = tuple[tuple[str, float, int], ...]
@@ -63,8 +66,8 @@ class Need:
 
 def key(train: TrainConfig) -> Key:
     """Return the fields that select the data of a run, as a key."""
-    names = ("dataset", *OPTIONS, "data_tokens")
-    values = {name: getattr(train, name) for name in names}
+    values = {name: getattr(train, name) for name in ("dataset", *OPTIONS, "data_tokens")}
+    values["data_streaming"] = train.data_streaming or None
     return tuple((name, value) for name, value in values.items() if value not in (None, ""))
 
 
@@ -73,8 +76,7 @@ def needs(runs: Iterable[TrainConfig], shards: Mapping[Key, int] | None = None) 
     found: dict[Key, Need] = {}
     for run in runs:
         name = key(run)
-        share = 1.0 if run.data_layout == FLAT else PACKED_READS
-        tokens, block_size = run.data_tokens or math.ceil(share * run_tokens(run)), run.block_size
+        tokens, block_size = tokens_to_read(run), run.block_size
         if former := found.get(name):
             tokens = max(tokens, former.tokens) if tokens and former.tokens else 0  # 0: all
             block_size = max(block_size, former.block_size)
@@ -96,9 +98,13 @@ def prepare_data(
 ) -> dict[Key, Dataset]:
     """Prepare each dataset that the runs need. shards: number of training shards per dataset, if given.
 
-    Raises DataError if data are missing or damaged; gpt2.prepare has printed the reason.
+    Raises DataError if data are missing or damaged, or too few for a step of a run.
     """
-    return {name: _prepare(python, root, data_dir, name, need) for name, need in needs(runs, shards).items()}
+    runs = list(runs)
+    found = {name: _prepare(python, root, data_dir, name, need) for name, need in needs(runs, shards).items()}
+    for run in runs:
+        refuse_few(run, found[key(run)])
+    return found
 
 
 def prepare_command(python: Path, data_dir: Path, wanted: Key, need: Need) -> list[str]:
@@ -107,6 +113,7 @@ def prepare_command(python: Path, data_dir: Path, wanted: Key, need: Need) -> li
     command = [str(python), "-m", "gpt2.prepare", str(fields["dataset"]), "--data-dir", str(data_dir)]
     for name, option in OPTIONS.items():
         command += [f"{option}={fields[name]}"] if name in fields else []
+    command += ["--streaming"] if fields.get("data_streaming") else []
     return [*command, f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
 
 
@@ -123,14 +130,27 @@ def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) 
     )
     if done.returncode == 130:  # Ctrl+C, which the terminal sends to both processes
         raise KeyboardInterrupt
+    lines = done.stdout.strip().splitlines()
+    if done.returncode and not lines:
+        raise DataError(f"cannot prepare the data of {dict(wanted)['dataset']!r}", why="gpt2.prepare failed, see above")
+    answer = json.loads(lines[-1])
     if done.returncode:
-        raise DataError(
-            f"cannot prepare the data of {dict(wanted)['dataset']!r}",
-            why="see the message above",
-            hint="docs/data.md describes the datasets and their files",
-        )
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
+        raise DataError(answer["what"], why=answer["why"], hint=answer["hint"])
     return Dataset(**{name: answer[name] for name in Dataset.__slots__})
+
+
+def refuse_few(run: TrainConfig, data: Dataset | KnownDataset) -> None:
+    """Raise DataError if a dataset has too few sequences for a step, as the trainer does. A mix repeats small ones."""
+    if run.data_streaming or run.data_layout != FLAT or data.parts:
+        return
+    found = sum(whole_windows(tokens, run.block_size) for tokens in data.train_shards) // run.block_size
+    if found < run.global_batch or not whole_windows(data.val_tokens, run.block_size):
+        raise DataError(
+            f"{run.dataset} has {found} sequences of BLOCK_SIZE={run.block_size} tokens for training and "
+            f"{max(0, data.val_tokens - 1) // run.block_size} for validation",
+            why=f"a step takes GLOBAL_BATCH={run.global_batch}, and validation at least one",
+            hint="use more text, a smaller BATCH_SIZE, or a smaller BLOCK_SIZE",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +161,7 @@ class KnownDataset:
     vocab_size: int
     parts: Parts  # as in Dataset
     train_shards: tuple[int, ...] = ()  # tokens of each training shard; empty if the download is incomplete
+    val_tokens: int = 0
     is_complete: bool = True  # False: a part of the download
     shards: int = 0  # training shards that are there
 
@@ -151,14 +172,11 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     Only dataset.json is read, so that a plan does not start the trainer. An incomplete download counts as the tokens
     that the run needs, because preparation fetches the rest.
     """
-    if train.data_streaming:  # what is there says nothing about what a run will read
-        return None
-    wanted = {IN_RECIPE.get(name, name): value for name, value in key(train) if name != "data_tokens"}
+    without = ("data_tokens", "data_streaming")
+    wanted = {IN_RECIPE.get(name, name): value for name, value in key(train) if name not in without}
     larger = _larger(train)
     # Sorted, so that a plan does not depend on the order of the file system.
     for path in sorted(data_dir.glob("*/dataset.json")):
-        if path.parent.name.endswith(DROPPED):  # its shards may be deleted
-            continue
         try:
             record = read_dataset_or_empty(path)
         except SchemaError:
@@ -176,11 +194,12 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
 def _known(record: DatasetFile, needed: int) -> KnownDataset | None:
     total = sum(source.weight for source in record.sources)
     tokens, vocab_size = record.train_tokens, record.vocab_size
-    if not tokens or vocab_size is None:  # 0: the datasets of a mix are streamed
+    if not tokens or vocab_size is None:
         return None
     return KnownDataset(
         train_tokens=max(tokens, needed) if record.complete is False else tokens,
         vocab_size=vocab_size,
+        val_tokens=record.val_tokens or 0,
         parts=tuple((source.name, source.weight / max(1, total), source.train_tokens) for source in record.sources),
         train_shards=() if record.complete is False else train_shards(record),
         is_complete=record.complete is not False,
@@ -223,7 +242,7 @@ def data_lines(runs: Sequence[TrainConfig], data: Mapping[Key, Dataset]) -> list
         f"data: {name}, {tokens[name]:,} training tokens, {count:.2f} epochs in the longest run"
         for name, count in most.items()
     ]
-    lines += [f"data: {name}, tokenized while the runs read it" for name in streamed]
+    lines += [f"data: {name}, prepared while the runs read it" for name in streamed]
     return lines + [f"warning: {text}" for text in overfitting(most)]
 
 
@@ -234,10 +253,13 @@ def _tokens(run: TrainConfig, data: Dataset) -> dict[str, int]:
 def forecast_data(data_dir: Path, runs: Sequence[TrainConfig]) -> tuple[list[str], list[str]]:
     """Return notes and warnings about the data of a plan, which may not be prepared yet."""
     there = [(run, prepared(data_dir, run)) for run in runs]
+    for run, known in there:
+        if known and known.is_complete:
+            refuse_few(run, known)
     notes = []
     if any(run.tokenizer == "char" and not known for run, known in there):
         notes = ["the vocabulary of the tokenizer char is assumed to be 256 until the data are prepared"]
-    return notes, overfitting(most_epochs((run, known) for run, known in there if known))
+    return notes, overfitting(most_epochs((run, known) for run, known in there if known and not run.data_streaming))
 
 
 def with_known_vocabulary(run: RunConfig, data_dir: Path) -> RunConfig:
