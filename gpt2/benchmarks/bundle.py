@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import random
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import DataError
-from kmatrix.text import disk_size, plural
+from kmatrix.text import plural
 
 TASKS, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
 FOLDER = "eval_bundle"  # of the published zip file
-MOST_BYTES = 1 << 30  # of a file; the 77 files of the published bundle are packed into 162 MB
 ORDER_SEED = 1337  # the lines of a task are shuffled before they are cut
-LABEL = re.compile(r"[\w.-]{1,100}")  # a label becomes the name of a metric
-BUNDLE_ERRORS = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 HINT = "use the published file: remove this one, and it is downloaded again (docs/evaluation.md)"
+INVALID = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class Kind(StrEnum):
@@ -67,16 +64,17 @@ def read_tasks(path: Path, most: int = 0) -> list[Task]:
 
     Raises DataError if a file is missing or damaged.
     """
+    import yaml  # here, because runs without CORE need not have it
+
     try:
         root: Place = path if path.is_dir() else zipfile.Path(zipfile.ZipFile(path))
         root = root / FOLDER if (root / FOLDER).is_dir() else root
-        tasks, baselines = _tasks(_text(root, TASKS)), _baselines(_text(root, BASELINES))
-        return [_task(root, task, baselines, most) for task in tasks]
-    except DataError as error:
-        raise DataError(f"{path}: {error.what}", why=error.why, hint=error.hint or HINT) from None
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, *BUNDLE_ERRORS) as error:
-        why = error.strerror if isinstance(error, OSError) else None
-        raise DataError(f"{path} cannot be read", why=why or str(error) or type(error).__name__, hint=HINT) from None
+        rows = csv.DictReader(_text(root, BASELINES).splitlines())
+        baselines = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}  # the file has percents
+        return [_task(root, task, baselines, most) for task in yaml.safe_load(_text(root, TASKS))["icl_tasks"]]
+    except (OSError, zipfile.BadZipFile, zlib.error, yaml.YAMLError, NotImplementedError, *INVALID) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{path} cannot be read", why=why, hint=HINT) from None
 
 
 def read_hellaswag(path: Path) -> Task:
@@ -94,51 +92,12 @@ def read_hellaswag(path: Path) -> Task:
 
 
 def _text(root: Place, name: str) -> str:
-    place = root.joinpath(*name.split("/"))
-    if not place.is_file():
-        raise DataError(f"it has no {name}")
-    with place.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    # A small file of repeated bytes unpacks to gigabytes, which must not fill the memory.
-    if len(content) > MOST_BYTES:
-        raise DataError(f"{name} has more than {disk_size(MOST_BYTES)}")
-    return content.decode("utf-8")
-
-
-def _tasks(text: str) -> list[Mapping[str, Any]]:
-    import yaml  # here, because runs without CORE need not have it
-
-    try:
-        tasks = yaml.safe_load(text)["icl_tasks"]
-        found: list[Mapping[str, Any]] = [{**task} for task in tasks]
-    except (yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{TASKS} is not a list of tasks", why=" ".join(str(error).split())) from None
-    if not found:
-        raise DataError(f"{TASKS} has no tasks")
-    return found
-
-
-def _baselines(text: str) -> dict[str, float]:
-    """Return the accuracy of guessing for each task, 0 to 1; the file has percents."""
-    try:
-        return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(text.splitlines())}
-    except (csv.Error, KeyError, TypeError, ValueError) as error:
-        why = f"expected the columns Eval Task and Random baseline: {type(error).__name__}: {error}"
-        raise DataError(f"{BASELINES} has no baselines", why=why) from None
+    return root.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def _task(root: Place, task: Mapping[str, Any], baselines: Mapping[str, float], most: int) -> Task:
-    try:
-        label, name, shots = str(task["label"]), str(task["dataset_uri"]), int(task["num_fewshot"][0])
-        kind, delimiter = Kind(task["icl_task_type"]), str(task.get("continuation_delimiter", " "))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"{TASKS} has an incomplete task", why=f"{type(error).__name__}: {error}") from None
-    if not LABEL.fullmatch(label) or shots < 0:
-        raise DataError(f"{TASKS}: {label!r} is not the label of a task", why="expected letters, digits, _ and -")
-    if label not in baselines or not 0 <= baselines[label] < 1:
-        raise DataError(f"{BASELINES} has no baseline of {label}", why="expected 0 to less than 100 percent")
-    if name.startswith("/") or ".." in name.split("/"):
-        raise DataError(f"{TASKS}: {name!r} of {label} is outside {DATA}")
+    label, name, shots = str(task["label"]), str(task["dataset_uri"]), int(task["num_fewshot"][0])
+    kind = Kind(task["icl_task_type"])
     items = _items(_text(root, f"{DATA}/{name}"), f"{DATA}/{name}", PARSERS[kind])
     random.Random(ORDER_SEED).shuffle(items)
     kept = items[: most or None]
@@ -147,6 +106,7 @@ def _task(root: Place, task: Mapping[str, Any], baselines: Mapping[str, float], 
             f"{label} shows {plural(shots, 'other example')}, but {len(kept)} of {len(items)} are used",
             hint="CORE_EXAMPLES=0 uses all of them" if most else "",
         )
+    delimiter = str(task.get("continuation_delimiter", " "))
     return Task(label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baselines[label], items=tuple(kept))
 
 
@@ -160,7 +120,7 @@ def _items(text: str, name: str, parse: Callable[[Mapping[str, Any]], Item]) -> 
             if not 0 <= item.correct < len(item.contexts):
                 raise ValueError(f"answer {item.correct} of {len(item.contexts)}")
             items.append(item)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except INVALID as error:
             why = f"{type(error).__name__}: {error}"
             raise DataError(f"{name}:{number} is not an example of its task", why=why) from None
     if not items:
