@@ -437,15 +437,13 @@ def profile_is_a_span(value: Values) -> str | None:
     return None
 
 
-def core_can_be_asked(value: Values) -> str | None:
+def benchmarks_can_be_asked(value: Values) -> str | None:
     """Check that there are examples to show before a question of CORE, and that any text becomes tokens."""
-    if not value("GPT2_CORE"):
-        return None
-    examples = int(value("GPT2_CORE_EXAMPLES") or 0)
+    if (value("GPT2_CORE") or value("GPT2_HELLASWAG")) and value("GPT2_TOKENIZER") == "char":
+        return "HELLASWAG and CORE have characters that are not in the data: TOKENIZER=char cannot encode them"
+    examples = int(value("GPT2_CORE_EXAMPLES") or 0) if value("GPT2_CORE") else 0
     if 0 < examples <= CORE_SHOTS:
         return f"CORE_EXAMPLES={examples} is too few: tasks show {CORE_SHOTS} other examples before each; 0 takes all"
-    if value("GPT2_TOKENIZER") == "char":
-        return "CORE has characters that are not in the data: TOKENIZER=char cannot encode them; take byte or bpe"
     return None
 
 
@@ -455,7 +453,7 @@ RULES = (
     length_is_bounded,
     money_needs_a_price,
     profile_is_a_span,
-    core_can_be_asked,
+    benchmarks_can_be_asked,
     heads_divide_width,
     nanochat_has_its_parts,
     least_rate_is_least,
