@@ -35,10 +35,13 @@ def save_checkpoint(path: Path, value: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: bool = True) -> dict[str, Any]:
-    """Return a checkpoint. Tensors on the CPU are pages of the file: it is read as they are used.
+def load_checkpoint(
+    path: Path, device: str | torch.device = "cpu", *, verify: bool = True, mmap: bool = True
+) -> dict[str, Any]:
+    """Return a checkpoint.
 
     verify: compare the file with the SHA-256 in its description, if it has one.
+    mmap: tensors are private pages of the file, which is read as they are used. Reading all of it takes longer so.
     Raises RecordError if it is missing or damaged, and LaunchError if memory is lacking or access is denied.
     """
     if not path.is_file():
@@ -47,7 +50,7 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
         if verify:
             check_file(path)
         with warnings.catch_warnings(action="ignore"):  # about the pickle of another program's file
-            value = torch.load(path, map_location=device, weights_only=True, mmap=True)
+            value = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
     except KmatrixError:
         raise
     # Broad, because a damaged file makes zip, pickle and tensors raise exceptions of almost every type.

@@ -126,7 +126,8 @@ class Saver:
         if path is None:
             self.log.resumed(0)  # voids the lines of an earlier attempt that left no checkpoint
             return False
-        value = load_checkpoint(path, verify=False)
+        # Several ranks share the pages of the file, and one with sharded states reads only its share.
+        value = load_checkpoint(path, verify=False, mmap=self.training.world.size > 1)
         restore(value, self.training)
         step = self._resumed = self.log.step = int(value["step"])
         # A checkpoint of another run does not count: this run's own is still to be written.

@@ -94,9 +94,6 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-            # torch keeps tensors that are on the right device: they would stay pages of the file that they are read of.
-            for parameter, values in optimizer.state.items():
-                optimizer.state[parameter] = each(values, lambda item: item.clone() if item.is_cpu else item)
 
 
 def each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
