@@ -22,14 +22,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gpt2.data.batches as data
-from gpt2 import dist, failure, prune
+from gpt2 import dist, prune
 from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.saver import Saver
 from gpt2.checkpoint.shared import check_shared
 from gpt2.checkpoint.state import Stateful, TrainingState
 from gpt2.data.batches import Batches
 from gpt2.evaluate import Benchmarks, Validation
-from gpt2.failure import Watchdog
 from gpt2.log import RunLog
 from gpt2.loop.between import BetweenSteps
 from gpt2.loop.profiling import Profile
@@ -53,11 +52,13 @@ from gpt2.stopping import (
     limit_of,
     spent_before,
 )
+from gpt2.watchdog import END, STEP, Watchdog, last_line
 from kmatrix.errors import ConfigError, DataError, KmatrixError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
+from kmatrix.records.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.run_lock import join_attempt
 from kmatrix.records.train_config import TrainConfig, changes
 
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
     dist.die_with_parent()
-    rank, _, size = dist.environment()
+    rank, _, _ = dist.environment()
     run_dir = RunDir(args.run_dir.absolute())
     try:
         # Before any file of the run is touched: an earlier attempt may still have ranks, or this rank may be too late.
@@ -87,17 +88,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         dist.exit_now(dist.EXIT_REFUSED)
     log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0, phases=phases_of_node(run_dir))
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
-    stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
+    watchdog = Watchdog(log, rank)
+    stop = dist.Stop(watchdog.give_up)
     try:
-        with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog:
-            code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
+        code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
     # The error is printed with its traceback, recorded, and ends the process.
     except Exception as error:
         with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
         stop.acknowledge()  # this rank responds: a signal during the next lines must not report it as hanging
-        failure.fail(log, rank, error)
+        watchdog.fail(error)
+    watchdog.end()
     dist.finish(code)
 
 
@@ -141,7 +143,7 @@ def train(
         between.checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
         loop.profile.end()
 
-    watchdog.work(failure.END, log.step)
+    watchdog.work(END, log.step)
     code = between.end_finished(ended_by) if finished else between.end_stopped()
     leave_together(training.world, log)
     return code
@@ -154,7 +156,7 @@ def leave_together(world: dist.World, log: RunLog) -> None:
     except RuntimeError as error:
         if not world.main:
             raise
-        log.say(f"Note: a rank was lost after the end of the run: {failure.last_line(error)}")  # the result is complete
+        log.say(f"Note: a rank was lost after the end of the run: {last_line(error)}")  # the result is complete
 
 
 def set_up(
@@ -171,7 +173,7 @@ def set_up(
     values = run.get("train")
     planned = TrainConfig.from_json(values if isinstance(values, dict) else {})
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
-    watchdog.begin(factor=config.stall_factor, floor_s=config.stall_floor)
+    watchdog.begin(config.stall_factor)
     world = dist.start(config)
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
@@ -205,11 +207,9 @@ def set_up(
     if config.init_from and not resumed:
         initialize(raw, config)
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
-    # The watchdog's file is newer than the checkpoint: it includes work that was lost, which also took time and money.
-    # The runner's measure of these attempts includes their launch and their end.
-    spent_s = max(watchdog.spent_before, spent_before())
-    budget.begin(spent_s=0.0 if resume == "none" else spent_s, final_s=checkpoints.final_s)
-    watchdog.spent = log.spent = lambda: budget.spent_s
+    # The runner's measure includes the launch of the earlier attempts, and work after their last checkpoint.
+    budget.begin(spent_s=0.0 if resume == "none" else spent_before(), final_s=checkpoints.final_s)
+    log.spent = lambda: budget.spent_s
     batches.seek(log.step)
     # After the weights were restored: DDP sends those of rank 0 to the other ranks, so all certainly start equal.
     ddp = distributed(compiled, config, world) if world.size > 1 else None
@@ -294,7 +294,7 @@ class TrainingLoop:
         """Train one step and send its numbers. Return those of the step before."""
         between, optimizers = self.between, self.between.training.optimizers
         config, world = between.training.config, between.training.world
-        between.watchdog.work(failure.STEP, step)
+        between.watchdog.work(STEP, step)
         self.profile.at(step)
         # Random numbers (dropout) depend on seed, step and rank only: no state of a generator is saved.
         torch.manual_seed(dropout_seed(config.seed, step, world.rank))
@@ -302,7 +302,7 @@ class TrainingLoop:
         lr = optimizers.lr
         loss = self._gradients()
 
-        between.watchdog.at(failure.UPDATE)
+        between.watchdog.at(UPDATE)
         norm = self._update(step)
         if self.pruner:
             self.pruner.weights(step + 1)
@@ -312,7 +312,7 @@ class TrainingLoop:
         between.log.step = step + 1
 
         # This step's numbers are sent; those of the step before have arrived
-        between.watchdog.at(failure.NUMBERS)
+        between.watchdog.at(NUMBERS)
         # Rank 0 decides by its clock; the others hear of it with these numbers, one step late, like rank 0 itself.
         over_budget = world.main and between.budget.is_up(between.due(step + 1))
         stop = between.stop.requested
@@ -327,13 +327,13 @@ class TrainingLoop:
         for micro in range(config.gradient_accumulation):
             if self.ddp:  # nanoGPT's alternative to no_sync(): average the gradients after the last micro-batch only
                 self.ddp.require_backward_grad_sync = micro == config.gradient_accumulation - 1
-            watchdog.at(failure.DATA)
+            watchdog.at(DATA)
             idx, targets = between.batches.next()  # (B, T)
-            watchdog.at(failure.FORWARD)
+            watchdog.at(FORWARD)
             begin_pass(config)
             with autocast(world.device.type, config.dtype):
                 _, loss = model(idx, targets)  # (), nats/token
-            watchdog.at(failure.BACKWARD)
+            watchdog.at(BACKWARD)
             (loss / config.gradient_accumulation).backward()  # gradients add up: the sum has to be a mean
             total += loss.detach()
         if not self.ddp:  # with DDP, its communication hook marks the end of the computation

@@ -26,7 +26,7 @@ MAY_DIFFER = frozenset(
         *("core", "benchmark_interval", "core_examples"),
         *("sample_interval", "sample_prompt"),
         *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
-        *("gpu_hour_price", "machine_hour_price", "stall_factor", "stall_floor", "profile"),
+        *("gpu_hour_price", "machine_hour_price", "stall_factor", "profile"),
         *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "save_best"),
     )
 )

@@ -14,7 +14,6 @@ from gpt2.checkpoint.saver import Saver
 from gpt2.checkpoint.state import TrainingState
 from gpt2.data.batches import Batches
 from gpt2.evaluate import Benchmarks, Validation
-from gpt2.failure import Watchdog
 from gpt2.log import RunLog
 from gpt2.model.base import LanguageModel
 from gpt2.steps import StepNumbers, Steps, Timings
@@ -28,6 +27,7 @@ from gpt2.stopping import (
     NotFiniteError,
     not_finite,
 )
+from gpt2.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,7 @@ def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("failed", "error")
     assert result["reason"] == "rank 1: RuntimeError: the cable was pulled"
-    assert read_json(run_dir.rank_error(1))["reason"] == "RuntimeError: the cable was pulled"
+    assert read_json(run_dir.rank_state(1))["reason"] == "RuntimeError: the cable was pulled"
 
 
 @pytest.mark.nightly

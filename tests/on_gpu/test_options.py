@@ -10,6 +10,7 @@ import torch
 from gpt2.model.fp8 import CAPABILITY
 from gpt2.optim.builders import BUILDERS
 from kmatrix.records.files import read_json
+from kmatrix.records.ranks import first_failure
 from kmatrix.records.train_config import NANOCHAT_FIELDS, TrainConfig
 from on_gpu_runs import FAULTS, WAITS, Place, losses
 from optim_factory import Settings
@@ -182,8 +183,8 @@ def test_a_rank_that_hangs_ends_the_run(device, small, tmp_path):
     """The other one waits for it in a collective."""
     if device.gpus < 2:
         pytest.skip("this machine has one GPU: a test of several ranks needs two")
-    floor = {"stall_factor": 5.0, "stall_floor": 15 if device.is_gpu else 4}
-    run = device.made(tmp_path, **{**small, **RUN, **floor, "num_gpus": 2, "max_iters": 1_000_000})
-    status, _ = device.train(run, ok=False, program=FAULTS, FAULT="hang:1:12", FAULT_HANGS=tmp_path / "hangs")
+    run = device.made(tmp_path, **{**small, **RUN, "stall_factor": 5.0, "num_gpus": 2, "max_iters": 1_000_000})
+    fault = {"FAULT": "hang:1:12", "FAULT_HANGS": tmp_path / "hangs", "FAULT_FLOOR_S": 15 if device.is_gpu else 4}
+    status, output = device.train(run, ok=False, program=FAULTS, **fault)
     assert status != 0
-    assert (tmp_path / "hangs").exists()
+    assert (first_failure(run, 1) or ("", ""))[0] == "stall", output[-6000:]

@@ -267,7 +267,7 @@ def test_a_rank_error_with_an_attempt_number_counts_only_for_that_attempt(plan):
     run = plan("a", attempt=2)
     for rank, attempt in ((0, 1), (1, 2)):
         error = {"rank": rank, "attempt": attempt, "time": 100.0 + rank, "kind": "error", "reason": f"reason {rank}"}
-        write_json(run.dir.rank_error(rank), error)
+        write_json(run.dir.rank_state(rank), error)
     assert classify_end(run, started=1.0, exit_code=1).reason == "rank 1: reason 1"
 
 
@@ -275,7 +275,7 @@ def test_the_rank_that_failed_first_is_named(plan):
     run = plan("a")
     for rank, at in ((0, 101.0), (1, 100.0)):
         error = {"rank": rank, "attempt": 1, "time": at, "kind": "error", "reason": f"reason {rank}"}
-        write_json(run.dir.rank_error(rank), error)
+        write_json(run.dir.rank_state(rank), error)
     assert classify_end(run, started=1.0, exit_code=1).reason == "rank 1: reason 1"
 
 

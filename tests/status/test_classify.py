@@ -132,7 +132,8 @@ def test_the_gpu_of_the_rank_that_lost_it_is_excluded(plan):
 def test_a_rank_that_lost_its_gpu_explains_the_network_errors_of_the_others(plan):
     run = plan("a", ranks=2)
     error = {"rank": 1, "attempt": 1, "time": 2.0, "kind": "error", "reason": "CUDA error: unspecified launch failure"}
-    write_json(run.dir.rank_error(1), error)
+    run.dir.rank(1).mkdir(parents=True)
+    write_json(run.dir.rank_state(1), error)
     answer = classified(run, "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
     assert (answer.kind, answer.gpus) == (GPU_LOST, ("GPU-b",))
 

@@ -11,8 +11,8 @@ import pytest
 
 import kmatrix.status.disk_space as room
 from checkpoints import add_checkpoint
-from gpt2 import failure
 from gpt2.log import RunLog
+from gpt2.watchdog import Watchdog, kind_of
 from kmatrix.cli.running.start import print_next_steps
 from kmatrix.errors import FullError, LaunchError, RecordError, is_full
 from kmatrix.records.files import read_json, read_jsonl, write_json
@@ -52,7 +52,7 @@ def chained_error(cause):
 )
 def test_a_full_disk_error_is_recognized_by_errno_or_by_its_cause(error, full):
     assert is_full(error) is full
-    assert (failure.kind_of(error) == "disk") is full
+    assert (kind_of(error) == "disk") is full
 
 
 def test_a_failed_run_writes_its_result_even_on_a_full_disk(plan, monkeypatch):
@@ -63,7 +63,7 @@ def test_a_failed_run_writes_its_result_even_on_a_full_disk(plan, monkeypatch):
         raise FULL_DISK
 
     monkeypatch.setattr("kmatrix.records.files.append_jsonl", raise_disk_full)
-    failure.record(log, 0, "disk", "no room for a checkpoint")
+    Watchdog(log, 0).record("disk", "no room for a checkpoint")
     assert (read_json(run.dir.result)["kind"], read_json(run.dir.result)["status"]) == ("disk", "failed")
 
 

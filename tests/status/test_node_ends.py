@@ -9,8 +9,8 @@ from kmatrix.records.files import write_json
 from kmatrix.records.jobs.files import NodeFile, RankExit
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
+from kmatrix.records.ranks import RankState
 from kmatrix.records.runs import Status
-from kmatrix.records.states import RankErrorFile, first_rank_error
 from kmatrix.status.classify import classify
 from kmatrix.status.node_ends import first_exit, node_end
 from kmatrix.status.state import (
@@ -96,10 +96,10 @@ def test_nodes_of_an_earlier_attempt_do_not_count(run):
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause_however_early_its_clock_is(run):
-    late = RankErrorFile(rank=2, attempt=1, time=900.0, kind="error", reason="ValueError: no data", host="n2")
-    early = RankErrorFile(rank=1, attempt=1, time=100.0, kind="error", reason=LOST_PEER, host="n1")
+    late = RankState(rank=2, attempt=1, time=900.0, kind="error", reason="ValueError: no data", host="n2")
+    early = RankState(rank=1, attempt=1, time=100.0, kind="error", reason=LOST_PEER, host="n1")
     for error in (late, early):
-        write_json(run.rank_error(error.rank), as_json(error))
+        write_json(run.rank_state(error.rank), as_json(error))
     write_node(run, 0)
     write_node(run, 1, rank=2)
 
@@ -110,15 +110,6 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_however_early_its_clock_is(r
 def test_a_rank_that_torchrun_kills_after_its_grace_period_is_not_the_cause(later_s, cause):
     exits = (RankExit(rank=1, exit_code=-9, time=100.0 + later_s), RankExit(rank=0, exit_code=1, time=100.0))
     assert first_exit(exits).rank == cause
-
-
-def test_a_rank_that_failed_is_the_cause_and_not_one_that_was_stopped_for_it():
-    stopped, failed, lost = (
-        RankErrorFile(rank=rank, time=1.0, kind=kind, reason=reason, host=f"n{rank}")
-        for rank, kind, reason in ((1, "signal", "stopped by SIGTERM"), (2, "data", "why"), (3, "error", LOST_PEER))
-    )
-    assert first_rank_error([stopped, failed, lost]) == failed
-    assert first_rank_error([stopped, lost]) == stopped
 
 
 @pytest.mark.parametrize("kind", [TIME_LIMIT, NODE_LOST, PREEMPTED])

@@ -81,7 +81,7 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
         **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},
         **{"early_stopping_patience": 0},
-        **{"stall_factor": 10.0, "stall_floor": 300, "profile": ""},
+        **{"stall_factor": 10.0, "profile": ""},
         **overrides,
     }
     product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]

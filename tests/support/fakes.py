@@ -71,7 +71,7 @@ def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
         raise ModuleNotFoundError("No module named 'flash_attn'")
     if behave == "rank_error":
         write(
-            "ranks/1/error.json",
+            "ranks/1/state.json",
             {"rank": 1, "attempt": attempt, "time": time.time(), "kind": "data", "reason": "shard 3 is cut short"},
         )
         sys.exit(3)

@@ -26,6 +26,7 @@ from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.01
+KILL_S = 30  # after the first failure, the ranks that are left get SIGKILL, as by torchrun
 PORT_DIGITS = 5  # in the pipe: each rank reads its own copy
 
 
@@ -167,6 +168,7 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
             _exit(request["program"])
         pids.add(pid)
     signal.signal(signal.SIGTERM, lambda *_: _stop(pids))
+    signal.signal(signal.SIGALRM, lambda *_: _stop(pids, signal.SIGKILL))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(write_end, f"{store.port:0{PORT_DIGITS}}".encode() * request["ranks"])
     failed = False
@@ -176,13 +178,14 @@ def _launch(request: Mapping[str, Any]) -> NoReturn:
         if status:
             failed = True
             _stop(pids)
+            signal.alarm(KILL_S)
     os._exit(int(failed))
 
 
-def _stop(pids: set[int]) -> None:
+def _stop(pids: set[int], number: int = signal.SIGTERM) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the launcher has not seen that yet
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
 
 
 def _exit(program: Sequence[str]) -> NoReturn:

@@ -15,10 +15,10 @@ import torch
 
 from factories import make_data, train_fields
 from gpt2 import dist, train
-from gpt2.failure import Watchdog
 from gpt2.log import RunLog
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS
+from gpt2.watchdog import Watchdog
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from optim_factory import Settings
@@ -113,10 +113,9 @@ def run_attempt(
     torch.manual_seed(99 + dist.environment()[0] + 10 * attempt)  # a resume must not depend on it
     if attempt == 1:
         torch.manual_seed(dist.environment()[0])
-    rank, _, size = dist.environment()
-    with Watchdog(log, rank=rank, size=size, stalled=print) as watch:
-        run = read_json(run_dir.run_json)
-        train.train(run, log, StopAfter(log, stop), watch, resume=resume)  # type: ignore[arg-type]
+    watchdog = Watchdog(log, dist.environment()[0])
+    train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), watchdog, resume=resume)  # type: ignore[arg-type]
+    watchdog.end()
 
 
 def build_noisy_model(config: Any) -> GPT:

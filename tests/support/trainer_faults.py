@@ -3,15 +3,16 @@
 The variable FAULT="<kind>:<rank>:<step>" selects the fault, the rank and the step. Kinds:
 nan (that rank's loss), raise (an error),
 signal (SIGTERM to that rank alone), kill (SIGKILL to itself), hang (the rank never comes back),
-freeze (SIGSTOP to itself),
+freeze (SIGSTOP to itself), spin (code that holds the GIL and does not return),
 slow (each step of that rank takes <step> ms more), oom (micro-batches of more than FAULT_FITS sequences run
 out of memory), full (no file may exceed 64 KiB), leave (the rank is killed before it leaves with the others), none.
-FAULT_DUMP: folder for the final weights of each rank.
+FAULT_DUMP: folder for the final weights of each rank.  FAULT_FLOOR_S: shortest time that counts as a hang.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gpt2 import dist, train
+from gpt2 import dist, train, watchdog
 from gpt2.model.gpt2 import GPT
 
 KIND, RANK, STEP = os.environ.get("FAULT", "none:0:0").split(":")
@@ -44,6 +45,8 @@ class FaultyGPT(GPT):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         if is_faulty_step and KIND == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
+        if is_faulty_step and KIND == "spin":
+            re.match("(a*)*b", "a" * 40)
         if is_faulty_step and KIND == "nan":
             return logits, loss * float("nan")
         if is_faulty_step and KIND == "raise":
@@ -86,6 +89,7 @@ if __name__ == "__main__":
     original_leave_together, train.leave_together = train.leave_together, leave_together
     if KIND == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    watchdog.FLOOR_S = float(os.environ.get("FAULT_FLOOR_S", watchdog.FLOOR_S))
     dist.TIMEOUT_S = int(os.environ.get("FAULT_COLLECTIVE_S", dist.TIMEOUT_S))
     dist.GRACE_S = float(os.environ.get("FAULT_GRACE_S", dist.GRACE_S))
     train.main()

@@ -53,7 +53,7 @@ NUMBERS = frozenset(  # fields that affect neither memory nor which code runs
         ),
         *("embedding_lr", "head_lr", "scalar_lr"),
         *("adafactor_beta2_decay", "adafactor_clip", "early_stopping_min_delta", "data_tokens", "peak_tflops"),
-        *("keep_checkpoints", "stall_factor", "stall_floor"),
+        *("keep_checkpoints", "stall_factor"),
     }
 )
 

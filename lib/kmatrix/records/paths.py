@@ -157,35 +157,27 @@ class RunDir:
         """Return the folder of one rank."""
         return self.path / "ranks" / str(rank)
 
-    def rank_errors(self) -> list[Path]:
-        """Return the error files of the failed ranks, in no particular order."""
+    def rank_states(self) -> list[Path]:
+        """Return the state files of the ranks, in no particular order."""
         # Listed, not looked for by name: on network storage, a new name may be unknown after a failed look.
-        found = []
-        for name in _names_in(self.path / "ranks"):
-            folder = self.path / "ranks" / name
-            found += [folder / "error.json"] if "error.json" in _names_in(folder) else []
-        return found
+        return [self.path / "ranks" / name / "state.json" for name in _names_in(self.path / "ranks")]
 
     def timings(self, rank: int) -> Path:
         """Return the file of a rank's step times: step, steps, compute_ms, step_ms (means since the previous line)."""
         return self.rank(rank) / "timings.jsonl"
 
     def rank_state(self, rank: int) -> Path:
-        """Return the file of a rank's newest state: attempt, pid, host, time, step, work, place, age_s, spent_s."""
+        """Return the file of a rank's newest state: where it is, and why it failed."""
         return self.rank(rank) / "state.json"
 
-    def rank_stacks(self, rank: int, attempt: int | None = None) -> Path:
-        """Return the file of a rank's thread stacks, written when it hung. attempt: an earlier one."""
-        return self.rank(rank) / ("stacks.txt" if attempt is None else f"stacks.{attempt}.txt")
+    def rank_stacks(self, rank: int, attempt: int) -> Path:
+        """Return the file of the stacks of a rank's threads, written when it hung in an attempt."""
+        return self.rank(rank) / f"stacks_{attempt}.txt"
 
     @property
     def profile(self) -> Path:
         """Return the Chrome trace of some steps of rank 0."""
         return self.path / "profile.json"
-
-    def rank_error(self, rank: int) -> Path:
-        """Return the error file of a rank other than 0: rank, attempt, time, kind, reason."""
-        return self.rank(rank) / "error.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ requests.json has the runs that are held, not a list of orders: it survives any 
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -31,11 +30,6 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import GpuEntry, Status
 
 LOCK_S = 10.0  # another process holds the requests for milliseconds
-# Errors of a rank that lost another one, from gloo and NCCL; the process that ended first has another reason.
-LOST_PEER = re.compile(
-    r"Connection (?:reset|closed|refused)|Broken pipe|Socket closed|remote process exited|ncclRemoteError"
-    r"|Timed out waiting \d+ms|Watchdog caught collective operation timeout|received SIG"
-)
 HELD_TEXT = "held by user"  # start of the reason of such a run
 
 
@@ -122,38 +116,6 @@ class MatrixStatusFile(Record, frozen=True, kw_only=True):
     budget: BudgetEntry | None = None  # None of clusters: that of the configuration
 
 
-class RankErrorFile(Record, frozen=True, kw_only=True):
-    """ranks/<r>/error.json: why a rank failed."""
-
-    rank: Count = 0
-    attempt: Count | None = None
-    time: UnixTime | None = None
-    kind: str | None = None
-    reason: str | None = None
-    host: str = ""
-
-    def describe(self, own_host: str = "") -> str:
-        """Return `rank 1: why`, with the host of the rank if that is not `own_host`: `rank 1 on n2: why`."""
-        on = f" on {self.host}" if self.host and own_host and self.host != own_host else ""
-        return f"rank {self.rank}{on}: {self.reason or self.kind}"
-
-
-class RankStateFile(Record, frozen=True, kw_only=True):
-    """ranks/<r>/state.json: the position of a rank, rewritten each second."""
-
-    attempt: Count
-    pid: Count | None = None
-    host: str = ""
-    pid_started: Count | None = None  # clock ticks after the boot
-    boot_id: str | None = None
-    time: UnixTime = 0.0
-    step: Count = 0
-    work: str = ""
-    place: str = ""
-    spent_s: Amount | None = None
-    counter: Count | None = None  # grows with each write
-
-
 class EventLine(Record, frozen=True, kw_only=True):
     """A line of events.jsonl, gpu_events.jsonl or journal.jsonl."""
 
@@ -198,32 +160,6 @@ def read_run_status(run: RunDir) -> RunStatusFile | None:
 def read_matrix_status(matrix: MatrixDir) -> MatrixStatusFile:
     """Return status.json of a matrix, empty if it is missing or damaged. Raises SchemaError if it is too new."""
     return decode_optional(matrix.status, MatrixStatusFile) or MatrixStatusFile()
-
-
-def read_rank_errors(run: RunDir) -> list[tuple[float, RankErrorFile]]:
-    """Return the error files of the failed ranks, each with its modification time (Unix seconds)."""
-    found = []
-    for path in run.rank_errors():
-        error = decode_optional(path, RankErrorFile)
-        if error is not None:
-            found.append((path.stat().st_mtime, error))
-    return found
-
-
-def first_rank_error(errors: Sequence[RankErrorFile]) -> RankErrorFile | None:
-    """Return the error that made the other ranks fail, None without errors.
-
-    On one host it is the earliest. The clocks of two hosts are not compared: there, the errors of ranks that only lost
-    a peer do not count if there is another one, nor those of ranks that could not stop if one failed by itself.
-    """
-    hosts = {error.host for error in errors}
-    if len(hosts) > 1:
-        causes = [error for error in errors if not LOST_PEER.search(error.reason or "")]
-        # The launcher of a rank that fails stops the others, which hang without it.
-        causes = [error for error in causes if error.kind != "signal"] or causes or list(errors)
-        earliest = [first_rank_error([error for error in causes if error.host == host]) for host in hosts]
-        return min((error for error in earliest if error), key=lambda error: error.rank)
-    return min(errors, key=lambda error: error.time or 0.0, default=None)
 
 
 class RunRequest(Record, frozen=True, kw_only=True):

@@ -340,7 +340,6 @@ class TrainConfig(TrainFields):
     early_stopping_patience: int  # evaluations; 0: off
     early_stopping_min_delta: float | None  # nats/token
     stall_factor: float  # multiple of the usual step time
-    stall_floor: int  # seconds
     profile: str  # "i:j": profile steps i to j - 1; "": off
 
     # Without a symbol

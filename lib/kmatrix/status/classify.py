@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from kmatrix.errors import RecordError
-from kmatrix.records.decode import decode, decode_lines, decode_optional, replaced
+from kmatrix.records.decode import decode, decode_lines
 from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
+from kmatrix.records.ranks import first_failure, read_ranks
 from kmatrix.records.runs import (
     RunResult,
     Status,
@@ -20,7 +20,7 @@ from kmatrix.records.runs import (
     read_used_file,
     read_used_file_or_empty,
 )
-from kmatrix.records.states import EventLine, RankStateFile, first_rank_error, read_rank_errors
+from kmatrix.records.states import EventLine
 from kmatrix.redaction.redactor import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.node_ends import (
@@ -251,7 +251,7 @@ def failure_cause(seen: Evidence, kind: str, reason: str) -> FailureCause:
     """
     gpus = seen.gpus
     lost = _silent_gpus(seen)
-    errors = dict(_rank_errors(seen))
+    errors = {state.rank: state.reason or "" for state in read_ranks(seen.run, seen.attempt.number) if state.kind}
     named = [rank for rank, text in errors.items() if LOST.search(text)]
     if LOST.search(reason):
         named.append(_rank_in(reason))
@@ -300,8 +300,7 @@ def _log_tail(log: str) -> tuple[str, ...]:
 
 def _stop_reason(seen: Evidence, result: RunResult | None) -> str:
     if result is None:
-        state = decode_optional(seen.run.rank_state(0), RankStateFile)
-        if state is None or state.attempt != seen.attempt.number:
+        if not read_ranks(seen.run, seen.attempt.number):
             return "asked to stop, and its trainer had not begun"
         saved = "the disk was full" if is_full(seen.run.path) else "it was killed before it could save"
         return f"asked to stop, and {saved}"
@@ -312,19 +311,7 @@ def _stop_reason(seen: Evidence, result: RunResult | None) -> str:
 
 def _without_result(seen: Evidence) -> tuple[str, str]:
     """Return kind and reason of an attempt without result.json: from a rank, else from the log and the exit code."""
-    kind, reason = _first_rank_error(seen)
-    return (kind, reason) if reason else (DIED, _why_no_result(seen))
-
-
-def _first_rank_error(seen: Evidence) -> tuple[str, str]:
-    """Return kind and reason of the rank that failed first, "" if no rank wrote an error."""
-    errors = []
-    for written, error in read_rank_errors(seen.run):
-        if error.attempt == seen.attempt.number:
-            errors.append(replaced(error, time=error.time or written))
-    # The earliest error is the cause: its peers lose their connections afterwards.
-    first = first_rank_error(errors)
-    return (first.kind or "error", first.describe(seen.nodes[0].host)) if first else ("", "")
+    return first_failure(seen.run, seen.attempt.number, seen.nodes[0].host) or (DIED, _why_no_result(seen))
 
 
 def _killed(seen: Evidence, reason: str) -> str:
@@ -373,15 +360,6 @@ def _rank_in(reason: str) -> int:
     """Return the rank that a reason starts with; rank 0 writes its reason without a rank."""
     found = RANK.match(reason)
     return int(found[1]) if found else 0
-
-
-def _rank_errors(seen: Evidence) -> Sequence[tuple[int, str]]:
-    """Return rank and reason of each error file of this attempt."""
-    return [
-        (error.rank, error.reason or "")
-        for _, error in read_rank_errors(seen.run)
-        if error.attempt in (None, seen.attempt.number)
-    ]
 
 
 def _silent_gpus(seen: Evidence) -> tuple[str, ...]:

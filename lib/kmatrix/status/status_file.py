@@ -20,8 +20,9 @@ from kmatrix.records.decode import as_json, decode, decode_optional
 from kmatrix.records.files import last_lines, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
+from kmatrix.records.ranks import RankState
 from kmatrix.records.runs import RunFile, RunResult, Status, metric_line, read_result, read_run_file
-from kmatrix.records.states import AttemptRecord, RankStateFile, RunStatusFile, read_run_status
+from kmatrix.records.states import AttemptRecord, RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
@@ -242,7 +243,7 @@ def _last_seen(run: RunDir) -> float | None:
     """Return when a file of the last attempt was written last (Unix seconds), None without such a file."""
     # The state of rank 0 is written every second, until its process exits. Of another host, the time in it counts: the
     # start of the attempt has the same clock, and the times of files may have that of a file server.
-    state = decode_optional(run.rank_state(0), RankStateFile)
+    state = decode_optional(run.rank_state(0), RankState)
     if state is not None and state.time and state.host not in ("", socket.gethostname()):
         return state.time
     times = []

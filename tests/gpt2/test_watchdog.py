@@ -1,0 +1,171 @@
+"""A rank that hangs ends with its stacks; each rank records where it is and why it failed; rank 0 names the cause."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from factories import environment
+from gpt2 import watchdog
+from gpt2.log import RunLog
+from gpt2.watchdog import FIRST_S, FLOOR_S, Watchdog, kind_of
+from kmatrix.errors import DataError
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.paths import RunDir
+from kmatrix.records.ranks import first_failure
+
+
+def watchdog_of(tmp_path, rank=0):
+    return Watchdog(RunLog(RunDir(tmp_path), "id", 1, main=rank == 0), rank)
+
+
+def state_of(tmp_path, rank=0):
+    return read_json(RunDir(tmp_path).rank_state(rank))
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The exit codes of ranks, in order: none of them ends this process."""
+    codes = []
+    monkeypatch.setattr(watchdog.dist, "exit_now", codes.append)
+    return codes
+
+
+def test_the_limit_of_each_kind_of_work_is_a_multiple_of_its_usual_time_with_a_floor(tmp_path):
+    dog = watchdog_of(tmp_path)
+    dog._factor = 10
+    assert dog.limit_s() == FIRST_S  # the set-up
+    for took, limit in (([40.0], 400.0), ([1800.0, 0.01, 0.01], FLOOR_S), ([1800.0, 50.0, 50.0, 900.0], 500.0)):
+        dog._kind, dog._took["step"] = "step", took
+        assert dog.limit_s() == limit
+    dog._kind = "evaluation"
+    assert dog.limit_s() == FIRST_S
+
+
+def test_the_timer_is_set_for_each_kind_of_work_and_at_most_once_per_second(tmp_path, monkeypatch):
+    now, limits = [100.0], []
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda limit, **_: limits.append(limit))
+    dog = watchdog_of(tmp_path)
+    dog.work("step", 0)
+    assert limits == []  # not before `begin`
+    dog._factor = 10
+    for kind, at in (("step", 100.1), ("step", 100.5), ("step", 101.2), ("evaluation", 101.3), ("step", 101.4)):
+        now[0] = at
+        dog.work(kind, 1)
+    assert limits == [FLOOR_S, FLOOR_S, FIRST_S, FLOOR_S]
+
+
+def test_each_rank_records_where_it_is_and_a_loop_that_ends_leaves_no_stacks(tmp_path):
+    dog = watchdog_of(tmp_path, rank=1)
+    assert (state_of(tmp_path, 1)["work"], state_of(tmp_path, 1)["pid"]) == ("set-up", os.getpid())
+    dog.work("step", 7)
+    dog.at("forward")
+    dog._write_state()
+    dog.end()
+    state = state_of(tmp_path, 1)
+    assert (state["rank"], state["step"], state["work"], state["place"]) == (1, 7, "step", "forward")
+    assert not RunDir(tmp_path).rank_stacks(1, 1).exists()
+
+
+HANGING = """
+import re, sys, time
+from pathlib import Path
+from gpt2 import watchdog
+from gpt2.log import RunLog
+from kmatrix.records.paths import RunDir
+
+watchdog.FIRST_S, watchdog.EVERY_S = 0.5, 0.1
+dog = watchdog.Watchdog(RunLog(RunDir(Path(sys.argv[1])), "id", 1, main=False), 1)
+dog.begin(10)
+dog.work("step", 3)
+dog.at("forward")
+
+def asleep():
+    time.sleep(60)
+
+def spinning():
+    re.match("(a*)*b", "a" * 40)  # one call into C code, which holds the GIL
+
+asleep() if sys.argv[2] == "asleep" else spinning()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["asleep", "spinning"])
+def test_a_rank_that_hangs_ends_by_itself_with_its_stacks_also_if_it_holds_the_gil(tmp_path, how):
+    command = [sys.executable, "-c", HANGING, str(tmp_path), how]
+    process = subprocess.run(command, check=False, env=environment(), timeout=60)
+    assert process.returncode == 1
+    kind, reason = first_failure(RunDir(tmp_path), 1)
+    assert kind == "stall"
+    assert "no progress for 0:00:00.500000: rank 1 is in" in reason
+    assert ("in asleep)" in reason) == (how == "asleep")  # re.match has a frame of its own
+    assert f"in {how}\n" in RunDir(tmp_path).rank_stacks(1, 1).read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), "oom"),
+        (MemoryError(), "oom"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), "oom"),
+        (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("Connection closed by peer"), "error"),
+        (ValueError("a text about being out of memory"), "error"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk"),
+        (DataError("a shard is short"), "data"),
+    ],
+)
+def test_each_kind_of_failure_is_recognized_by_its_error(error, kind):
+    assert kind_of(error) == kind
+
+
+def test_rank_0_names_the_rank_that_failed_first_and_not_the_lost_connection(tmp_path, exits):
+    watchdog_of(tmp_path, 1).fail(ValueError("no data"))
+    assert (state_of(tmp_path, 1)["kind"], state_of(tmp_path, 1)["reason"]) == ("error", "ValueError: no data")
+    watchdog_of(tmp_path).fail(RuntimeError("Connection closed by peer"))
+    result = read_json(RunDir(tmp_path).result)
+    assert (result["status"], result["kind"]) == ("failed", "error")
+    assert result["reason"] == "rank 1: ValueError: no data"
+    assert [event["event"] for event in read_jsonl(RunDir(tmp_path).events)] == ["failed"]
+    assert exits == [1, 1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["rank 0 first", "rank 1 first"])
+def test_ranks_that_cannot_stop_end_a_stopped_run_whichever_gives_up_first(tmp_path, exits, order):
+    for rank in order:
+        watchdog_of(tmp_path, rank).give_up("SIGTERM")
+    result = read_json(RunDir(tmp_path).result)
+    assert (result["status"], result["kind"]) == ("stopped", "signal")
+    assert "stopped by SIGTERM at step 0, which did not end: no checkpoint" in result["reason"]
+    assert [event["event"] for event in read_jsonl(RunDir(tmp_path).events)] == ["stop"]
+    assert exits == [(130, 1)[rank] for rank in order]
+
+
+def test_a_rank_exits_although_its_reason_cannot_be_written(tmp_path, exits, monkeypatch):
+    def full(*_):
+        assert watchdog._last.locked()  # no other thread ends this rank meanwhile
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Watchdog, "record", full)
+    with pytest.raises(OSError, match="No space"):
+        watchdog_of(tmp_path).give_up("SIGTERM")
+    with pytest.raises(OSError, match="No space"):
+        watchdog_of(tmp_path, 1).fail(ValueError("no data"))
+    assert exits == [130, 1]
+
+
+def test_a_run_that_was_moved_does_not_begin_again_at_its_old_path(tmp_path):
+    (tmp_path / "run").mkdir()
+    dog = watchdog_of(tmp_path / "run")
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    dog._write_state()
+    dog.record("error", "cannot write metrics.jsonl")
+    assert list(tmp_path.iterdir()) == [moved]
