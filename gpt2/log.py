@@ -1,4 +1,4 @@
-"""The log of a run: lines on stdout, metrics, events and the result files. Only rank 0 writes.
+"""The log of a run: lines on stdout, metrics, events, phases and the result. Only rank 0 writes.
 
 Of a run over several nodes, one rank of each writes the phases of its node, by the clock that the recorder there has.
 """
@@ -9,20 +9,19 @@ import json
 import math
 import resource
 import statistics
-import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gpt2.benchmarks.tasks import Scores
 from gpt2.dist import World, gather
-from gpt2.machine import check_alike, machine_of, software, variables
+from gpt2.machine import machine_of, software
 from gpt2.norms import LayerNorms
 from gpt2.optim.optimizers import Optimizers
 from gpt2.prune import Pruner
@@ -40,7 +39,7 @@ BENCHMARKS = {  # name in result.json -> in metrics.jsonl
     "core_metric": "core/metric",
     "core_standard_error": "core/standard_error",
 }
-SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
+SHORTEST_PHASE_S = 0.005  # most steps have no phase: their lines would fill the file
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
 
@@ -54,6 +53,14 @@ class SampleText:
     tokens: int  # generated
 
 
+class Evaluation(NamedTuple):
+    """The validation loss of the weights after `step` updates."""
+
+    step: int
+    loss: float  # nats/token
+    bits: float | None  # per byte of text
+
+
 class RunLog:
     """The log of one attempt at a run. Ranks other than 0 keep the numbers but write nothing."""
 
@@ -64,20 +71,21 @@ class RunLog:
         self.world: World | None = None
         self.params: int | None = None
         self.pruner: Pruner | None = None
-        self.started = time.perf_counter()
-        self.started_at = both_clocks()
-        self.step = 0  # updates done
-        self.seconds = array("d")  # duration of each step of this attempt; 8 bytes each, because there may be millions
-        self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
-        self.steady_before = array("d")  # their steps, without warm-up
-        self.since_line = 0  # steps since the last line
-        self.peak: float | None = None
-        self.benchmarks: dict[str, float | None] = dict.fromkeys(BENCHMARKS)  # the newest scores
         self.norms: LayerNorms | None = None
-        self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
+        self.peak: float | None = None  # TFLOP/s
+        self.started, self.started_at = time.perf_counter(), both_clocks()
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
-        self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
-        self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
+        # The history: a resumed attempt reports on the whole run
+        self.step = 0  # updates done
+        self.val: list[Evaluation] = []
+        self.train_loss: float | None = None  # of the newest line
+        self.sparsity: float | None = None
+        self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
+        self.seconds = array("d")  # of each step of this attempt; 8 bytes each, because there may be millions
+        self.steady_before = array("d")  # of the steps of earlier attempts, without warm-up
+        self.since_line = 0  # steps since the last line
+        self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
+        self.benchmarks: dict[str, float | None] = dict.fromkeys(BENCHMARKS)  # the newest scores
         self._phases = run_dir.phases if main else phases
         written = (run_dir.metrics, run_dir.events, run_dir.samples, run_dir.core) if main else ()
         for path in (*written, *([self._phases] if self._phases else [])):
@@ -99,17 +107,12 @@ class RunLog:
         """
         self.config, self.world, self.params, self.pruner = config, world, params, pruner
         machines = gather(world, machine_of(world))  # of all ranks: rank 0 knows only its own node
-        check_alike(machines)
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
-        if not self.main:
-            return
-        # The configuration as used: what differs from the plan is listed with its reason
         used, adjusted = config.to_json(), list(changed)
         if self.peak != config.peak_tflops:
             used["peak_tflops"] = self.peak
             why = f"peak of {world.device_name} in kmatrix.shapes"
             adjusted.append({"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why})
-        # The machines
         hosts = [machine["host"] for machine in machines]
         about = {
             "attempt": self.attempt,
@@ -117,10 +120,10 @@ class RunLog:
             "hosts": hosts,
             "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
             "attention": dict(attention or {}),
-            "environment": variables(),
             "software": software(),
         }
-        write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, **about})
+        if self.main:
+            write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, **about})
         self.say(
             f"Training {config.model} ({params:,} parameters) on {config.dataset} with {config.optimizer}: "
             f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
@@ -139,32 +142,27 @@ class RunLog:
     @property
     def last_val_loss(self) -> float | None:
         """The newest validation loss."""
-        return self.val[-1]["val/loss"] if self.val else None
+        return self.val[-1].loss if self.val else None
 
     def evaluated(self, step: int) -> bool:
         """Return whether the weights after `step` updates were evaluated, in this or an earlier attempt."""
-        return bool(self.val) and bool(self.val[-1]["step"] == step)
+        return bool(self.val) and self.val[-1].step == step
 
     def is_best(self, step: int) -> bool:
         """Return whether the weights after `step` updates have the lowest validation loss so far."""
         # <= because the minimum includes this one; of equal losses the newer weights win, which saw more data
-        return self.evaluated(step) and self.val[-1]["val/loss"] <= min(line["val/loss"] for line in self.val)
+        return self.evaluated(step) and self.val[-1].loss <= min(line.loss for line in self.val)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed attempt needs to report on the whole run."""
-        return {
-            "train": columns(self.train),
-            "val": columns(self.val),
-            "elapsed_s": self.elapsed_s,
-            "steady": list(self._steady()),
-        }
+        history = {"val": [list(line) for line in self.val], "train_loss": self.train_loss, "sparsity": self.sparsity}
+        return {**history, "elapsed_s": self.elapsed_s, "steady": list(self._steady())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the history of a checkpoint."""
-        self.train, self.val = rows(state["train"]), rows(state["val"])  # without those after the checkpoint
-        self.before_s = state["elapsed_s"]
-        self.steady_before = array("d", state["steady"])
-        self.seconds, self.since_line = array("d"), 0
+        self.val = [Evaluation(*line) for line in state["val"]]  # without those after the checkpoint
+        self.train_loss, self.sparsity = state["train_loss"], state["sparsity"]
+        self.before_s, self.steady_before = state["elapsed_s"], array("d", state["steady"])
 
     def resumed(self, step: int) -> None:
         """Mark in metrics.jsonl that training continues from a step, which voids the lines of later steps."""
@@ -196,8 +194,7 @@ class RunLog:
     def end_phase(self, phase: str, begin: tuple[float, float]) -> None:
         """Write a phase from `begin` (of `both_clocks`) until now to its file, unless it was negligible."""
         end = both_clocks()
-        # The monotonic time: the clock of the machine can be set back. Most steps have no phase: their lines would
-        # fill the file.
+        # The monotonic time: the clock of the machine can be set back.
         if self._phases and end[1] - begin[1] >= SHORTEST_PHASE_S:
             line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin[0], "end": end[0]}
             append_jsonl(self._phases, {**line, "begin_monotonic": begin[1], "end_monotonic": end[1]})
@@ -211,23 +208,21 @@ class RunLog:
             return
         # The mean since the last line: a single step says little on a shared machine
         seconds = statistics.fmean(self.seconds[-self.since_line :])
-        self.since_line = 0
+        self.since_line, self.train_loss = 0, numbers.loss
         speed, used = self._speed(seconds)
-        self._metrics(  # W&B and TensorBoard group charts by the part of a key before the slash
-            self.train,
-            numbers.step,
-            {
-                "train/loss": numbers.loss,
-                "train/lr": numbers.lr,
-                "grad/norm": numbers.norm,
-                "throughput/tokens_per_s": speed,
-                "throughput/mfu": used,
-                "throughput/step_ms": 1e3 * seconds,
-                **({"sparsity": self.pruner.sparsity(numbers.step)} if self.pruner else {}),
-            },
-            self.norms.of(numbers.step) if self.norms else {},
-        )
-        pruned = f" | sparsity {self.pruner.sparsity(numbers.step):.1%}" if self.pruner else ""
+        values = {  # W&B and TensorBoard group charts by the part of a key before the slash
+            "train/loss": numbers.loss,
+            "train/lr": numbers.lr,
+            "grad/norm": numbers.norm,
+            "throughput/tokens_per_s": speed,
+            "throughput/mfu": used,
+            "throughput/step_ms": 1e3 * seconds,
+        }
+        pruned = ""
+        if self.pruner:
+            self.sparsity = values["sparsity"] = self.pruner.sparsity(numbers.step)
+            pruned = f" | sparsity {self.sparsity:.1%}"
+        self._metrics(numbers.step, values | (self.norms.of(numbers.step) if self.norms else {}))
         self.say(
             f"Iter {numbers.step} | epoch {epoch} | loss {numbers.loss:.4f} | lr {numbers.lr:.2e} | "
             f"norm {numbers.norm:.2f} | dt {1e3 * seconds:.1f}ms | tok/s {speed:.0f} | "
@@ -240,10 +235,8 @@ class RunLog:
             return
         self.state_bytes = gather(self.world, optimizers.state_bytes)
         if optimizers.sharded:
-            sizes = " to ".join(
-                dict.fromkeys(memory_size(size) for size in (min(self.state_bytes), max(self.state_bytes)))
-            )
-            self.say(f"Optimizer states: sharded over {self.world.size} ranks, {sizes} on each")
+            sizes = dict.fromkeys(memory_size(size) for size in (min(self.state_bytes), max(self.state_bytes)))
+            self.say(f"Optimizer states: sharded over {self.world.size} ranks, {' to '.join(sizes)} on each")
 
     def validation(
         self, step: int, loss: float, by_source: Mapping[str, float] | None = None, bits: float | None = None
@@ -252,10 +245,10 @@ class RunLog:
 
         by_source: loss per dataset of a mix.  bits: per byte of text.
         """
+        self.val.append(Evaluation(step, loss, bits))
         several = by_source if by_source and len(by_source) > 1 else {}  # of one dataset it would repeat the loss
         parts = {f"val/loss/{name}": value for name, value in several.items()}
-        values = {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits, **parts}
-        self._metrics(self.val, step, values)
+        self._metrics(step, {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits, **parts})
         more = "" if bits is None else f" | bpb {bits:.4f}"
         more += "".join(f" | {name} {value:.4f}" for name, value in several.items())
         self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}{more}")
@@ -276,8 +269,7 @@ class RunLog:
             more += f", {count(core.truncated)} truncated" if core.truncated else ""
             self.say(f"Iter {step} | CORE {core.core:z.4f} ({more})")
         self.benchmarks = {key: values.get(name) for key, name in BENCHMARKS.items()}
-        # Not in a history: reports read metrics.jsonl, and result.json has the newest scores only.
-        self._metrics([], step, values)
+        self._metrics(step, values)
 
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:
         """Log sample texts of the weights after `step` updates, one line each."""
@@ -289,16 +281,6 @@ class RunLog:
             prompt, text = (json.dumps(value, ensure_ascii=False) for value in (sample.prompt, sample.text))
             self.say(f"Iter {step} | Sample of {prompt}: {text}")
 
-    def _sparsity(self) -> float | None:
-        """Return the share of pruned weights now; None without pruning, or if the GPU has failed."""
-        if threading.current_thread() is not threading.main_thread():  # the loop hangs, and the GPU may: do not wait
-            return self.train[-1].get("sparsity") if self.train else None
-        try:
-            return self.pruner.sparsity() if self.pruner else None
-        # After a CUDA error every operation fails, and the result must be written all the same: it has the reason.
-        except RuntimeError:
-            return None
-
     def _speed(self, seconds: float) -> tuple[float, float | None]:
         """Return tokens per second, and MFU if the peak is known, of steps that take `seconds`."""
         assert self.config
@@ -307,22 +289,13 @@ class RunLog:
         speed = self.config.tokens_per_step / seconds
         return speed, mfu(speed, self.config.shape.flops_per_token, self.peak, self.world.size)
 
-    def _metrics(
-        self, history: list[dict[str, Any]], step: int, values: Mapping[str, Any], more: Mapping[str, Any] | None = None
-    ) -> None:
-        """Add values to the history and to metrics.jsonl. more: for the file only, not for checkpoints."""
+    def _metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
         assert self.config
-        line = {
-            "step": step,
-            "time": time.time(),
-            "elapsed_s": self.elapsed_s,
-            "tokens": step * self.config.tokens_per_step,
-            "attempt": self.attempt,
-            **values,
-        }
-        history.append(line)
+        line = {"step": step, "time": time.time(), "elapsed_s": self.elapsed_s}
+        line |= {"tokens": step * self.config.tokens_per_step, "attempt": self.attempt}
         if self.main:
-            append_jsonl(self.dir.metrics, finite_items({**line, **(more or {})}))
+            append_jsonl(self.dir.metrics, finite({**line, **values}))
 
     def _steady(self) -> array[float]:
         """Return the seconds of each step that led to the current weights, without the warm-up of each attempt."""
@@ -335,106 +308,56 @@ class RunLog:
 
         ended_by: what a finished run ended by; its final validation loss is that of the step where it ended.
         """
-        # Both are None if the run failed before its set-up
-        config, world = self.config, self.world
-        losses = [line["val/loss"] for line in self.val]
-        best = min(self.val, key=lambda line: line["val/loss"], default=None)
+        config, world = self.config, self.world  # None if the run failed before its set-up
+        best = min(self.val, key=lambda line: line.loss, default=None)
         trained = ended_by is not None or (config is not None and self.step == config.max_iters)
         # The newest loss is the final one only if it is of the final weights. A run that was stopped has none.
-        complete = trained and self.evaluated(self.step)
+        final = self.val[-1] if trained and self.evaluated(self.step) else None
         steady = self._steady()
         # Speed from the mean (all tokens / all seconds), but the typical step from the median, without outliers
         speed, used = self._speed(statistics.fmean(steady)) if steady else (None, None)
-        return finite_items(
-            {
-                "run_id": self.run_id,
-                "attempt": self.attempt,
-                "status": status,
-                "kind": kind,
-                "reason": reason,
-                "ended_by": ended_by,
-                "step": self.step,
-                "tokens": self.step * config.tokens_per_step if config else None,
-                "initial_val_loss": losses[0] if losses else None,
-                "final_val_loss": losses[-1] if complete else None,
-                "best_val_loss": best["val/loss"] if best else None,
-                "best_val_step": best["step"] if best else None,
-                "final_bits_per_byte": self.val[-1]["val/bits_per_byte"] if complete else None,
-                "best_bits_per_byte": best["val/bits_per_byte"] if best else None,
-                **self.benchmarks,
-                "final_train_loss": self.train[-1]["train/loss"] if self.train else None,
-                "tokens_per_second": speed,
-                "mfu": used,
-                "step_ms": 1e3 * statistics.median(steady) if steady else None,
-                "seconds": self.elapsed_s,
-                "spent_s": self.spent(),
-                "schedule_share": self.step / config.max_iters if config else None,
-                "attempt_seconds": time.perf_counter() - self.started,
-                "peak_memory_mib": peak_memory_mib(world) if world else None,
-                "optimizer_state_mib": [size / 2**20 for size in self.state_bytes] if self.state_bytes else None,
-                "world_size": world.size if world else None,
-                "device": world.device.type if world else None,
-                "device_name": world.device_name if world else None,
-                "params": self.params,
-                "sparsity": self._sparsity(),
-                "ended": time.time(),
-            }
-        )
-
-    def training_metrics(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Return training_metrics.json: the original project's keys, then ours. Missing measurements are null."""
-        config, world = self.config, self.world
-        assert config
-        assert world
-        val_losses = [line["val/loss"] for line in self.val]
-        train_losses = [line["train/loss"] for line in self.train]
-        final, best, initial = (result[f"{which}_val_loss"] for which in ("final", "best", "initial"))
-        # The history again, in the original project's format: one list per quantity
-        ppl = {"final": perplexity(final), "best": perplexity(best), "initial": perplexity(initial)}
-        cuda = world.device.type == "cuda"
-        return finite_items(
-            {
-                "config": config.to_json(),
-                "model_params": self.params,
-                "train_losses": train_losses,
-                "val_losses": val_losses,
-                "train_perplexities": [perplexity(loss) for loss in train_losses],
-                "val_perplexities": [perplexity(loss) for loss in val_losses],
-                "learning_rates": [line["train/lr"] for line in self.train],
-                "sparsities": [line.get("sparsity", 0.0) for line in self.train],  # 0: nothing is pruned
-                "timestamps": [line["time"] for line in self.train],
-                "iterations": [line["step"] for line in self.train],
-                "final_val_loss": final,
-                "best_val_loss": best,
-                "final_perplexity": ppl["final"],
-                "best_perplexity": ppl["best"],
-                "initial_perplexity": ppl["initial"],
-                "delta_ppl": ppl["final"] - ppl["initial"] if ppl["final"] and ppl["initial"] else None,
-                "total_time": result["seconds"],
-                # Not measured here; the keys stay for readers of the original's files.
-                **{f"latency_seq{length}_{p}": None for length in (512, 1024) for p in ("p50", "p95")},
-                "gpu_memory_allocated_mb": torch.cuda.max_memory_allocated(world.device) / 2**20 if cuda else None,
-                "gpu_memory_reserved_mb": torch.cuda.max_memory_reserved(world.device) / 2**20 if cuda else None,
-                "tokens": result["tokens"],
-                "tokens_per_second": result["tokens_per_second"],
-                "mfu": result["mfu"],
-                "joules": None,  # the recorder measures energy, not the trainer
-                "joules_per_token": None,
-                "world_size": world.size,
-                "global_batch": config.global_batch,
-                "seed": config.seed,
-                "run_id": self.run_id,
-                "val_steps": [line["step"] for line in self.val],
-                **{name: result[name] for name in ("final_bits_per_byte", *BENCHMARKS)},
-            }
-        )
+        return {
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "status": status,
+            "kind": kind,
+            "reason": reason,
+            "ended_by": ended_by,
+            "step": self.step,
+            "tokens": self.step * config.tokens_per_step if config else None,
+            "initial_val_loss": self.val[0].loss if self.val else None,
+            "final_val_loss": final.loss if final else None,
+            "best_val_loss": best.loss if best else None,
+            "best_val_step": best.step if best else None,
+            "final_bits_per_byte": final.bits if final else None,
+            "best_bits_per_byte": best.bits if best else None,
+            **self.benchmarks,
+            "final_train_loss": self.train_loss,
+            "tokens_per_second": speed,
+            "mfu": used,
+            "step_ms": 1e3 * statistics.median(steady) if steady else None,
+            "seconds": self.elapsed_s,
+            "spent_s": self.spent(),
+            "schedule_share": self.step / config.max_iters if config else None,
+            "attempt_seconds": time.perf_counter() - self.started,
+            "peak_memory_mib": peak_memory_mib(world) if world else None,
+            "optimizer_state_mib": [size / 2**20 for size in self.state_bytes] if self.state_bytes else None,
+            "world_size": world.size if world else None,
+            "device": world.device.type if world else None,
+            "device_name": world.device_name if world else None,
+            "params": self.params,
+            "sparsity": self.sparsity,
+            "ended": time.time(),
+        }
 
     def finish(self, ended_by: str) -> None:
         """Report the final and the best validation loss, and end the run as finished."""
         assert self.config
-        final, best = self.val[-1], min(self.val, key=lambda line: float(line["val/loss"]))
-        self.say(f"Final validation loss: {final['val/loss']:.4f} | ppl: {final['val/perplexity']:.2f}")
-        self.say(f"Best validation loss: {best['val/loss']:.4f} (Iter {best['step']})")
+        if self.pruner:
+            self.sparsity = self.pruner.sparsity(self.step)
+        final, best = self.val[-1], min(self.val, key=lambda line: line.loss)
+        self.say(f"Final validation loss: {final.loss:.4f} | ppl: {perplexity(final.loss):.2f}")
+        self.say(f"Best validation loss: {best.loss:.4f} (Iter {best.step})")
         if self.step < self.config.max_iters:  # its rate has not decayed: the loss is not comparable with complete runs
             text = f"ended after {self.step} of {self.config.max_iters} steps of the learning rate schedule"
             self.event(self.step, ended_by, text)
@@ -443,26 +366,10 @@ class RunLog:
     def end(
         self, status: str, kind: str | None = None, reason: str | None = None, *, ended_by: str | None = None
     ) -> None:
-        """Write training_metrics.json, then result.json, whose existence means that the run has ended."""
+        """Write result.json, whose existence means that the run has ended."""
         # A run that was moved while it trained continues at its new path: a result at the old one would be lost there.
-        if not self.main or not self.dir.path.is_dir():
-            return
-        result = self.result(status, kind, reason, ended_by=ended_by)
-        if self.config and self.world:  # else the run failed before its set-up, and there are no metrics
-            with suppress(OSError) if status != "finished" else nullcontext():  # the result says why, and is small
-                write_json(self.dir.training_metrics, self.training_metrics(result))
-        write_json(self.dir.result, result)
-
-
-def columns(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return log lines as one list per key, with None for missing values, which is compact in a checkpoint."""
-    keys = dict.fromkeys(key for line in lines for key in line)
-    return {key: [line.get(key) for line in lines] for key in keys}
-
-
-def rows(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the log lines that `columns` was given."""
-    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+        if self.main and self.dir.path.is_dir():
+            write_json(self.dir.result, finite(self.result(status, kind, reason, ended_by=ended_by)))
 
 
 def both_clocks() -> tuple[float, float]:
@@ -470,10 +377,8 @@ def both_clocks() -> tuple[float, float]:
     return time.time(), time.monotonic()
 
 
-def perplexity(loss: float | None) -> float | None:
+def perplexity(loss: float) -> float:
     """Return exp(loss), infinity if that overflows."""
-    if loss is None:
-        return None
     return math.exp(loss) if loss < 700 else math.inf  # exp raises OverflowError from 710 on
 
 
@@ -484,16 +389,8 @@ def peak_memory_mib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
 
 
-def finite_items(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with null for non-finite numbers."""
-    # json.dumps writes NaN and Infinity, which are not JSON: strict readers would refuse the whole file.
-    return {key: finite(item) for key, item in value.items()}
-
-
-def finite(value: Any) -> Any:
-    """Return a JSON value with null for non-finite numbers."""
-    if isinstance(value, dict):
-        return finite_items(value)
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with None for numbers that are not finite: NaN and Infinity are not JSON."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }

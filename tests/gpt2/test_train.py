@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 
 import pytest
 import torch
@@ -106,20 +105,6 @@ def test_the_effective_configuration_is_the_requested_one(finished_run):
     assert len(used["devices"]) == 1
 
 
-def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_log(finished_run):
-    metrics, result = read_json(finished_run[0].training_metrics), read_json(finished_run[0].result)
-    assert metrics["iterations"] == [0, 2, 4, 6, 8, 10, 11]
-    assert len(metrics["train_losses"]) == len(metrics["learning_rates"]) == len(metrics["timestamps"]) == 7
-    assert metrics["val_steps"] == [0, 5, 10, 12]
-    assert metrics["val_losses"][-1] == metrics["final_val_loss"] == result["final_val_loss"]
-    assert metrics["best_val_loss"] == min(metrics["val_losses"])
-    assert metrics["final_perplexity"] == pytest.approx(math.exp(metrics["final_val_loss"]))
-    assert metrics["delta_ppl"] == pytest.approx(metrics["val_perplexities"][-1] - metrics["val_perplexities"][0])
-    assert metrics["gpu_memory_allocated_mb"] is None
-    assert metrics["joules"] is None
-    assert (metrics["world_size"], metrics["global_batch"], metrics["seed"]) == (1, 4, 1337)
-
-
 def test_the_newest_checkpoints_are_kept_and_the_last_is_the_best_and_the_final_one(finished_run):
     run_dir, _ = finished_run
     checkpoints = Checkpoints(run_dir.checkpoints)
@@ -143,7 +128,7 @@ def test_a_diverging_run_fails_with_its_reason_and_no_final_checkpoint(tmp_path)
     assert result["step"] < 50
     assert not run_dir.checkpoints.exists()
     assert [event["event"] for event in read_jsonl(run_dir.events)] == ["nan"]
-    for path in (run_dir.result, run_dir.training_metrics, run_dir.metrics):
+    for path in (run_dir.result, run_dir.metrics):
         assert "NaN" not in path.read_text()
         assert "Infinity" not in path.read_text()
 
@@ -154,7 +139,7 @@ def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "error", 12), process.stderr
     assert "step_00000012.pt could not be written" in result["reason"]
-    assert result["final_val_loss"] == read_json(run_dir.training_metrics)["final_val_loss"] > 0
+    assert result["final_val_loss"] == merged_metrics(run_dir.metrics)[-1].values["val/loss"] > 0
     events = [(event["step"], event["event"]) for event in read_jsonl(run_dir.events)]
     assert events == [(4, "checkpoint failed"), (8, "checkpoint failed"), (12, "failed")]
     assert not list(run_dir.checkpoints.iterdir())
@@ -256,31 +241,6 @@ def test_a_result_before_any_measurement_has_null_and_not_zero(tmp_path):
     result = RunLog(RunDir(tmp_path), "a", 1, main=True).result("failed", "error", "x")
     for key in ("initial_val_loss", "final_train_loss", "tokens_per_second", "step_ms", "peak_memory_mib", "params"):
         assert result[key] is None
-
-
-def test_a_gpu_that_failed_does_not_prevent_the_result(tmp_path):
-    class FailedPruner:
-        def sparsity(self):
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-    log = RunLog(RunDir(tmp_path), "a", 1, main=True)
-    log.pruner = FailedPruner()
-    log.end("failed", "error", "CUDA error")
-    result = read_json(log.dir.result)
-    assert (result["reason"], result["sparsity"]) == ("CUDA error", None)
-
-
-def test_a_gpu_that_hangs_does_not_prevent_the_result_of_the_watchdog(tmp_path):
-    class HangingPruner:
-        def sparsity(self):
-            raise AssertionError("this waits for the GPU")
-
-    log = RunLog(RunDir(tmp_path), "a", 1, main=True)
-    log.pruner, log.train = HangingPruner(), [{"step": 3, "train/loss": 3.0, "sparsity": 0.25}]
-    watchdog = threading.Thread(target=log.end, args=("failed", "stall", "no progress"))
-    watchdog.start()
-    watchdog.join()
-    assert read_json(log.dir.result)["sparsity"] == 0.25
 
 
 def test_a_rank_that_is_lost_after_the_result_does_not_change_it(tmp_path, capsys):

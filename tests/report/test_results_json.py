@@ -6,8 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import pytest
-
 from kmatrix.records.files import read_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats import results_json
@@ -30,7 +28,6 @@ def test_all_results_has_every_run_with_the_original_keys_and_ours(tmp_path):
     for entry in (good, bad, left):
         assert entry.keys() >= ORIGINAL_KEYS | OUR_KEYS | {"world_size", "global_batch", "seed"}
     assert (good["success"], good["status"], good["pruning"]) == (True, "finished", "none")
-    assert good["val_steps"][-1] == 100
     assert good["final_val_loss"] == 3.28
     assert "error" not in good
     assert (bad["success"], bad["error"], bad["final_val_loss"]) == (False, "out of memory", None)
@@ -48,25 +45,13 @@ def test_a_rerun_replaces_the_old_result(tmp_path):
 
 def test_no_file_contains_a_float_that_json_does_not_allow(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
-    path = matrix.run("gpt2_adamw_1cpu").training_metrics
-    path.write_text('{"schema": 1, "train_losses": [10.9, null], "final_val_loss": null}')
     write_summary(replace(analyse(matrix), ended=math.nan))
 
     def reject_constant(name: str) -> None:
         raise AssertionError(f"{name} is not valid JSON")
 
-    (entry,) = json.loads(matrix.all_results.read_text(), parse_constant=reject_constant)
-    assert entry["train_losses"] == [10.9, None]
+    json.loads(matrix.all_results.read_text(), parse_constant=reject_constant)
     assert json.loads(matrix.results.read_text(), parse_constant=reject_constant)["ended"] is None
-
-
-def test_a_damaged_file_of_the_trainer_is_left_out_of_all_results(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun()])
-    matrix.run("gpt2_adamw_1cpu").training_metrics.write_text('{"schema": 1, "train_losses": [10.9, NaN]}')
-    write_summary(analyse(matrix))
-    (entry,) = json.loads(matrix.all_results.read_text())
-    assert "train_losses" not in entry
-    assert entry["final_val_loss"] == pytest.approx(3.28)
 
 
 def test_results_json_has_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):

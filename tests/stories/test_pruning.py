@@ -11,6 +11,7 @@ import torch
 
 from checkpoints import final_of
 from held_training import HeldTraining
+from kmatrix.records.runs import merged_metrics
 from story import complete_lines, load_json, matrices, only
 from waiting import wait_until
 
@@ -63,6 +64,6 @@ def test_adamwprune_reaches_its_target_and_a_resume_in_the_ramp_changes_nothing(
     clone.check("continue", f"TARGET={stopped.parent}")
     assert load_json(stopped / "result.json")["attempt"] == 2
     assert zeros_of(stopped) == (zeros, total, elsewhere)
-    uninterrupted, resumed = (load_json(path / "training_metrics.json") for path in (run, stopped))
-    for key in ("train_losses", "val_losses", "sparsities"):
-        assert resumed[key] == uninterrupted[key], key
+    uninterrupted, resumed = (merged_metrics(path / "metrics.jsonl") for path in (run, stopped))
+    for key in ("train/loss", "val/loss", "sparsity"):
+        assert [at.values.get(key) for at in resumed] == [at.values.get(key) for at in uninterrupted], key

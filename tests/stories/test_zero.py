@@ -9,6 +9,7 @@ import torch
 
 from checkpoints import final_of
 from held_training import HeldTraining
+from kmatrix.records.runs import merged_metrics
 from story import load_json, matrices, only, processes_of
 from waiting import wait_until
 
@@ -23,7 +24,8 @@ ARGUMENTS = (
 
 
 def losses(run: Path) -> list[float]:
-    return load_json(run / "training_metrics.json")["train_losses"]
+    lines = merged_metrics(run / "metrics.jsonl")
+    return [line.values["train/loss"] for line in lines if "train/loss" in line.values]
 
 
 def differing_parts(one: Path, two: Path) -> list[str]:

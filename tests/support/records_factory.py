@@ -158,7 +158,6 @@ def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if run.result and run.status != "running":
         write_json(folder.result, result(run, lines))
-        write_json(folder.training_metrics, training_metrics(run, lines))
     return folder
 
 
@@ -255,20 +254,6 @@ def result(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "device_name": "NVIDIA A10G" if run.device == "cuda" else "AMD EPYC 7R32",
         "params": 842_496,
         "ended": CREATED + 60,
-    }
-
-
-def training_metrics(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return training_metrics.json, the original project's file of one run."""
-    val = [line["val/loss"] for line in lines if "val/loss" in line]
-    return {
-        "config": {"optimizer": run.optimizer},
-        "model_params": 842_496,
-        "val_losses": val,
-        "val_steps": [line["step"] for line in lines if "val/loss" in line],
-        "final_val_loss": val[-1],
-        "best_val_loss": min(val),
-        "seed": run.seed,
     }
 
 

@@ -86,7 +86,7 @@ def _copy(source: RunDir, run: RunDir, name: str) -> None:
     with writing(run.path):
         shutil.rmtree(staged.path, ignore_errors=True)  # of a process that was killed here
         shutil.copytree(run.path, staged.path)
-        for path in (source.result, source.run_used, source.metrics, source.training_metrics):
+        for path in (source.result, source.run_used, source.metrics):
             if path.is_file() and not path.is_symlink():
                 shutil.copy2(path, staged.path / path.name)
         write_json(staged.run_json, {**read_json(run.run_json), "reused_from": name})

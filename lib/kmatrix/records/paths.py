@@ -92,10 +92,6 @@ class RunDir:
         return self.path / "phases.jsonl"
 
     @property
-    def training_metrics(self) -> Path:
-        return self.path / "training_metrics.json"
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -90,17 +90,15 @@ def _foreign_runs(folder: Path) -> list[RunGpus]:
 
 def _foreign(folder: Path, result: Mapping[str, Any]) -> RunGpus:
     """Return a run of the original project. result: its entry in all_results.json."""
-    metrics = _json(folder / "training_metrics.json")
-    facts = {**(metrics if isinstance(metrics, dict) else {}), **result}
-    tokens = finite(facts.get("tokens"))
-    totals = TrainingTotals(tokens=None if tokens is None else int(tokens), seconds=finite(facts.get("elapsed_time")))
-    success = facts.get("success")
+    tokens = finite(result.get("tokens"))
+    totals = TrainingTotals(tokens=None if tokens is None else int(tokens), seconds=finite(result.get("elapsed_time")))
+    success = result.get("success")
     status = (
         {True: str(Status.FINISHED), False: str(Status.FAILED)}.get(success, "") if isinstance(success, bool) else ""
     )
     return RunGpus(
         name=folder.name,
-        optimizer=str(facts.get("optimizer") or _optimizer(folder.name)),
+        optimizer=str(result.get("optimizer") or _optimizer(folder.name)),
         status=status,
         gpu=read_gpu(RunDir(folder), totals),
     )

@@ -204,7 +204,7 @@ def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
         if step == 2:
             run.save(2)
     next_attempt = run.next_attempt()
-    assert [line["step"] for line in next_attempt.log.val] == [0, 1, 2]
+    assert [line.step for line in next_attempt.log.val] == [0, 1, 2]
     assert next_attempt.log.evaluated(2)
     assert next_attempt.log.before_s > 0
     metrics = list(read_jsonl(run.log.dir.metrics))

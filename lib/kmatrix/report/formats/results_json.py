@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from kmatrix.curves.values import Evaluations, number
-from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, indented, packed
+from kmatrix.records.decode import SCHEMA, as_json, indented, packed
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
@@ -56,7 +55,7 @@ def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
 
 def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write all_results.json: the array of the original project, one object per run, with additional keys."""
-    write_bytes(matrix.all_results, indented([original(matrix, run) for run in numbers.runs]))
+    write_bytes(matrix.all_results, indented([original(run) for run in numbers.runs]))
 
 
 def results(numbers: MatrixNumbers, pack: Callable[[dict[str, Any]], object] | None = None) -> dict[str, Any]:
@@ -90,8 +89,8 @@ def results(numbers: MatrixNumbers, pack: Callable[[dict[str, Any]], object] | N
     }
 
 
-def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
-    """Return a run's training_metrics.json together with its numbers.
+def original(run: RunNumbers) -> dict[str, Any]:
+    """Return the numbers of a run by their names in the original project.
 
     Unknown values are None. An unfinished run has no final loss.
     """
@@ -135,11 +134,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "dollars": run.dollars,
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
-    # The trainer's values win; those that it does not know (null), such as energy, are numbers of the report.
-    # A planned run has none, or those of a result that is being archived.
-    own = {} if run.status is Status.PLANNED else _loose_object(matrix.run(run.name).training_metrics)
-    known = {key: value for key, value in own.items() if value is not None or key not in numbers}
-    return {**numbers, **known, **identity, **failure}
+    return {**numbers, **identity, **failure}
 
 
 def _settings(one: OptimizerSettings) -> dict[str, Any]:
@@ -157,12 +152,6 @@ def clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [clean(item) for item in value]
     return value
-
-
-def _loose_object(path: Path) -> dict[str, Any]:
-    """Return the object in a file of the original format, without its schema; empty if missing or damaged."""
-    value = decode_optional(path, dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]) or {}
-    return {key: item for key, item in value.items() if key != "schema"}
 
 
 def _run(run: RunNumbers, target: float | None) -> dict[str, Any]:
