@@ -57,8 +57,8 @@ from kmatrix.errors import ConfigError, DataError, KmatrixError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.jobs.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.run_lock import join_attempt
 from kmatrix.records.train_config import TrainConfig, changes
 

@@ -22,7 +22,7 @@ from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
-from kmatrix.records.ranks import SIGNAL, RankState, first_failure
+from kmatrix.records.jobs.ranks import SIGNAL, RankState, first_failure
 
 SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stopping.PARTS
 FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles

@@ -16,8 +16,8 @@ from gpt2.log import RunLog
 from gpt2.train import phases_of_node
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.jobs.ranks import read_ranks
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import read_ranks
 
 pytestmark = pytest.mark.process
 PRESENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}

@@ -107,7 +107,8 @@ def test_a_micro_batch_that_is_not_a_divisor_is_refused(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("fault", "line"), [("hang:1:4", True), ("spin:1:4", True), ("freeze:1:4", False), ("freeze:0:4", False)]
+    ("fault", "line"),
+    [("hang:1:4", "trainer_faults.py:"), ("spin:1:4", "in match"), ("freeze:1:4", ""), ("freeze:0:4", "")],
 )
 def test_a_rank_that_hangs_ends_the_run_and_is_named_with_its_place(tmp_path, fault, line):
     """A rank that is stopped writes no stacks; the ranks that wait for it do."""
@@ -118,7 +119,7 @@ def test_a_rank_that_hangs_ends_the_run_and_is_named_with_its_place(tmp_path, fa
     assert (end.status, end.kind) == (Status.FAILED, "stall"), process.stdout
     assert f"rank {fault.split(':')[1]} is in " in end.reason
     assert ("forward of step 4" in end.reason) >= fault.startswith("hang")  # the others write no state any more
-    assert ("trainer_faults.py" in end.reason) == line
+    assert line in end.reason
     if run_dir.result.exists():
         assert has_ended(run_dir) == ("failed", "stall", None)
 

@@ -8,8 +8,8 @@ from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.files import NodeFile, RankExit
 from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.jobs.ranks import RankState
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import RankState
 from kmatrix.records.runs import Status
 from kmatrix.status.classify import classify
 from kmatrix.status.node_ends import first_exit, node_end

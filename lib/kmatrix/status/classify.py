@@ -10,8 +10,8 @@ from functools import cached_property
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import decode, decode_lines
 from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.jobs.ranks import first_failure, read_ranks
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import first_failure, read_ranks
 from kmatrix.records.runs import (
     RunResult,
     Status,

@@ -18,9 +18,9 @@ from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import as_json, decode, decode_optional
 from kmatrix.records.files import last_lines, write_json
+from kmatrix.records.jobs.ranks import RankState
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
-from kmatrix.records.ranks import RankState
 from kmatrix.records.runs import RunFile, RunResult, Status, metric_line, read_result, read_run_file
 from kmatrix.records.states import AttemptRecord, RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track

@@ -6,8 +6,8 @@ import pytest
 
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
+from kmatrix.records.jobs.ranks import RankState, describe_hang, first_failure, innermost
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import RankState, describe_hang, first_failure, innermost
 
 LOST = ("error", "RuntimeError: Connection closed by peer")
 OWN = ("error", "ValueError: no data")
