@@ -42,11 +42,6 @@ def shape_problem(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tu
     return ""
 
 
-def layers_of(weights: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of transformer blocks in weights: their names start with h.<number>."""
-    return len({name.split(".")[1] for name in weights if name.startswith("h.")})
-
-
 def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the hash of names and values, sorted by name, so that equal weights have equal hashes."""
     digest = hashlib.sha256()

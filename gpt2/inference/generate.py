@@ -16,7 +16,7 @@ from gpt2.data.tokenizer import Tokenizer
 from gpt2.inference.restore import restore
 from gpt2.model.base import LanguageModel
 from gpt2.model.cache import Cache
-from kmatrix.errors import ConfigError, KmatrixError
+from kmatrix.errors import ConfigError
 from kmatrix.output import run_program
 
 MAX_TOKENS_PER_CHARACTER = 4  # UTF-8 has at most 4 bytes per character: a longer incomplete end is invalid
@@ -78,43 +78,30 @@ class GeneratedText:
         self.text = ""  # decoded so far, without what may still become part of a stop string
         # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
         self.finish: str | None = None
-        self._decoded_tokens = 0
-        self._held_back = ""  # decoded text that may be the beginning of a stop string
+        self._undecoded: list[int] = []  # an incomplete character
+        self._held_back = ""  # the newest text, as long as a stop string may begin in it
 
     def add(self, token: int) -> str:
         """Add a token and return the new text, which may be empty."""
         self.tokens.append(token)
-        end = token == self.tokenizer.end_of_document
-        last = end or len(self.tokens) == self.sampling.max_tokens
-        new = self._held_back + self._decode(len(self.tokens) - end, last=last)  # without the end of document
-        stops = [position for stop in self.sampling.stop if (position := new.find(stop)) >= 0]
-        if stops:
+        if token == self.tokenizer.end_of_document:
+            self.finish = "stop"
+        else:
+            self._undecoded.append(token)
+            self.finish = "length" if len(self.tokens) == self.sampling.max_tokens else None
+        new = self.tokenizer.decode(self._undecoded)  # not all tokens again, which would take quadratic time
+        if new.endswith(REPLACEMENT) and not self.finish and len(self._undecoded) < MAX_TOKENS_PER_CHARACTER:
+            return ""
+        self._undecoded = []
+        new = self._held_back + new
+        if stops := [position for stop in self.sampling.stop if (position := new.find(stop)) >= 0]:
             new, self.finish = new[: min(stops)], "stop"
-        elif last:
-            self.finish = "stop" if end else "length"
-        # Text that was sent cannot be taken back, so keep what may turn out to be the beginning of a stop string.
-        keep = 0 if self.finish else max((overlap(new, stop) for stop in self.sampling.stop), default=0)
-        new, self._held_back = new[: len(new) - keep], new[len(new) - keep :]
+        # Text that was sent cannot be taken back.
+        keep = 0 if self.finish else max((len(stop) - 1 for stop in self.sampling.stop), default=0)
+        sent = max(0, len(new) - keep)
+        new, self._held_back = new[:sent], new[sent:]
         self.text += new
         return new
-
-    def _decode(self, count: int, *, last: bool) -> str:
-        """Return the text of the first `count` tokens, without the part that was already decoded.
-
-        Return "" while they end in an incomplete character, unless no further token will come.
-        """
-        # Only new tokens: decoding everything again would take quadratic time.
-        waiting = self.tokens[self._decoded_tokens : count]
-        text = self.tokenizer.decode(waiting)
-        if text.endswith(REPLACEMENT) and not last and len(waiting) < MAX_TOKENS_PER_CHARACTER:
-            return ""
-        self._decoded_tokens = count
-        return text
-
-
-def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def generate(model: LanguageModel, text: GeneratedText) -> Iterator[str]:
@@ -140,6 +127,23 @@ def generate(model: LanguageModel, text: GeneratedText) -> Iterator[str]:
         yield text.add(token)
 
 
+def print_text(path: Path, prompt: str, sampling: Sampling, device: str) -> None:
+    """Print the prompt and the text to stdout as it is generated, and the model, speed and seed to stderr."""
+    # Two streams, so that `> file` has nothing but the text.
+    restored = restore(path, device)
+    print(f"{path}: {restored.description}", file=sys.stderr, flush=True)
+    text = GeneratedText(restored.tokenizer.encode(prompt).tolist(), sampling, restored.tokenizer)
+    print(prompt, end="", flush=True)
+    start = time.perf_counter()
+    for new in generate(restored.model, text):
+        print(new, end="", flush=True)
+    speed = len(text.tokens) / (time.perf_counter() - start)
+    print(flush=True)
+    print(
+        f"{len(text.tokens)} tokens, {speed:.0f} tokens/s, seed {sampling.seed}, finish: {text.finish}", file=sys.stderr
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpt2.inference.generate", description="Generate a text with a checkpoint.")
     parser.add_argument("checkpoint", type=Path)
@@ -156,30 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed
         )
         print_text(args.checkpoint, args.prompt, sampling, args.device)
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(flush=True)
         return 130
     return 0
-
-
-def print_text(path: Path, prompt: str, sampling: Sampling, device: str) -> None:
-    """Print the prompt and the text to stdout as it is generated, and the model, speed and seed to stderr."""
-    # Two streams, so that `> file` has nothing but the text.
-    restored = restore(path, device)
-    kind = next(restored.model.parameters()).device.type
-    print(f"{restored.path}: {restored.name}, step {restored.step}, on {kind}", file=sys.stderr, flush=True)
-    text = GeneratedText(restored.tokenizer.encode(prompt).tolist(), sampling, restored.tokenizer)
-    print(prompt, end="", flush=True)
-    start = time.perf_counter()
-    for new in generate(restored.model, text):
-        print(new, end="", flush=True)
-    seconds = time.perf_counter() - start
-    print(flush=True)
-    speed = f", {len(text.tokens) / seconds:.0f} tokens/s" if seconds else ""
-    print(f"{len(text.tokens)} tokens{speed}, seed {sampling.seed}, finish: {text.finish}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kmatrix.errors import ConfigError
 from kmatrix.shapes import ModelShape
 
 # Ours -> transformers', inside of a block and outside.
@@ -32,20 +33,12 @@ FIXED = {
 }
 
 
-def differences(shape: ModelShape) -> list[str]:
-    """Return what of a model transformers' NanoChat cannot compute."""
-    found = [f"{name} is {getattr(shape, name)}" for name, value in FIXED.items() if getattr(shape, name) != value]
-    if min(shape.windows) < shape.block_size:
-        found.append(f"window_pattern is {shape.window_pattern}")
-    return found
-
-
 def nanochat_to_hugging_face(weights: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
     """Return the weights by transformers' names, without vocabulary padding."""
     found = {}
     for name, tensor in weights.items():
         value = tensor[:vocab_size] if name in OUTSIDE else tensor
-        found[theirs(name)] = value.detach().clone().contiguous()  # safetensors refuses views
+        found[theirs(name)] = value.clone().contiguous()  # safetensors refuses views
     return found
 
 
@@ -58,8 +51,19 @@ def theirs(name: str) -> str:
 
 
 def nanochat_config(shape: ModelShape) -> dict[str, Any]:
-    """Return the fields of transformers' NanoChatConfig for a shape."""
+    """Return config.json for a shape. Raises ConfigError if transformers' NanoChat cannot compute the model."""
+    other = [f"{name} is {getattr(shape, name)}" for name, value in FIXED.items() if getattr(shape, name) != value]
+    if min(shape.windows) < shape.block_size:
+        other.append(f"window_pattern is {shape.window_pattern}")
+    if other:
+        raise ConfigError(
+            f"transformers' NanoChat cannot compute this model of type {shape.arch!r}",
+            why="; ".join(other),
+            hint="only models with the parts of nanochat2025 can be exported (docs/nanochat.md)",
+        )
     return {
+        "architectures": ["NanoChatForCausalLM"],
+        "model_type": "nanochat",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.n_embd,
         "intermediate_size": 4 * shape.n_embd,

@@ -18,95 +18,72 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gpt2.inference.generate import GeneratedText, Sampling, generate
 from gpt2.inference.restore import Restored, restore
-from kmatrix.errors import KmatrixError, LaunchError
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.hosts import LOOPBACK, AsgiApp, guarded_asgi, server_address
 from kmatrix.output import run_program
 
 KEY = "KMATRIX_API_KEY"  # environment variable with the required API key
 GRACE_S = 5  # for the response in progress after Ctrl+C
-DEFAULT_TOKENS = 16  # as in OpenAI's API
-PARAMETERS: dict[str, tuple[type, ...]] = {
-    "model": (str,),
-    "prompt": (str,),
-    "max_tokens": (int,),
-    "temperature": (int, float),
-    "stop": (str, list),
-    "seed": (int,),
-    "stream": (bool,),
-}
 
 
-class RefusedError(Exception):
-    """A rejected request. param: the parameter that is wrong."""
+class Completion(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: the supported parameters of OpenAI's API, with its defaults."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}}
+    prompt: str = ""
+    model: str = ""
+    max_tokens: int = 16
+    temperature: float = 1.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] = ()
+    stream: bool = False
 
 
 def parse(body: bytes, restored: Restored) -> tuple[GeneratedText, bool]:
-    """Return the text to generate, and whether it is streamed. Raises RefusedError; no parameter is ignored."""
+    """Return the text to generate, and whether it is streamed. Raises KmatrixError; no parameter is ignored."""
     try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the body is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise RefusedError("the body is not a JSON object")
-    for name, value in values.items():
-        if name not in PARAMETERS:
-            raise RefusedError(f"{name} is not supported: the parameters are {', '.join(PARAMETERS)}", name)
-        if value is not None and type(value) not in PARAMETERS[name]:  # not isinstance: true is an int in Python
-            raise RefusedError(f"{name} is not {' or '.join(kind.__name__ for kind in PARAMETERS[name])}", name)
-    given = {name: value for name, value in values.items() if value is not None}
-    if given.get("model", restored.name) != restored.name:
-        raise RefusedError(f"{given['model']} is not served here; the model is {restored.name}", "model", status=404)
-    stop = given.get("stop", [])
-    stop = [stop] if isinstance(stop, str) else stop
-    if not all(isinstance(text, str) for text in stop):
-        raise RefusedError("stop is not a list of texts", "stop")
-    try:
-        prompt = restored.tokenizer.encode(given.get("prompt", "")).tolist()
-    except (KmatrixError, UnicodeError) as error:
-        raise RefusedError(error.what if isinstance(error, KmatrixError) else "not text", "prompt") from None
-    try:
-        sampling = Sampling(
-            max_tokens=given.get("max_tokens", DEFAULT_TOKENS),
-            temperature=given.get("temperature", 1.0),
-            seed=given.get("seed", secrets.randbits(63)),
-            stop=tuple(stop),
-        )
-    except KmatrixError as error:
-        raise RefusedError(f"{error.what}: {error.why}", error.what.partition(" ")[0]) from None
+        given = msgspec.json.decode(body, type=dict[str, Any])
+        asked = msgspec.convert({name: value for name, value in given.items() if value is not None}, Completion)
+    except msgspec.DecodeError as error:  # which names the parameter
+        raise ConfigError("invalid request", why=str(error)) from None
+    if asked.model not in ("", restored.name):
+        raise ConfigError(f"{asked.model} is not served here", why=f"the model is {restored.name}")
+    sampling = Sampling(
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        stop=(asked.stop,) if isinstance(asked.stop, str) else asked.stop,
+    )
+    text = GeneratedText(restored.tokenizer.encode(asked.prompt).tolist(), sampling, restored.tokenizer)
     # As OpenAI's API does: the generator would continue from the last half of the context, which changes the text.
-    text, context = GeneratedText(prompt, sampling, restored.tokenizer), restored.model.shape.block_size
-    if len(text.prompt) + sampling.max_tokens > context:
+    if len(text.prompt) + sampling.max_tokens > (context := restored.model.shape.block_size):
         sizes = f"{len(text.prompt)} in the prompt, {sampling.max_tokens} to generate"
-        raise RefusedError(f"the model's context is {context} tokens; the request has {sizes}", "max_tokens")
-    return text, given.get("stream", False)
+        raise ConfigError("the request is too long", why=f"the model's context is {context} tokens, it has {sizes}")
+    return text, asked.stream
 
 
 def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str | None = None) -> AsgiApp:
     """Return the ASGI application. hosts: accepted names of this server; (): any.  key: that requests must have."""
     created, turn = int(time.time()), asyncio.Lock()
 
-    def check(request: Request) -> None:
+    def check_key(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         # compare_digest takes the same time for any wrong key: == would tell how many characters are right.
         if key and not hmac.compare_digest(given.encode(), key.encode()):
-            raise RefusedError("the key is missing or wrong", status=401)
+            raise HTTPException(401, "the key is missing or wrong")
 
     async def models(request: Request) -> Response:
-        check(request)
+        check_key(request)
         about = {"id": restored.name, "object": "model", "created": created, "owned_by": "kmatrix"}
         return JSONResponse({"object": "list", "data": [about]})
 
@@ -117,21 +94,18 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
                 yield new
 
     async def completions(request: Request) -> Response:
-        check(request)
-        # Another type would let a web page send requests: a browser asks for permission to send this one.
-        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise RefusedError("the body must be application/json", status=415)
+        check_key(request)
         text, stream = parse(await request.body(), restored)
         head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
-        head["model"] = restored.name
 
-        def choices(new: str) -> dict[str, Any]:
-            return {**head, "choices": [{"index": 0, "text": new, "logprobs": None, "finish_reason": text.finish}]}
+        def answer(new: str) -> dict[str, Any]:
+            choice = {"index": 0, "text": new, "logprobs": None, "finish_reason": text.finish}
+            return {**head, "model": restored.name, "choices": [choice]}
 
         async def events() -> AsyncIterator[str]:
             async for new in parts(text):
                 if new or text.finish:
-                    yield f"data: {json.dumps(choices(new))}\n\n"
+                    yield f"data: {json.dumps(answer(new))}\n\n"
             yield "data: [DONE]\n\n"
 
         if stream:
@@ -140,45 +114,40 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
             if await request.is_disconnected():
                 break
         sizes = {"prompt_tokens": len(text.prompt), "completion_tokens": len(text.tokens)}
-        return JSONResponse({**choices(text.text), "usage": {**sizes, "total_tokens": sum(sizes.values())}})
+        return JSONResponse({**answer(text.text), "usage": {**sizes, "total_tokens": sum(sizes.values())}})
 
     async def refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001  (the signature of a handler)
-        assert isinstance(error, RefusedError)
-        return JSONResponse(error.body, error.status)
+        status = error.status_code if isinstance(error, HTTPException) else 400
+        message = f"{error.what}: {error.why}" if isinstance(error, KmatrixError) else str(error)
+        return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]
+    handlers = {KmatrixError: refuse, HTTPException: refuse}
     # Outermost: a web page cannot let a name of its own point to this server.
-    return guarded_asgi(Starlette(routes=routes, exception_handlers={RefusedError: refuse}), hosts)
+    return guarded_asgi(Starlette(routes=routes, exception_handlers=handlers), hosts)
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket, bound before the model is loaded. Raises LaunchError if that fails."""
+    """Return a listening socket, before the model is loaded. Raises LaunchError if that fails."""
     try:
         address = server_address(host).address
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        # A restarted server can bind while connections of the previous one are still in TIME_WAIT.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-    except (OSError, OverflowError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    except (OSError, OverflowError) as error:
         hint = "pass another PORT=, or PORT=0 for a free one; HOST= is an address of this machine"
-        raise LaunchError(f"cannot listen on {host}, port {port}", why=why, hint=hint) from None
-    return listener
+        raise LaunchError(f"cannot listen on {host}, port {port}", why=str(error), hint=hint) from None
 
 
 def serve(restored: Restored, listener: socket.socket, host: str) -> None:
     """Serve until Ctrl+C. The response in progress then has GRACE_S seconds. host: the address, as it was written."""
-    key = os.environ.get(KEY) or None
+    key = os.environ.get(KEY)
     address = server_address(listener.getsockname()[0])  # the one that is bound
     if address.is_open and not key:
         print(f"warning: {address.address} is open to everyone: set {KEY} in the environment", file=sys.stderr)
     url = f"http://{address.url_host}:{listener.getsockname()[1]}"
-    device = next(restored.model.parameters()).device.type
-    print(f"{restored.name}, step {restored.step}, on {device}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
-    print(f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"The \"}}'", flush=True)
-    hosts = () if address.is_open else (*address.names, host.lower())
+    print(f"{restored.description}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
+    print(f'curl {url}/v1/completions -d \'{{"prompt": "The "}}\'', flush=True)
+    app = application(restored, hosts=() if address.is_open else (*address.names, host.lower()), key=key)
     # No log of requests: what others send does not reach the terminal.
-    app = application(restored, hosts=hosts, key=key)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False, ws="none"
     )
@@ -195,9 +164,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with listening(args.host, args.port) as listener:
             serve(restore(args.checkpoint, args.device), listener, args.host)
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

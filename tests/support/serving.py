@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 
@@ -21,8 +20,7 @@ SHAPE = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=96, vocab_size=257
 
 def restored(model: GPT) -> Restored:
     """Return a model as `restore` does."""
-    path = Path("gpt2_adamw_1cpu/checkpoints/step_00000007.pt")
-    return Restored(model=model.eval(), tokenizer=load("byte"), path=path, run_id="0123456789", step=12)
+    return Restored(model=model.eval(), tokenizer=load("byte"), name="gpt2_adamw_1cpu", step=12)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from gpt2.inference.restore import load_model
 from gpt2.optim.builders import build_optimizers
 from gpt2.train import build_model
 from kmatrix.errors import LaunchError, RecordError
+from kmatrix.output import run_program
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
@@ -133,7 +134,7 @@ def test_weights_alone_and_the_checkpoint_of_another_configuration_cannot_be_res
 )
 def test_the_programs_print_one_error_and_exit_with_2(program, tmp_path, capsys):
     torch.save(sound() | {"step": 2.5}, tmp_path / "c.pt")
-    assert program(tmp_path / "c.pt") == 2
+    assert run_program(lambda: program(tmp_path / "c.pt")) == 2
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: {tmp_path / 'c.pt'} is damaged")
     assert "Traceback" not in printed

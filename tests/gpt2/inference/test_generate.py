@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpt2.data.tokenizer import ByteTokenizer
-from gpt2.inference.generate import GeneratedText, Sampling, generate, overlap, sample_token
+from gpt2.inference.generate import GeneratedText, Sampling, generate, sample_token
 from gpt2.model.cache import Cache
 from gpt2.model.gpt2 import GPT
 from kmatrix.errors import ConfigError
@@ -108,23 +106,6 @@ def test_top_k_and_top_p_exclude_unlikely_tokens(options, possible):
     assert {sample_token(logits, Sampling(**options), generator) for _ in range(300)} == possible
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(-80, 80).map(lambda n: n / 10), min_size=2, max_size=30, unique=True),
-    st.integers(0, 40),
-    st.floats(0.01, 1),
-    st.floats(0.05, 5),
-    st.integers(0, 10),
-)
-def test_a_drawn_token_is_always_one_of_the_top_k(logits, top_k, top_p, temperature, seed):
-    sampling = Sampling(top_k=top_k, top_p=top_p, temperature=temperature)
-    token = sample_token(torch.tensor(logits), sampling, torch.Generator().manual_seed(seed))
-    likelier = [x for x in logits if x > logits[token]]
-    assert not top_k or len(likelier) < top_k
-    total = sum(math.exp(x / temperature) for x in logits)
-    assert top_p == 1 or sum(math.exp(x / temperature) for x in likelier) / total < top_p + 1e-4
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -143,61 +124,40 @@ def test_invalid_sampling_options_are_refused(options, message):
         Sampling(**options)
 
 
-def emitted(tokens, **options):
-    """Return the pieces that are emitted when these tokens are drawn, and the whole text."""
+# Tokens (256: end of document), options, the parts that are sent, and why the text ends
+TEXTS = {
+    "a character of several bytes is sent when it is complete": (
+        "aé€😀b".encode(),
+        {"max_tokens": 11},
+        ["a", "", "é", "", "", "€", "", "", "", "😀", "b"],
+        "length",
+    ),
+    "an invalid character holds nothing back for ever": (
+        b"a\xf0\xf0\xf0\xf0b",
+        {"max_tokens": 6},
+        ["a", "", "", "", 4 * "\ufffd", "b"],
+        "length",
+    ),
+    "an incomplete end": (b"a\xc3", {"max_tokens": 2}, ["a", "\ufffd"], "length"),
+    "the end of document is not sent": ([*b"ab", 256, *b"c"], {}, ["a", "b", ""], "stop"),
+    "no part of a stop text is sent": (b"oneEND two", {"stop": ("END",)}, ["", "", "o", "n", "e", ""], "stop"),
+    "the beginning of a stop text is text": (b"EN", {"stop": ("END",), "max_tokens": 2}, ["", "EN"], "length"),
+    "and before the end of document": ([*b"xEN", 256], {"stop": ("END",)}, ["", "", "x", "EN"], "stop"),
+    "a stop text after its own beginning": (b"EEND", {"stop": ("END",)}, ["", "", "E", ""], "stop"),
+    "the first of several in the text counts": (b"a-b+c", {"stop": ("+c", "-b")}, ["", "a", ""], "stop"),
+}
+
+
+@pytest.mark.parametrize(("tokens", "options", "parts", "finish"), TEXTS.values(), ids=TEXTS)
+def test_a_text_ends_where_it_should_and_is_sent_as_early_as_it_can(tokens, options, parts, finish):
     text = GeneratedText([1], Sampling(**{"max_tokens": 100, **options}), BYTES)
-    chunks = []
+    sent = []
     for token in tokens:
-        chunks.append(text.add(token))
+        sent.append(text.add(token))
         if text.finish:
             break
-    assert "".join(chunks) == text.text
-    return chunks, text
-
-
-def test_a_multi_byte_character_is_emitted_when_it_is_complete():
-    chunks, text = emitted("aé€😀b".encode(), max_tokens=11)
-    assert chunks == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
-    assert text.finish == "length"
-
-
-def test_an_invalid_character_does_not_hold_back_the_text_forever():
-    chunks, _ = emitted([*b"a", 0xF0, 0xF0, 0xF0, 0xF0, *b"bc"])
-    assert "".join(chunks).startswith("a")
-    assert chunks[-1] == "c"
-    chunks, text = emitted([*b"a", 0xC3], max_tokens=2)
-    assert text.text == "a\N{REPLACEMENT CHARACTER}"
-
-
-def test_the_end_of_document_token_ends_a_text_and_is_not_emitted():
-    _, text = emitted([*b"ab", BYTES.end_of_document, *b"c"])
-    assert (text.text, text.finish) == ("ab", "stop")
-
-
-def test_a_stop_text_ends_a_text_and_no_part_of_it_is_emitted():
-    chunks, text = emitted(b"one END two", stop=("END",))
-    assert (text.text, text.finish) == ("one ", "stop")
-    assert chunks[:5] == ["o", "n", "e", " ", ""]
-
-
-def test_a_partial_stop_text_is_emitted_at_the_end():
-    chunks, text = emitted(b"EN", stop=("END",), max_tokens=2)
-    assert chunks == ["", "EN"]
-    _, text = emitted(b"EEND", stop=("END",))
-    assert text.text == "E"
-    _, text = emitted([*b"xEN", BYTES.end_of_document], stop=("END",))
-    assert (text.text, text.finish) == ("xEN", "stop")
-
-
-def test_the_first_of_several_stop_texts_in_the_text_counts():
-    _, text = emitted(b"a-b+c", stop=("+c", "-b"))
-    assert text.text == "a"
-
-
-@given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
-def test_the_overlap_is_the_longest_prefix_of_the_stop_text_at_the_end(text, stop):
-    found = [n for n in range(len(stop)) if text.endswith(stop[:n]) and n <= len(text)]
-    assert overlap(text, stop) == max(found)
+    assert (sent, text.finish) == (parts, finish)
+    assert text.text == "".join(parts)
 
 
 def test_an_empty_prompt_starts_a_document(model):

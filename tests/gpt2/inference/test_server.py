@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from checkpoints import best_of
-from factories import ROOT, environment, make_run, train
 from gpt2.data.tokenizer import load
 from gpt2.inference.generate import GeneratedText, Sampling, generate
 from gpt2.inference.server import listening
@@ -67,7 +61,7 @@ def post(address, body, **headers):
     """Send a raw request; return status and body."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", "/v1/completions", data, {"Content-Type": "application/json", **headers})
+    connection.request("POST", "/v1/completions", data, headers)
     response = connection.getresponse()
     text = response.read()
     return response.status, json.loads(text) if response.status != 421 else text.decode()
@@ -100,41 +94,31 @@ def test_a_stop_text_ends_the_text(client, model):
     assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
 
 
-@pytest.mark.parametrize(
-    ("options", "param", "message"),
-    [
-        ({"max_tokens": 0}, "max_tokens", "integer of at least 1"),
-        ({"max_tokens": "5"}, "max_tokens", "is not int"),
-        ({"max_tokens": True}, "max_tokens", "is not int"),
-        ({"temperature": -1}, "temperature", "0 to 100"),
-        ({"temperature": 10**400}, "temperature", "0 to 100"),
-        ({"prompt": [1]}, "prompt", "is not str"),
-        ({"prompt": "\ud800"}, "prompt", "not text"),
-        ({"prompt": "x" * 90}, "max_tokens", "context is 96 tokens; the request has 90 in the prompt, 16 to generate"),
-        ({"stop": ["a", 3]}, "stop", "list of texts"),
-        ({"stop": ""}, "stop", "must not be empty"),
-        ({"stream": "yes"}, "stream", "is not bool"),
-        ({"seed": 2**64}, "seed", "2^63"),
-        ({"n": 1}, "n", "is not supported"),
-        ({"logprobs": 3}, "logprobs", "is not supported"),
-        ({"tempreature": 1}, "tempreature", "is not supported"),
-        ({"model": "gpt-4"}, "model", "is not served here"),
-    ],
-)
-def test_a_parameter_that_is_unknown_or_wrong_is_refused_by_name(address, options, param, message):
-    status, response = post(address, {"model": NAME, "prompt": "a", **options})
-    assert status == (404 if param == "model" else 400)
-    assert response["error"]["param"] == param
-    assert message in response["error"]["message"]
+REFUSED = {
+    "max_tokens is 0": {"max_tokens": 0},
+    "Expected `int`, got `str` - at `$.max_tokens`": {"max_tokens": "5"},
+    "temperature is -1": {"temperature": -1},
+    "got `array` - at `$.prompt`": {"prompt": [1]},
+    "context is 96 tokens, it has 90 in the prompt, 16 to generate": {"prompt": "x" * 90},
+    "Expected `str`, got `int` - at `$.stop[1]`": {"stop": ["a", 3]},
+    "stop strings must not be empty": {"stop": ""},
+    "expected an integer from 0 to 2^63 - 1": {"seed": 2**63},
+    "unknown field `logprobs`": {"logprobs": 3},
+    "unknown field `tempreature`": {"tempreature": 1},
+    "gpt-4 is not served here": {"model": "gpt-4"},
+}
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
-def test_a_body_that_is_not_a_json_object_is_refused(address, body):
-    assert post(address, body)[0] == 400
+def test_what_is_unknown_or_wrong_is_refused_by_name(address):
+    for message, options in REFUSED.items():
+        status, response = post(address, {"model": NAME, "prompt": "a", **options})
+        assert status == 400
+        assert message in response["error"]["message"]
+    for body in (b"", b"{", b"[1]", b"\xff\xfe", rb'{"prompt": "\ud800"}', b'{"seed": ' + b"9" * 5000 + b"}"):
+        assert post(address, body)[0] == 400
 
 
-def test_a_web_page_can_send_no_request(address):
-    assert post(address, b"{}", **{"Content-Type": "text/plain"})[0] == 415
+def test_another_name_of_the_server_is_refused(address):
     assert post(address, {"prompt": "a"}, Host="evil.example")[0] == 421
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert post(address, {"prompt": "a", "max_tokens": 1}, Host=host)[0] == 200
@@ -179,8 +163,7 @@ def test_a_client_that_is_gone_does_not_block_the_next_one(stream):
     model = CountedModel(SHAPE)
     with served(model) as url:
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
-        body = json.dumps({"prompt": "a", "max_tokens": 90, "stream": stream})
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 90, "stream": stream}))
         wait_until(lambda: model.calls == 1)
         connection.close()
         model.gate.set()
@@ -193,37 +176,6 @@ def test_a_port_in_use_or_an_invalid_one_is_reported():
         listener.listen()
         with pytest.raises(LaunchError, match=r"(?s)cannot listen on.*in use.*PORT=0"):
             listening("127.0.0.1", listener.getsockname()[1])
-    for host, port in (("127.0.0.1", 70000), ("no such host", 0), ("203.0.113.254", 0)):  # the last: RFC 5737
+    for host, port in (("127.0.0.1", 70000), ("203.0.113.254", 0)):  # the last: RFC 5737
         with pytest.raises(LaunchError, match="cannot listen on"):
             listening(host, port)
-
-
-@pytest.mark.nightly
-def test_the_program_serves_a_checkpoint_until_ctrl_c(tmp_path):
-    run_dir = make_run(tmp_path)
-    assert train(run_dir).returncode == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpt2.inference.server", str(best_of(run_dir.path)), "--port", "0"],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        first_line = process.stdout.readline()
-        url = first_line.split(": ")[1].split("/v1")[0]
-        assert first_line.startswith("gpt2_adamw_1cpu, step 12, on cpu: http://127.0.0.1:")
-        wait_until(lambda: _answers(url))
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
-        assert process.stderr.read().strip() == "stopped"
-    finally:
-        process.kill()
-
-
-def _answers(url):
-    try:
-        return post(url, {"prompt": "a", "max_tokens": 1})[0] == 200
-    except OSError:
-        return False
