@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpt2.benchmarks.tasks import Scores
-from gpt2.dist import World, gather
+from gpt2.dist import World, environment, gather, node_environment
 from gpt2.machine import machine_of, software
 from gpt2.norms import LayerNorms
 from gpt2.optim.optimizers import Optimizers
@@ -28,6 +28,7 @@ from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
 from kmatrix.depth_rule import describe
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
+from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
@@ -64,8 +65,7 @@ class Evaluation(NamedTuple):
 class RunLog:
     """The log of one attempt at a run. Ranks other than 0 keep the numbers but write nothing."""
 
-    def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool, phases: Path | None = None) -> None:
-        """Create the log. phases: the file of the phases, None for that of the run if this is rank 0."""
+    def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool) -> None:
         self.dir, self.run_id, self.attempt, self.main = run_dir, run_id, attempt, main
         self.config: TrainConfig | None = None
         self.world: World | None = None
@@ -83,10 +83,10 @@ class RunLog:
         self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
         self.seconds = array("d")  # of each step of this attempt; 8 bytes each, because there may be millions
         self.steady_before = array("d")  # of the steps of earlier attempts, without warm-up
-        self.since_line = 0  # steps since the last line
+        self.since_line, self.compute_s = 0, 0.0  # steps since the last line, and the compute time of this rank in them
         self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
         self.benchmarks: dict[str, float | None] = dict.fromkeys(BENCHMARKS)  # the newest scores
-        self._phases = run_dir.phases if main else phases
+        self._phases = phases_of_node(run_dir)
         written = (run_dir.metrics, run_dir.events, run_dir.samples, run_dir.core) if main else ()
         for path in (*written, *([self._phases] if self._phases else [])):
             end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
@@ -106,6 +106,8 @@ class RunLog:
         changed: fields that differ from the plan, each with field, from, to and why.  attention: kernel by kind.
         """
         self.config, self.world, self.params, self.pruner = config, world, params, pruner
+        self.dir.rank(world.rank).mkdir(parents=True, exist_ok=True)
+        end_torn_line(self.dir.timings(world.rank))
         machines = gather(world, machine_of(world))  # of all ranks: rank 0 knows only its own node
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
         used, adjusted = config.to_json(), list(changed)
@@ -203,12 +205,13 @@ class RunLog:
         """Add the numbers of a step; log them every log_interval steps and at the last step."""
         assert self.config
         self.seconds.append(numbers.seconds)
-        self.since_line += 1
+        self.since_line, self.compute_s = self.since_line + 1, self.compute_s + numbers.compute_s
         if numbers.step % self.config.log_interval and numbers.step != self.config.max_iters - 1:
             return
         # The mean since the last line: a single step says little on a shared machine
         seconds = statistics.fmean(self.seconds[-self.since_line :])
-        self.since_line, self.train_loss = 0, numbers.loss
+        self._timings(numbers.step, seconds)
+        self.since_line, self.compute_s, self.train_loss = 0, 0.0, numbers.loss
         speed, used = self._speed(seconds)
         values = {  # W&B and TensorBoard group charts by the part of a key before the slash
             "train/loss": numbers.loss,
@@ -288,6 +291,13 @@ class RunLog:
         # FLOPs per token: Chowdhery et al., PaLM, appendix B (kmatrix.shapes)
         speed = self.config.tokens_per_step / seconds
         return speed, mfu(speed, self.config.shape.flops_per_token, self.peak, self.world.size)
+
+    def _timings(self, step: int, seconds: float) -> None:
+        """Add a line to the timings of this rank, but not of the first step, which includes warm-up."""
+        assert self.world
+        if step:
+            line = {"step": step, "steps": self.since_line, "compute_ms": 1e3 * self.compute_s / self.since_line}
+            append_jsonl(self.dir.timings(self.world.rank), line | {"step_ms": 1e3 * seconds})
 
     def _metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
@@ -370,6 +380,14 @@ class RunLog:
         # A run that was moved while it trained continues at its new path: a result at the old one would be lost there.
         if self.main and self.dir.path.is_dir():
             write_json(self.dir.result, finite(self.result(status, kind, reason, ended_by=ended_by)))
+
+
+def phases_of_node(run_dir: RunDir) -> Path | None:
+    """Return the file of the phases of this node, for its first rank; None for others, and if nothing watches it."""
+    node = NodeDir(run_dir, node_environment()[0])
+    _, local_rank, _ = environment()
+    # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
+    return node.recording.phases if local_rank == 0 and node.recording.path.is_dir() else None
 
 
 def both_clocks() -> tuple[float, float]:

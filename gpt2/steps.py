@@ -5,18 +5,15 @@ from __future__ import annotations
 import inspect
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gpt2.dist import World
-from kmatrix.records.files import append_jsonl, end_torn_line
 from kmatrix.records.train_config import TrainConfig
 
 Mark = float | torch.cuda.Event  # a time: seconds on the CPU's clock, or an event in the GPU's stream
@@ -149,53 +146,31 @@ def between(start: Mark, end: Mark) -> float:
     return float(start.elapsed_time(end)) / 1e3  # elapsed_time is in ms
 
 
-class Timings:
-    """Writes the timings of one rank, one line per log interval."""
-
-    def __init__(self, path: Path, every: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        end_torn_line(path)  # of an attempt that was killed while it wrote
-        self.path, self.every = path, every
-        self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
-
-    def add(self, reading: StepNumbers) -> None:
-        """Add a step. Step 0 is excluded because it includes warm-up."""
-        if reading.step == 0:
-            return
-        self._steps += 1
-        self._compute_s += reading.compute_s
-        self._seconds += reading.seconds
-        if reading.step % self.every == 0:
-            self._write(reading.step)
-
-    def _write(self, step: int) -> None:
-        per_step = 1e3 / self._steps
-        line = {"step": step, "steps": self._steps}
-        times = {"compute_ms": self._compute_s * per_step, "step_ms": self._seconds * per_step}
-        append_jsonl(self.path, {**line, **times})
-        self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
-
-
-def distributed(model: nn.Module, config: TrainConfig, world: World) -> DistributedDataParallel:
+def distributed(model: nn.Module, config: TrainConfig, steps: Steps) -> DistributedDataParallel:
     """Return the model wrapped in DDP, which averages gradients after the last micro-batch of a step."""
-    return DistributedDataParallel(
+    device = steps.world.device
+    ddp = DistributedDataParallel(
         model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # gradients are views of the buckets: no copies, and less memory by their size
         **NO_BUFFERS,
         find_unused_parameters=bool(config.ddp_find_unused_params),
     )
+    average = bf16_compress_hook if config.ddp_bf16_gradients else allreduce_hook
+
+    # No annotations: register_comm_hook checks them at runtime, and refuses the strings that they are here.
+    def hook(group, bucket):  # type: ignore[no-untyped-def]
+        if bucket.is_last():  # buckets become ready in backward's order, so this rank has all its gradients now
+            steps.computed()
+        return average(group, bucket)
+
+    ddp.register_comm_hook(torch.distributed.group.WORLD, hook)
+    return ddp
 
 
-def average_gradients(steps: Steps, bucket: GradBucket, *, bf16: bool = False) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients over the ranks, as DDP does by default, and mark the end of the computation.
-
-    bf16: send them in bfloat16.
-    """
-    if bucket.is_last():  # buckets become ready in backward's order, so this rank has all its gradients now
-        steps.computed()
-    hook = bf16_compress_hook if bf16 else allreduce_hook
-    return hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
+def evaluated(model: nn.Module) -> nn.Module:
+    """Return the model without DDP, whose forward pass communicates."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +21,11 @@ RECENT_STEPS = 8  # the next step is expected to take as long as the longest of 
 RECENT = 3  # the same for evaluations and checkpoints
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
 END_S = 0.5  # time to write the last files
-EVALUATION, BENCHMARK, CHECKPOINT = PARTS = ("evaluation", "judging", "checkpoint")  # between steps; the names on disk
+EVALUATION, BENCHMARK, CHECKPOINT = PARTS = (
+    "evaluation",
+    "benchmark",
+    "checkpoint",
+)  # between steps; the names on disk
 
 
 class EndReason(StrEnum):
@@ -186,8 +190,8 @@ class NotFiniteError(Exception):
     """The training failed: a loss or a gradient is NaN or infinite. The message names it and the step."""
 
 
-def not_finite(step: int, loss: float, norm: float) -> str:
-    """Describe what is not finite in a step, or return "". A NaN or infinity of one rank survives the mean."""
-    if not math.isfinite(loss):
-        return f"loss is {loss} at step {step}"
-    return "" if math.isfinite(norm) else f"gradient norm is {norm} at step {step}"
+def check_finite(step: int, values: Mapping[str, float]) -> None:
+    """Raise NotFiniteError if one of the numbers of a step is not finite. Those of one rank survive the mean."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise NotFiniteError(f"{name} is {value} at step {step}")

@@ -11,8 +11,8 @@ import argparse
 import gc
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -21,42 +21,41 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gpt2.data.batches as data
 from gpt2 import dist, prune
 from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.saver import Saver
 from gpt2.checkpoint.shared import check_shared
 from gpt2.checkpoint.state import Stateful, TrainingState
-from gpt2.data.batches import Batches
+from gpt2.data.batches import Batches, check_data
 from gpt2.evaluate import Benchmarks, Validation
 from gpt2.log import RunLog
-from gpt2.loop.between import BetweenSteps
-from gpt2.loop.profiling import Profile
-from gpt2.loop.schedule import dropout_seed, scale
-from gpt2.model.attention_kernel import choose_kernel, kernels_of
-from gpt2.model.base import LanguageModel
-from gpt2.model.compiled import begin_pass, compile_model, keeps_gradients
-from gpt2.model.fp8 import check_device
-from gpt2.model.precision import autocast, configure_determinism, configure_precision
-from gpt2.model.registry import MODELS
+from gpt2.model.attention_kernel import kernels_of
+from gpt2.model.compiled import begin_pass, compile_model, keep_gradients
+from gpt2.model.precision import autocast
+from gpt2.model.registry import build_model, configure
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.sharded import shard
-from gpt2.prune import Pruner
-from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
+from gpt2.profiling import Profile
+from gpt2.schedule import scale, step_seed
+from gpt2.steps import StepNumbers, Steps, clip, distributed, evaluated
 from gpt2.stopping import (
+    BENCHMARK,
+    CHECKPOINT,
+    EVALUATION,
+    PARTS,
     Budget,
     EarlyStopping,
     EndReason,
     NotFiniteError,
+    check_finite,
     limit_of,
     spent_before,
 )
 from gpt2.watchdog import END, STEP, Watchdog, last_line
-from kmatrix.errors import ConfigError, DataError, KmatrixError
+from kmatrix.errors import KmatrixError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.files import read_json
-from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.jobs.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.paths import RunDir
 from kmatrix.records.run_lock import join_attempt
@@ -67,11 +66,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="gpt2.train", description="Train one run.")
     parser.add_argument("run_dir", type=Path, help="the run directory with run.json")
     parser.add_argument("--attempt", type=int, default=1, help="number of this attempt")
-    parser.add_argument(
-        "--resume",
-        default="none",
-        help="none: start; auto: newest valid checkpoint, or start; latest, best, or a path",
-    )
+    parser.add_argument("--resume", default="none", help="none, auto (newest valid, if any), latest, best, or a path")
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
     dist.die_with_parent()
@@ -86,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if dist.node_environment()[0] > 0 and not run_dir.run_json.exists():
             print(f"  hint: {run_dir.path} must be on storage that all nodes of the run share", file=sys.stderr)
         dist.exit_now(dist.EXIT_REFUSED)
-    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0, phases=phases_of_node(run_dir))
+    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     watchdog = Watchdog(log, rank)
     stop = dist.Stop(watchdog.give_up)
@@ -103,14 +98,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     dist.finish(code)
 
 
-def phases_of_node(run_dir: RunDir) -> Path | None:
-    """Return the file of the phases of this node, for its first rank; None for others, and if nothing watches it."""
-    node = NodeDir(run_dir, dist.node_environment()[0])
-    _, local_rank, _ = dist.environment()
-    # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
-    return node.recording.phases if local_rank == 0 and node.recording.path.is_dir() else None
-
-
 def train(
     run: Mapping[str, object],
     log: RunLog,
@@ -121,32 +108,189 @@ def train(
     micro_batch: int | None = None,
 ) -> int:
     """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
-    loop = set_up(run, log, stop, watchdog, resume=resume, micro_batch=micro_batch)
-    between, training = loop.between, loop.between.training
+    parts = set_up(run, log, watchdog, resume=resume, micro_batch=micro_batch)
+    world, saver = parts.state.world, parts.saver
     gc.collect()
     gc.freeze()  # objects that live as long as the run: later collections skip them
     log.end_phase("set-up", log.started_at)
+    ended_by, broken = None, ""
     try:
-        ended_by = loop.run()
-        stop.acknowledge()  # all ranks left the loop after the same step: none waits for a rank that has stopped
-        finished = ended_by is not EndReason.STOP and between.evaluate(log.step)
-        if finished:
-            between.benchmark(log.step, final=True)
+        ended_by = loop(parts, log, stop, watchdog)
     except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
-        stop.acknowledge()
-        log.event(log.step, "nan", str(error))
-        between.checkpoints.wait()
-        log.end("failed", "nan", str(error))
-        leave_together(training.world, log)
-        return dist.EXIT_FAILED
+        broken = str(error)
     finally:
-        between.checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
-        loop.profile.end()
+        stop.acknowledge()  # this rank waits for none that has stopped: all leave the loop after the same step
+        saver.wait()  # finish writing the current checkpoint, however the loop ended
+        parts.profile.end()
 
     watchdog.work(END, log.step)
-    code = between.end_finished(ended_by) if finished else between.end_stopped()
-    leave_together(training.world, log)
+    if broken:
+        code = dist.EXIT_FAILED
+        log.event(log.step, "nan", broken)
+        log.end("failed", "nan", broken)
+    elif ended_by is EndReason.STOP:
+        code, signal = dist.EXIT_STOPPED, stop.signal
+        steps = f"{log.step} of {parts.state.config.max_iters} steps"
+        log.event(log.step, "stop", f"stopped after {steps}: {signal or 'a peer'}")
+        saver.stop()
+        log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
+    else:
+        code, final = dist.EXIT_FINISHED, parts.state.config.save_checkpoint
+        if final or saver.wanted(log.step):
+            # Wait: result.json comes last, and a run whose final checkpoint cannot be written is not finished.
+            with log.phase(CHECKPOINT):
+                saver.save(final=final)
+                saver.wait()
+        log.finish(str(ended_by))
+    leave_together(world, log)
     return code
+
+
+def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndReason:
+    """Train until the last step, the end of the budget, early stopping or a stop request, and return which it was.
+
+    All ranks do the same, because it depends on the step, or on numbers that they have exchanged.
+    """
+    optimizers, budget, saver, steps = parts.state.optimizers, parts.budget, parts.saver, parts.steps
+    ended_by: EndReason | None = None
+
+    def stopping() -> bool:
+        watchdog.progress()  # who asks goes on: it has not stalled
+        return stop.requested
+
+    @contextmanager
+    def phase(kind: str) -> Iterator[None]:
+        watchdog.work(kind, log.step)
+        with budget.measure(kind), log.phase(EVALUATION if kind == BENCHMARK else kind):
+            yield
+
+    steps.restart()  # the set-up is not part of the first step
+    while True:
+        step = log.step
+        if step == parts.state.config.max_iters and ended_by is not EndReason.STOP:
+            ended_by = EndReason.MAX_ITERS  # also if the budget was used up by the last step: it cut nothing off
+        due = due_before(parts, log, step)
+        if ended_by or due:
+            # A step's numbers arrive one step late: wait for them before its weights are evaluated or saved.
+            arrived = finish_step(parts, log, steps.drain())
+            ended_by = ended_by or arrived
+            if ended_by is EndReason.STOP:
+                return ended_by
+            if (ended_by or EVALUATION in due) and not log.evaluated(step):
+                with phase(EVALUATION), optimizers.evaluation_weights():
+                    loss = evaluate(parts, log, stop)
+                if loss is None:
+                    return EndReason.STOP
+                if not ended_by and parts.early.should_stop(loss):
+                    ended_by = EndReason.EARLY_STOPPING
+            if ended_by or BENCHMARK in due:
+                with phase(BENCHMARK), optimizers.evaluation_weights():
+                    parts.benchmarks.measure(step, parts.state.model, stopping, final=bool(ended_by))
+            if ended_by:
+                return ended_by
+            if saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
+                with phase(CHECKPOINT):
+                    saver.save()
+            steps.restart()  # none of this is part of the next step's time
+
+        waited = parts.batches.wait(stopping, log.say)
+        if waited is None:
+            ended_by = EndReason.STOP
+            continue
+        if waited:
+            steps.restart()
+
+        watchdog.work(STEP, step)
+        parts.profile.at(step)
+        mean = gradients(parts, step, watchdog)
+        watchdog.at(UPDATE)
+        norm = update(parts, step, log)
+        log.step = step + 1
+        watchdog.at(NUMBERS)
+        # Rank 0 decides by its clock. All ranks hear of it with the numbers of this step, which arrive in the next one.
+        over = parts.state.world.main and budget.is_up(due_before(parts, log, step + 1))
+        numbers = steps.post(step, lr=optimizers.lr, loss=mean, norm=norm, stop=stop.requested, over_budget=over)
+        ended_by = finish_step(parts, log, numbers)
+
+
+def due_before(parts: Parts, log: RunLog, step: int) -> list[str]:
+    """Return what is due before a step, and not done yet."""
+    is_due = {
+        EVALUATION: step % parts.state.config.eval_interval == 0 and not log.evaluated(step),
+        BENCHMARK: parts.benchmarks.due(step),
+        CHECKPOINT: parts.saver.due(step),
+    }
+    return [kind for kind in PARTS if is_due[kind]]
+
+
+def evaluate(parts: Parts, log: RunLog, stop: dist.Stop) -> float | None:
+    """Measure and log the validation loss. Return None if a stop interrupted it."""
+    found = parts.validation.measure(evaluated(parts.model), lambda: stop.requested)
+    if found is None:
+        return None
+    check_finite(log.step, {"validation loss": found.loss})
+    log.validation(log.step, found.loss, found.by_source, found.bits_per_byte)
+    return found.loss
+
+
+def gradients(parts: Parts, step: int, watchdog: Watchdog) -> torch.Tensor:
+    """Run forward and backward of all micro-batches; return this rank's mean loss ()."""
+    config, world, model = parts.state.config, parts.state.world, parts.model
+    # Random numbers (dropout) depend on seed, step and rank only: no state of a generator is saved.
+    torch.manual_seed(step_seed(config.seed, step, world.rank))
+    total = torch.zeros((), device=world.device)  # stays on the device, because .item() would wait for it
+    for micro in range(config.gradient_accumulation):
+        if isinstance(model, DistributedDataParallel):
+            # nanoGPT's alternative to no_sync(): average the gradients after the last micro-batch only
+            model.require_backward_grad_sync = micro == config.gradient_accumulation - 1
+        watchdog.at(DATA)
+        idx, targets = parts.batches.next()  # (B, T)
+        watchdog.at(FORWARD)
+        begin_pass(config)
+        with autocast(world.device.type, config.dtype):
+            _, loss = model(idx, targets)  # (), nats/token
+        watchdog.at(BACKWARD)
+        (loss / config.gradient_accumulation).backward()  # gradients add up: the sum has to be a mean
+        total += loss.detach()
+    if world.size == 1:  # with DDP, its communication hook marks the end of the computation
+        parts.steps.computed()
+    return total / config.gradient_accumulation
+
+
+def update(parts: Parts, step: int, log: RunLog) -> torch.Tensor:
+    """Update the weights; return the norm of the gradients before clipping ()."""
+    config, optimizers, pruner, norms = parts.state.config, parts.state.optimizers, log.pruner, log.norms
+    optimizers.set_scale(scale(config, step), step)
+    if pruner:
+        pruner.gradients()
+    if norms:
+        norms.begin(step)
+    norm = clip(list(parts.state.model.parameters()), config.grad_clip)
+    optimizers.step()
+    log.states(optimizers)
+    if pruner:
+        pruner.weights(step + 1)
+    if norms:
+        norms.end(step)
+    optimizers.zero_grad()
+    return norm
+
+
+def finish_step(parts: Parts, log: RunLog, numbers: StepNumbers | None) -> EndReason | None:
+    """Check and log a step whose numbers have arrived. Return why the loop must end, if it must.
+
+    Raises NotFiniteError if its loss or gradient norm is NaN or infinite, on all ranks alike.
+    """
+    if numbers is None:
+        return None
+    check_finite(numbers.step, {"loss": numbers.loss, "gradient norm": numbers.norm})
+    for line in parts.batches.epochs_begun(numbers.step) if log.main else ():
+        log.say(f"Iter {numbers.step} | {line}")
+    log.training(numbers, parts.batches.epoch(numbers.step))
+    parts.budget.stepped(numbers.seconds)
+    if numbers.stop:
+        return EndReason.STOP
+    return parts.budget.ended_by if numbers.over_budget else None
 
 
 def leave_together(world: dist.World, log: RunLog) -> None:
@@ -159,15 +303,25 @@ def leave_together(world: dist.World, log: RunLog) -> None:
         log.say(f"Note: a rank was lost after the end of the run: {last_line(error)}")  # the result is complete
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop of one rank works with."""
+
+    state: TrainingState  # configuration, ranks, model, optimizers: what a checkpoint holds
+    model: nn.Module  # the same weights as those of `state`, compiled and with DDP as configured
+    batches: Batches
+    validation: Validation
+    benchmarks: Benchmarks
+    early: EarlyStopping
+    budget: Budget
+    saver: Saver
+    steps: Steps
+    profile: Profile
+
+
 def set_up(
-    run: Mapping[str, object],
-    log: RunLog,
-    stop: dist.Stop,
-    watchdog: Watchdog,
-    *,
-    resume: str,
-    micro_batch: int | None,
-) -> TrainingLoop:
+    run: Mapping[str, object], log: RunLog, watchdog: Watchdog, *, resume: str, micro_batch: int | None
+) -> Parts:
     """Make all parts of the training, and restore their state from a checkpoint if `resume` says so."""
     # Configuration and process group
     values = run.get("train")
@@ -177,234 +331,46 @@ def set_up(
     world = dist.start(config)
     check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
-    batches, validation = load_data(config, world, log)
-    benchmarks = Benchmarks(config, world, log)
+    check_data(config, log.say)
+    batches, validation, benchmarks = Batches(config, world), Validation(config, world), Benchmarks(config, world, log)
+    for line in (*validation.describe(), *batches.describe()):
+        log.say(line)
 
     # Model and optimizer
     log.say(configure(config, world.device))
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
     optimizers = shard(build_optimizers(config, raw), config.zero_stage, world)
     pruner = prune.build(config, raw, optimizers)
-    # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
-    compiled = compile_model(raw, config) if config.compile else raw
-    norms = LayerNorms(raw, config.log_interval, config.max_iters - 1) if config.log_norms and world.main else None
-    log.norms = norms
+    if config.log_norms and world.main:
+        log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
     adjusted = changes(planned, config, "another micro-batch was asked for")
     log.begin(config, world, raw.params, pruner, adjusted, attention=kernels_of(raw, config, world.device))
 
-    # State that a checkpoint holds besides the model and the optimizers
-    early_stopping = EarlyStopping(config)
-    # A GPU has two more steps in its queue when the loop sees the end of one, and they run to their end.
-    budget = Budget(limit_of(config), ahead=2 if world.device.type == "cuda" else 0)
-    stateful: dict[str, Stateful] = {
-        "log": log,
-        "benchmarks": benchmarks,
-    }
-    stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
-    training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
-    checkpoints = Saver(training, log)
-    resumed = checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
+    # Everything that a checkpoint holds
+    early, budget = EarlyStopping(config), Budget(limit_of(config), ahead=2 if world.device.type == "cuda" else 0)
+    stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks, "early stopping": early, "budget": budget}
+    if pruner:
+        stateful["pruner"] = pruner
+    state = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
+    saver = Saver(state, log)
+    resumed = saver.resume(resume)
     if config.init_from and not resumed:
         initialize(raw, config)
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
     # The runner's measure includes the launch of the earlier attempts, and work after their last checkpoint.
-    budget.begin(spent_s=0.0 if resume == "none" else spent_before(), final_s=checkpoints.final_s)
+    budget.begin(spent_s=0.0 if resume == "none" else spent_before(), final_s=saver.final_s)
     log.spent = lambda: budget.spent_s
     batches.seek(log.step)
-    # After the weights were restored: DDP sends those of rank 0 to the other ranks, so all certainly start equal.
-    ddp = distributed(compiled, config, world) if world.size > 1 else None
 
-    between = BetweenSteps(
-        training=training,
-        log=log,
-        stop=stop,
-        watchdog=watchdog,
-        batches=batches,
-        validation=validation,
-        benchmarks=benchmarks,
-        model=raw,
-        compiled=compiled,
-        early_stopping=early_stopping,
-        budget=budget,
-        checkpoints=checkpoints,
-        steps=Steps(world),
-        timings=Timings(log.dir.timings(world.rank), config.log_interval),
-    )
-    if keeps_gradients(config):
-        optimizers.keeps_gradients = True
-        for parameter in raw.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-    if ddp:
-        # no annotations: register_comm_hook checks them at runtime, and refuses the strings that they are here
-        bf16 = bool(config.ddp_bf16_gradients)
-        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(between.steps, bucket, bf16=bf16))
+    # raw and model share their parameters. Checkpoints are of raw: the names do not depend on the compiler. DDP comes
+    # after the weights were restored: it sends those of rank 0 to the other ranks, so all certainly start equal.
+    steps = Steps(world)
+    model = compile_model(raw, config) if config.compile else raw
+    if world.size > 1:
+        model = distributed(model, config, steps)
+    keep_gradients(raw, optimizers, config)
     profile = Profile(config.profile if world.main else "", log.dir.profile)
-    return TrainingLoop(
-        between=between,
-        ddp=ddp,
-        pruner=pruner,
-        norms=norms,
-        profile=profile,
-        parameters=list(raw.parameters()),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingLoop:
-    """The training loop of one rank."""
-
-    between: BetweenSteps
-    ddp: DistributedDataParallel | None  # None with one rank
-    pruner: Pruner | None
-    norms: LayerNorms | None
-    profile: Profile
-    parameters: list[nn.Parameter]
-
-    def run(self) -> EndReason | None:
-        """Train until the last step, the end of the budget, early stopping or a stop request.
-
-        Return which it was.
-        """
-        between, log, steps = self.between, self.between.log, self.between.steps
-        max_iters = between.training.config.max_iters
-        ended_by: EndReason | None = None
-        steps.restart()  # the set-up is not part of the first step
-        while ended_by is None:
-            step = log.step
-            if step == max_iters or between.due(step):
-                # A step's numbers arrive one step late: wait for them before its weights are evaluated or saved.
-                ended_by = between.finish_step(steps.drain())
-                if log.step == max_iters:
-                    ended_by = EndReason.MAX_ITERS
-                if ended_by:
-                    continue
-                ended_by = between.evaluate_and_save(step)
-                if ended_by:
-                    break
-            if not between.wait_for_data():
-                ended_by = EndReason.STOP
-                break
-            ended_by = between.finish_step(self._step(step))
-        between.finish_step(steps.drain())  # the last step's, if the loop ended before they were read
-        if log.step == max_iters and ended_by is not EndReason.STOP:
-            ended_by = EndReason.MAX_ITERS  # the budget was used up by the last step: it cut nothing off
-        return ended_by
-
-    def _step(self, step: int) -> StepNumbers | None:
-        """Train one step and send its numbers. Return those of the step before."""
-        between, optimizers = self.between, self.between.training.optimizers
-        config, world = between.training.config, between.training.world
-        between.watchdog.work(STEP, step)
-        self.profile.at(step)
-        # Random numbers (dropout) depend on seed, step and rank only: no state of a generator is saved.
-        torch.manual_seed(dropout_seed(config.seed, step, world.rank))
-        optimizers.set_scale(scale(config, step), step)
-        lr = optimizers.lr
-        loss = self._gradients()
-
-        between.watchdog.at(UPDATE)
-        norm = self._update(step)
-        if self.pruner:
-            self.pruner.weights(step + 1)
-        if self.norms:
-            self.norms.end(step)
-        optimizers.zero_grad()
-        between.log.step = step + 1
-
-        # This step's numbers are sent; those of the step before have arrived
-        between.watchdog.at(NUMBERS)
-        # Rank 0 decides by its clock; the others hear of it with these numbers, one step late, like rank 0 itself.
-        over_budget = world.main and between.budget.is_up(between.due(step + 1))
-        stop = between.stop.requested
-        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget)
-
-    def _gradients(self) -> torch.Tensor:
-        """Run forward and backward of all micro-batches; return this rank's mean loss ()."""
-        between, watchdog = self.between, self.between.watchdog
-        config, world = between.training.config, between.training.world
-        model = self.ddp or between.compiled
-        total = torch.zeros((), device=world.device)  # stays on the device, because .item() would wait for it
-        for micro in range(config.gradient_accumulation):
-            if self.ddp:  # nanoGPT's alternative to no_sync(): average the gradients after the last micro-batch only
-                self.ddp.require_backward_grad_sync = micro == config.gradient_accumulation - 1
-            watchdog.at(DATA)
-            idx, targets = between.batches.next()  # (B, T)
-            watchdog.at(FORWARD)
-            begin_pass(config)
-            with autocast(world.device.type, config.dtype):
-                _, loss = model(idx, targets)  # (), nats/token
-            watchdog.at(BACKWARD)
-            (loss / config.gradient_accumulation).backward()  # gradients add up: the sum has to be a mean
-            total += loss.detach()
-        if not self.ddp:  # with DDP, its communication hook marks the end of the computation
-            between.steps.computed()
-        return total / config.gradient_accumulation
-
-    def _update(self, step: int) -> torch.Tensor:
-        """Update the weights; return the norm of the gradients before clipping ()."""
-        if self.pruner:
-            self.pruner.gradients()
-        if self.norms:
-            self.norms.begin(step)
-        norm = clip(self.parameters, self.between.training.config.grad_clip)
-        optimizers = self.between.training.optimizers
-        optimizers.step()
-        self.between.log.states(optimizers)
-        return norm
-
-
-def load_data(config: TrainConfig, world: dist.World, log: RunLog) -> tuple[Batches, Validation]:
-    """Return the batches of training and the validation, and log what they consist of."""
-    check_data(config, log)
-    batches = Batches(config, world)
-    validation = Validation(config, world)
-    for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
-        log.say(line)
-    return batches, validation
-
-
-def check_data(config: TrainConfig, log: RunLog) -> None:
-    """Raise DataError if the data changed since the run was planned; log a note if that is unknown."""
-    folder = Path(config.data_path)
-    found = data.planned_sha256(config)
-    if found is None:
-        log.say(f"Data: {folder} has no dataset.json; the hash of its files is not checked")
-    elif found != config.data_sha256:  # a loss on other data must not be compared with the rest of the matrix
-        raise DataError(
-            f"the data in {folder} changed after the run was planned",
-            why=f"hash {found[:12]}..., expected {config.data_sha256[:12]}...",
-            hint="restore the former shards, or create a new matrix",
-        )
-
-
-def configure(config: TrainConfig, device: torch.device) -> str:
-    """Set precision, determinism and attention kernel of this process, and return a line for the log.
-
-    Raises ConfigError if the device or the installation lacks what is configured.
-    """
-    if config.fp8:
-        check_device(device)
-    configure_determinism(deterministic=config.deterministic)
-    choose_kernel(config, device)
-    return configure_precision(device.type, config.dtype, tf32=config.tf32)
-
-
-def build_model(config: TrainConfig) -> LanguageModel:
-    """Return the model with its initial weights, which only the seed decides."""
-    if config.arch not in MODELS:
-        raise ConfigError(f"arch is {config.arch!r}", why=f"gpt2/model/registry.py has {', '.join(MODELS)}")
-    return MODELS[config.arch](
-        config.shape,
-        dropout=config.dropout,
-        vocab_multiple=config.vocab_multiple,
-        flash=config.flash_attention,
-        seed=config.seed,
-        recompute=config.recompute,
-        recompute_scope=config.recompute_scope or "blocks",
-        loss_chunk=config.loss_chunk,
-        bf16_stream=bool(config.bf16_stream),
-        fp8=bool(config.fp8),
-    )
+    return Parts(state, model, batches, validation, benchmarks, early, budget, saver, steps, profile)
 
 
 if __name__ == "__main__":

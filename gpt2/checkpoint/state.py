@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from gpt2.checkpoint.contents import out_of_memory, reason, shape_problem
 from gpt2.dist import World
+from gpt2.model.base import LanguageModel
 from gpt2.optim.optimizers import Optimizers
 from kmatrix.errors import RecordError
 from kmatrix.records.train_config import TrainConfig
@@ -46,7 +45,7 @@ class TrainingState:
 
     config: TrainConfig
     world: World
-    model: torch.nn.Module
+    model: LanguageModel
     optimizers: Optimizers
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # by name: histories, clocks, masks
 
@@ -59,7 +58,7 @@ def snapshot(
     optimizer: the states gathered from all ranks; None if each rank holds all of them.
     The tensors are those of training: copy them, or write them before the next step.
     The order of the data, the learning rate and the random generators are functions of the step
-    (gpt2/data/batches.py, gpt2/loop/schedule.py), so the step is all that is stored of them.
+    (gpt2/data/batches.py, gpt2/schedule.py), so the step is all that is stored of them.
     """
     return {
         "run_id": run_id,

@@ -24,6 +24,20 @@ MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arX
 SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards and windows
 
 
+def check_data(config: TrainConfig, say: Say) -> None:
+    """Raise DataError if the data changed since the run was planned; log a note if that is unknown."""
+    folder = Path(config.data_path)
+    found = planned_sha256(config)
+    if found is None:
+        say(f"Data: {folder} has no dataset.json; the hash of its files is not checked")
+    elif found != config.data_sha256:  # a loss on other data must not be compared with the rest of the matrix
+        raise DataError(
+            f"the data in {folder} changed after the run was planned",
+            why=f"hash {found[:12]}..., expected {config.data_sha256[:12]}...",
+            hint="restore the former shards, or create a new matrix",
+        )
+
+
 def planned_sha256(config: TrainConfig) -> str | None:
     """Return the hash of the data according to dataset.json, None without that. Raises DataError if a shard changed."""
     found = _sha256_of_shards(config)
@@ -161,6 +175,10 @@ class Batches:
         """Wait for the data of the next step. Return the seconds; None if a stop was requested meanwhile."""
         step = self._next // self.config.gradient_accumulation
         return self.stream.wait((step + 1) * self.config.global_batch, self.world, stopping, say)
+
+    def describe(self) -> list[str]:
+        """Return log lines on how often the run reads its data."""
+        return describe(self.stream.epochs(self.config.max_iters * self.config.global_batch))
 
     def epoch(self, step: int) -> int:
         """Return the epoch in which a step starts."""

@@ -8,6 +8,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from gpt2.optim.optimizers import Optimizers
 from kmatrix.records.train_config import TrainConfig
 
 CUDA_GRAPHS = ("reduce_overhead", "max_autotune")  # modes that replay a pass as a CUDA graph
@@ -35,10 +36,13 @@ def begin_pass(config: TrainConfig) -> None:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch has no type for it
 
 
-def keeps_gradients(config: TrainConfig) -> bool:
-    """Return whether gradients must have memory of their own from the start.
+def keep_gradients(model: nn.Module, optimizers: Optimizers, config: TrainConfig) -> None:
+    """Give gradients memory of their own from the start, if the compile mode has CUDA graphs.
 
     Without it, the first backward pass of a step would leave them in the memory of its CUDA graph, which the next
     micro-batch overwrites.
     """
-    return config.compile_mode in CUDA_GRAPHS
+    if config.compile_mode in CUDA_GRAPHS:
+        optimizers.keeps_gradients = True
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)

@@ -10,7 +10,7 @@ import forked
 import gpt2.model.attention_kernel as kernels
 from factories import environment, make_run, train_config, trainer
 from gpt2.model.gpt2 import GPT
-from gpt2.train import build_model
+from gpt2.model.registry import build_model
 from kmatrix.errors import ConfigError
 from kmatrix.records.files import read_json
 

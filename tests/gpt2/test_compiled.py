@@ -99,7 +99,7 @@ def test_a_last_micro_batch_that_is_filled_up_does_not_change_the_loss(tmp_path,
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_that_stay_in_their_memory_are_the_same(tmp_path, ranks):
-    """CUDA graphs need it (gpt2.model.compiled.keeps_gradients); the CPU has none, and shows the numbers."""
+    """CUDA graphs need it (gpt2.model.compiled.keep_gradients); the CPU has none, and shows the numbers."""
     losses = []
     for mode in ("default", "reduce_overhead"):
         options = {**RUN, "compile_mode": mode, "num_gpus": ranks, "batch_size": 2, "gradient_accumulation": 2}

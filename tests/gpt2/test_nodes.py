@@ -12,8 +12,7 @@ import torch
 from factories import make_run, train, train_config
 from gpt2 import dist
 from gpt2.checkpoint import shared
-from gpt2.log import RunLog
-from gpt2.train import phases_of_node
+from gpt2.log import RunLog, phases_of_node
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.jobs.ranks import read_ranks
@@ -136,7 +135,7 @@ def test_the_first_rank_of_each_node_writes_the_phases_of_its_node(tmp_path, mon
         monkeypatch.setenv(name, str(value))
     run = RunDir(tmp_path)
     (tmp_path / "nodes" / "1").mkdir(parents=True)
-    log = RunLog(run, "id", 1, main=rank == 0, phases=phases_of_node(run))
+    log = RunLog(run, "id", 1, main=rank == 0)
 
     log.end_phase("set-up", (time.time() - 20.0, time.monotonic() - 20.0))
 

@@ -19,8 +19,9 @@ from gpt2.stopping import (
     Budget,
     EarlyStopping,
     Limit,
+    NotFiniteError,
+    check_finite,
     limit_of,
-    not_finite,
     process_age,
     spent_before,
 )
@@ -193,8 +194,15 @@ def test_work_due_before_the_next_step_is_included():
     assert budget.is_up([CHECKPOINT])
 
 
-def test_a_value_that_is_not_finite_is_reported_with_its_step():
-    assert not_finite(7, 3.0, 1.0) == ""
-    assert not_finite(7, math.nan, 1.0) == "loss is nan at step 7"
-    assert not_finite(7, math.inf, math.nan) == "loss is inf at step 7"
-    assert not_finite(7, 3.0, math.inf) == "gradient norm is inf at step 7"
+@pytest.mark.parametrize(
+    ("loss", "norm", "message"),
+    [
+        (math.nan, 1.0, "loss is nan at step 7"),
+        (math.inf, math.nan, "loss is inf at step 7"),
+        (3.0, math.inf, "gradient norm is inf at step 7"),
+    ],
+)
+def test_a_number_that_is_not_finite_ends_the_run_with_its_step(loss, norm, message):
+    check_finite(7, {"loss": 3.0, "gradient norm": 1.0})
+    with pytest.raises(NotFiniteError, match=message):
+        check_finite(7, {"loss": loss, "gradient norm": norm})

@@ -17,10 +17,10 @@ from gpt2.data import shards
 from gpt2.data.batches import Batches
 from gpt2.dist import World
 from gpt2.log import RunLog
-from gpt2.loop import schedule
-from gpt2.loop.schedule import dropout_seed
-from gpt2.steps import StepNumbers, Timings
-from gpt2.train import build_model, leave_together
+from gpt2.model.registry import build_model
+from gpt2.schedule import scale, step_seed
+from gpt2.steps import StepNumbers
+from gpt2.train import leave_together
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
@@ -76,7 +76,7 @@ def test_the_first_lines_are_the_losses_of_the_initial_weights(finished_run):
     first = merged_metrics(finished_run[0].metrics)[0].values
     assert first["train/loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert first["val/loss"] == pytest.approx(math.log(257), abs=0.2)
-    assert first["train/lr"] == pytest.approx(config.learning_rate * schedule.scale(config, 0))
+    assert first["train/lr"] == pytest.approx(config.learning_rate * scale(config, 0))
 
 
 def test_the_log_has_the_expected_lines(finished_run):
@@ -233,7 +233,6 @@ def test_a_truncated_line_of_any_log_is_ended_by_the_next_attempt(tmp_path):
     for path in paths:
         path.write_text('{"step": 1, "att')
     log_of(tmp_path)
-    Timings(run_dir.timings(0), every=10)
     assert {path.name: path.read_text()[-1] for path in paths} == {path.name: "\n" for path in paths}
 
 
@@ -259,9 +258,9 @@ def test_a_rank_that_is_lost_after_the_result_does_not_change_it(tmp_path, capsy
 
 
 def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible():
-    seeds = {dropout_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
+    seeds = {step_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
     assert len(seeds) == 8
-    assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)
+    assert step_seed(1, 2, 3) == step_seed(1, 2, 3)
 
 
 def test_every_line_of_events_and_metrics_is_strict_json(finished_run):

@@ -15,8 +15,8 @@ PROGRAM = '''
 import os, sys, time
 {before}
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import gpt2.dist, gpt2.loop.schedule
-    folder, scale, handle, asked, steps = {folder!r}, gpt2.loop.schedule.scale, gpt2.dist.Stop._handle, [], 0
+    import gpt2.dist, gpt2.schedule
+    folder, scale, handle, asked, steps = {folder!r}, gpt2.schedule.scale, gpt2.dist.Stop._handle, [], 0
     attempt = sys.orig_argv[sys.orig_argv.index("--attempt") + 1]
 
     def note(self, number, frame):
@@ -32,7 +32,7 @@ if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_arg
                 time.sleep(0.02)
         return scale(config, step)
 
-    gpt2.loop.schedule.scale, gpt2.dist.Stop._handle = held, note
+    gpt2.schedule.scale, gpt2.dist.Stop._handle = held, note
 '''
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2 import train
+from gpt2.steps import Steps
 
 READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__", "nonzero")
 OPERATORS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
@@ -38,7 +39,7 @@ class WaitError(Exception):
 def check(what: str) -> None:
     """Raise WaitError unless one of the calling functions may read."""
     frame, ours = sys._getframe(1), ""
-    while frame is not None and frame.f_code.co_name != "_step":
+    while frame is not None and frame.f_code.co_name != "guarded_part":
         file = frame.f_code.co_filename
         if any(file.endswith(name) and frame.f_code.co_name == function for name, function in ALLOWED):
             return
@@ -67,22 +68,23 @@ class Operators(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def guarded(step: Any) -> Any:
-    """Return the step of the training loop under the double."""
+def guarded(part: Any, step_at: int) -> Any:
+    """Return a part of a step under the double. step_at: which of its arguments is the step."""
 
-    def guarded_step(self: Any, number: int) -> Any:
+    def guarded_part(*arguments: Any, **named: Any) -> Any:
         if not torch.cuda.is_available():
             with Functions(), Operators():
-                return step(self, number)
-        torch.cuda.set_sync_debug_mode("error" if number >= FIRST else "default")
+                return part(*arguments, **named)
+        torch.cuda.set_sync_debug_mode("error" if arguments[step_at] >= FIRST else "default")
         try:
-            return step(self, number)
+            return part(*arguments, **named)
         finally:
             torch.cuda.set_sync_debug_mode("default")  # evaluations and checkpoints may wait
 
-    return guarded_step
+    return guarded_part
 
 
 if __name__ == "__main__":
-    train.TrainingLoop._step = guarded(train.TrainingLoop._step)  # type: ignore[method-assign]
+    train.gradients, train.update = guarded(train.gradients, 1), guarded(train.update, 1)
+    Steps.post = guarded(Steps.post, 1)  # type: ignore[method-assign]
     train.main()

@@ -16,8 +16,8 @@ from gpt2.checkpoint.state import TrainingState, restore, snapshot
 from gpt2.dist import World
 from gpt2.inference import export, generate, weights
 from gpt2.inference.restore import load_model
+from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
-from gpt2.train import build_model
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.output import run_program
 

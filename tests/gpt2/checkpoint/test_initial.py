@@ -14,8 +14,8 @@ from gpt2.checkpoint.initial import describe, initialize, main
 from gpt2.checkpoint.state import TrainingState, snapshot
 from gpt2.dist import World
 from gpt2.evaluate import Validation
+from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
-from gpt2.train import build_model
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 

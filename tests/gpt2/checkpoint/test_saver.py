@@ -14,8 +14,8 @@ from gpt2.checkpoint.saver import Copies, Saver
 from gpt2.checkpoint.state import TrainingState
 from gpt2.dist import World
 from gpt2.log import RunLog
+from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
-from gpt2.train import build_model
 from kmatrix.errors import FullError, RecordError
 from kmatrix.records.files import read_jsonl
 from kmatrix.records.paths import RunDir

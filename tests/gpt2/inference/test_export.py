@@ -14,8 +14,8 @@ from gpt2.data.tokenizer import BpeTokenizer
 from gpt2.dist import World
 from gpt2.inference import export
 from gpt2.inference.restore import load_model
+from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
-from gpt2.train import build_model
 from kmatrix.errors import KmatrixError, RecordError
 from kmatrix.records.train_config import TrainConfig
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.loop.schedule import scale
+from gpt2.schedule import scale
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The numbers of a step that are functions of the step alone: its learning rate and the seed of its dropout."""
+"""What depends on the step alone: its learning rate, and the seed of its random numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of one step's dropout on one rank, which does not depend on earlier random numbers."""
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of all random numbers that one rank draws in a step (dropout), whatever was drawn before."""
     # SeedSequence mixes the three, so that adjacent steps and ranks are independent. >> 1: a positive int64.
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
 
