@@ -7,7 +7,6 @@ nats/token, which depends on the tokenizer; bits per byte are comparable across 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from torch import Tensor
 from gpt2.benchmarks.tasks import Evaluator
 from gpt2.data.loader import Loader
 from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
-from gpt2.data.tokenizer import Tokenizer, load
+from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.inference.generate import GeneratedText, Sampling, generate
 from gpt2.log import RunLog, SampleText
@@ -30,9 +29,7 @@ from gpt2.model.loss import IGNORED
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.text import count
 
-PROGRESS_S = 60.0  # between two lines about a long benchmark
 SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 64, 0.8  # of each text; it ends earlier with its document
 PROMPT_SEPARATOR = "|"  # in sample_prompt, whose prompts may have spaces and commas
 
@@ -44,12 +41,8 @@ class ValidationPart:
     name: str
     weight: int  # in the mix
     windows: Windows
-    places: list[Place]  # of all ranks
+    samples: int  # of all ranks
     mine: list[Place]  # of this rank
-
-    @property
-    def samples(self) -> int:
-        return len(self.places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +74,15 @@ class Validation:
                 )
             mine = places[world.rank :: world.size]  # at most one sequence more than another rank
             self.parts.append(
-                ValidationPart(name=source.name, weight=source.weight, windows=windows, places=places, mine=mine)
+                ValidationPart(name=source.name, weight=source.weight, windows=windows, samples=len(places), mine=mine)
             )
         self.samples = sum(part.samples for part in self.parts)
-        self.wanted = config.eval_samples * len(self.parts)
-        tokenizer = load_if_available(config.tokenizer, Path(config.data_path))
-        sizes = tokenizer.token_bytes() if tokenizer else None
-        self.token_bytes = None if sizes is None else torch.from_numpy(sizes).to(world.device)  # (V,)
+        self.token_bytes = bytes_of_tokens(config, world.device)
 
     def describe(self) -> list[str]:
         """Return a note if the datasets have fewer sequences than asked for."""
-        if self.samples == self.wanted:
-            return []
-        return [f"Validation: all {self.samples} sequences ({self.wanted} asked for)"]
+        wanted = self.config.eval_samples * len(self.parts)
+        return [] if self.samples == wanted else [f"Validation: all {self.samples} sequences ({wanted} asked for)"]
 
     @torch.no_grad()
     def measure(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> ValidationLoss | None:
@@ -171,12 +160,13 @@ def read_padded(windows: Windows, places: Sequence[Place], size: int) -> Batch:
     return torch.cat([idx, copies]), torch.cat([targets, torch.full_like(copies, IGNORED)])
 
 
-def load_if_available(name: str, folder: Path) -> Tokenizer | None:
-    """Return a dataset's tokenizer, or None if its vocabulary is missing; training does not need it."""
+def bytes_of_tokens(config: TrainConfig, device: torch.device) -> Tensor | None:
+    """Return the UTF-8 bytes of each token: (V,); None if the vocabulary is missing, which training does not need."""
     try:
-        return load(name, folder)
+        sizes = load(config.tokenizer, Path(config.data_path)).token_bytes()
     except DataError:
         return None
+    return None if sizes is None else torch.from_numpy(sizes).to(device)
 
 
 class SampleTexts:
@@ -184,11 +174,9 @@ class SampleTexts:
 
     def __init__(self, config: TrainConfig) -> None:
         """Raise DataError if the tokenizer's vocabulary is missing or lacks a character of a prompt."""
-        self.config = config
-        # An empty prompt, which starts a document, if all are empty.
-        prompts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
-        self.prompts = [prompt for prompt in prompts if prompt] or [""]
+        self.seed = config.seed
         self.tokenizer = load(config.tokenizer, Path(config.data_path))
+        self.prompts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
         self._encoded = [self.tokenizer.encode(prompt).tolist() for prompt in self.prompts]
 
     def texts(self, model: LanguageModel) -> list[SampleText]:
@@ -196,31 +184,18 @@ class SampleTexts:
 
         Each text has its own random generator: training continues as if none had been generated.
         """
-        # seed + number: two equal prompts get different texts, and each the same one at every interval
-        texts = [
-            GeneratedText(
-                tokens,
-                Sampling(
-                    max_tokens=SAMPLE_TOKENS,
-                    temperature=SAMPLE_TEMPERATURE,
-                    seed=self.config.seed + number,
-                ),
-                self.tokenizer,
-            )
-            for number, tokens in enumerate(self._encoded)
-        ]
-        # A failed generation must not leave the model without dropout
+        found = []
         model.eval()
-        try:
-            for text in texts:
-                for _ in generate(model, text):
-                    pass
-        finally:
-            model.train()
-        return [
-            SampleText(prompt=prompt, text=text.text, seed=text.sampling.seed, tokens=len(text.tokens))
-            for prompt, text in zip(self.prompts, texts, strict=True)
-        ]
+        for number, (prompt, tokens) in enumerate(zip(self.prompts, self._encoded, strict=True)):
+            # Two equal prompts get different texts, and each the same one at every interval.
+            seed = self.seed + number
+            sampling = Sampling(max_tokens=SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=seed)
+            text = GeneratedText(tokens, sampling, self.tokenizer)
+            for _ in generate(model, text):
+                pass
+            found.append(SampleText(prompt=prompt, text=text.text, seed=seed, tokens=len(text.tokens)))
+        model.train()
+        return found
 
 
 class Benchmarks:
@@ -247,11 +222,9 @@ class Benchmarks:
 
         model: not compiled, because its inputs vary in length.
         """
-        if step == self._newest and not final:
-            return
         # First what all ranks do together, then what rank 0 does alone: the others wait at their next collective.
         if self.tasks and (final or is_due(step, self.config.benchmark_interval)):
-            scores = self.tasks.score(model, stopping, BenchmarkProgress(self.log, step, self.tasks.examples))
+            scores = self.tasks.score(model, stopping, lambda text: self.log.say(f"Iter {step} | {text}"))
             if scores is None:
                 return  # a rank was asked to stop: the resumed attempt repeats the benchmark
             self.log.scores(step, scores)
@@ -264,19 +237,6 @@ class Benchmarks:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._newest, self.log.benchmarks = state["judged"], dict(state["results"])
-
-
-class BenchmarkProgress:
-    """Logs how far a long benchmark is, about once a minute."""
-
-    def __init__(self, log: RunLog, step: int, examples: int) -> None:
-        self.log, self.step, self.examples = log, step, examples
-        self._said = time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        if time.monotonic() - self._said >= PROGRESS_S and done < self.examples:
-            self._said = time.monotonic()
-            self.log.say(f"Iter {self.step} | Benchmarks: {count(done)} of {count(self.examples)} examples")
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -2,14 +2,14 @@
 
 CORE (Li et al. 2024, arXiv:2406.11794) is the mean of centered accuracies, by the rules of nanochat's core_eval.py
 (https://github.com/karpathy/nanochat, commit 92d63d4). HellaSwag (Zellers et al. 2019, arXiv:1905.07830) has the two
-accuracies of llm.c. Dimensions in comments: R rows, T tokens,
-E width, V vocabulary, N scored tokens.
+accuracies of llm.c. Dimensions in comments: R rows, T tokens, E width, V vocabulary, N scored tokens.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,14 @@ import torch
 from torch.nn import functional
 
 from gpt2.benchmarks.bundle import Kind, Task, read_hellaswag, read_tasks
-from gpt2.benchmarks.published import is_published
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.model.base import LanguageModel
 from gpt2.model.precision import autocast
-from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import count, plural
 
+PROGRESS_S = 60.0  # between two lines about a long measurement
 SHOTS_SEED = 1234  # plus the number of the example: which others are shown before it
 
 
@@ -99,24 +98,17 @@ class Evaluator:
         self.config, self.world = config, world
         self.hellaswag = [read_hellaswag(Path(config.hellaswag))] if config.hellaswag else []
         self.core = read_tasks(Path(config.core), config.core_examples or 0) if config.core else []
-        self.tokenizer = load(config.tokenizer, Path(config.data_path))
-        if self.tokenizer.vocab_size > config.vocab_size:
-            raise DataError(
-                f"benchmarks need the {self.tokenizer.vocab_size} tokens of {config.tokenizer}",
-                why=f"the model has {config.vocab_size}",
-                hint='choose the tokenizer of the data, or pass HELLASWAG="" CORE=""',
-            )
-        self.tokenizer.encode("")  # loads the vocabulary, or says now that it is missing
         self.tasks = [*self.hellaswag, *self.core]
         self.examples = sum(len(task.items) for task in self.tasks)
+        self.tokenizer = load(config.tokenizer, Path(config.data_path))
+        self.tokenizer.encode("")  # loads the vocabulary, or says now that it is missing
 
     def describe(self) -> list[str]:
         """Return a line about each benchmark."""
         lines = [f"HellaSwag: {len(task.items)} examples of {self.config.hellaswag}" for task in self.hellaswag]
         if self.core:
-            note = "" if is_published("core", Path(self.config.core)) else ", which is not the published bundle"
             examples = count(sum(len(task.items) for task in self.core))
-            lines.append(f"CORE: {plural(len(self.core), 'task')} with {examples} examples of {self.config.core}{note}")
+            lines.append(f"CORE: {plural(len(self.core), 'task')} with {examples} examples of {self.config.core}")
         return lines
 
     @torch.no_grad()
@@ -124,17 +116,16 @@ class Evaluator:
         self,
         model: LanguageModel,
         stopping: Callable[[], bool] = lambda: False,
-        on_progress: Callable[[int], object] = lambda _: None,
+        say: Callable[[str], object] = lambda _: None,
     ) -> Scores | None:
         """Return the scores, the same on every rank; None if a rank was `stopping`.
 
-        model: not compiled, because its inputs vary in length.  on_progress: called with the examples done, of all
-        ranks.
+        model: not compiled, because its inputs vary in length.  say: called with the progress once per minute.
         """
         # Correct answers by mean and by sum, examples, and those that were truncated
         counts = torch.zeros(len(self.tasks), 4, dtype=torch.float64, device=self.world.device)
+        done, said = 0, time.monotonic()
         model.eval()
-        done = 0
         for number, questions in self._groups():
             if stopping():
                 break
@@ -144,25 +135,20 @@ class Evaluator:
             counts[number, 2] += len(answers)
             counts[number, 3] += sum(one.truncated for one in questions)
             done += len(answers)
-            on_progress(min(done * self.world.size, self.examples))
+            if time.monotonic() - said >= PROGRESS_S:
+                said = time.monotonic()
+                say(f"Benchmarks: {count(done * self.world.size)} of {count(self.examples)} examples")
         model.train()
         # As in Validation.measure: every rank gets here, and all see whether the sum is complete.
         totals: list[list[float]] = self.world.sum(counts).tolist()
         if any(total != len(task.items) for task, (*_, total, _) in zip(self.tasks, totals, strict=True)):
             return None
-        hellaswag, core = totals[: len(self.hellaswag)], totals[len(self.hellaswag) :]
-        return Scores(
-            hellaswag=next(
-                (
-                    HellaSwagScore(accuracy=by_sum / total, accuracy_norm=by_mean / total, examples=int(total))
-                    for by_mean, by_sum, total, _ in hellaswag
-                ),
-                None,
-            ),
-            core=core_score(self.core, [int(correct) for correct, *_ in core], int(sum(cut for *_, cut in core)))
-            if core
-            else None,
-        )
+        hellaswag, core = None, totals[len(self.hellaswag) :]
+        if self.hellaswag:
+            by_mean, by_sum, total, _ = totals[0]
+            hellaswag = HellaSwagScore(accuracy=by_sum / total, accuracy_norm=by_mean / total, examples=int(total))
+        correct, truncated = [int(by_mean) for by_mean, *_ in core], int(sum(cut for *_, cut in core))
+        return Scores(hellaswag=hellaswag, core=core_score(self.core, correct, truncated) if core else None)
 
     def _groups(self) -> Iterator[tuple[int, list[Question]]]:
         """Yield the number of a task with some questions of it: together at most a training batch, but one at least."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
@@ -14,7 +13,7 @@ from factories import environment, make_run, train
 from gpt2.inference.restore import choose_device, restore
 from kmatrix.cli import models
 from kmatrix.cli.commands import parse
-from kmatrix.errors import ConfigError, KmatrixError, LaunchError, RecordError
+from kmatrix.errors import ConfigError, LaunchError, RecordError
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import find_matrix
 from kmatrix.report.analysis import analyse
@@ -118,45 +117,28 @@ def test_the_text_is_printed_with_its_checkpoint(matrix):
     assert "seed 3" in first.stderr
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [("TOKENS=-1", "max_tokens is -1"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
-)
-def test_invalid_values_are_refused_with_status_2(matrix, argument, message):
-    completed = run_sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", argument)
-    assert completed.returncode == 2
-    assert message in completed.stderr
-    assert "Traceback" not in completed.stderr
+def test_invalid_values_are_refused_with_status_2(matrix):
+    checkpoint = f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}"
+    for argument, message in (("TOKENS=-1", "max_tokens is -1"), ("DEVICE=tpu", "DEVICE=tpu is not available")):
+        completed = run_sample(checkpoint, argument)
+        assert completed.returncode == 2
+        assert message in completed.stderr
+        assert "Traceback" not in completed.stderr
 
 
-def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
-    (tmp_path / "half.pt").write_bytes(best_of(matrix / "gpt2_adamw_1cpu").read_bytes()[:1000])
-    completed = run_sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
-    assert completed.returncode == 2
-    assert "is damaged" in completed.stderr
-
-
-def test_a_restored_model_equals_the_trained_one(matrix):
+def test_a_restored_model_has_the_weights_to_evaluate(matrix, tmp_path):
     run_dir = matrix / "gpt2_adamw_1cpu"
     found = restore(final_of(run_dir), "cpu")
     assert (found.name, found.step, found.model.training) == ("gpt2_adamw_1cpu", 12, False)
     saved = torch.load(final_of(run_dir), weights_only=True)
     assert all(torch.equal(value, saved["model"][name]) for name, value in found.model.state_dict().items())
-
-
-def test_evaluation_weights_are_restored_if_they_differ_from_the_training_weights(matrix, tmp_path):
-    value = torch.load(final_of(matrix / "gpt2_adamw_1cpu"), weights_only=True)
-    value["evaluation"] = {name: tensor + 1 for name, tensor in value["model"].items()}
-    torch.save(value, tmp_path / "averaged.pt")
-    found = restore(tmp_path / "averaged.pt", "cpu").model.state_dict()
-    assert all(torch.equal(found[name], tensor + 1) for name, tensor in value["model"].items())
-
-
-def test_a_configuration_that_does_not_match_the_checkpoint_is_refused(matrix, tmp_path):
-    value = torch.load(final_of(matrix / "gpt2_adamw_1cpu"), weights_only=True)
-    value["config"]["arch"] = "mamba"
-    torch.save(value, tmp_path / "mamba.pt")
-    with pytest.raises(RecordError, match=r"(?s)is not supported by this trainer.*'arch' is 'mamba'"):
+    saved["evaluation"] = {name: tensor + 1 for name, tensor in saved["model"].items()}
+    torch.save(saved, tmp_path / "averaged.pt")
+    averaged = restore(tmp_path / "averaged.pt", "cpu").model.state_dict()
+    assert all(torch.equal(averaged[name], tensor + 1) for name, tensor in saved["model"].items())
+    saved["config"]["arch"] = "mamba"
+    torch.save(saved, tmp_path / "mamba.pt")
+    with pytest.raises(RecordError, match=r"(?s)is damaged.*unknown architecture 'mamba'"):
         restore(tmp_path / "mamba.pt", "cpu")
 
 
@@ -164,15 +146,5 @@ def test_a_missing_gpu_is_refused(monkeypatch):
     # The machine of the test may have a GPU.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("").type == "cpu"
-    with pytest.raises(LaunchError, match="DEVICE=cuda, but PyTorch finds no GPU"):
+    with pytest.raises(LaunchError, match=r"(?s)DEVICE=cuda is not available.*pass DEVICE=cpu"):
         choose_device("cuda")
-    with pytest.raises(KmatrixError, match="invalid DEVICE=tpu"):
-        choose_device("tpu")
-
-
-def test_the_samples_of_a_run_name_their_weights(tmp_path):
-    options = {"sample_interval": 100, "sample_prompt": "a"}
-    run_dir = make_run(tmp_path, **options)
-    train(run_dir)
-    lines = [json.loads(line) for line in run_dir.samples.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 12]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 
-import numpy as np
 import pytest
 import torch
 
 from core_files import write_zip
 from factories import make_data, make_run, train, train_fields
 from gpt2.data import shards
-from gpt2.data.sequences import Windows
-from gpt2.data.tokenizer import load
+from gpt2.data.tokenizer import CharTokenizer, load
 from gpt2.dist import World
-from gpt2.evaluate import Benchmarks, SampleTexts, Validation, load_if_available
+from gpt2.evaluate import Benchmarks, SampleTexts, Validation
 from gpt2.log import RunLog
 from gpt2.model.gpt2 import GPT
 from hellaswag_files import jsonl
@@ -25,13 +23,13 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
-from models import enlarge_weights
+from models import enlarge_weights, hf_twin
 from once import make_once
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
 RUN = {"block_size": 64, "learning_rate": 0.02, "vocab_size": 257}
-SAMPLES = {"sample_interval": 6, "sample_prompt": "ab|"}
+SAMPLES = {"sample_interval": 6, "sample_prompt": "ab"}
 
 
 def dataset(folder, tokenizer, text=TEXT):
@@ -50,26 +48,17 @@ def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch
     dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", tokenizer="gpt2", vocab_size=50257)
     assert Validation(TrainConfig.from_json(fields), WORLD).token_bytes is None
-    assert load_if_available("bpe", tmp_path / "data") is None  # the directory has no tokenizer.json
 
 
 def test_bits_per_byte_are_the_bits_of_text_over_its_bytes(tmp_path):
     """Independent count: transformers' GPT-2 gives the nats; ends of documents count neither nats nor bytes."""
-    transformers = pytest.importorskip("transformers")
     tokens = dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", eval_samples=10_000, block_size=64)
     validation = Validation(TrainConfig.from_json(fields), WORLD)
-    shape = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=257)
-    model = GPT(shape)
+    model = GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=257))
     found = validation.measure(model)
 
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 257}
-    hf_model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
-    state = {
-        f"transformer.{name}": value.t() if re.search(r"c_(attn|proj|fc)\.weight", name) else value
-        for name, value in model.state_dict().items()
-    }
-    hf_model.load_state_dict(state, strict=False)
+    hf_model = hf_twin(model, model.shape).eval()
     nats, ends = 0.0, 0.0
     for start in range(0, len(tokens) - 64, 64):
         window = torch.tensor([tokens[start : start + 65]])
@@ -85,9 +74,8 @@ def test_bits_per_byte_are_the_bits_of_text_over_its_bytes(tmp_path):
     assert validation.measure(model, lambda: True) is None
 
 
-def config_of(tmp_path, *, with_data=True, **overrides):
-    if with_data:
-        make_data(tmp_path / "data")
+def config_of(tmp_path, **overrides):
+    make_data(tmp_path / "data")
     return TrainConfig.from_json(train_fields(tmp_path / "data", "", **SAMPLES, **overrides))
 
 
@@ -103,22 +91,13 @@ def test_samples_of_equal_weights_are_equal_and_do_not_affect_training(tmp_path)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_prompts_are_separated_by_bars_and_an_empty_one_starts_a_document(tmp_path):
-    config = config_of(tmp_path)
-    values = config.to_json()
-    assert SampleTexts(config).prompts == ["ab"]
-    assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": "a b|c"})).prompts == ["a b", "c"]
-    assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": ""})).prompts == [""]
-
-
-def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
-    config = config_of(tmp_path)
-    from gpt2.data.tokenizer import CharTokenizer
-
+def test_prompts_are_separated_by_bars_and_must_be_text_of_the_tokenizer(tmp_path):
+    values = config_of(tmp_path).to_json()
+    for text, prompts in (("ab", ["ab"]), ("a b|c", ["a b", "c"]), ("", [""])):
+        assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": text})).prompts == prompts
     CharTokenizer("xyz").save(tmp_path / "data" / "tokenizer.json")
-    object.__setattr__(config, "tokenizer", "char")
     with pytest.raises(DataError, match="'a'"):
-        SampleTexts(config)
+        SampleTexts(TrainConfig.from_json(values | {"tokenizer": "char"}))
 
 
 def core(folder):
@@ -137,59 +116,50 @@ def evaluated_run(tmp_path_factory):
     return make_once(tmp_path_factory, "evaluated", train_run)[1]
 
 
+def lines_with(run_dir, key):
+    return {line.step: line.values for line in merged_metrics(run_dir.metrics) if key in line.values}
+
+
+LINES = {  # of the output, with their number: at the interval and at the end
+    r"HellaSwag: 5 examples of ": 1,
+    r"CORE: 5 tasks with 20 examples of ": 1,
+    r"Iter \d+ \| HellaSwag 0\.\d{4} \| normalised 0\.\d{4}$": 3,
+    r"Iter \d+ \| CORE -?0\.\d{4} \(standard error 0\.\d{4}, 20 examples, \d+ truncated\)$": 3,
+    r'Iter \d+ \| Sample of "ab": ".*"$': 3,
+}
+
+
 @pytest.mark.process
-def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(evaluated_run):
+def test_each_evaluation_is_in_the_metrics_the_log_and_the_result(evaluated_run):
     run_dir, process = evaluated_run
     result = read_json(run_dir.result)
-    lines = [line for line in read_jsonl(run_dir.metrics) if "val/loss" in line]
-    for line in lines:
+    losses = lines_with(run_dir, "val/loss").values()
+    for line in losses:
         assert line["val/bits_per_byte"] == pytest.approx(line["val/loss"] / math.log(2))  # no end of document
-    assert result["final_bits_per_byte"] == lines[-1]["val/bits_per_byte"]
     assert f"| bpb {result['final_bits_per_byte']:.4f}" in process.stdout
-
-
-@pytest.mark.process
-def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
-    run_dir, process = evaluated_run
-    lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line.values}
-    assert sorted(lines) == [0, 10, 12]
-    result = read_json(run_dir.result)
-    assert result["hellaswag_accuracy"] == lines[12]["hellaswag/accuracy"]
-    assert result["hellaswag_accuracy_norm"] == lines[12]["hellaswag/accuracy_norm"]
-    assert "HellaSwag: 5 examples of " in process.stdout
-    assert len(re.findall(r"^Iter \d+ \| HellaSwag 0\.\d{4} \| normalised 0\.\d{4}$", process.stdout, re.M)) == 3
-
-
-@pytest.mark.process
-def test_core_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
-    run_dir, process = evaluated_run
-    lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "core/metric" in line.values}
-    scores = list(read_jsonl(run_dir.core))
-    result = read_json(run_dir.result)
-    assert sorted(lines) == [score["step"] for score in scores] == [0, 10, 12]
+    hellaswag, core = lines_with(run_dir, "hellaswag/accuracy"), lines_with(run_dir, "core/metric")
+    scores, samples = list(read_jsonl(run_dir.core)), list(read_jsonl(run_dir.samples))
+    assert sorted(hellaswag) == sorted(core) == [score["step"] for score in scores] == [0, 10, 12]
     for score in scores:
-        values = lines[score["step"]]
-        centered = [task["centered"] for task in score["tasks"].values()]
-        assert score["core"] == values["core/metric"] == pytest.approx(math.fsum(centered) / 5)
+        values, tasks = core[score["step"]], score["tasks"]
+        assert score["core"] == values["core/metric"]
+        assert score["core"] == pytest.approx(math.fsum(task["centered"] for task in tasks.values()) / 5)
         assert score["standard_error"] == values["core/standard_error"] > 0
-        accuracies = {f"core/{label}": task["accuracy"] for label, task in score["tasks"].items()}
-        assert accuracies.items() <= values.items()
-    assert result["core_metric"] == scores[-1]["core"]
-    assert result["core_standard_error"] == scores[-1]["standard_error"]
-    assert "CORE: 5 tasks with 20 examples of " in process.stdout
-    assert ", which is not the published bundle" in process.stdout
-    text = r"^Iter \d+ \| CORE -?0\.\d{4} \(standard error 0\.\d{4}, 20 examples, \d+ truncated\)$"
-    assert len(re.findall(text, process.stdout, re.M)) == 3
-
-
-@pytest.mark.process
-def test_samples_are_written_at_their_interval_and_at_the_end(evaluated_run):
-    run_dir, process = evaluated_run
-    samples = list(read_jsonl(run_dir.samples))
+        assert {f"core/{label}": task["accuracy"] for label, task in tasks.items()}.items() <= values.items()
+    names = {
+        "final_bits_per_byte": "val/bits_per_byte",
+        "hellaswag_accuracy": "hellaswag/accuracy",
+        "hellaswag_accuracy_norm": "hellaswag/accuracy_norm",
+        "core_metric": "core/metric",
+        "core_standard_error": "core/standard_error",
+    }
+    last = list(losses)[-1] | hellaswag[12] | core[12]
+    assert {field: result[field] for field in names} == {field: last[name] for field, name in names.items()}
     assert [sample["step"] for sample in samples] == [0, 6, 12]
     assert {sample["prompt"] for sample in samples} == {"ab"}
     assert len({sample["text"] for sample in samples}) > 1
-    assert len(re.findall(r'^Iter \d+ \| Sample of "ab": ".*"$', process.stdout, re.M)) == 3
+    for pattern, number in LINES.items():
+        assert len(re.findall(f"^{pattern}", process.stdout, re.M)) == number, pattern
 
 
 @pytest.mark.process
@@ -222,23 +192,17 @@ def test_an_invalid_hellaswag_file_ends_the_run_at_once_with_the_reason(tmp_path
     assert "cannot be read" in result["reason"]
 
 
-def test_the_bytes_of_a_window_are_those_of_its_targets(tmp_path):
-    tokens = dataset(tmp_path, load("byte"))
-    windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
-    _, targets = windows.read([(0, 3)])
-    assert np.array_equal(targets[0], tokens[97:129])
-
-
-def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path):
+def benchmarks_of(tmp_path, attempt=1, **more):
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
-    config = config_of(tmp_path, block_size=64, vocab_size=257, **hellaswag, **core(tmp_path))
-    judges = []
-    for attempt in (1, 2):
-        log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
-        log.begin(config, WORLD, 1)
-        judges.append(Benchmarks(config, WORLD, log))
-    first, second = judges
-    first.measure(10, GPT(config.shape))
+    config = config_of(tmp_path, block_size=64, vocab_size=257, **hellaswag, **more)
+    log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
+    log.begin(config, WORLD, 1)
+    return Benchmarks(config, WORLD, log), GPT(config.shape)
+
+
+def test_results_of_benchmarks_survive_a_resume_without_a_second_measurement(tmp_path):
+    (first, model), (second, _) = (benchmarks_of(tmp_path, attempt, **core(tmp_path)) for attempt in (1, 2))
+    first.measure(10, model)
     assert None not in first.log.benchmarks.values()
     assert second.due(10)
     second.load_state_dict(first.state_dict())
@@ -246,13 +210,9 @@ def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path
     assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
 
 
-def test_a_benchmark_that_is_asked_to_stop_leaves_its_step_to_the_next_attempt(tmp_path):
-    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
-    config = config_of(tmp_path, block_size=64, **hellaswag)
-    log = RunLog(RunDir(tmp_path), "id", 1, main=True)
-    log.begin(config, WORLD, 1)
-    judge = Benchmarks(config, WORLD, log)
-    judge.measure(10, GPT(config.shape), lambda: True)
-    assert set(log.benchmarks.values()) == {None}
-    assert judge.due(10)
-    assert not log.dir.samples.exists()
+def test_benchmarks_that_are_asked_to_stop_leave_their_step_to_the_next_attempt(tmp_path):
+    benchmarks, model = benchmarks_of(tmp_path)
+    benchmarks.measure(10, model, lambda: True)
+    assert set(benchmarks.log.benchmarks.values()) == {None}
+    assert benchmarks.due(10)
+    assert not benchmarks.log.dir.samples.exists()

@@ -11,6 +11,7 @@ import torch
 import nanochat_numbers as public
 from core_files import NUMBERS, bundle_files, write_zip
 from factories import make_data, train_fields
+from gpt2.benchmarks import tasks as tasks_module
 from gpt2.benchmarks.bundle import read_tasks
 from gpt2.benchmarks.tasks import Evaluator, answer, core_score, cropped, prompts, question, shown
 from gpt2.data.tokenizer import load
@@ -18,7 +19,6 @@ from gpt2.dist import World
 from gpt2.evaluate import text_costs
 from gpt2.model.gpt2 import GPT
 from hellaswag_files import LINES, jsonl
-from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 from models import BYTE_SHAPE as SHAPE
 from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all)
@@ -116,15 +116,12 @@ def test_a_stop_between_two_parts_ends_the_benchmark_without_a_score(model, tmp_
     model.eval()
 
 
-def test_progress_counts_the_examples_of_all_ranks(model, tmp_path):
-    seen = []
-
-    core = core_of(tmp_path, batch_size=8)
-    core.score(model, on_progress=seen.append)
+def test_a_long_measurement_says_how_far_it_is(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks_module, "PROGRESS_S", 0.0)
+    said = []
+    core_of(tmp_path, batch_size=64).score(model, say=said.append)
     model.eval()
-
-    assert seen == sorted(seen)
-    assert seen[-1] == core.examples == sum(len(task["examples"]) for task in NUMBERS["tasks"].values())
+    assert said[-1] == "Benchmarks: 20 of 20 examples"
 
 
 def test_the_standard_error_is_that_of_a_mean_of_binomials(tasks):
@@ -181,15 +178,6 @@ def test_equal_answers_are_not_an_error(model, tmp_path):
     (found,) = answer(model, [question(tasks[0], 0, BYTES)], dtype="fp32", padding=256)
 
     assert found.correct  # the first of equal ones, as in the public code
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match="need the 257 tokens of byte"):
-        core_of(tmp_path, vocab_size=97)
-
-
-def test_a_copy_of_another_bundle_is_not_called_the_published_one(tmp_path):
-    assert core_of(tmp_path).describe()[0].endswith(", which is not the published bundle")
 
 
 def hellaswag_of(folder, lines=LINES, **overrides):
