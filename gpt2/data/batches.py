@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
@@ -17,10 +16,9 @@ from gpt2.data.sequences import Batch, Order, batch, sequences_of, sources
 from gpt2.data.streaming import GrowingShards, Say, wait_for
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import RECORD, read_dataset, sha256_of_reading, tokens_to_read
+from kmatrix.records.dataset import RECORD, read_dataset, sha256_of_mix, sha256_of_reading, tokens_to_read
 from kmatrix.records.train_config import TrainConfig
 
-MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arXiv:2305.16264
 SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards and windows
 
 
@@ -40,19 +38,16 @@ def check_data(config: TrainConfig, say: Say) -> None:
 
 def planned_sha256(config: TrainConfig) -> str | None:
     """Return the hash of the data according to dataset.json, None without that. Raises DataError if a shard changed."""
-    found = _sha256_of_shards(config)
+    folder = Path(config.data_path)
+    if config.dataset == "mix":  # it has only the hashes of its datasets, whose files may have changed since
+        parts = read_dataset(folder / RECORD).sources
+        hashes = [shards.recorded_sha256(Path(part.path), part.shards) or "" for part in parts]
+        found: str | None = sha256_of_mix(
+            (part.name, part.weight, sha256) for part, sha256 in zip(parts, hashes, strict=True)
+        )
+    else:
+        found = shards.recorded_sha256(folder, config.data_shards)
     return found and sha256_of_reading(found, config)
-
-
-def _sha256_of_shards(config: TrainConfig) -> str | None:
-    if config.dataset != "mix":
-        return shards.recorded_sha256(Path(config.data_path), config.data_shards)
-    record = read_dataset(Path(config.data_path) / RECORD)
-    for item in record.sources:  # the mix has only their hashes: the files may have changed since
-        found = shards.recorded_sha256(Path(item.path), item.shards)
-        if found != item.sha256:
-            return found  # the hash of one dataset, which differs from the mix's
-    return record.sha256
 
 
 def positions(config: TrainConfig, world: World, step: int, micro: int) -> range:
@@ -72,31 +67,15 @@ class Stream:
         self.sources = sources(config)
         self.mix = Mix([source.weight for source in self.sources], config.seed)
         self.windows = [sequences_of(config, source, "train") for source in self.sources]
-        # A mix may contain a dataset that is smaller than a step: it is only repeated more often.
-        self._least = config.global_batch if len(self.sources) == 1 else 1
         self.orders = [
             Order(windows.counts, config.seed, source=number, in_order=config.data_streaming)
             for number, windows in enumerate(self.windows)
         ]
         self.growing: list[GrowingShards] = []  # of streamed data
         if config.data_streaming:
-            self.growing = [
-                GrowingShards(
-                    source, windows, order, tokens=tokens_to_read(config, share=source.weight / self.mix.block)
-                )
-                for source, windows, order in zip(self.sources, self.windows, self.orders, strict=True)
-            ]
-        else:
-            self._check_size()
-
-    def _check_size(self) -> None:
-        for windows, source in zip(self.windows, self.sources, strict=True):
-            if len(windows) < self._least:
-                raise DataError(
-                    f"{source.folder} has {len(windows)} training sequences of {windows.block_size} tokens",
-                    why=f"a step takes {self._least} sequences, and an epoch reads each sequence once",
-                    hint="use more data, a smaller global batch or a shorter context",
-                )
+            for source, windows, order in zip(self.sources, self.windows, self.orders, strict=True):
+                tokens = tokens_to_read(config, share=source.weight / self.mix.block)
+                self.growing.append(GrowingShards(source, windows, order, tokens=tokens))
 
     def covers(self, end: int) -> bool:
         """Return whether the sequences before a position can be read: those of streamed data may not be there yet."""
@@ -104,12 +83,7 @@ class Stream:
 
     def wait(self, end: int, world: World, stopping: Callable[[], bool], say: Say) -> float | None:
         """Wait until all ranks can read the sequences before a position. Return the seconds; None after a stop."""
-        if self.covers(end):
-            return 0.0
-        seconds = wait_for(self.growing, self.mix.drawn(end), world, stopping, say)
-        if seconds is not None and all(one.complete for one in self.growing):
-            self._check_size()
-        return seconds
+        return 0.0 if self.covers(end) else wait_for(self.growing, self.mix.drawn(end), world, stopping, say)
 
     def read(self, at: Sequence[int]) -> Batch:
         """Return the sequences at these positions: idx and targets, each (B, T)."""
@@ -128,46 +102,30 @@ class Stream:
 
     def begun(self, start: int, end: int) -> list[str]:
         """Describe the epochs that begin with a sequence from `start` to `end` - 1, and their new orders."""
-        found = []
         drawn = zip(self.sources, self.orders, self.mix.drawn(start), self.mix.drawn(end), strict=True)
-        for source, order, first, last in drawn:
-            epoch = order.epoch(last - 1) if last else 0
-            if last > first and (epoch > order.epoch(first) or order.begins(first)):
-                found.append(f"epoch {epoch} of {source.name}: {order.describe()}")
-        return found
+        return [
+            f"epoch {order.epoch(last - 1)} of {source.name}: {order.describe()}"
+            for source, order, first, last in drawn
+            if order.epoch(last - 1) > order.epoch(first - 1)
+        ]
 
-    def epochs(self, sequences: int) -> dict[str, float]:
-        """Return how often a run with this many sequences reads each dataset; {} if its data are streamed."""
+    def describe(self, sequences: int) -> str:
+        """Return how often a run with this many sequences reads each dataset."""
         if self.growing:
-            return {}
-        drawn = self.mix.drawn(sequences)
-        return {
-            source.name: count / order.windows
-            for source, order, count in zip(self.sources, self.orders, drawn, strict=True)
-        }
-
-
-def describe(epochs: dict[str, float]) -> list[str]:
-    """Return log lines on how often a run reads its data, with a warning if that is too often."""
-    if not epochs:
-        return ["Data: streamed, so the number of epochs is not known"]
-    lines = ["Data: " + ", ".join(f"{name} {count:.2f} epochs" for name, count in epochs.items())]
-    lines += [
-        f"warning: {name} is read {math.ceil(count)} times: overfitting is likely, and more than {MANY_EPOCHS} epochs "
-        "add little (arXiv:2305.16264)"
-        for name, count in epochs.items()
-        if count > MANY_EPOCHS
-    ]
-    return lines
+            return "Data: streamed, so the number of epochs is not known"
+        drawn = zip(self.sources, self.orders, self.mix.drawn(sequences), strict=True)
+        return "Data: " + ", ".join(
+            f"{source.name} {count / order.windows:.2f} epochs" for source, order, count in drawn
+        )
 
 
 class Batches:
     """The consecutive micro-batches of one rank, on its device."""
 
-    def __init__(self, config: TrainConfig, world: World, *, start_step: int = 0) -> None:
+    def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.stream = Stream(config)
-        self._next = start_step * config.gradient_accumulation  # number of the next micro-batch since the run's start
+        self._next = 0  # number of the next micro-batch since the run's start
         self.loader = Loader(world.device)
         self._ahead: Future[Batch] | None = None
 
@@ -177,8 +135,8 @@ class Batches:
         return self.stream.wait((step + 1) * self.config.global_batch, self.world, stopping, say)
 
     def describe(self) -> list[str]:
-        """Return log lines on how often the run reads its data."""
-        return describe(self.stream.epochs(self.config.max_iters * self.config.global_batch))
+        """Return a log line on how often the run reads its data."""
+        return [self.stream.describe(self.config.max_iters * self.config.global_batch)]
 
     def epoch(self, step: int) -> int:
         """Return the epoch in which a step starts."""

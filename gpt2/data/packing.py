@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt2.data.shards import Tokens
-from kmatrix.errors import DataError
 from kmatrix.records.files import replacing
 
 WAITING = 1000  # documents that a row chooses from
@@ -95,43 +94,19 @@ def index_of(tokens: Tokens, capacity: int, end: int) -> RowIndex:
     )
 
 
-def index_path(shard: Path, capacity: int, end: int) -> Path:
-    """Return where the index of a shard is kept."""
-    return shard.parent / FOLDER / f"{shard.name}.{capacity}.{end}.npz"
-
-
-def stored_index(shard: Path, capacity: int, end: int, size: int) -> RowIndex | None:
-    """Return the stored index of a shard of this many tokens; None without one."""
-    try:
-        with np.load(index_path(shard, capacity, end), allow_pickle=False) as file:
-            if int(file["tokens"]) != size:
-                return None
-            return RowIndex(rows=file["rows"], starts=file["starts"], sizes=file["sizes"])
-    except (OSError, ValueError, KeyError, EOFError):  # missing or damaged: it is computed again
-        return None
-
-
 def load_index(shard: Path, tokens: Tokens, capacity: int, end: int) -> RowIndex:
-    """Return the index of a shard, and store it if its folder can be written."""
-    found = stored_index(shard, capacity, end, len(tokens))
-    path = index_path(shard, capacity, end)
-    with suppress(OSError):
-        if found and path.stat().st_mtime_ns >= shard.stat().st_mtime_ns:
-            return found
+    """Return the index of a shard: the stored one, or a new one, which is stored if its folder can be written."""
+    path = shard.parent / FOLDER / f"{shard.name}.{capacity}.{end}.npz"
+    mtime_ns = shard.stat().st_mtime_ns
+    # A missing or damaged one is computed again
+    with suppress(OSError, ValueError, KeyError, EOFError), np.load(path, allow_pickle=False) as file:
+        if int(file["mtime_ns"]) == mtime_ns:
+            return RowIndex(rows=file["rows"], starts=file["starts"], sizes=file["sizes"])
     found = index_of(tokens, capacity, end)
     with suppress(OSError):  # a read-only folder, or a full disk: every rank computes its own
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as partial, partial.open("wb") as file:
-            np.savez(file, tokens=len(tokens), rows=found.rows, starts=found.starts, sizes=found.sizes)
+            np.savez(file, mtime_ns=mtime_ns, rows=found.rows, starts=found.starts, sizes=found.sizes)
             file.flush()
             os.fsync(file.fileno())
     return found
-
-
-def no_rows(folder: Path, end: int) -> DataError:
-    """Return the error for shards without a single packed row."""
-    return DataError(
-        f"{folder} has no document that begins with the end-of-document token {end}",
-        why="DATA_LAYOUT=bestfit starts every sequence with it",
-        hint="use shards whose documents are separated by it, or DATA_LAYOUT=flat",
-    )

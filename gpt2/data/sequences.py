@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from gpt2.data import shards
-from gpt2.data.packing import RowIndex, load_index, no_rows
+from gpt2.data.packing import RowIndex, load_index
 from gpt2.data.tokenizer import end_of_document
+from kmatrix.errors import DataError
 from kmatrix.records.dataset import FLAT, RECORD, local_copy, read_dataset
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
@@ -50,13 +51,20 @@ class Windows:
     The targets of a window are its tokens shifted by one, so every token except a shard's first is a target once.
     """
 
-    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, count: int = 0) -> None:
-        self.block_size, self.vocab_size = block_size, vocab_size
+    def __init__(self, folder: Path, kind: str, *, block_size: int, count: int = 0) -> None:
+        """kind: "train" or "val".  count: only the first shards; 0: all.  Raises DataError without any sequence."""
+        self.block_size = block_size
         self.paths: list[Path] = []
         self._tokens: list[shards.Tokens] = []  # memory maps: nothing is read yet
-        self.counts: tuple[int, ...] = ()
+        self.counts: tuple[int, ...] = ()  # sequences per shard
         for path in shards.find(folder, kind, count):
             self.add(path)
+        if not len(self):
+            raise DataError(
+                f"{folder} has no {kind} sequence of {block_size} tokens",
+                why="no shard is longer than that; with DATA_LAYOUT=bestfit, none has end-of-document tokens",
+                hint="use more data or a shorter BLOCK_SIZE",
+            )
 
     def add(self, path: Path) -> None:
         """Add a shard after the others."""
@@ -72,7 +80,7 @@ class Windows:
         return sum(self.counts)
 
     def read(self, places: Sequence[Place]) -> Batch:
-        """Return the windows at these places. Raises DataError if a token is outside the vocabulary."""
+        """Return the windows at these places."""
         return batch(self.rows(places))
 
     def rows(self, places: Sequence[Place]) -> npt.NDArray[np.int64]:
@@ -83,20 +91,11 @@ class Windows:
             for start, size in self._pieces(place):
                 row[end : end + size] = self._tokens[place[0]][start : start + size]
                 end += size
-        # Shards of another tokenizer. On a GPU an index outside the embedding ends the process without naming it.
-        if rows.max(initial=0) >= self.vocab_size:
-            self._refuse(rows, places)
         return rows
 
     def _pieces(self, place: Place) -> Sequence[tuple[int, int]]:
         """Return the first token and the number of tokens of each part of a sequence, block_size + 1 in all."""
         return ((place[1] * self.block_size, self.block_size + 1),)
-
-    def _refuse(self, rows: npt.NDArray[np.int64], places: Sequence[Place]) -> None:
-        row, column = (int(i) for i in np.argwhere(rows >= self.vocab_size)[0])
-        place = places[row]
-        index = [start + offset for start, size in self._pieces(place) for offset in range(size)][column]
-        raise shards.foreign_token(self.paths[place[0]], index, int(rows[row, column]), self.vocab_size)
 
     def spread(self, count: int) -> list[Place]:
         """Return the places of `count` windows at equal distances over all shards; all places if there are fewer."""
@@ -117,13 +116,11 @@ class PackedRows(Windows):
     end: that token.  A sequence is a row of block_size + 1 tokens; rows do not overlap, and a document is in one row.
     """
 
-    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, end: int, count: int = 0) -> None:
+    def __init__(self, folder: Path, kind: str, *, block_size: int, end: int, count: int = 0) -> None:
         self.end = end
         # A run reads one shard after the other: two indices are enough, and one takes 2 MB per 100 million tokens.
         self._index = lru_cache(maxsize=2)(self._loaded)
-        super().__init__(folder, kind, block_size=block_size, vocab_size=vocab_size, count=count)
-        if not len(self):
-            raise no_rows(folder, end)
+        super().__init__(folder, kind, block_size=block_size, count=count)
 
     def _loaded(self, shard: int) -> RowIndex:
         return load_index(self.paths[shard], self._tokens[shard], self.block_size + 1, self.end)
@@ -138,10 +135,10 @@ class PackedRows(Windows):
 def sequences_of(config: TrainConfig, source: DataSource, kind: str) -> Windows:
     """Return the sequences of a dataset in the layout of a run. kind: "train" or "val"."""
     count = source.shards if kind == "train" else 0
-    sizes = {"block_size": config.block_size, "vocab_size": config.vocab_size, "count": count}
     if config.data_layout == FLAT:
-        return Windows(source.folder, kind, **sizes)
-    return PackedRows(source.folder, kind, end=end_of_document(config.tokenizer, Path(config.data_path)), **sizes)
+        return Windows(source.folder, kind, block_size=config.block_size, count=count)
+    end = end_of_document(config.tokenizer, Path(config.data_path))
+    return PackedRows(source.folder, kind, block_size=config.block_size, count=count, end=end)
 
 
 def batch(rows: npt.NDArray[np.int64]) -> Batch:
@@ -159,13 +156,13 @@ class Order:
     """
 
     def __init__(self, counts: Sequence[int], seed: int, *, source: int = 0, in_order: bool = False) -> None:
-        self.counts, self.windows = tuple(counts), sum(counts)
         self.in_order = in_order
         self.seed = (seed, source) if source else (seed,)  # datasets of a mix are shuffled independently
         # A cache per object, not `cache` on the methods, which would keep every object alive. A step reads at most from
         # a few epochs and shards; a shard of 100 million tokens has 100,000 windows, 0.8 MB as int64.
         self._shards = lru_cache(maxsize=2)(self._shuffled_shards)
         self._windows = lru_cache(maxsize=4)(self._shuffled_windows)
+        self.extend(counts)
 
     def extend(self, counts: Sequence[int]) -> None:
         """Set the windows of all shards, of which the first are those that are known."""
@@ -175,10 +172,6 @@ class Order:
     def epoch(self, position: int) -> int:
         """Return how often every window was read before this position."""
         return position // self.windows
-
-    def begins(self, position: int) -> bool:
-        """Return whether an epoch begins at this position."""
-        return position % self.windows == 0
 
     def at(self, position: int) -> Place:
         """Return the window at a position of the infinite stream of sequences."""
@@ -197,6 +190,7 @@ class Order:
         return f"{plural(len(self.counts), 'shard')} with {plural(self.windows, 'sequence')} in a new random order"
 
     def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the shards in their order, and the windows up to the end of each."""
         # PCG64 by name: NumPy may change what default_rng returns, and the order of the data must stay the same.
         order = np.arange(len(self.counts))
         if not self.in_order:

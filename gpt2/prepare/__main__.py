@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from gpt2.data.tokenizer import NAMES
@@ -45,10 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os._exit(130)  # without waiting for the threads of downloads
     except (KmatrixError, OSError) as error:
         return explain(error, data_dir)
-    try:
-        print(json.dumps(found.to_json()), flush=True)  # the only line on stdout: the control side parses it
-    except BrokenPipeError:  # the command that asked was killed; the data are prepared
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries once more at its end
+    print(json.dumps(asdict(found)), flush=True)  # the only line on stdout: the control side parses it
     return 0
 
 

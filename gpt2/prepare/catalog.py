@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.tokenizer import VOCAB
 from kmatrix.errors import ConfigError
-from kmatrix.records.dataset import ShardInfo, whole_windows
-from kmatrix.records.train_config import LANGUAGE
+from kmatrix.records.dataset import whole_windows
 
 HUB = "hf://"
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.txt", "*.txt.gz", "*.md")
 SHARD_FILES = ("*_train_*.bin", "*_val_*.bin")
-TEXT = ("text_column", "val_percent", "shard_tokens")  # fields that only text datasets use
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repository:
-    """Files of a dataset on Hugging Face."""
-
-    name: str  # OWNER/NAME
-    revision: str = "main"  # branch, tag or commit
-    patterns: tuple[str, ...] = TEXT_FILES  # of paths or file names
-
-    @property
-    def address(self) -> str:
-        """The value of DATA_PATH for this repository."""
-        at = "" if self.revision == "main" else f"@{self.revision}"
-        return f"{HUB}{self.name}{at}:{','.join(self.patterns)}"
+WITHOUT_SIZE = ("tokens", "block_size", "shards", "streaming")  # fields of a request that a longer run changes
+OF_TEXT = ("text_column", "val_percent", "shard_tokens")  # fields of a request that only text needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,55 +23,58 @@ class NamedDataset:
     """An entry of catalog.toml, which describes the fields. Its text is in a repository, or one file on the web."""
 
     licence: str
-    text: Repository | None = None
+    text: str = ""
     url: str = ""
     sha256: str = ""
     size: int = 0  # bytes
-    shards: Repository | None = None
-    above: int = 0
-    larger: Repository | None = None
+    shards: str = ""
+    above: int = 0  # training tokens
+    larger: str = ""
     column: str = ""
-    by_language: bool = False
     language: str = ""
     terms: str = ""
 
-    def text_of(self, language: str) -> Repository | None:
-        """Return the repository of the text in a language. Raises ConfigError if it is not the name of one."""
-        if not self.by_language or self.text is None:
-            return self.text
-        if not LANGUAGE.fullmatch(language or self.language):
-            raise ConfigError(
-                f"DATA_PATH={language!r} is not a language of {self.text.name}",
-                why="expected a language and a script, as its folders are named: deu_Latn",
-                hint=f"see https://huggingface.co/datasets/{self.text.name}/tree/main/data",
-            )
-        patterns = tuple(pattern.format(language=language or self.language) for pattern in self.text.patterns)
-        return replace(self.text, patterns=patterns)
-
-
-def _named(entry: dict[str, Any]) -> NamedDataset:
-    fields = dict(entry)
-    for key in {"text", "shards", "larger"} & entry.keys():
-        fields[key] = Repository(name=entry[key]["name"], patterns=tuple(entry[key]["patterns"]))
-    return NamedDataset(**fields)
+    @property
+    def by_language(self) -> bool:
+        """Whether the path of a request is a language."""
+        return "{language}" in self.text
 
 
 _ENTRIES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
-CATALOG = {name: _named(entry) for name, entry in _ENTRIES.items()}
+CATALOG = {name: NamedDataset(**entry) for name, entry in _ENTRIES.items()}
 
 
-def repository(text: str, *, patterns: tuple[str, ...]) -> Repository:
-    """Parse `[hf://]OWNER/NAME[@REVISION][:PATTERN,...]`. patterns: used if the text has none."""
-    name, _, own = text.removeprefix(HUB).partition(":")
-    name, _, revision = name.partition("@")
-    if name.count("/") != 1 or not all(name.split("/")):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """Files of a dataset on Hugging Face."""
+
+    name: str  # OWNER/NAME
+    revision: str  # branch, tag or commit
+    patterns: tuple[str, ...]  # with a slash of a whole path, otherwise of the name of a file
+
+    @property
+    def address(self) -> str:
+        """The value of DATA_PATH for this repository."""
+        at = "" if self.revision == "main" else f"@{self.revision}"
+        return f"{HUB}{self.name}{at}:{','.join(self.patterns)}"
+
+    @property
+    def label(self) -> str:
+        """The name as that of a folder."""
+        return self.name.replace("/", "--")
+
+
+def repository(address: str, *, patterns: tuple[str, ...] = TEXT_FILES) -> Repository:
+    """Parse `[hf://]OWNER/NAME[@REVISION][:PATTERN,...]`. patterns: used if it has none."""
+    place, _, own = address.removeprefix(HUB).partition(":")
+    name, _, revision = place.partition("@")
+    if name.count("/") != 1:
         raise ConfigError(
-            f"DATA_PATH={text!r} is not a Hugging Face dataset",
+            f"DATA_PATH={address!r} is not a Hugging Face dataset",
             why="expected OWNER/NAME, optionally with @REVISION and :PATTERN",
             hint="example: DATA_PATH=roneneldan/TinyStories",
         )
-    found = Repository(name=name, patterns=tuple(filter(None, own.split(","))) or patterns)
-    return replace(found, revision=revision) if revision else found
+    return Repository(name=name, revision=revision or "main", patterns=tuple(filter(None, own.split(","))) or patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +83,7 @@ class DatasetRequest:
 
     dataset: str
     tokenizer: str
-    data_path: str = ""  # of the datasets hub, folder and shards
+    data_path: str = ""  # of the datasets hub, folder and shards; a language of some named ones
     mix: str = ""  # of the dataset mix
     text_column: str = "text"  # of JSON lines and Parquet
     val_percent: int = 7  # percent of the documents
@@ -113,49 +98,58 @@ class DatasetRequest:
     @property
     def recipe(self) -> dict[str, Any]:
         """The fields that decide the content of the dataset, as in dataset.json, without the requested size."""
-        values = asdict(self)
-        # A longer run extends the same dataset. Fields without effect must not create a second copy of it either.
-        without = ["tokens", "block_size", "shards", "streaming"]
-        without += [] if self.tokenizer == "bpe" else ["bpe_vocab_size"]
-        without += [] if self.repository else ["repository"]
-        without += TEXT if self.dataset == "shards" or self.prebuilt else ()
-        return {name: value for name, value in values.items() if name not in without}
+        # Fields without effect must not create a second copy of the dataset.
+        without = set(WITHOUT_SIZE)
+        without |= set() if self.tokenizer == "bpe" else {"bpe_vocab_size"}
+        without |= set() if self.repository else {"repository"}
+        without |= set(OF_TEXT) if self.shards_on_hub or self.dataset == "shards" else set()
+        return {name: value for name, value in asdict(self).items() if name not in without}
 
     @property
-    def prebuilt(self) -> Repository | None:
-        """The repository with the dataset as prebuilt shards of these tokens, None without one."""
+    def shards_on_hub(self) -> Repository | None:
+        """The repository of a dataset that is token shards on Hugging Face, else None."""
+        if self.dataset == "shards":
+            is_remote = self.data_path.startswith(HUB)
+            return repository(self.data_path, patterns=SHARD_FILES) if is_remote else None
         known = CATALOG.get(self.dataset)
-        if known is None or self.tokenizer != "gpt2":
+        if known is None or self.tokenizer != "gpt2" or not known.shards:
             return None
-        return known.larger if self.repository else known.shards
+        return repository(known.larger if self.repository else known.shards)
+
+    @property
+    def text_on_hub(self) -> Repository | None:
+        """The repository of a dataset that is text on Hugging Face, else None."""
+        if self.dataset == "hub":
+            return repository(self.data_path)
+        known = CATALOG.get(self.dataset)
+        if known is None or not known.text:
+            return None
+        return repository(known.text.format(language=self.data_path or known.language))
+
+    def as_named(self) -> DatasetRequest:
+        """Return the request with the column and the repository that the catalog has for it."""
+        known = CATALOG.get(self.dataset)
+        if known is None:
+            return self
+        is_larger = known.larger and self.tokenizer == "gpt2" and self.tokens > known.above
+        larger = repository(known.larger).name if is_larger else ""
+        return replace(self, text_column=known.column or self.text_column, repository=larger)
 
     def part(self, dataset: str, data_path: str, *, share: float) -> DatasetRequest:
         """Return the request for one dataset of a mix. share: of the tokens."""
         tokens = int(self.tokens * share) + 1 if self.tokens else 0  # rounded up: 0 would mean all
         return replace(self, dataset=dataset, data_path=data_path, mix="", tokens=tokens, shards=0)
 
-    def shards_needed(self, tokens_of_shards: Sequence[int]) -> int:
-        """Return how many of these training shards, in order, hold the requested sequences."""
+    def enough(self, tokens_of_shards: Sequence[int]) -> int | None:
+        """Return how many of these training shards, in order, hold what is requested; None if all are needed."""
         if self.shards:
-            return min(self.shards, len(tokens_of_shards))
+            return self.shards if self.shards <= len(tokens_of_shards) else None
         have = 0
         for number, tokens in enumerate(tokens_of_shards, 1):
             have += whole_windows(tokens, self.block_size)
             if self.tokens and have >= self.tokens:
                 return number
-        return len(tokens_of_shards)
-
-    def is_satisfied_by(self, train: Sequence[ShardInfo]) -> bool:
-        """Return whether these training shards hold all requested sequences."""
-        if self.shards:
-            return len(train) >= self.shards
-        return bool(self.tokens) and sum(whole_windows(s.tokens, self.block_size) for s in train) >= self.tokens
-
-
-def digest(recipe: dict[str, Any]) -> str:
-    """Return an 8-digit hash of a recipe, used in folder names."""
-    # Sorted, so that the order of the fields does not matter. 8 digits: few recipes, and a name that can be typed.
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +165,3 @@ class PreparedDataset:
     made: bool  # something was downloaded or written by this call
     parts: tuple[tuple[str, float, int], ...] = ()  # of a mix: name, share of the sequences, training tokens
     train_shards: tuple[int, ...] = ()  # tokens of each training shard that is read
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def vocabulary(name: str) -> int:
-    """Return the size of a fixed vocabulary; 65536, which accepts all tokens, if it depends on the dataset."""
-    return VOCAB.get(name, 65536)  # that of char and bpe is known only after they were trained

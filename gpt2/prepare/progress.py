@@ -20,7 +20,9 @@ def say(line: str) -> None:
 def explain(error: KmatrixError | OSError, data_dir: Path) -> int:
     """Print an error of the user's as JSON to stdout, for the command that asked, and return the exit status."""
     if isinstance(error, OSError):  # of DATA_DIR, such as a full or read-only disk
-        error = DataError(f"cannot use {error.filename or data_dir}", why=reason_of(error), hint="check DATA_DIR")
+        error = DataError(
+            f"cannot use {error.filename or data_dir}", why=reason_of(error), hint="check its permissions, and the disk"
+        )
     print(json.dumps({"what": error.what, "why": error.why, "hint": error.hint}), flush=True)
     return 2
 

@@ -9,19 +9,18 @@ import json
 import os
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from gpt2.data.download import fetch
 from gpt2.data.shards import check_name
 from gpt2.prepare import hub
 from gpt2.prepare.catalog import NamedDataset
-from kmatrix.errors import DataError, reason_of
+from kmatrix.errors import DataError
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
-FEW = 20  # with fewer plain text files, each is divided into training and validation (gpt2/prepare/writer.py)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # files that differ between builds
 ROWS = 1000  # Parquet rows read at once
@@ -45,83 +44,78 @@ class TextPart:
 class Corpus:
     """Text files in a fixed order."""
 
+    source: str  # its name
     parts: tuple[TextPart, ...]
     path: Callable[[TextPart], Path]  # of a file, which is downloaded if necessary
     release: Callable[[TextPart], object] = lambda _: None  # deletes a download that is not needed any more
-    is_remote: bool = False  # files are downloaded one by one
+    commit: str | None = None  # of a repository
 
 
 def from_hub(found: hub.Listing, folder: Path) -> Corpus:
     """Return the files of a dataset on Hugging Face, downloaded one by one and deleted after use."""
     return Corpus(
+        source=found.repository.address,
         parts=tuple(TextPart(name=file.path, size=file.size) for file in found.files),
         path=lambda part: hub.fetch(found, part.name, folder),
         release=lambda part: (folder / hub.DOWNLOADS / part.name).unlink(missing_ok=True),
-        is_remote=True,
+        commit=found.commit,
     )
 
 
 def from_web(known: NamedDataset, folder: Path) -> Corpus:
     """Return the file of a named dataset that is one text on the web. It is kept in the folder."""
     part = TextPart(name=known.url.rsplit("/", 1)[-1], size=known.size)
-    return Corpus(parts=(part,), path=lambda part: fetch(known.url, folder / part.name, sha256=known.sha256))
+    path = folder / part.name
+    return Corpus(source=known.url, parts=(part,), path=lambda _: fetch(known.url, path, sha256=known.sha256))
 
 
 def local(data_dir: Path, pattern: str) -> Corpus:
     """Return the files of a folder, or those that match a glob; hidden files are excluded.
 
-    Raises DataError if there is none, or if a folder cannot be read: its texts would be missing.
+    Raises DataError if there is none, and OSError if a folder cannot be read: its texts would be missing.
     """
-    asked = Path(pattern).expanduser()
-    wanted = asked if asked.is_absolute() else data_dir / asked
+    wanted = data_dir / Path(pattern).expanduser()
     if wanted.is_dir():
-        found = _below(wanted)
-        root = wanted
+        found = _files(pattern, _below(wanted), wanted)
     else:
-        found = (Path(name) for name in glob.iglob(str(wanted), recursive=True))  # noqa: PTH207  (absolute patterns)
-        root = data_dir
-    try:
-        files = sorted(path for path in found if path.is_file())  # folders list files in any order; shards must not
-    except OSError as error:
-        _refuse_unreadable(error)
-    if not files:
+        found = _files(pattern, map(Path, glob.iglob(str(wanted), recursive=True)), data_dir)  # noqa: PTH207
+    if not found.parts:
         raise DataError(
             f"no text files at {wanted}",
             why="expected a folder with files, or a pattern that matches some",
             hint="set DATA_PATH to a folder or a quoted pattern; relative paths start at DATA_DIR",
         )
-    return _files(files, root)
-
-
-def _files(paths: list[Path], root: Path) -> Corpus:
-    return Corpus(parts=tuple(_part(path, root) for path in paths), path=lambda part: root / part.name)
+    return found
 
 
 def _below(folder: Path) -> Iterator[Path]:
     """Yield everything below a folder that is not hidden (.git, .DS_Store). Links to folders are not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     # Not rglob, which leaves out folders that it cannot read.
-    for name, folders, files in os.walk(folder, onerror=_refuse_unreadable):
+    for name, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [each for each in folders if not each.startswith(".")]
         yield from (Path(name, each) for each in files if not each.startswith("."))
 
 
-def _refuse_unreadable(error: OSError) -> NoReturn:
-    raise DataError(
-        f"{error.filename} cannot be read", why=reason_of(error), hint="fix its permissions, or move it elsewhere"
-    ) from None
+def _files(source: str, paths: Iterable[Path], root: Path) -> Corpus:
+    parts: list[TextPart] = []
+    for path in sorted(paths):  # folders list files in any order; shards must not
+        if path.is_file():
+            check_name(path)
+            stat = path.stat()
+            name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+            parts.append(TextPart(name=name, size=stat.st_size, mark=str(stat.st_mtime_ns)))
+    return Corpus(source=source, parts=tuple(parts), path=lambda part: root / part.name)
 
 
-def _part(path: Path, root: Path) -> TextPart:
-    check_name(path)
-    stat = path.stat()
-    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-    return TextPart(name=name, size=stat.st_size, mark=str(stat.st_mtime_ns))
-
-
-def standard_library() -> Corpus:
+def standard_library(version: str) -> Corpus:
     """Return the modules of the running Python that are the same in every build of its version."""
     root = Path(sysconfig.get_path("stdlib"))
-    return _files([path for path in sorted(root.rglob("*.py")) if _same_in_every_build(path.relative_to(root))], root)
+    paths = (path for path in root.rglob("*.py") if _same_in_every_build(path.relative_to(root)))
+    return _files(f"{version} standard library", paths, root)
 
 
 def _same_in_every_build(relative: Path) -> bool:
@@ -139,21 +133,19 @@ def fingerprint(corpus: Corpus) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def documents(
-    path: Path, part: TextPart, column: str, *, on_skip: Callable[[str], object] | None = None
-) -> Iterator[str]:
+def documents(path: Path, part: TextPart, column: str, skipped: set[str]) -> Iterator[str]:
     """Yield the non-empty documents of a file.
 
     column: of JSON lines and Parquet; of `A+B` the texts of both, one per line.
-    on_skip: given if the user did not name this file: if it is not UTF-8 text, it is skipped, and this is called with
-    its name. Raises DataError if it cannot be read, named or not.
+    skipped: gets the name of a plain file that is not UTF-8 text: a folder may also contain images.
+    Raises DataError for other files that cannot be read.
     """
     if part.name.endswith(".parquet"):
         texts = _parquet(path, column)
     elif part.name.endswith(LINES):
         texts = _lines(path, column)
     else:
-        texts = _plain(path, part.name, on_skip)
+        texts = _plain(path, part.name, skipped)
     for text in texts:
         if text:
             yield text if text.isascii() else text.encode("utf-8", "replace").decode()  # lone surrogates of JSON
@@ -163,17 +155,13 @@ def _open(path: Path) -> gzip.GzipFile | BinaryIO:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _plain(path: Path, name: str, on_skip: Callable[[str], object] | None) -> Iterator[str]:
+def _plain(path: Path, name: str, skipped: set[str]) -> Iterator[str]:
     try:
         with _open(path) as file:
             yield file.read().decode("utf-8-sig")  # without the byte order mark that Windows editors write
     # A damaged gzip file raises any of three: BadGzipFile, EOFError if it is truncated, zlib.error inside a block.
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        if on_skip is None:
-            raise DataError(f"{path} is not UTF-8 text", why=str(error), hint="convert or remove it") from None
-        on_skip(name)
-    except OSError as error:  # a disk's error while reading has no name
-        _refuse_unreadable(OSError(error.errno, error.strerror, str(path)))
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error):
+        skipped.add(name)
 
 
 def _lines(path: Path, column: str) -> Iterator[str]:
@@ -184,11 +172,9 @@ def _lines(path: Path, column: str) -> Iterator[str]:
                 if line.strip():
                     row = json.loads(line)
                     yield "\n".join(str(row[name]) for name in column.split("+"))
-    except (ValueError, KeyError, TypeError, EOFError, zlib.error, OSError) as error:
-        missing = isinstance(error, KeyError)
-        why = f"no column {error}" if missing else str(error)
-        hint = "set TEXT_COLUMN= to the text column" if missing else "fix the line, or download the file again"
-        raise DataError(f"{path}:{number} cannot be read", why=why, hint=hint) from None
+    except (ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        why = f"no column {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path}:{number} cannot be read", why=why, hint="fix the file, or TEXT_COLUMN=") from None
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
@@ -204,13 +190,12 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                     why=f"it has {', '.join(file.schema_arrow.names)}",
                     hint="set TEXT_COLUMN= to the text column",
                 )
-            # Its columns in small batches: files have gigabytes, and pyarrow's threads would compete with the workers.
+            # Its columns in small batches: files have gigabytes.
             for rows in file.iter_batches(batch_size=ROWS, columns=names, use_threads=False):
                 columns = [rows.column(name).to_pylist() for name in names]
                 for texts in zip(*columns, strict=True):
                     if None not in texts:
                         yield "\n".join(map(str, texts))
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            f"{path} cannot be read as Parquet", why=str(error).splitlines()[0], hint="download or create it again"
-        ) from None
+        why = str(error).splitlines()[0]
+        raise DataError(f"{path} cannot be read as Parquet", why=why, hint="download or create it again") from None

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def make_data(folder: Path, *, train: int = 40_000, val: int = 4_000, seed: int 
     for kind, count in (("train", train), ("val", val)):
         shards.write_shard(folder / f"random_{kind}_000000.bin", np.cumsum(rng.integers(0, 4, count)) % 256)
     return str(shards.describe(folder, VOCAB_SIZE, dataset="shards", source="tests", tokenizer="byte")["sha256"])
+
+
+def prepare(dataset: str, data_dir: Path, data_path: str = "", tokenizer: str = "byte", **more: Any) -> dict[str, Any]:
+    """Prepare a dataset and return it as the program prints it. more: fields of DatasetRequest."""
+    from gpt2.prepare.catalog import DatasetRequest
+    from gpt2.prepare.dataset import prepare_dataset
+
+    request = DatasetRequest(dataset=dataset, tokenizer=tokenizer, data_path=data_path, **more)
+    return asdict(prepare_dataset(request, data_dir))
 
 
 def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[str, Any]:

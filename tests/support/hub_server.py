@@ -21,8 +21,7 @@ PAGE = 3  # files per page of the tree, so that a small dataset has several page
 class HubServer(LocalServer):
     """`with HubServer({"owner/name": {"path": b"..."}}) as hub`: hub.environment(...) points the client to it.
 
-    corrupt: paths whose content differs from the tree's hash.  failing: path -> number of 503 replies left.
-    token: required by gated datasets.
+    corrupt: paths whose content differs from the tree's hash.  token: required by gated datasets.
     """
 
     def __init__(self, datasets: Mapping[str, Mapping[str, bytes]], *, token: str = "") -> None:
@@ -30,7 +29,6 @@ class HubServer(LocalServer):
         bodies = {f"cdn/{name}/{path}": body for name, files in datasets.items() for path, body in files.items()}
         super().__init__(bodies, handler=self.protocol)
         self.corrupt: set[str] = set()
-        self.failing: dict[str, int] = {}
         self.token = token
 
     def environment(self, folder: object) -> dict[str, str]:
@@ -93,10 +91,7 @@ class HubServer(LocalServer):
         send(request, 302, b"", headers)
 
     def _content(self, request: BaseHTTPRequestHandler, name: str) -> bool:
-        if self.failing.get(name, 0) and request.command == "GET":
-            self.failing[name] -= 1
-            send(request, 503)
-        elif name in self.corrupt:
+        if name in self.corrupt:
             body = self.files[name]
             self.files[name] = body[:-1] + bytes([body[-1] ^ 1])
             self.send_file(request, name)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,6 @@ class ShardInfo(Record, frozen=True, kw_only=True):
     size: Count  # bytes
     mtime_ns: Nanoseconds
     max_token: Count  # largest token
-    text_bytes: Count | None = None  # UTF-8 bytes of its text; None: unknown
 
 
 class SourceEntry(Record, frozen=True, kw_only=True):
@@ -75,6 +75,13 @@ def sha256_of_reading(sha256: str, train: TrainConfig) -> str:
     for reading in readings:
         sha256 = hashlib.sha256(f"{reading}\0{sha256}".encode()).hexdigest()
     return sha256
+
+
+def sha256_of_mix(parts: Iterable[tuple[str, int, str]]) -> str:
+    """Return the hash of a mix. parts: name, weight and hash of each dataset."""
+    # Weights too: they decide the order of the sequences, as the tokens do.
+    lines = "".join(f"{name}\0{weight}\0{sha256}\n" for name, weight, sha256 in parts)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def tokens_to_read(train: TrainConfig, *, share: float = 1.0) -> int:

@@ -7,17 +7,16 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
-from factories import make_data, train_fields
+from factories import make_data, prepare, train_fields
 from gpt2.data import streaming
 from gpt2.data.batches import Batches, planned_sha256
-from gpt2.dist import World
 from gpt2.prepare.beside import prepare_for
-from gpt2.prepare.dataset import more_shards, prepare
+from gpt2.prepare.dataset import more_shards
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import sha256_of_reading
 from kmatrix.records.train_config import TrainConfig
+from reading import batches_at, world
 
 RECIPE = {"shard_tokens": 1000, "val_percent": 20}
 STEP = 4  # sequences
@@ -33,10 +32,6 @@ def notes(tmp_path):
     for number in range(60):
         (folder / f"{number:03}.txt").write_text(" ".join(rng.choices(WORDS, k=rng.randint(5, 60))) + f" {number}")
     return folder
-
-
-def world(rank=0, size=1):
-    return World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"))
 
 
 def config_of(found, **overrides):
@@ -104,7 +99,7 @@ def test_a_run_reads_growing_data_as_it_reads_finished_ones(tmp_path, monkeypatc
     assert growing == prepared_rows(finished, config.max_iters)
     batches.seek(30)  # a resumed run
     assert rows(batches, 5) == growing[30 * STEP : 35 * STEP]
-    again = Batches(config, world(), start_step=30)
+    again = batches_at(config, 30)
     assert rows(again, 5) == growing[30 * STEP : 35 * STEP]
 
 

@@ -34,6 +34,7 @@ def trained_bpe():
 @pytest.mark.parametrize("each", trained_bpe(), ids=lambda each: each.name)
 def test_decoding_restores_the_encoded_text(each):
     assert each.decode(each.encode(TEXT)) == TEXT
+    assert [tokens.tolist() for tokens in each.encode_all([TEXT, ""])] == [each.encode(TEXT).tolist(), []]
     assert each.encode(TEXT).dtype == np.uint16
 
 
@@ -81,12 +82,8 @@ def test_the_same_texts_train_the_same_bpe_in_another_process(tmp_path):
         command = [sys.executable, "-c", program, str(tmp_path / "text"), str(tmp_path / f"{number}.json")]
         subprocess.run(command, env=environment(), cwd=ROOT, check=True, timeout=120)
     assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
-    assert load("bpe", _renamed(tmp_path)).vocab_size == 400
-
-
-def _renamed(folder):
-    (folder / "1.json").rename(folder / "tokenizer.json")
-    return folder
+    (tmp_path / "1.json").rename(tmp_path / "tokenizer.json")
+    assert load("bpe", tmp_path).vocab_size == 400
 
 
 def test_a_line_without_breaks_is_trained_on_in_pieces():
@@ -102,11 +99,11 @@ def test_a_character_missing_in_the_dataset_is_refused_by_name():
 
 
 def test_character_tokens_are_ordered_by_code_point():
-    assert CharTokenizer.trained(["cab", "b"]).encode("abc").tolist() == [0, 1, 2]
+    assert CharTokenizer.trained(["ca🙂b", "b"]).encode("abc🙂").tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["char", "bpe"])
-@pytest.mark.parametrize("content", [None, "{", '{"type": "else"}', "[]", "{}"])
+@pytest.mark.parametrize("content", [None, "{", '{"type": "else"}', "[]"])
 def test_a_directory_without_a_vocabulary_is_refused_with_its_path(tmp_path, name, content):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
@@ -121,15 +118,19 @@ def test_urls_of_the_gpt2_vocabulary_match_tiktoken():
     assert all(url in source for url in tokenizer.GPT2_FILES)
 
 
+def no_network(_):
+    raise OSError("no network")
+
+
 def test_without_its_vocabulary_gpt2_reports_which_file_to_put_where(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("tiktoken.get_encoding", no_network)
     each = load("gpt2")
     assert each.vocab_size == 50257
     assert each.token_bytes() is None
     with pytest.raises(DataError) as raised:
         each.encode("text")
-    assert "HF_HUB_OFFLINE" in raised.value.why
+    assert raised.value.why == "no network"
     assert str(tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee") in raised.value.hint
 
 
