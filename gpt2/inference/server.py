@@ -115,8 +115,11 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
         return JSONResponse({**answer(text.text), "usage": {**sizes, "total_tokens": sum(sizes.values())}})
 
     async def refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001  (the signature of a handler)
-        status = error.status_code if isinstance(error, HTTPException) else 400
-        message = f"{error.what}: {error.why}" if isinstance(error, KmatrixError) else str(error)
+        status, message = 400, str(error)
+        if isinstance(error, HTTPException):
+            status, message = error.status_code, error.detail
+        elif isinstance(error, KmatrixError):
+            message = f"{error.what}: {error.why}"
         return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]

@@ -14,7 +14,7 @@ from gpt2.model.precision import autocast
 from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
 from kmatrix.plan.memory import MemoryNeed, memory
-from kmatrix.shapes import ModelShape
+from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +115,47 @@ def test_early_gradients_coexist_with_the_activations():
     single = memory(shape, fields(8)).total
     for changes in ({"gradient_accumulation": 2}, {"num_gpus": 2}):
         assert memory(shape, fields(8, **changes)).total == single + 4 * shape.params
+
+
+def on_gpu(model, batch, **changes):
+    """Return the planned memory of a named model on one GPU."""
+    layers, heads, width = NAMED[model]
+    shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
+    return memory(shape, train_config(batch_size=batch, dtype="bf16", device="cuda", vocab_multiple=64, **changes))
+
+
+@pytest.mark.parametrize(("changes", "measured"), [({}, 15.1), ({"bf16_stream": True}, 14.4)])
+def test_the_planned_peak_of_a_compiled_model_is_that_of_an_h200(changes, measured):
+    """GiB: docs/performance.md, "On an H200"."""
+    assert on_gpu("124m", 32, compile=True, **changes).total / 2**30 == pytest.approx(measured, rel=0.06)
+
+
+def test_the_backward_pass_frees_the_16_bit_copies_before_all_gradients_exist():
+    """With one sequence, the end of the backward pass is the peak of a model with many weights."""
+    need = on_gpu("1558m", 1)
+    least = need.weights + need.states + need.gradients
+    assert least < need.total < least + need.copies
+
+
+def test_accumulated_gradients_coexist_with_those_of_a_compiled_backward_pass():
+    """AOTAutograd returns the gradients of all parameters together, and they are added afterwards."""
+    for changes in ({"gradient_accumulation": 2}, {"compile_mode": "reduce_overhead"}):
+        need = on_gpu("1558m", 1, compile=True, **changes)
+        assert need.total >= need.weights + need.states + 2 * need.gradients
+
+
+def test_without_the_compiler_the_loss_of_large_micro_batches_is_computed_in_chunks():
+    """The 8 x H100 defconfig would need 59 GiB without COMPILE, most of it logits."""
+    whole, chunked = (on_gpu("124m", 64, loss_chunk=rows).total / 2**30 for rows in (-1, 0))
+    assert (whole > 55, chunked < 30) == (True, True)
+    for batch, compiled in ((16, False), (64, True)):
+        assert len({on_gpu("124m", batch, loss_chunk=rows, compile=compiled).total for rows in (-1, 0)}) == 1
+
+
+def test_fp8_and_recomputation_save_their_share_of_the_activations():
+    usual = on_gpu("350m", 8, compile=True).activations
+    assert 0.6 < on_gpu("350m", 8, compile=True, fp8=True).activations / usual < 0.75
+    assert 0.1 < on_gpu("350m", 8, compile=True, recompute=True).activations / usual < 0.2
 
 
 def test_a_custom_optimizer_leaves_the_peak_unknown():

@@ -1,6 +1,6 @@
 """Forecast the memory per rank, the parameters and the FLOP of a run from its configuration.
 
-The activations are counted from gpt2/model/; tests compare the sum with measured peaks.
+The activations are counted from gpt2/model/; tests compare the sum with measured and published peaks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from kmatrix.shapes import ModelShape, loss_rows, owners, padded
 from kmatrix.text import plural
 
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
-# Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations.
-# On GPUs the gradient takes the place of the logits, so 2 bytes by the compiled graph (tests/fixtures/gpu_memory.json);
-# with 2.5 the peaks in tests/fixtures/published.toml are at most 15 % above the plan.
-# The rest of GPT-2 takes as much memory as without it.
+# Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations, and on
+# GPUs the gradient takes their place. With 2.5 instead of 2 bytes the peaks in tests/fixtures/published.toml are at
+# most 15 % above the plan. The rest of GPT-2 takes as much memory as without it.
 COMPILED_LOGIT = {"bf16": 2.5, "fp32": 5.0}
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
 FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
@@ -90,14 +89,13 @@ def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
     kept = states_per_rank(wide, train)
     graphs = train.compile and train.compile_mode in CUDA_GRAPHS
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
-    stored = not train.flash_attention  # probabilities, by attention that is not fused
     return MemoryNeed(
         weights=BYTES * wide.params,
         gradients=BYTES * wide.params,
         states=None if kept is None else BYTES * (kept + masks(wide, train)),
         copies=copies,
-        activations=_activations(wide, train, tokens, stored),
-        block=tokens * _way_back(wide, train, stored),
+        activations=_activations(wide, train, tokens),
+        block=tokens * _way_back(wide, train),
         logits=_logits(wide, train, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
         tied=BYTES * wide.vocab_size * wide.n_embd if shape.weight_tying and not shape.is_nanochat else 0.0,
@@ -107,8 +105,8 @@ def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
     )
 
 
-def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
-    """Return the bytes per token that one block stores for the backward pass. stored: attention probabilities, too.
+def of_layer(shape: ModelShape, train: TrainConfig) -> float:
+    """Return the bytes per token that one block stores for the backward pass.
 
     In units of n_embd: the residual stream twice (32-bit), and in the dtype of the activations 14 more: two norms,
     queries, keys, values, the attention output, and the MLP's hidden layer twice (before and after GELU).
@@ -124,27 +122,12 @@ def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
         per_token += shape.n_embd * 2
     if shape.is_nanochat and not train.compile:  # inductor's backward pass computes norms and scales again
         per_token += shape.n_embd * _parts(shape, half=half)
-    if stored:
-        # Autocast computes the softmax in 32 bits, and stores a 16-bit copy for the next product.
-        each = (4 + size if half else size) + (2 * size if train.dropout else 0)
-        per_token += shape.n_head * shape.block_size * each
     return per_token
 
 
 def _stream(train: TrainConfig) -> int:
     """Return the bytes of a number of the residual stream."""
     return 2 if train.bf16_stream else 4
-
-
-def _kept_of_block(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
-    """Return the bytes per token that a block keeps from the forward pass for the backward pass."""
-    if not train.recompute:
-        return of_layer(shape, train, stored)
-    only_input: float = shape.n_embd * _stream(train)
-    if train.recompute_scope != "elementwise":
-        return only_input
-    # And the results of products and attention: queries, keys, values, attention, two projections, the hidden layer.
-    return only_input + shape.n_embd * 10 * (2 if train.dtype == "bf16" else 4)
 
 
 def _parts(shape: ModelShape, *, half: bool) -> float:
@@ -159,20 +142,21 @@ def _parts(shape: ModelShape, *, half: bool) -> float:
     return norms + 4 * shape.residual_scales + 4 * values * shared - 2 * size * (1 - shared)
 
 
-def _way_back(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
+def _way_back(shape: ModelShape, train: TrainConfig) -> float:
     """Return bytes per token: gradients of the residual stream and the hidden layer, and recomputed activations."""
     size = 2 if train.dtype == "bf16" else 4
-    return shape.n_embd * (_stream(train) + 4 * size) + (of_layer(shape, train, stored) if train.recompute else 0)
+    return shape.n_embd * (_stream(train) + 4 * size) + (of_layer(shape, train) if train.recompute else 0)
 
 
-def _activations(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
+def _activations(shape: ModelShape, train: TrainConfig, tokens: int) -> float:
+    """Return the bytes that the forward pass keeps for the backward pass."""
     size = 2 if train.dtype == "bf16" else 4
     ends = shape.n_embd * (_stream(train) + size)  # the last layer norm: input and output
     if shape.is_nanochat and not train.compile:
-        ends += (
-            shape.n_embd * 3 * _stream(train)
-        )  # the embedded tokens before and after their norm, and the start of the stream
-    layer = _kept_of_block(shape, train, stored)
+        # the embedded tokens before and after their norm, and the start of the stream
+        ends += shape.n_embd * 3 * _stream(train)
+    # Recomputation keeps only the input of each block.
+    layer = shape.n_embd * _stream(train) if train.recompute else of_layer(shape, train)
     return tokens * (shape.n_layer * layer + ends)
 
 
