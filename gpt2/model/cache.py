@@ -1,6 +1,6 @@
 """The key-value cache of text generation.
 
-Dimensions in comments: B sequences of equal length; Q new tokens, K all tokens; L layers, H heads of keys and values,
+Dimensions in comments: Q new tokens, K all tokens, T tokens of context; L layers, H heads of keys and values,
 D channels per head, E width.
 """
 
@@ -13,19 +13,17 @@ from torch import Tensor
 
 from kmatrix.shapes import ModelShape
 
-FIRST_CAPACITY = 64  # tokens that are allocated first; doubled when a text grows
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's view of the cache during a forward pass."""
 
-    keys: Tensor  # (B, K, H, D), a view into the cache
-    values: Tensor  # (B, K, H, D), a view into the cache
+    keys: Tensor  # (1, K, H, D), a view into the cache
+    values: Tensor  # (1, K, H, D), a view into the cache
     mask: Tensor  # (Q, K), True if a query attends to a key
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of new tokens, (B, H, Q, D), and return those of all tokens: (B, H, K, D)."""
+        """Store the keys and values of new tokens, (1, H, Q, D), and return those of all tokens: (1, H, K, D)."""
         new = k.shape[2]
         self.keys[:, -new:] = k.transpose(1, 2)
         self.values[:, -new:] = v.transpose(1, 2)
@@ -33,45 +31,22 @@ class Layer:
 
 
 class Cache:
-    """Key-value cache of `rows` sequences. `length` counts their cached tokens; 0 starts again."""
+    """Key-value cache of a text. `length` counts its cached tokens; 0 starts again."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        rows: int = 1,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        self, shape: ModelShape, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
-        self.block_size, self.windows = shape.block_size, shape.windows
-        self.length = 0
-        head = (shape.kv_heads, shape.head_dim)
-        self._kv = torch.zeros((2, shape.n_layer, rows, 0, *head), device=device, dtype=dtype)  # (2, L, B, T, H, D)
+        self.length, self.windows = 0, shape.windows
+        sizes = (2, shape.n_layer, 1, shape.block_size, shape.kv_heads, shape.head_dim)
+        self._kv = torch.zeros(sizes, device=device, dtype=dtype)  # (2, L, 1, T, H, D)
         # The embedding of the newest token, which a model with a smear adds to the next one.
-        self.newest = torch.zeros((rows, shape.n_embd if shape.smear else 0), device=device, dtype=dtype)  # (B, E)
+        self.newest = torch.zeros((1, shape.n_embd if shape.smear else 0), device=device, dtype=dtype)  # (1, E)
 
     def append(self, new: int) -> tuple[Tensor, list[Layer]]:
-        """Append `new` tokens to each sequence; return their positions (Q,) and the view of each layer.
-
-        Raises ValueError if a sequence outgrows the context.
-        """
+        """Append `new` tokens, at most to the end of the context; return their positions (Q,) and each layer's view."""
         start, self.length = self.length, self.length + new
-        if self.length > self.block_size:
-            raise ValueError(f"{self.length} tokens in a row, but the model's context is {self.block_size}")
-        self._reserve(self.length)
         places = torch.arange(self.length, device=self._kv.device)  # (K,)
         before = places[start:, None] - places  # (Q, K): positions back to a key
         masks = {window: (before >= 0) & (before <= window) for window in set(self.windows)}
-        keys, values = self._kv[:, :, :, : self.length]  # each (L, B, K, H, D)
+        keys, values = self._kv[:, :, :, : self.length]  # each (L, 1, K, H, D)
         return places[start:], [Layer(keys[i], values[i], masks[window]) for i, window in enumerate(self.windows)]
-
-    def _reserve(self, length: int) -> None:
-        """Extend the cache to this many tokens."""
-        kinds, layers, rows, capacity, *head = self._kv.shape
-        if length <= capacity:
-            return
-        # Doubling copies each token about once in total, and a short text does not allocate the whole context.
-        wanted = min(self.block_size, max(FIRST_CAPACITY, length, 2 * capacity))
-        grown = self._kv.new_zeros((kinds, layers, rows, wanted, *head))
-        grown[:, :, :, :capacity] = self._kv
-        self._kv = grown

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from core_files import NUMBERS, bundle_files, write_zip
 from factories import make_data, train_fields
 from gpt2.benchmarks import tasks as tasks_module
 from gpt2.benchmarks.bundle import read_tasks
-from gpt2.benchmarks.tasks import Evaluator, answer, core_score, cropped, prompts, question, shown
+from gpt2.benchmarks.tasks import Evaluator, answer, cropped, prompts, question, shown
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.evaluate import text_costs
@@ -24,11 +25,10 @@ from models import BYTE_SHAPE as SHAPE
 from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all)
 
 BYTES = load("byte")
-WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TOLERANCE = 1e-5  # relative to max(1, |x|)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model():
     return public.model_of({"config": NUMBERS["config"], "variant": "now"}).eval()
 
@@ -38,14 +38,13 @@ def tasks(tmp_path_factory):
     return read_tasks(write_zip(tmp_path_factory.mktemp("core") / "bundle.zip"))
 
 
-def core_of(folder, rank=0, size=1, **overrides):
+def evaluator(folder, rank=0, size=1, **fields):
+    """An evaluator of byte tokens: of CORE, unless a file of HellaSwag is given."""
     make_data(folder / "data")
-    path = folder / "bundle.zip"
-    if not path.exists():
-        write_zip(path)
-    defaults = {"core": str(path), "benchmark_interval": 0, "core_examples": 0, "block_size": 1024, "vocab_size": 257}
-    fields = train_fields(folder / "data", "", **{**defaults, **overrides}) | {"tokenizer": "byte"}
-    return Evaluator(TrainConfig(**fields), World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu")))
+    files = {} if "hellaswag" in fields else {"core": str(write_zip(folder / "bundle.zip")), "core_examples": 0}
+    given = {"benchmark_interval": 0, "block_size": 1024, "vocab_size": 257, **files, **fields}
+    config = TrainConfig.from_json(train_fields(folder / "data", "", **given))
+    return Evaluator(config, World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu")))
 
 
 def cases():
@@ -71,79 +70,44 @@ def test_prompts_spans_losses_and_answers_equal_the_public_code(model, tasks, la
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_the_score_equals_the_public_code_for_every_micro_batch(model, tmp_path, batch_size):
-    score = core_of(tmp_path, batch_size=batch_size).score(model).core
-
+    score = evaluator(tmp_path, batch_size=batch_size).score(model).core
     assert score.core == pytest.approx(NUMBERS["core_metric"], abs=1e-7)
     assert score.truncated == 0
+    variance = 0.0
     for task in score.tasks:
         wanted = NUMBERS["tasks"][task.label]
         assert task.accuracy == pytest.approx(wanted["accuracy"], abs=1e-7)
         assert task.centered == pytest.approx(wanted["centered"], abs=1e-7)
-    assert model.training
-    model.eval()
-
-
-def test_ranks_share_the_examples_and_see_the_same_score(model, tmp_path):
-    parts = []
-    for rank in range(3):
-        core = core_of(tmp_path, rank, 3)
-        core.world = _Recorder(parts)
-        core.world.rank, core.world.size, core.world.device = rank, 3, torch.device("cpu")
-        core.score(model)
-    model.eval()
-
-    correct = sum(parts)[:, 0].tolist()
-    wanted = [sum(one["correct"] for one in task["examples"]) for task in NUMBERS["tasks"].values()]
-    assert correct == wanted
-    assert min(part[:, 2].sum() for part in parts) > 0
-
-
-class _Recorder:
-    """Keeps what a rank gives to the sum over all ranks."""
-
-    def __init__(self, parts):
-        self.parts = parts
-
-    def sum(self, counts):
-        self.parts.append(counts.clone())
-        return counts
-
-
-def test_a_stop_between_two_parts_ends_the_benchmark_without_a_score(model, tmp_path):
-    asked = iter([False, False, True])
-
-    assert core_of(tmp_path, batch_size=1).score(model, lambda: next(asked)) is None
-    model.eval()
-
-
-def test_a_long_measurement_says_how_far_it_is(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks_module, "PROGRESS_S", 0.0)
-    said = []
-    core_of(tmp_path, batch_size=64).score(model, say=said.append)
-    model.eval()
-    assert said[-1] == "Benchmarks: 20 of 20 examples"
-
-
-def test_the_standard_error_is_that_of_a_mean_of_binomials(tasks):
-    correct = [3, 4, 2, 1, 2]
-
-    score = core_score(tasks, correct)
-
-    variance = 0.0
-    for task, number in zip(tasks, correct, strict=True):
-        accuracy = number / len(task.items)
-        variance += accuracy * (1 - accuracy) / len(task.items) / (1 - task.baseline) ** 2
-    assert score.standard_error == pytest.approx(math.sqrt(variance) / 5)
+        baseline = wanted["baseline"] / 100
+        variance += task.accuracy * (1 - task.accuracy) / task.examples / (1 - baseline) ** 2
+    assert score.standard_error == pytest.approx(math.sqrt(variance) / 5)  # of a mean of binomials
     assert score.examples == 20
 
 
-def test_a_row_that_is_too_long_loses_its_beginning(model, tasks):
+def test_ranks_share_the_examples(model, tmp_path):
+    parts = []
+    for rank in range(3):
+        one = evaluator(tmp_path, rank, 3)
+        one.world = SimpleNamespace(**asdict(one.world), sum=lambda counts: parts.append(counts.clone()) or counts)
+        one.score(model)
+    wanted = [sum(one["correct"] for one in task["examples"]) for task in NUMBERS["tasks"].values()]
+    assert sum(parts)[:, 0].tolist() == wanted
+    assert min(part[:, 2].sum() for part in parts) > 0
+
+
+def test_a_stop_ends_a_measurement_without_a_score_and_a_long_one_says_how_far_it_is(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks_module, "PROGRESS_S", 0.0)
+    asked, said = iter([False, False, True]), []
+    assert evaluator(tmp_path, batch_size=1).score(model, lambda: next(asked)) is None
+    assert model.training
+    evaluator(tmp_path, batch_size=64).score(model, say=said.append)
+    assert said[-1] == "Benchmarks: 20 of 20 examples"
+
+
+def test_a_row_that_is_too_long_loses_its_beginning_and_is_counted(model, tasks, tmp_path):
     """As in the public code for models with a greatest length."""
-    task = next(task for task in tasks if task.label == "choices-3-shot")
-    whole = question(task, 0, BYTES)
-
+    whole = question(tasks[1], 0, BYTES)
     one = cropped(whole, 16)
-
     assert one.rows == tuple(row[-16:] for row in whole.rows)
     assert [row[first:end] for row, (first, end) in zip(one.rows, one.spans, strict=True)] == [
         row[first:end] for row, (first, end) in zip(whole.rows, whole.spans, strict=True)
@@ -153,38 +117,21 @@ def test_a_row_that_is_too_long_loses_its_beginning(model, tasks):
     # Even if only the end of an answer fits: its first token has no token before it, and no cost.
     (found,) = answer(model, [cropped(whole, 2)], dtype="fp32", padding=256)
     assert all(math.isfinite(loss) for loss in found.losses)
-
-
-def test_truncated_examples_are_counted(model, tmp_path):
-    core = core_of(tmp_path, block_size=40)
     lengths = [
         max(len(prompt.encode()) + 1 for prompt in example["prompts"][example["item"].get("context") is not None :])
         for task in NUMBERS["tasks"].values()
         for example in task["examples"]
     ]
-
-    score = core.score(model).core
-    model.eval()
-
+    score = evaluator(tmp_path, block_size=40).score(model).core
     assert score.truncated == sum(length > 40 for length in lengths) > 0
 
 
-def test_equal_answers_are_not_an_error(model, tmp_path):
-    files = bundle_files()
+def test_of_equal_answers_the_first_wins_as_in_the_public_code(model, tmp_path):
     line = '{"query": "Water is", "choices": ["wet", "wet"], "gold": 0}\n'
-    files["eval_data/own/choices.jsonl"] = line * 3
-    tasks = read_tasks(write_zip(tmp_path / "equal.zip", files))
-
-    (found,) = answer(model, [question(tasks[0], 0, BYTES)], dtype="fp32", padding=256)
-
-    assert found.correct  # the first of equal ones, as in the public code
-
-
-def hellaswag_of(folder, lines=LINES, **overrides):
-    make_data(folder / "data")
-    defaults = {"hellaswag": str(jsonl(folder, lines)), "benchmark_interval": 0, "block_size": 64}
-    fields = train_fields(folder / "data", "", **{**defaults, **overrides})
-    return Evaluator(TrainConfig.from_json(fields), WORLD)
+    files = bundle_files() | {"eval_data/own/choices.jsonl": line * 3}
+    task = read_tasks(write_zip(tmp_path / "equal.zip", files))[0]
+    (found,) = answer(model, [question(task, 0, BYTES)], dtype="fp32", padding=256)
+    assert found.correct
 
 
 def score_by_transformers(model, items):
@@ -207,17 +154,15 @@ def score_by_transformers(model, items):
 @pytest.mark.parametrize(("seed", "batch"), [(1, 1), (1, 4), (2, 9), (3, 100)])
 def test_hellaswag_matches_transformers_for_every_micro_batch(tmp_path, seed, batch):
     model = enlarge_weights(GPT(replace(SHAPE, block_size=64)), seed=seed)
-    benchmark = hellaswag_of(tmp_path, batch_size=batch, global_batch=batch)
-    score = benchmark.score(model).hellaswag
-    expected = score_by_transformers(model, benchmark.tasks[0].items)
-    assert (score.accuracy, score.accuracy_norm) == pytest.approx(expected)
+    one = evaluator(tmp_path, hellaswag=str(jsonl(tmp_path)), block_size=64, batch_size=batch)
+    score = one.score(model).hellaswag
+    assert (score.accuracy, score.accuracy_norm) == pytest.approx(score_by_transformers(model, one.tasks[0].items))
     assert score.examples == len(LINES)
-    assert model.training
 
 
 def test_a_context_of_hellaswag_that_is_too_long_is_cut_so_that_its_last_token_is_a_target_only(tmp_path):
-    benchmark = hellaswag_of(tmp_path, block_size=32)
-    rows = [row for _, group in benchmark._groups() for one in group for row in one.rows]
+    one = evaluator(tmp_path, hellaswag=str(jsonl(tmp_path)), block_size=32)
+    rows = [row for _, group in one._groups() for question in group for row in question.rows]
     texts = [f"{line['ctx']} {ending}".encode() for line in LINES for ending in line["endings"]]
     assert [bytes(row) for row in rows] == [text[-33:] for text in texts]
     assert max(map(len, texts)) > 33
