@@ -21,11 +21,7 @@ RECENT_STEPS = 8  # the next step is expected to take as long as the longest of 
 RECENT = 3  # the same for evaluations and checkpoints
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
 END_S = 0.5  # time to write the last files
-EVALUATION, BENCHMARK, CHECKPOINT = PARTS = (
-    "evaluation",
-    "benchmark",
-    "checkpoint",
-)  # between steps; the names on disk
+EVALUATION, BENCHMARK, CHECKPOINT = PARTS = ("evaluation", "benchmark", "checkpoint")  # work between steps
 
 
 class EndReason(StrEnum):

@@ -1,4 +1,4 @@
-"""Several ranks give the numbers of one rank and end together. gloo, CPU."""
+"""Several ranks give the numbers of one rank, and end together with one reason. gloo, CPU."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from factories import ROOT, environment, make_run, ranks_of, train_command, trai
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
-from kmatrix.records.runs import merged_metrics
+from kmatrix.records.runs import Status, merged_metrics
+from kmatrix.status.classify import classify, mismatch
+from kmatrix.status.state import Attempt, JobPhase, JobState
 from kmatrix.status.stragglers import read_ranks
 from running import is_alive
 from waiting import wait_until
 
 pytestmark = pytest.mark.process
 FAULTS = ("tests/support/trainer_faults.py",)
+FOREVER = {"num_gpus": 2, "max_iters": 1_000_000, "eval_interval": 1_000_000}
 
 
-def start_training(run_dir, *, fault="none:0:0", torchrun=False, **variables):
+def start_training(run_dir, *arguments, fault="none:0:0", attempt=1, torchrun=False, **variables):
     """Start the ranks of a run with one fault in it. torchrun: by the real one, which takes seconds to start."""
     known = {**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}}
     if not torchrun:
-        return forked.start(trainer(run_dir, program=FAULTS), known, ranks=ranks_of(run_dir))
+        program = [*trainer(run_dir, attempt=attempt, program=FAULTS), *arguments]
+        return forked.start(program, known, ranks=ranks_of(run_dir))
     command = train_command(run_dir, program=FAULTS)
     return subprocess.Popen(command, cwd=ROOT, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -43,17 +47,31 @@ def output_of(process, timeout=240):
         process.kill()
 
 
+def train(run_dir, *arguments, **options):
+    """Train, and return how the run ended and the output of its ranks."""
+    output = output_of(start_training(run_dir, *arguments, **options))
+    return ended(run_dir), output
+
+
+def ended(run_dir):
+    result = read_json(run_dir.result)
+    return result["status"], result["kind"], result["ended_by"]
+
+
 def train_losses(run_dir):
     return [line.values["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line.values]
+
+
+def weights_of_ranks(folder):
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
 def test_gradients_that_are_averaged_in_bfloat16_train_nearly_the_same(tmp_path):
     common = {"num_gpus": 2, "batch_size": 2, "gradient_accumulation": 2, "data_path": tmp_path / "data"}
     exact, rounded = (make_run(tmp_path, str(half), ddp_bf16_gradients=half, **common) for half in (False, True))
     for run_dir in (exact, rounded):
-        process = start_training(run_dir)
-        output = output_of(process)
-        assert process.returncode == 0, output
+        end, output = train(run_dir)
+        assert end == ("finished", None, "max_iters"), output
     assert train_losses(rounded) != train_losses(exact)
     assert train_losses(rounded) == pytest.approx(train_losses(exact), abs=2e-3)
 
@@ -71,7 +89,7 @@ def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
     for key in ("initial_val_loss", "final_val_loss"):
         assert second[key] == pytest.approx(first[key], abs=1e-5)
     assert second["world_size"] == 2
-    replicas = [torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1)]
+    replicas = weights_of_ranks(tmp_path / "weights")
     weights = load_checkpoint(final_of(single.path))["model"]
     assert replicas[0].keys() == replicas[1].keys() == weights.keys()
     for name, tensor in weights.items():
@@ -84,10 +102,9 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state"}
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=20, **pruning, **ramp)
     (tmp_path / "weights").mkdir()
-    process = start_training(run_dir, FAULT_DUMP=tmp_path / "weights")
-    output = output_of(process)
-    assert process.returncode == 0, output
-    first, second = (torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1))
+    end, output = train(run_dir, FAULT_DUMP=tmp_path / "weights")
+    assert end == ("finished", None, "max_iters"), output
+    first, second = weights_of_ranks(tmp_path / "weights")
     for name, weights in first.items():
         assert torch.equal(weights, second[name]), f"replicas differ in {name}"
     pruned = [weights for name, weights in first.items() if name.startswith("h.") and weights.ndim == 2]
@@ -96,14 +113,17 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     assert read_json(run_dir.result)["sparsity"] == zeros / total
 
 
+# How all ranks end
+
+
 def test_sigterm_to_the_launcher_stops_every_rank_with_a_checkpoint(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
+    run_dir = make_run(tmp_path, **FOREVER)
     process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     process.send_signal(signal.SIGTERM)  # the launcher sends it to its ranks, as torchrun does
     output = output_of(process)
     result = read_json(run_dir.result)
-    assert (result["status"], result["kind"]) == ("stopped", "signal"), output
+    assert ended(run_dir) == ("stopped", "signal", None), output
     assert "SIGTERM" in result["reason"]
     assert result["final_val_loss"] is None
     (item,) = Checkpoints(run_dir.checkpoints).all()
@@ -114,36 +134,46 @@ def test_sigterm_to_the_launcher_stops_every_rank_with_a_checkpoint(tmp_path):
 
 
 def test_a_signal_to_one_rank_stops_all_within_two_steps(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    output_of(start_training(run_dir, fault="signal:1:7"))
-    result = read_json(run_dir.result)
-    assert (result["status"], result["kind"]) == ("stopped", "signal")
-    assert result["step"] in (8, 9)  # the signal arrives in step 7: updates 0 to 7, or one more
+    run_dir = make_run(tmp_path, **FOREVER)
+    assert train(run_dir, fault="signal:1:7")[0] == ("stopped", "signal", None)
+    assert read_json(run_dir.result)["step"] in (8, 9)  # the signal arrives in step 7: updates 0 to 7, or one more
 
 
 def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    output_of(start_training(run_dir, fault="raise:1:3"))
-    result = read_json(run_dir.result)
-    assert (result["status"], result["kind"]) == ("failed", "error")
-    assert result["reason"] == "rank 1: RuntimeError: the cable was pulled"
+    run_dir = make_run(tmp_path, **FOREVER)
+    assert train(run_dir, fault="raise:1:3")[0] == ("failed", "error", None)
+    assert read_json(run_dir.result)["reason"] == "rank 1: RuntimeError: the cable was pulled"
     assert read_json(run_dir.rank_state(1))["reason"] == "RuntimeError: the cable was pulled"
 
 
-@pytest.mark.nightly
-def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    process = start_training(run_dir, torchrun=True, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
-    wait_until((tmp_path / "hangs").exists)
-    process.terminate()
-    output_of(process)
-    result = read_json(run_dir.result)
-    assert (result["status"], result["kind"]) == ("stopped", "signal")
-    assert "did not end" in result["reason"]
+def test_a_loss_that_is_nan_on_one_rank_ends_the_run_on_all_ranks_with_its_reason(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, checkpoint_interval=3)
+    end, output = train(run_dir, fault="nan:1:5")
+    assert end == ("failed", "nan", None), output
+    assert read_json(run_dir.result)["reason"] == "loss is nan at step 5"
+    assert all(item.step <= 5 for item in Checkpoints(run_dir.checkpoints).all())
+    assert [line.step for line in merged_metrics(run_dir.metrics) if "train/loss" in line.values] == [0, 1, 2, 3, 4]
+
+
+def test_half_the_micro_batch_after_out_of_memory_on_one_rank_gives_the_same_losses(tmp_path):
+    common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
+    reference, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
+    assert train(run_dir, fault="oom:1:0", FAULT_FITS=2)[0] == ("failed", "oom", None)
+    assert "out of memory with micro-batches of 4" in read_json(run_dir.result)["reason"]
+    again = ("--resume", "auto", "--micro-batch", "2")
+    end, output = train(run_dir, *again, attempt=2, fault="oom:1:0", FAULT_FITS=2)
+    assert end == ("finished", None, "max_iters"), output
+    used = read_json(run_dir.run_used)
+    adjusted = [(change["field"], change["from"], change["to"]) for change in used["adjusted"]]
+    assert adjusted == [("batch_size", 4, 2), ("gradient_accumulation", 1, 2)]
+    assert used["train"]["global_batch"] == 8
+    assert mismatch(run_dir) == ""
+    train(reference)
+    assert train_losses(reference) == pytest.approx(train_losses(run_dir), abs=1e-5)
 
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
+    run_dir = make_run(tmp_path, **FOREVER)
     process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
@@ -155,8 +185,37 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [("hang:1:4", "trainer_faults.py:"), ("spin:1:4", "in match"), ("freeze:1:4", ""), ("freeze:0:4", "")],
+)
+def test_a_rank_that_hangs_ends_the_run_and_is_named_with_its_place(tmp_path, fault, line):
+    """A rank that is stopped writes no stacks; the ranks that wait for it do."""
+    run_dir = make_run(tmp_path, **FOREVER, stall_factor=5.0)
+    output = output_of(start_training(run_dir, fault=fault, FAULT_HANGS=tmp_path / "hangs", FAULT_FLOOR_S=4))
+    end = classify(run_dir, Attempt(number=1), JobState(phase=JobPhase.ENDED, exit_code=1, started=1.0))
+    assert (end.status, end.kind) == (Status.FAILED, "stall"), output
+    assert f"rank {fault.split(':')[1]} is in " in end.reason
+    assert ("forward of step 4" in end.reason) >= fault.startswith("hang")  # the others write no state any more
+    assert line in end.reason
+    if run_dir.result.exists():
+        assert ended(run_dir) == ("failed", "stall", None)
+
+
+@pytest.mark.nightly
+def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
+    run_dir = make_run(tmp_path, **FOREVER)
+    process = start_training(run_dir, torchrun=True, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
+    wait_until((tmp_path / "hangs").exists)
+    process.terminate()
+    output_of(process)
+    assert ended(run_dir) == ("stopped", "signal", None)
+    assert "did not end" in read_json(run_dir.result)["reason"]
+
+
+@pytest.mark.nightly
 def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
-    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
+    run_dir = make_run(tmp_path, **FOREVER)
     process = start_training(run_dir, torchrun=True)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     for _ in range(2):
@@ -168,31 +227,14 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_path):
-    """The other ranks wait for its gradients, so step times are equal and compute times are not.
-
-    A busy machine may slow down the other rank, too, but not by most of a quarter of a second in each step.
-    """
-    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
-    output = output_of(start_training(run_dir, fault="slow:1:250"))
-    assert read_json(run_dir.result)["status"] == "finished", output
-    fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
-    assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
-    assert [line["steps"] for line in slow] == [4, 4, 4]
-    assert all(line["compute_ms"] >= 250 for line in slow)
-    # Over all lines: a busy machine delays one rank or the other, for a moment.
-    compute = [sum(line["compute_ms"] for line in lines) for lines in (fast, slow)]
-    assert compute[1] > compute[0] + 3 * 30
-    steps = [sum(line["step_ms"] for line in lines) for lines in (fast, slow)]
-    assert steps[0] == pytest.approx(steps[1], rel=0.3)
-
-
-@pytest.mark.nightly
 def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
     """All four have the same step times, and three of them wait for one, however busy the machine is."""
     run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=9, log_interval=4, eval_interval=100)
-    output = output_of(start_training(run_dir, fault="slow:2:400"))
-    assert read_json(run_dir.result)["status"] == "finished", output
+    end, output = train(run_dir, fault="slow:2:400")
+    assert end == ("finished", None, "max_iters"), output
+    timings = [list(read_jsonl(run_dir.timings(rank))) for rank in range(4)]
+    assert [[(line["step"], line["steps"]) for line in lines] for lines in timings] == [[(4, 4), (8, 4)]] * 4
+    assert all(line["compute_ms"] >= 400 for line in timings[2])
     ranks = read_ranks(run_dir)
     assert ranks is not None
     assert (ranks.slowest, ranks.slowest_share) == (2, 1.0)

@@ -24,7 +24,7 @@ from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
 from models import enlarge_weights, hf_twin
-from once import make_once
+from training import train_here
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
@@ -106,14 +106,10 @@ def core(folder):
 
 @pytest.fixture(scope="module")
 def evaluated_run(tmp_path_factory):
-    """A run with all evaluations."""
-
-    def train_run(folder):
-        hellaswag = {"hellaswag": str(jsonl(folder)), "benchmark_interval": 10}
-        run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag, **core(folder))
-        return run_dir, train(run_dir)
-
-    return make_once(tmp_path_factory, "evaluated", train_run)[1]
+    """A run with all evaluations, and its output."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    run_dir = make_run(folder, **RUN, **SAMPLES, hellaswag=str(jsonl(folder)), benchmark_interval=10, **core(folder))
+    return run_dir, train_here(run_dir)
 
 
 def lines_with(run_dir, key):
@@ -129,7 +125,6 @@ LINES = {  # of the output, with their number: at the interval and at the end
 }
 
 
-@pytest.mark.process
 def test_each_evaluation_is_in_the_metrics_the_log_and_the_result(evaluated_run):
     run_dir, process = evaluated_run
     result = read_json(run_dir.result)
@@ -162,12 +157,11 @@ def test_each_evaluation_is_in_the_metrics_the_log_and_the_result(evaluated_run)
         assert len(re.findall(f"^{pattern}", process.stdout, re.M)) == number, pattern
 
 
-@pytest.mark.process
 def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
     run_dir, process = evaluated_run
     plain = make_run(tmp_path, **RUN)
-    train(plain)
-    assert process.returncode == 0, process.stderr
+    train_here(plain)
+    assert process.returncode == 0, process.stdout
     assert read_json(plain.result)["final_val_loss"] == read_json(run_dir.result)["final_val_loss"]
 
 
@@ -183,10 +177,9 @@ def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     assert double["final_bits_per_byte"] == pytest.approx(single["final_bits_per_byte"], rel=1e-4)
 
 
-@pytest.mark.process
 def test_an_invalid_hellaswag_file_ends_the_run_at_once_with_the_reason(tmp_path):
     run_dir = make_run(tmp_path, hellaswag=str(tmp_path / "nowhere"), benchmark_interval=0)
-    train(run_dir)
+    train_here(run_dir)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "data", 0)
     assert "cannot be read" in result["reason"]

@@ -12,16 +12,16 @@ import torch
 from factories import make_run, train, train_config
 from gpt2 import dist
 from gpt2.checkpoint import shared
-from gpt2.log import RunLog, phases_of_node
+from gpt2.log import RunLog
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.jobs.ranks import read_ranks
 from kmatrix.records.paths import RunDir
 
-pytestmark = pytest.mark.process
 PRESENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 
 
+@pytest.mark.process
 def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
     common = {"num_gpus": 2, "batch_size": 2, "max_iters": 8, "data_path": tmp_path / "data"}
     one = make_run(tmp_path, "one", **common)
@@ -94,11 +94,21 @@ def check_on_two_nodes(monkeypatch, folders, wait_s):
     return errors
 
 
+@pytest.mark.process
 def test_a_folder_that_all_nodes_share_is_accepted_and_left_as_it_was(monkeypatch, tmp_path):
+    asked, has = [], shared._has
+
+    def late(folder, name):  # new files appear late
+        asked.append(name)
+        return len(asked) > 3 and has(folder, name)
+
+    monkeypatch.setattr(shared, "_has", late)
     assert check_on_two_nodes(monkeypatch, [tmp_path, tmp_path], 20) == {}
+    assert len(asked) > 3
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_folder_on_a_disk_of_one_node_is_refused_on_every_rank(monkeypatch, tmp_path):
     (tmp_path / "own").mkdir()
 
@@ -110,28 +120,18 @@ def test_a_folder_on_a_disk_of_one_node_is_refused_on_every_rank(monkeypatch, tm
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def test_a_folder_whose_new_files_appear_late_is_accepted(monkeypatch, tmp_path):
-    asked = []
-
-    def has(folder, name):
-        asked.append(name)
-        return len(asked) > 3
-
-    monkeypatch.setattr(shared, "_has", has)
-    assert check_on_two_nodes(monkeypatch, [tmp_path, tmp_path], 20) == {}
-    assert len(asked) > 3
-
-
 def test_one_node_needs_no_shared_storage(tmp_path):
     world = dist.World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
     shared.check_shared([("RESULTS_DIR", tmp_path / "missing")], world)
     assert not (tmp_path / "missing").exists()
 
 
-@pytest.mark.parametrize(("rank", "expected"), [(0, "phases.jsonl"), (1, None), (2, "nodes/1/phases.jsonl"), (3, None)])
+@pytest.mark.parametrize(
+    ("rank", "expected"), [(0, "phases.jsonl"), (1, None), (2, "nodes/1/phases.jsonl"), (3, None), (4, None)]
+)
 def test_the_first_rank_of_each_node_writes_the_phases_of_its_node(tmp_path, monkeypatch, rank, expected):
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    for name, value in zip(names, (rank, rank % 2, rank // 2, 4, 2), strict=True):
+    for name, value in zip(names, (rank, rank % 2, rank // 2, 6, 2), strict=True):
         monkeypatch.setenv(name, str(value))
     run = RunDir(tmp_path)
     (tmp_path / "nodes" / "1").mkdir(parents=True)
@@ -141,8 +141,3 @@ def test_the_first_rank_of_each_node_writes_the_phases_of_its_node(tmp_path, mon
 
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("phases.jsonl")]
     assert written == ([expected] if expected else [])
-
-
-def test_a_node_without_a_folder_writes_no_phases(tmp_path, monkeypatch):
-    monkeypatch.setenv("GROUP_RANK", "1")  # torchrun was started by hand: nothing is recorded there
-    assert phases_of_node(RunDir(tmp_path)) is None

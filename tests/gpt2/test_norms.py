@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from checkpoints import final_of
-from factories import make_run, train
+from factories import make_run
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.model.gpt2 import GPT
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from kmatrix.records.files import read_json
 from optim_factory import SHAPE, Settings, loss_of
+from training import train_here
 
 
 def test_the_norms_of_a_step_are_those_of_its_gradients_weights_and_update():
@@ -50,13 +51,12 @@ def test_only_logged_steps_are_measured_and_copies_are_released():
     assert not norms._before
 
 
-@pytest.mark.process
 def test_a_run_logs_the_norms_and_trains_as_without_them(tmp_path):
     runs = []
     for name, log_norms in (("with", True), ("without", False)):
         run_dir = make_run(tmp_path / name, max_iters=4, log_norms=log_norms)
-        completed = train(run_dir)
-        assert completed.returncode == 0, completed.stdout + completed.stderr
+        completed = train_here(run_dir)
+        assert completed.returncode == 0, completed.stdout
         runs.append(run_dir)
     lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
 

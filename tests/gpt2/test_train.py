@@ -11,7 +11,7 @@ import torch
 
 import forked
 from checkpoints import final_of
-from factories import environment, make_data, make_run, train, train_fields
+from factories import environment, make_data, make_run, train_fields
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.data.batches import Batches
 from gpt2.dist import World
@@ -25,39 +25,34 @@ from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
-from once import make_once
-
-pytestmark = pytest.mark.process
+from training import train_here
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
 
-def train_without_torchrun(run_dir, program=("-m", "gpt2.train"), **variables):
-    """Train without torchrun, which a run of one rank does not need."""
-    return forked.run([*program, str(run_dir.path)], {**environment(), **variables})
-
-
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """A finished run of 12 steps that logs every second step, and its process."""
-
-    def train_run(folder):
-        run_dir = make_run(folder, log_interval=2, checkpoint_interval=4)
-        return run_dir, train(run_dir)
-
-    return make_once(tmp_path_factory, "finished", train_run)[1]
+    """A finished run of 12 steps that logs every second step, and its output."""
+    run_dir = make_run(tmp_path_factory.mktemp("finished"), log_interval=2, checkpoint_interval=4)
+    return run_dir, train_here(run_dir)
 
 
 def test_a_run_finishes_and_writes_its_result(finished_run):
     run_dir, process = finished_run
     result = read_json(run_dir.result)
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 0, process.stdout
     assert (result["status"], result["kind"], result["reason"]) == ("finished", None, None)
     assert (result["step"], result["tokens"]) == (12, 12 * 4 * 32)
     assert result["run_id"] == "0123456789"
     assert result["final_val_loss"] < result["initial_val_loss"]
     assert result["peak_memory_mib"] > 50
     assert result["mfu"] is None
+    used = read_json(run_dir.run_used)
+    assert used["train"] == read_json(run_dir.run_json)["train"]
+    assert (used["adjusted"], len(used["devices"])) == ([], 1)
+    for path in (run_dir.metrics, run_dir.events):
+        for line in path.read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)  # no NaN
 
 
 def test_metrics_are_logged_at_the_interval_and_at_the_last_step(finished_run):
@@ -84,24 +79,12 @@ def test_the_log_has_the_expected_lines(finished_run):
     line = rf"Iter \d+ \| epoch \d+ \| loss {number} \| lr \d\.\d\de-\d\d \| norm {number} \| dt {number}ms \| "
     assert len(re.findall(rf"^{line}tok/s \d+ \| mfu n/a$", text, re.M)) == 7
     assert len(re.findall(rf"^Iter \d+ \| Validation loss {number} \| ppl {number} \| bpb {number}$", text, re.M)) == 4
+    notes = re.findall(r"^Iter (\d+) \| epoch (\d+) of \w+: \d+ shards? with [\d,]+ sequences? in a new", text, re.M)
+    assert notes[0] == ("0", "0")
+    assert [int(epoch) for _, epoch in notes] == list(range(len(notes)))
     final, best = text.splitlines()[-2:]
     assert re.fullmatch(r"Final validation loss: \d\.\d{4} \| ppl: \d+\.\d\d", final)
     assert re.fullmatch(r"Best validation loss: \d\.\d{4} \(Iter \d+\)", best)
-
-
-def test_the_log_notes_the_shuffle_of_each_epoch(finished_run):
-    notes = re.findall(
-        r"^Iter (\d+) \| epoch (\d+) of \w+: \d+ shards? with [\d,]+ sequences? in a new", finished_run[1].stdout, re.M
-    )
-    assert notes[0] == ("0", "0")
-    assert [int(epoch) for _, epoch in notes] == list(range(len(notes)))
-
-
-def test_the_effective_configuration_is_the_requested_one(finished_run):
-    used = read_json(finished_run[0].run_used)
-    assert used["train"] == read_json(finished_run[0].run_json)["train"]
-    assert used["adjusted"] == []
-    assert len(used["devices"]) == 1
 
 
 def test_the_newest_checkpoints_are_kept_and_the_last_is_the_best_and_the_final_one(finished_run):
@@ -119,7 +102,7 @@ def test_the_newest_checkpoints_are_kept_and_the_last_is_the_best_and_the_final_
 
 def test_a_diverging_run_fails_with_its_reason_and_no_final_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, learning_rate=1e9, warmup_steps=0, grad_clip=0.0, max_iters=50, eval_interval=1000)
-    process = train_without_torchrun(run_dir)
+    process = train_here(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 1
     assert (result["status"], result["kind"]) == ("failed", "nan")
@@ -132,9 +115,10 @@ def test_a_diverging_run_fails_with_its_reason_and_no_final_checkpoint(tmp_path)
         assert "Infinity" not in path.read_text()
 
 
+@pytest.mark.process
 def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
     run_dir = make_run(tmp_path, checkpoint_interval=4, save_best=False)
-    process = train_without_torchrun(run_dir, program=("tests/support/trainer_faults.py",), FAULT="full:0:0")
+    process = forked.run(["tests/support/trainer_faults.py", str(run_dir.path)], {**environment(), "FAULT": "full:0:0"})
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "error", 12), process.stderr
     assert "step_00000012.pt could not be written" in result["reason"]
@@ -147,28 +131,18 @@ def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
 def test_data_that_differs_from_the_plan_is_refused(tmp_path):
     make_data(tmp_path / "data")
     run_dir = make_run(tmp_path, data_sha256="ab" * 32)
-    process = train_without_torchrun(run_dir)
+    process = train_here(run_dir)
     result = read_json(run_dir.result)
     assert (process.returncode, result["status"], result["kind"]) == (1, "failed", "data")
-    assert "Traceback" not in process.stderr
     assert "changed after the run was planned" in result["reason"]
     assert result["final_val_loss"] is None
 
 
+@pytest.mark.process
 def test_a_run_without_run_json_is_refused(tmp_path):
-    process = train_without_torchrun(RunDir(tmp_path))
+    process = forked.run(["-m", "gpt2.train", str(tmp_path)], environment())
     assert process.returncode == 2
     assert "run.json is missing" in process.stderr
-
-
-@pytest.mark.nightly
-def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path):
-    losses = []
-    for compiled in (False, True):
-        run_dir = make_run(tmp_path, f"gpt2_{compiled}", compile=compiled)
-        assert train(run_dir, timeout=600).returncode == 0
-        losses.append(read_json(run_dir.result)["final_val_loss"])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def log_of(tmp_path, **overrides):
@@ -182,36 +156,18 @@ def step_numbers(step, seconds=0.5, **values):
     return StepNumbers(step=step, seconds=seconds, **defaults | values)
 
 
-def test_the_step_time_of_a_line_is_the_mean_since_the_previous_line(tmp_path):
-    log = log_of(tmp_path, log_interval=2)
-    for step, seconds in enumerate((9.0, 1.0, 3.0)):
+def test_the_speed_is_the_mean_since_the_line_before_and_of_the_run_without_its_warm_up(tmp_path):
+    log = log_of(tmp_path, log_interval=2, peak_tflops=0.001)
+    for step, seconds in enumerate((9.0, 1.0, 3.0, *[60.0] * 7, *[0.5] * 21)):
         log.training(step_numbers(step, seconds), 0)
     lines = list(read_jsonl(log.dir.metrics))
-    assert [line["throughput/step_ms"] for line in lines] == [9000, 2000]
+    assert [line["throughput/step_ms"] for line in lines[:2]] == [9000, 2000]
     assert lines[1]["throughput/tokens_per_s"] == 64
-
-
-def test_the_steady_speed_excludes_the_first_steps(tmp_path):
-    log = log_of(tmp_path)
-    for step in range(30):
-        log.training(step_numbers(step, 60.0 if step < 10 else 0.5), 0)
-    assert log.result("finished")["tokens_per_second"] == 256
-    assert log.result("finished")["step_ms"] == 500
-
-
-def test_mfu_is_relative_to_the_given_peak(tmp_path):
-    log = log_of(tmp_path, peak_tflops=0.001)
-    log.training(step_numbers(0), 0)
-    assert log.config
-    expected = 256 * log.config.shape.flops_per_token / 1e9
-    assert next(read_jsonl(log.dir.metrics))["throughput/mfu"] == pytest.approx(expected)
-
-
-def test_a_truncated_line_does_not_swallow_the_first_line_of_the_next_attempt(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "attempt": 1}\n{"step": 1, "att')
-    log = log_of(tmp_path)
-    log.training(step_numbers(0), 0)
-    assert [line["step"] for line in read_jsonl(log.dir.metrics)] == [0, 0]
+    assert lines[1]["throughput/mfu"] == pytest.approx(64 * log.config.shape.flops_per_token / 1e9)
+    timings = list(read_jsonl(log.dir.timings(0)))
+    assert [(line["step"], line["steps"], line["step_ms"]) for line in timings[:1]] == [(2, 2, 2000)]
+    result = log.result("finished")
+    assert (result["tokens_per_second"], result["step_ms"]) == (256, 500)
 
 
 def test_a_truncated_line_of_any_log_is_ended_by_the_next_attempt(tmp_path):
@@ -249,9 +205,3 @@ def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible()
     seeds = {step_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
     assert len(seeds) == 8
     assert step_seed(1, 2, 3) == step_seed(1, 2, 3)
-
-
-def test_every_line_of_events_and_metrics_is_strict_json(finished_run):
-    for path in (finished_run[0].metrics, finished_run[0].events):
-        for line in path.read_text().splitlines():
-            json.loads(line, parse_constant=pytest.fail)

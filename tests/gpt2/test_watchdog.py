@@ -36,18 +36,7 @@ def exits(monkeypatch):
     return codes
 
 
-def test_the_limit_of_each_kind_of_work_is_a_multiple_of_its_usual_time_with_a_floor(tmp_path):
-    dog = watchdog_of(tmp_path)
-    dog._factor = 10
-    assert dog.limit_s() == FIRST_S  # the set-up
-    for took, limit in (([40.0], 400.0), ([1800.0, 0.01, 0.01], FLOOR_S), ([1800.0, 50.0, 50.0, 900.0], 500.0)):
-        dog._kind, dog._took["step"] = "step", took
-        assert dog.limit_s() == limit
-    dog._kind = "evaluation"
-    assert dog.limit_s() == FIRST_S
-
-
-def test_the_timer_is_set_for_each_kind_of_work_and_at_most_once_per_second(tmp_path, monkeypatch):
+def test_the_limit_of_each_kind_of_work_is_a_multiple_of_its_usual_time_with_a_floor(tmp_path, monkeypatch):
     now, limits = [100.0], []
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda limit, **_: limits.append(limit))
@@ -55,10 +44,14 @@ def test_the_timer_is_set_for_each_kind_of_work_and_at_most_once_per_second(tmp_
     dog.work("step", 0)
     assert limits == []  # not before `begin`
     dog._factor = 10
+    for took, limit in (([40.0], 400.0), ([1800.0, 0.01, 0.01], FLOOR_S), ([1800.0, 50.0, 50.0, 900.0], 500.0)):
+        dog._took["step"] = took
+        assert dog.limit_s() == limit
+    dog._took.clear()
     for kind, at in (("step", 100.1), ("step", 100.5), ("step", 101.2), ("evaluation", 101.3), ("step", 101.4)):
         now[0] = at
         dog.work(kind, 1)
-    assert limits == [FLOOR_S, FLOOR_S, FIRST_S, FLOOR_S]
+    assert limits == [FLOOR_S, FLOOR_S, FIRST_S, FLOOR_S]  # for each kind, and at most once per second
 
 
 def test_each_rank_records_where_it_is_and_a_loop_that_ends_leaves_no_stacks(tmp_path):

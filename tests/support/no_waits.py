@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,7 +85,12 @@ def guarded(part: Any, step_at: int) -> Any:
     return guarded_part
 
 
+def install(replace: Callable[[object, str, object], None] = setattr) -> None:
+    """Put the parts of a step under the double."""
+    for owner, name in ((train, "gradients"), (train, "update"), (Steps, "post")):
+        replace(owner, name, guarded(getattr(owner, name), 1))
+
+
 if __name__ == "__main__":
-    train.gradients, train.update = guarded(train.gradients, 1), guarded(train.update, 1)
-    Steps.post = guarded(Steps.post, 1)  # type: ignore[method-assign]
+    install()
     train.main()

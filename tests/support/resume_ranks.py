@@ -22,6 +22,7 @@ from gpt2.watchdog import Watchdog
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from optim_factory import Settings
+from training import StopAfter
 
 STEPS, EPOCH = 12, 5  # steps of a run, and of an epoch
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -58,22 +59,6 @@ def cases() -> Iterator[Case]:
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
     yield Case(name="noisy", noisy=True)
-
-
-class StopAfter:
-    """Ask the loop to stop after some updates, instead of a signal."""
-
-    signal = "TEST"
-
-    def __init__(self, log: RunLog, updates: int | None) -> None:
-        self.log, self.updates = log, updates
-
-    @property
-    def requested(self) -> bool:
-        return self.updates is not None and self.log.step >= self.updates
-
-    def acknowledge(self) -> None:
-        """Do nothing: no thread watches this request."""
 
 
 class NoisyGPT(GPT):
