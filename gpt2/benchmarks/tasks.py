@@ -55,7 +55,6 @@ class HellaSwagScore:
 
     accuracy: float  # by the probability of the whole ending
     accuracy_norm: float  # by the mean over its tokens
-    examples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ class Evaluator:
         hellaswag, core = None, totals[len(self.hellaswag) :]
         if self.hellaswag:
             by_mean, by_sum, total, _ = totals[0]
-            hellaswag = HellaSwagScore(accuracy=by_sum / total, accuracy_norm=by_mean / total, examples=int(total))
+            hellaswag = HellaSwagScore(accuracy=by_sum / total, accuracy_norm=by_mean / total)
         correct, truncated = [int(by_mean) for by_mean, *_ in core], int(sum(cut for *_, cut in core))
         return Scores(hellaswag=hellaswag, core=core_score(self.core, correct, truncated) if core else None)
 

@@ -157,7 +157,6 @@ def test_hellaswag_matches_transformers_for_every_micro_batch(tmp_path, seed, ba
     one = evaluator(tmp_path, hellaswag=str(jsonl(tmp_path)), block_size=64, batch_size=batch)
     score = one.score(model).hellaswag
     assert (score.accuracy, score.accuracy_norm) == pytest.approx(score_by_transformers(model, one.tasks[0].items))
-    assert score.examples == len(LINES)
 
 
 def test_a_context_of_hellaswag_that_is_too_long_is_cut_so_that_its_last_token_is_a_target_only(tmp_path):

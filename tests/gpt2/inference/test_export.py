@@ -9,14 +9,14 @@ import torch
 
 from factories import make_data, train_fields
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
-from gpt2.checkpoint.state import TrainingState, restore, snapshot
+from gpt2.checkpoint.state import TrainingState, snapshot
 from gpt2.data.tokenizer import BpeTokenizer
 from gpt2.dist import World
 from gpt2.inference import export
 from gpt2.inference.restore import load_model
 from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
-from kmatrix.errors import KmatrixError, RecordError
+from kmatrix.errors import KmatrixError
 from kmatrix.records.train_config import TrainConfig
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
@@ -80,28 +80,20 @@ def test_a_directory_written_by_transformers_is_read(tmp_path):
         assert (model(idx)[0] - hf_model(idx).logits).abs().max() < 1e-5
 
 
-def test_the_evaluation_weights_are_exported(tmp_path):
-    checkpoint_in(tmp_path)
-    value = load_checkpoint(tmp_path / "a.pt")
-    value["evaluation"] = {name: weights + 1 for name, weights in value["model"].items()}
-    save_checkpoint(tmp_path / "b.pt", value)
-    assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
-    restored = export.read_folder(tmp_path / "hf")
-    assert torch.equal(restored["model"]["wpe.weight"], value["model"]["wpe.weight"] + 1)
-
-
-def test_a_trained_tokenizer_is_exported_with_its_model(tmp_path):
+def test_the_weights_to_evaluate_and_a_trained_tokenizer_are_exported(tmp_path):
     transformers = pytest.importorskip("transformers")
     checkpoint_in(tmp_path)
     value = load_checkpoint(tmp_path / "a.pt")
+    value["evaluation"] = {name: weights + 1 for name, weights in value["model"].items()}
     value["config"] |= {"tokenizer": "bpe", "data_path": str(tmp_path / "data")}
     trained = BpeTokenizer.trained(["the quick brown fox jumps over the lazy dog"] * 20, 300)
     trained.save(tmp_path / "data/tokenizer.json")
     save_checkpoint(tmp_path / "b.pt", value)
     assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
+    imported = export.read_folder(tmp_path / "hf")
+    assert torch.equal(imported["model"]["wpe.weight"], value["model"]["wpe.weight"] + 1)
     hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    text = "the lazy fox"
-    assert hf_tokenizer(text)["input_ids"] == trained.encode(text).tolist()
+    assert hf_tokenizer("the lazy fox")["input_ids"] == trained.encode("the lazy fox").tolist()
 
 
 CHANGES = {
@@ -132,13 +124,3 @@ def test_another_model_is_refused_by_name_and_nothing_is_overwritten(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(KmatrixError, match="is not a GPT-2 in Hugging Face's format"):
         run(tmp_path / "empty", f"--output={tmp_path / 'b.pt'}")
-
-
-def test_training_cannot_resume_from_weights_alone(tmp_path):
-    model = checkpoint_in(tmp_path)
-    run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
-    value = export.read_folder(tmp_path / "hf")
-    config = TrainConfig.from_json(load_checkpoint(tmp_path / "a.pt")["config"])
-    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
-    with pytest.raises(RecordError, match="holds weights alone"):
-        restore(value, parts)

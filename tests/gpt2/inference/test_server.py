@@ -5,24 +5,45 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
+import uvicorn
 
 from gpt2.data.tokenizer import load
 from gpt2.inference.generate import GeneratedText, Sampling, generate
-from gpt2.inference.server import listening
+from gpt2.inference.restore import Restored
+from gpt2.inference.server import application, listening
 from gpt2.model.gpt2 import GPT
 from kmatrix.errors import LaunchError
+from kmatrix.shapes import ModelShape
 from models import enlarge_weights
-from serving import SHAPE, served
 from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
 NAME = "gpt2_adamw_1cpu"
 BYTES = load("byte")
+SHAPE = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=96, vocab_size=257)
+
+
+@contextmanager
+def served(model: GPT, key: str | None = None) -> Iterator[str]:
+    """Serve with the real server in a thread until the end of the block, and yield its address."""
+    restored = Restored(model=model.eval(), tokenizer=BYTES, name=NAME, step=12)
+    with listening("127.0.0.1", 0) as listener:
+        config = uvicorn.Config(application(restored, key=key), log_level="warning", access_log=False, ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        wait_until(lambda: server.started, "the server has started")
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +56,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def address(model):
-    with served(model) as url:
-        yield url
+    with served(model) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +67,23 @@ def openai():
 
 
 @pytest.fixture(scope="module")
-def client(openai, address):
-    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+def complete(openai, address):
+    """A completion by the real client."""
+    client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=60)
+    assert [found.id for found in client.models.list()] == [NAME]
+    return lambda prompt, **options: client.completions.create(model=NAME, prompt=prompt, **options)
 
 
 def generated_alone(model, prompt, **options):
-    """Return the text that the model generates without a server."""
+    """Return what the model generates without a server."""
     text = GeneratedText(BYTES.encode(prompt).tolist(), Sampling(**options), BYTES)
     list(generate(model, text))
-    return text.text
+    return text
 
 
 def post(address, body, **headers):
     """Send a raw request; return status and body."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=60)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     connection.request("POST", "/v1/completions", data, headers)
     response = connection.getresponse()
@@ -67,31 +91,25 @@ def post(address, body, **headers):
     return response.status, json.loads(text) if response.status != 421 else text.decode()
 
 
-def test_a_completion_is_the_text_generated_by_the_model(client, model):
-    assert [found.id for found in client.models.list()] == [NAME]
-    response = client.completions.create(model=NAME, prompt="The ", max_tokens=20, seed=5, temperature=0.7)
+def test_a_completion_is_the_text_generated_by_the_model_up_to_a_stop_text(complete, model):
+    options = {"max_tokens": 20, "seed": 5, "temperature": 0.7}
+    alone = generated_alone(model, "The ", **options)
+    response = complete("The ", **options)
     (choice,) = response.choices
-    assert choice.text == generated_alone(model, "The ", max_tokens=20, seed=5, temperature=0.7)
-    assert choice.finish_reason in ("length", "stop")
-    assert response.model == NAME
-    assert (response.usage.prompt_tokens, response.usage.total_tokens - response.usage.completion_tokens) == (4, 4)
+    assert (choice.text, choice.finish_reason, response.model) == (alone.text, alone.finish, NAME)
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (4, len(alone.tokens))
+    stop = alone.text[4:6]
+    (choice,) = complete("The ", **options, stop=stop).choices
+    assert (choice.text, choice.finish_reason) == (alone.text[: alone.text.index(stop)], "stop")
 
 
-def test_a_stream_delivers_the_same_text_in_chunks(client):
-    options = {"model": NAME, "prompt": "The ", "max_tokens": 30, "seed": 5}
-    completion = client.completions.create(**options)
-    chunks = list(client.completions.create(**options, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == completion.choices[0].text
-    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert chunks[-1].choices[0].finish_reason == completion.choices[0].finish_reason
+def test_a_stream_delivers_the_same_text_in_chunks(complete):
+    choice = complete("The ", max_tokens=30, seed=5).choices[0]
+    chunks = list(complete("The ", max_tokens=30, seed=5, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert {chunk.choices[0].finish_reason for chunk in chunks[:-1]} == {None}
+    assert chunks[-1].choices[0].finish_reason == choice.finish_reason
     assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_a_stop_text_ends_the_text(client, model):
-    text = generated_alone(model, "x", max_tokens=40, seed=3)
-    stop = text[4:6]
-    (choice,) = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop).choices
-    assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
 
 
 REFUSED = {
@@ -118,31 +136,29 @@ def test_what_is_unknown_or_wrong_is_refused_by_name(address):
         assert post(address, body)[0] == 400
 
 
-def test_another_name_of_the_server_is_refused(address):
+def test_only_requests_that_name_this_machine_are_served(address):
     assert post(address, {"prompt": "a"}, Host="evil.example")[0] == 421
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert post(address, {"prompt": "a", "max_tokens": 1}, Host=host)[0] == 200
 
 
 def test_with_a_key_only_its_holder_is_served(openai, model):
-    with served(model, key="secret") as url:
-        for key, allowed in (("secret", True), ("Secret", False), ("none", False), ("é", False)):
-            accepted = post(url, {"prompt": "a", "max_tokens": 1}, Authorization=f"Bearer {key}".encode())
-            assert accepted[0] == (200 if allowed else 401)
+    with served(model, key="secret") as address:
+        for key, status in (("secret", 200), ("Secret", 401), ("é", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert post(address, {"prompt": "a", "max_tokens": 1}, **headers)[0] == status
         with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
+            openai.OpenAI(base_url=f"http://{address}/v1", api_key="wrong", max_retries=0).models.list()
 
 
-def test_requests_at_the_same_time_receive_their_own_texts(client, model):
-    def complete(number):
-        options = {"model": NAME, "prompt": f"{number}:", "max_tokens": 12, "seed": number}
-        if number % 2:
-            return client.completions.create(**options).choices[0].text
-        return "".join(chunk.choices[0].text for chunk in client.completions.create(**options, stream=True))
+def test_requests_at_the_same_time_receive_their_own_texts(complete, model):
+    def text(number):
+        found = complete(f"{number}:", max_tokens=12, seed=number, stream=number % 2 == 0)
+        return found.choices[0].text if number % 2 else "".join(chunk.choices[0].text for chunk in found)
 
     with ThreadPoolExecutor(6) as pool:
-        texts = list(pool.map(complete, range(6)))
-    assert texts == [generated_alone(model, f"{number}:", max_tokens=12, seed=number) for number in range(6)]
+        texts = list(pool.map(text, range(6)))
+    assert texts == [generated_alone(model, f"{number}:", max_tokens=12, seed=number).text for number in range(6)]
 
 
 class CountedModel(GPT):
@@ -161,13 +177,13 @@ class CountedModel(GPT):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_is_gone_does_not_block_the_next_one(stream):
     model = CountedModel(SHAPE)
-    with served(model) as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    with served(model) as address:
+        connection = http.client.HTTPConnection(address)
         connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 90, "stream": stream}))
         wait_until(lambda: model.calls == 1)
         connection.close()
         model.gate.set()
-        assert post(url, {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert post(address, {"prompt": "a", "max_tokens": 1})[0] == 200
         assert model.calls < 90
 
 
