@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gpt2 import dist, prune
 from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.saver import Saver
-from gpt2.checkpoint.shared import check_shared
 from gpt2.checkpoint.state import Stateful, TrainingState
 from gpt2.data.batches import Batches, check_data
 from gpt2.evaluate import Benchmarks, Validation
@@ -54,7 +53,6 @@ from gpt2.stopping import (
 )
 from gpt2.watchdog import END, STEP, Watchdog, last_line
 from kmatrix.errors import KmatrixError
-from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.paths import RunDir
@@ -329,7 +327,6 @@ def set_up(
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
     watchdog.begin(config.stall_factor)
     world = dist.start(config)
-    check_shared([("RESULTS_DIR", log.dir.path), ("CHECKPOINT_DIR", own_checkpoint_dir(log.dir))], world)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
     check_data(config, log.say)
     batches, validation, benchmarks = Batches(config, world), Validation(config, world), Benchmarks(config, world, log)

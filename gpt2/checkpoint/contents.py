@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-# A file may claim a size of a tensor that is larger than itself; PyTorch reports that as a lack of memory.
 MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -27,7 +26,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
         return "it contains objects other than tensors and plain values, which could run code"
     line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line[:200]}" if line else type(error).__name__
+    return f"{type(error).__name__}: {line[:200]}"
 
 
 def shape_problem(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> str:
@@ -35,10 +34,8 @@ def shape_problem(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tu
     for name, shape in expected.items():
         if name not in weights:
             return f"{name} is missing"
-        if not isinstance(weights[name], torch.Tensor) or not weights[name].is_floating_point():
-            return f"{name} is not a tensor of numbers"
         if tuple(weights[name].shape) != shape:
-            return f"{name} is {_sizes(weights[name].shape)}, the configuration says {_sizes(shape)}"
+            return f"{name} is {tuple(weights[name].shape)}, the configuration says {shape}"
     return ""
 
 
@@ -68,7 +65,3 @@ def size_of(value: Any) -> int:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor of any dtype."""
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _sizes(shape: tuple[int, ...] | torch.Size) -> str:
-    return " x ".join(map(str, shape)) or "a number"

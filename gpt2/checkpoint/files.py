@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpt2.checkpoint.contents import out_of_memory, reason
-from kmatrix.errors import KmatrixError, LaunchError, RecordError
+from kmatrix.errors import RecordError
 from kmatrix.records.checkpoints import check_file
 from kmatrix.records.decode import Count, Record, Scalar, convert
 from kmatrix.records.files import replacing
 
 
 class Head(Record, frozen=True, kw_only=True):
-    """What a checkpoint has besides tensors. What its states contain is checked when they are loaded."""
+    """What a checkpoint has besides tensors."""
 
     run_id: str
     step: Count
@@ -42,27 +41,20 @@ def load_checkpoint(
 
     verify: compare the file with the SHA-256 in its description, if it has one.
     mmap: tensors are private pages of the file, which is read as they are used. Reading all of it takes longer so.
-    Raises RecordError if it is missing or damaged, and LaunchError if memory is lacking or access is denied.
+    Raises RecordError if it is missing or damaged.
     """
     if not path.is_file():
         raise RecordError(f"{path} is missing", hint="`make list-checkpoints` lists the checkpoints")
+    if verify:
+        check_file(path)
     try:
-        if verify:
-            check_file(path)
         with warnings.catch_warnings(action="ignore"):  # about the pickle of another program's file
-            value = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-    except KmatrixError:
-        raise
-    # Broad, because a damaged file makes zip, pickle and tensors raise exceptions of almost every type.
+            value: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+    # Broad, because a file of another program makes zip, pickle and tensors raise exceptions of almost every type.
     except Exception as error:
-        if out_of_memory(error):  # the file may be sound, and must not be renamed
-            raise LaunchError(f"not enough memory to load {path}", why=reason(error)) from None
-        if isinstance(error, OSError) and error.errno is not None:
-            raise LaunchError(f"{path} cannot be read", why=error.strerror or reason(error)) from None
-        foreign = not str(error) or "mmap" in str(error) or isinstance(error, zipfile.BadZipFile)
-        raise damaged(path, "not a file of PyTorch, or cut off" if foreign else reason(error)) from None
-    if not isinstance(value, dict) or "run_id" not in value:
-        raise RecordError(f"{path} is not a checkpoint of kmatrix", why="it has no run_id")
+        if out_of_memory(error):
+            raise
+        raise damaged(path, reason(error)) from None
     convert(value, Head, str(path))
     return value
 

@@ -29,8 +29,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the weights of a checkpoint to evaluate, without the rows that pad the vocabulary."""
-    vocabulary = value["config"].get("vocab_size")
-    rows = vocabulary if type(vocabulary) is int and vocabulary > 0 else None
+    rows = value["config"]["vocab_size"]
     return {name: weights[:rows] if is_table(name) else weights for name, weights in saved_weights(value).items()}
 
 

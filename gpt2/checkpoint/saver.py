@@ -16,7 +16,7 @@ from gpt2.checkpoint.state import TrainingState, restore, snapshot
 from gpt2.dist import gather
 from gpt2.log import RunLog
 from gpt2.optim.optimizers import each
-from kmatrix.errors import FullError, KmatrixError, RecordError, is_full
+from kmatrix.errors import FullError, RecordError, is_full
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoint, Checkpoints, check_file
 
@@ -28,7 +28,7 @@ NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
 class Saver:
     """Saves and restores the training state. Every rank calls the same methods; rank 0 owns the folder.
 
-    Checkpoints are written by a thread, at most one at a time. A failed write is an event, unless the caller waits.
+    Checkpoints are written by a thread, at most one at a time. A failed write is an event, unless the run is finished.
     """
 
     def __init__(self, training: TrainingState, log: RunLog) -> None:
@@ -66,18 +66,17 @@ class Saver:
         if not self.training.world.main:
             return
         loss = self.log.last_val_loss if self.log.evaluated(step) else None
-        if (known := self._known) and known.step == step and known in self.checkpoints.all():
-            self._known = self.checkpoints.describe(known, val_loss=loss, final=final or known.final)
+        if self._known and self._known.step == step:
+            self._known = self.checkpoints.describe(self._known, val_loss=loss, final=final or self._known.final)
             return
-        about = {"val_loss": loss, "final": final}
         value = snapshot(self.training, step=step, run_id=self.log.run_id, optimizer=sharded)
         if final:
-            self._write(value, step, start, about)
-        else:  # copies, because the next step changes the tensors
-            copied = self._copies.of({name: part for name, part in value.items() if part is not sharded})
-            ready = _copies_done(self.training.world.device)
-            value = {**copied, "optimizer": copied.get("optimizer", sharded)}
-            self._writing = self._thread.submit(self._try, lambda: self._write(value, step, start, about, ready))
+            self._write(value, step, start, loss, final=True)
+            return
+        # Copies, because the next step changes the tensors
+        value |= self._copies.of({name: part for name, part in value.items() if part is not sharded})
+        copied = _copies_done(self.training.world.device)
+        self._writing = self._thread.submit(self._write, value, step, start, loss, copied=copied)
 
     def stop(self) -> None:
         """Save at a stop, if there is time before torchrun kills the process; a failure is an event.
@@ -87,13 +86,12 @@ class Saver:
         seconds = self.final_s() if self._seconds else 0.0
         self.wait()
         newest = self.checkpoints.newest() if self.training.world.main else None
-        leave_out = gather(self.training.world, bool(newest) and seconds > STOP_S)[0]
-        if leave_out and newest:
-            why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest is {newest.name}"
+        if gather(self.training.world, bool(newest) and seconds > STOP_S)[0]:
+            why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest one is used"
             self.log.event(self.log.step, "checkpoint left out", why)
-        if not leave_out:
-            self.save()
-            self.wait()
+            return
+        self.save()
+        self.wait()
 
     def final_s(self) -> float:
         """Return an estimate of the seconds for a checkpoint, after one that may still be written."""
@@ -114,15 +112,8 @@ class Saver:
         A newest one that is damaged is renamed, and the one before is used.
         Raises RecordError if there is no such checkpoint, or it is of another configuration.
         """
-        path, refused = None, None
-        if self.training.world.main:  # only one rank may rename a file
-            try:
-                path = self._choose(how)
-            except KmatrixError as error:
-                refused = (error.what, error.why, error.hint)
-        path, refused = gather(self.training.world, (path, refused))[0]  # an error too: the other ranks wait here
-        if refused:
-            raise RecordError(refused[0], why=refused[1], hint=refused[2])
+        # One rank reads a whole file for its hash, and may rename it.
+        path = gather(self.training.world, self._choose(how) if self.training.world.main else None)[0]
         if path is None:
             self.log.resumed(0)  # voids the lines of an earlier attempt that left no checkpoint
             return False
@@ -130,8 +121,6 @@ class Saver:
         value = load_checkpoint(path, verify=False, mmap=self.training.world.size > 1)
         restore(value, self.training)
         step = self._resumed = self.log.step = int(value["step"])
-        # A checkpoint of another run does not count: this run's own is still to be written.
-        self._known = next((item for item in self.checkpoints.all() if self.checkpoints.path(item) == path), None)
         self.log.resumed(step)
         another = "" if value["run_id"] == self.log.run_id else f", of run {value['run_id']}"
         self.log.event(step, "resume", f"from {path}, step {step} of {self.config.max_iters}{another}")
@@ -139,22 +128,24 @@ class Saver:
 
     def _choose(self, how: str) -> Path | None:
         """Return the checkpoint to resume from, whose hash is right; None to start from the beginning."""
-        if how == NONE:
-            return None
-        if how not in (AUTO, LATEST, BEST):
+        if how not in (NONE, AUTO, LATEST, BEST):
             check_file(Path(how))
             return Path(how)
-        if how == BEST and (best := self.checkpoints.best()):
-            check_file(self.checkpoints.path(best))
-            return self.checkpoints.path(best)
-        for item in reversed(self.checkpoints.all()) if how != BEST else ():
+        best = self.checkpoints.best()
+        possible = {NONE: [], BEST: [best] if best else []}.get(how, self.checkpoints.all()[::-1])
+        for item in possible:
+            path = self.checkpoints.path(item)
             try:
-                check_file(self.checkpoints.path(item))
-                return self.checkpoints.path(item)
+                check_file(path)
             except RecordError as error:  # the one before costs some steps; ending here would cost the whole run
+                if how == BEST:
+                    raise
                 self.checkpoints.set_aside(item)
                 self.log.event(0, "checkpoint refused", f"{error.what}: {error.why}")
-        if how == AUTO:
+            else:
+                self._known = item
+                return path
+        if how in (NONE, AUTO):
             return None
         raise RecordError(
             f"{self.checkpoints.folder} has no checkpoint to resume from",
@@ -167,35 +158,33 @@ class Saver:
         value: dict[str, Any],
         step: int,
         start: float,
-        about: dict[str, Any],
-        ready: Callable[[], None] | None = None,
+        val_loss: float | None,
+        *,
+        final: bool = False,
+        copied: Callable[[], None] | None = None,
     ) -> None:
-        """Write one checkpoint, and delete those that it replaces."""
-        if ready:
-            ready()
+        """Write one checkpoint, and delete those that it replaces. copied: waits until `value` is complete."""
+        if copied:
+            copied()
         path = self.checkpoints.folder / f"step_{step:08d}.pt"
+        about = {"attempt": self.log.attempt, "val_loss": val_loss, "final": final}
         try:
-            self._known = self.checkpoints.put(
-                step, lambda file: torch.save(value, file), attempt=self.log.attempt, **about
-            )
+            self._known = self.checkpoints.put(step, lambda file: torch.save(value, file), **about)
             self.checkpoints.retire(self.config.keep_checkpoints if self.config.checkpoint_interval else 1)
         # On a full disk torch's zip writer raises RuntimeError while it handles the OSError, which is the real cause.
         except (OSError, RuntimeError) as error:
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise (FullError if is_full(cause) else RecordError)(
+            failed = (FullError if is_full(cause) else RecordError)(
                 f"{path} could not be written",
                 why=str(cause).partition("\n")[0],
                 hint="free some disk space, or set CHECKPOINT_DIR to another disk",
-            ) from error
-        self._seconds = time.perf_counter() - start
-        self.log.event(step, "checkpoint", str(path))
-
-    def _try(self, write: Callable[[], None]) -> None:
-        """Write, and log an error as an event: training goes on."""
-        try:
-            write()
-        except RecordError as error:
-            self.log.event(self.log.step, "checkpoint failed", f"{error.what}: {error.why}")
+            )
+            if final:
+                raise failed from error
+            self.log.event(self.log.step, "checkpoint failed", f"{failed.what}: {failed.why}")
+        else:
+            self._seconds = time.perf_counter() - start
+            self.log.event(step, "checkpoint", str(path))
 
 
 class Copies:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpt2.checkpoint.contents import out_of_memory, reason, shape_problem
 from gpt2.dist import World
 from gpt2.model.base import LanguageModel
 from gpt2.optim.optimizers import Optimizers
@@ -81,7 +79,7 @@ def evaluation_weights(training: TrainingState) -> dict[str, Any]:
 
 
 def restore(value: Mapping[str, Any], training: TrainingState) -> None:
-    """Restore the objects from a checkpoint. Raises RecordError if it is of other training, or damaged."""
+    """Restore the objects from a checkpoint. Raises RecordError if it is of other training."""
     if not value["optimizer"]:
         raise RecordError(
             "the checkpoint holds weights alone: training cannot resume from it",
@@ -89,30 +87,10 @@ def restore(value: Mapping[str, Any], training: TrainingState) -> None:
             hint="start a new run from these weights: INIT_FROM=<the file>",
         )
     check_same_training(value, training.config)  # before anything is changed
-    shapes = {name: tuple(tensor.shape) for name, tensor in training.model.state_dict().items()}
-    if why := shape_problem(value["model"], shapes):
-        raise RecordError(f"the checkpoint at step {value['step']} is damaged", why=why)
-    parts: dict[str, Any] = {"weights": training.model, "optimizer": training.optimizers, **training.stateful}
-    states = {"weights": value["model"], "optimizer": value["optimizer"], **value["parts"]}
-    for name, part in parts.items():
-        with _damage_named(name, value["step"]):
-            part.load_state_dict(states[name])
-
-
-@contextmanager
-def _damage_named(part: str, step: int) -> Iterator[None]:
-    """Turn the failure of a part to load its state into an error that names the part."""
-    try:
-        yield
-    # Broad, because the state comes from a file: what torch and NumPy raise depends on where it is damaged.
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        raise RecordError(
-            f"the checkpoint at step {step} is damaged",
-            why=f"{part}: {reason(error)}",
-            hint="resume from another checkpoint: `make list-checkpoints`",
-        ) from error
+    training.model.load_state_dict(value["model"])
+    training.optimizers.load_state_dict(value["optimizer"])
+    for name, part in training.stateful.items():
+        part.load_state_dict(value["parts"][name])
 
 
 def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:

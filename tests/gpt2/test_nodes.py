@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 
 import pytest
-import torch
 
 from factories import make_run, train, train_config
 from gpt2 import dist
-from gpt2.checkpoint import shared
 from gpt2.log import RunLog
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import read_json, read_jsonl
@@ -39,7 +36,6 @@ def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
     used = read_json(two.run_used)
     assert (used["attempt"], used["hosts"], len(used["devices"])) == (1, [socket.gethostname()] * 2, 2)
     assert [state.rank for state in read_ranks(two, 1)] == [0, 1]
-    assert not list(two.path.glob(".shared*"))
 
 
 @pytest.mark.parametrize(
@@ -58,72 +54,6 @@ def test_other_nodes_than_planned_are_refused_with_the_options(monkeypatch, vari
         dist.start(train_config(num_gpus=2, num_nodes=2))
 
     assert "--nnodes=2 --node-rank=<k> --nproc-per-node=1" in error.value.hint
-
-
-# Shared storage
-
-
-def world_of(node):
-    return dist.World(rank=node, local_rank=0, size=2, device=torch.device("cpu"), node=node, nodes=2)
-
-
-def check_on_two_nodes(monkeypatch, folders, wait_s):
-    """Check a folder from two nodes, here threads, that see it at these paths; return the error of each."""
-    barrier, values, errors = threading.Barrier(2), {}, {}
-
-    def gather(world, value):
-        values[world.rank] = value
-        barrier.wait(20)
-        found = [values[0], values[1]]
-        barrier.wait(20)
-        return found
-
-    def check(node):
-        try:
-            shared.check_shared([("RESULTS_DIR", folders[node])], world_of(node), wait_s=wait_s)
-        except LaunchError as error:
-            errors[node] = error
-
-    monkeypatch.setattr(shared, "gather", gather)
-    monkeypatch.setattr(shared, "POLL_S", 0.01)
-    threads = [threading.Thread(target=check, args=(node,)) for node in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return errors
-
-
-@pytest.mark.process
-def test_a_folder_that_all_nodes_share_is_accepted_and_left_as_it_was(monkeypatch, tmp_path):
-    asked, has = [], shared._has
-
-    def late(folder, name):  # new files appear late
-        asked.append(name)
-        return len(asked) > 3 and has(folder, name)
-
-    monkeypatch.setattr(shared, "_has", late)
-    assert check_on_two_nodes(monkeypatch, [tmp_path, tmp_path], 20) == {}
-    assert len(asked) > 3
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.process
-def test_a_folder_on_a_disk_of_one_node_is_refused_on_every_rank(monkeypatch, tmp_path):
-    (tmp_path / "own").mkdir()
-
-    errors = check_on_two_nodes(monkeypatch, [tmp_path / "shared", tmp_path / "own"], 0.05)
-
-    assert sorted(errors) == [0, 1]
-    assert "does not see the files that the other nodes write" in errors[0].what
-    assert "set RESULTS_DIR" in errors[1].hint
-    assert list((tmp_path / "shared").iterdir()) == []
-
-
-def test_one_node_needs_no_shared_storage(tmp_path):
-    world = dist.World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-    shared.check_shared([("RESULTS_DIR", tmp_path / "missing")], world)
-    assert not (tmp_path / "missing").exists()
 
 
 @pytest.mark.parametrize(

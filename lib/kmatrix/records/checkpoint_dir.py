@@ -80,7 +80,7 @@ def _check_owner(matrix: MatrixDir, folder: Path) -> None:
     if owner is None or not owner.is_same(this):
         raise LaunchError(
             f"the checkpoints in {folder} belong to {owner.matrix if owner else 'an unknown matrix'}",
-            why=f"{matrix.path} may be a copy of it",
+            why=f"{matrix.path} may be a copy of it, or this node does not share the folder",
             hint=f"pass another CHECKPOINT_DIR=, with a copy of {folder} in it to resume from its checkpoints (without "
             f"{OWNER}). If this is the only one, delete {folder / OWNER} and pass CHECKPOINT_DIR={folder.parent}",
         )

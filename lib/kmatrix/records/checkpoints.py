@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kmatrix.errors import RecordError
-from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, decode_optional, replaced
-from kmatrix.records.files import free_path, replacing, sync_folder, write_json
+from kmatrix.records.files import replacing, sync_folder, write_json
 
-BLOCK = 1 << 22  # bytes hashed per read
 NAME = re.compile(r"step_(\d{8,})\.pt")
 
 
@@ -102,7 +100,7 @@ class Checkpoints:
         """Rename a damaged checkpoint, so that it is not used again but can be inspected."""
         path = self.path(item)
         path.with_suffix(".json").unlink(missing_ok=True)
-        path.rename(free_path(path.with_name(f"{path.name}.damaged")))
+        path.rename(path.with_name(f"{path.name}.damaged"))
 
     def retire(self, keep: int) -> None:
         """Delete all but the newest, the best and the final one. keep: how many of the newest."""
@@ -122,13 +120,11 @@ class Checkpoints:
 def check_file(path: Path) -> None:
     """Raise RecordError if a checkpoint is not the file that was written. One without a description is not checked."""
     description = path.with_suffix(".json")
-    if not NAME.fullmatch(path.name) or not path.exists() or not description.exists():  # such as an imported model
+    if not NAME.fullmatch(path.name) or not description.exists():  # such as an imported model
         return
-    digest = hashlib.sha256()
-    with open_to_read(path) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != decode(description, Checkpoint).sha256:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != decode(description, Checkpoint).sha256:
         raise RecordError(
             f"{path} is damaged",
             why=f"its SHA-256 is not the one in {description.name}",
