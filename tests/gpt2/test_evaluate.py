@@ -10,8 +10,7 @@ import torch
 
 from core_files import write_zip
 from factories import make_data, make_run, train, train_fields
-from gpt2.data import shards
-from gpt2.data.tokenizer import CharTokenizer, load
+from gpt2.data.tokenizer import CharTokenizer
 from gpt2.dist import World
 from gpt2.evaluate import Benchmarks, SampleTexts, Validation
 from gpt2.log import RunLog
@@ -23,55 +22,19 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
-from models import enlarge_weights, hf_twin
+from models import enlarge_weights
 from training import train_here
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
 RUN = {"block_size": 64, "learning_rate": 0.02, "vocab_size": 257}
 SAMPLES = {"sample_interval": 6, "sample_prompt": "ab"}
 
 
-def dataset(folder, tokenizer, text=TEXT):
-    """Write a text with an end of document in the middle as shards; return its tokens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    half = len(text) // 2
-    end = [tokenizer.end_of_document]
-    tokens = [*tokenizer.encode(text[:half]).tolist(), *end, *tokenizer.encode(text[half:]).tolist()]
-    for kind in ("train", "val"):
-        shards.write_shard(folder / f"text_{kind}_000000.bin", tokens)
-    return tokens
-
-
 def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
-    dataset(tmp_path / "data", load("byte"))
+    make_data(tmp_path / "data")
     fields = train_fields(tmp_path / "data", "", tokenizer="gpt2", vocab_size=50257)
     assert Validation(TrainConfig.from_json(fields), WORLD).token_bytes is None
-
-
-def test_bits_per_byte_are_the_bits_of_text_over_its_bytes(tmp_path):
-    """Independent count: transformers' GPT-2 gives the nats; ends of documents count neither nats nor bytes."""
-    tokens = dataset(tmp_path / "data", load("byte"))
-    fields = train_fields(tmp_path / "data", "", eval_samples=10_000, block_size=64)
-    validation = Validation(TrainConfig.from_json(fields), WORLD)
-    model = GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=257))
-    found = validation.measure(model)
-
-    hf_model = hf_twin(model, model.shape).eval()
-    nats, ends = 0.0, 0.0
-    for start in range(0, len(tokens) - 64, 64):
-        window = torch.tensor([tokens[start : start + 65]])
-        with torch.no_grad():
-            log_probs = hf_model(window[:, :-1]).logits.double().log_softmax(-1)
-        costs = -log_probs.gather(-1, window[:, 1:, None])[0, :, 0]
-        nats, ends = nats + costs.sum().item(), ends + costs[window[0, 1:] == 256].sum().item()
-    count = (len(tokens) - 1) // 64 * 64
-    text = bytes(token for token in tokens[1 : count + 1] if token < 256)
-    assert ends > 0
-    assert found.loss == pytest.approx(nats / count, rel=1e-5)
-    assert found.bits_per_byte == pytest.approx((nats - ends) / math.log(2) / len(text), rel=1e-5)
-    assert validation.measure(model, lambda: True) is None
 
 
 def config_of(tmp_path, **overrides):

@@ -161,32 +161,6 @@ def test_requests_at_the_same_time_receive_their_own_texts(complete, model):
     assert texts == [generated_alone(model, f"{number}:", max_tokens=12, seed=number).text for number in range(6)]
 
 
-class CountedModel(GPT):
-    """A model that counts its tokens, and waits before each of them for a gate."""
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        self.gate, self.calls = threading.Event(), 0
-
-    def extend(self, *arguments):
-        self.calls += 1
-        self.gate.wait(60)
-        return super().extend(*arguments)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_is_gone_does_not_block_the_next_one(stream):
-    model = CountedModel(SHAPE)
-    with served(model) as address:
-        connection = http.client.HTTPConnection(address)
-        connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 90, "stream": stream}))
-        wait_until(lambda: model.calls == 1)
-        connection.close()
-        model.gate.set()
-        assert post(address, {"prompt": "a", "max_tokens": 1})[0] == 200
-        assert model.calls < 90
-
-
 def test_a_port_in_use_or_an_invalid_one_is_reported():
     with listening("127.0.0.1", 0) as listener:
         listener.listen()
