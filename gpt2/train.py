@@ -282,8 +282,6 @@ def finish_step(parts: Parts, log: RunLog, numbers: StepNumbers | None) -> EndRe
     if numbers is None:
         return None
     check_finite(numbers.step, {"loss": numbers.loss, "gradient norm": numbers.norm})
-    for line in parts.batches.epochs_begun(numbers.step) if log.main else ():
-        log.say(f"Iter {numbers.step} | {line}")
     log.training(numbers, parts.batches.epoch(numbers.step))
     parts.budget.stepped(numbers.seconds)
     if numbers.stop:

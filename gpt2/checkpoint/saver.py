@@ -76,7 +76,7 @@ class Saver:
         # Copies, because the next step changes the tensors
         value |= self._copies.of({name: part for name, part in value.items() if part is not sharded})
         copied = _copies_done(self.training.world.device)
-        self._writing = self._thread.submit(self._write, value, step, start, loss, copied=copied)
+        self._writing = self._thread.submit(self._write, value, step, start, loss, copied)
 
     def stop(self) -> None:
         """Save at a stop, if there is time before torchrun kills the process; a failure is an event.
@@ -159,9 +159,9 @@ class Saver:
         step: int,
         start: float,
         val_loss: float | None,
+        copied: Callable[[], None] | None = None,
         *,
         final: bool = False,
-        copied: Callable[[], None] | None = None,
     ) -> None:
         """Write one checkpoint, and delete those that it replaces. copied: waits until `value` is complete."""
         if copied:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +60,11 @@ def positions(config: TrainConfig, world: World, step: int, micro: int) -> range
     return range(start, start + config.batch_size)
 
 
-class Stream:
-    """The training sequences of a run by position, from one dataset or from a weighted mix."""
+class Batches:
+    """The consecutive micro-batches of one rank, from one dataset or from a weighted mix, on its device."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        self.config, self.world = config, world
         self.sources = sources(config)
         self.mix = Mix([source.weight for source in self.sources], config.seed)
         self.windows = [sequences_of(config, source, "train") for source in self.sources]
@@ -76,76 +77,34 @@ class Stream:
             for source, windows, order in zip(self.sources, self.windows, self.orders, strict=True):
                 tokens = tokens_to_read(config, share=source.weight / self.mix.block)
                 self.growing.append(GrowingShards(source, windows, order, tokens=tokens))
-
-    def covers(self, end: int) -> bool:
-        """Return whether the sequences before a position can be read: those of streamed data may not be there yet."""
-        return all(one.covers(count) for one, count in zip(self.growing, self.mix.drawn(end), strict=False))
-
-    def wait(self, end: int, world: World, stopping: Callable[[], bool], say: Say) -> float | None:
-        """Wait until all ranks can read the sequences before a position. Return the seconds; None after a stop."""
-        return 0.0 if self.covers(end) else wait_for(self.growing, self.mix.drawn(end), world, stopping, say)
-
-    def read(self, at: Sequence[int]) -> Batch:
-        """Return the sequences at these positions: idx and targets, each (B, T)."""
-        # Group by dataset, so that each one is read at once, and write the rows back in the order of the positions.
-        drawn = [self.mix.at(position) for position in at]
-        rows = np.empty((len(drawn), self.windows[0].block_size + 1), dtype=np.int64)  # (B, T + 1)
-        for number, (windows, order) in enumerate(zip(self.windows, self.orders, strict=True)):
-            mine = [row for row, (source, _) in enumerate(drawn) if source == number]
-            rows[mine] = windows.rows([order.at(drawn[row][1]) for row in mine])
-        return batch(rows)
-
-    def epoch(self, position: int) -> int:
-        """Return the epochs completed before a position; of a mix, those of the dataset read most often."""
-        drawn = self.mix.drawn(position)
-        return max(order.epoch(count) for order, count in zip(self.orders, drawn, strict=True))
-
-    def begun(self, start: int, end: int) -> list[str]:
-        """Describe the epochs that begin with a sequence from `start` to `end` - 1, and their new orders."""
-        drawn = zip(self.sources, self.orders, self.mix.drawn(start), self.mix.drawn(end), strict=True)
-        return [
-            f"epoch {order.epoch(last - 1)} of {source.name}: {order.describe()}"
-            for source, order, first, last in drawn
-            if order.epoch(last - 1) > order.epoch(first - 1)
-        ]
-
-    def describe(self, sequences: int) -> str:
-        """Return how often a run with this many sequences reads each dataset."""
-        if self.growing:
-            return "Data: streamed, so the number of epochs is not known"
-        drawn = zip(self.sources, self.orders, self.mix.drawn(sequences), strict=True)
-        return "Data: " + ", ".join(
-            f"{source.name} {count / order.windows:.2f} epochs" for source, order, count in drawn
-        )
-
-
-class Batches:
-    """The consecutive micro-batches of one rank, on its device."""
-
-    def __init__(self, config: TrainConfig, world: World) -> None:
-        self.config, self.world = config, world
-        self.stream = Stream(config)
         self._next = 0  # number of the next micro-batch since the run's start
-        self.loader = Loader(world.device)
+        self._loader = Loader(world.device)
         self._ahead: Future[Batch] | None = None
-
-    def wait(self, stopping: Callable[[], bool], say: Say) -> float | None:
-        """Wait for the data of the next step. Return the seconds; None if a stop was requested meanwhile."""
-        step = self._next // self.config.gradient_accumulation
-        return self.stream.wait((step + 1) * self.config.global_batch, self.world, stopping, say)
 
     def describe(self) -> list[str]:
         """Return a log line on how often the run reads its data."""
-        return [self.stream.describe(self.config.max_iters * self.config.global_batch)]
+        if self.growing:
+            return ["Data: streamed, so the number of epochs is not known"]
+        drawn = self.mix.drawn(self.config.max_iters * self.config.global_batch)
+        found = zip(self.sources, self.orders, drawn, strict=True)
+        epochs = [f"{source.name} {count / order.windows:.2f} epochs" for source, order, count in found]
+        return [f"Data: {', '.join(epochs)}"]
 
     def epoch(self, step: int) -> int:
-        """Return the epoch in which a step starts."""
-        return self.stream.epoch(step * self.config.global_batch)
+        """Return the epoch in which a step starts; of a mix, that of the dataset read most often."""
+        drawn = self.mix.drawn(step * self.config.global_batch)
+        return max(order.epoch(count) for order, count in zip(self.orders, drawn, strict=True))
 
-    def epochs_begun(self, step: int) -> list[str]:
-        """Describe the epochs that begin within a step."""
-        start = step * self.config.global_batch
-        return self.stream.begun(start, start + self.config.global_batch)
+    def wait(self, stopping: Callable[[], bool], say: Say) -> float | None:
+        """Wait until all ranks can read the data of the next step. Return the seconds; None after a stop."""
+        end = (self._next // self.config.gradient_accumulation + 1) * self.config.global_batch
+        if self._covers(end):
+            return 0.0
+        return wait_for(self.growing, self.mix.drawn(end), self.world, stopping, say)
+
+    def _covers(self, end: int) -> bool:
+        """Return whether the sequences before a position can be read: those of streamed data may not be there yet."""
+        return all(one.covers(count) for one, count in zip(self.growing, self.mix.drawn(end), strict=False))
 
     def seek(self, step: int) -> None:
         """Continue with the first micro-batch of a step."""
@@ -153,21 +112,29 @@ class Batches:
 
     def next(self) -> Batch:
         """Return the next micro-batch: idx (B, T) and targets (B, T)."""
-        number, self._next = self._next, self._next + 1
-        loader = self.loader
-        current = loader.finish(self._ahead or loader.begin(partial(self._read, number)))
-        follows = loader.reads_ahead and self._can_read(number + 1)
-        self._ahead = loader.begin(partial(self._read, number + 1)) if follows else None
+        current = self._loader.finish(self._ahead or self._begin(self._next))
+        self._next += 1
+        # That of a later step may not be prepared yet
+        reads_ahead = self._loader.reads_ahead and self._covers(self._positions(self._next).stop)
+        self._ahead = self._begin(self._next) if reads_ahead else None
         return current
 
-    def _can_read(self, number: int) -> bool:
-        """Return whether a micro-batch can be read now: that of a later step may not be made yet."""
-        at = positions(self.config, self.world, *divmod(number, self.config.gradient_accumulation))
-        return self.stream.covers(at.stop)
+    def _begin(self, number: int) -> Future[Batch]:
+        return self._loader.begin(lambda: self.read(self._positions(number)))
 
-    def _read(self, number: int) -> Batch:
-        step, micro = divmod(number, self.config.gradient_accumulation)
-        return self.stream.read(positions(self.config, self.world, step, micro))
+    def _positions(self, number: int) -> range:
+        """Return the positions of a micro-batch of this rank. number: since the run's start."""
+        return positions(self.config, self.world, *divmod(number, self.config.gradient_accumulation))
+
+    def read(self, at: Sequence[int]) -> Batch:
+        """Return the sequences at these positions: idx and targets, each (B, T)."""
+        # Group by dataset, so that each one is read at once, and write the rows back in the order of the positions.
+        drawn = [self.mix.at(position) for position in at]
+        rows = np.empty((len(drawn), self.config.block_size + 1), dtype=np.int64)  # (B, T + 1)
+        for number, (windows, order) in enumerate(zip(self.windows, self.orders, strict=True)):
+            mine = [row for row, (source, _) in enumerate(drawn) if source == number]
+            rows[mine] = windows.rows([order.at(drawn[row][1]) for row in mine])
+        return batch(rows)
 
 
 class Mix:

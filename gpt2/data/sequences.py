@@ -17,7 +17,6 @@ from gpt2.data.tokenizer import end_of_document
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import FLAT, RECORD, local_copy, read_dataset
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.text import plural
 
 Place = tuple[int, int]  # shard, window in the shard
 Batch = tuple[torch.Tensor, torch.Tensor]  # idx (B, T) and targets (B, T), int64
@@ -182,12 +181,6 @@ class Order:
         shard = int(shards_in_order[turn])
         within = offset - (int(ends[turn - 1]) if turn else 0)
         return shard, int(self._windows(epoch, shard)[within])
-
-    def describe(self) -> str:
-        """Describe the order of an epoch."""
-        if self.in_order:
-            return "its shards follow each other, the sequences of each in a new random order"
-        return f"{plural(len(self.counts), 'shard')} with {plural(self.windows, 'sequence')} in a new random order"
 
     def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the shards in their order, and the windows up to the end of each."""

@@ -222,19 +222,3 @@ def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
     assert set(batches.next()[0].flatten().tolist()) == {1, 2}
     with pytest.raises(DataError, match="has 2 train shards, expected 3"):
         Batches(config_of(tmp_path, data_shards=3), world())
-
-
-def test_each_epoch_is_noted_at_the_step_that_begins_it(tmp_path):
-    make_data(tmp_path, train=32 * 10 + 1)  # 10 windows: epochs begin at sequences 0, 10 and 20
-    config = config_of(tmp_path, batch_size=4)
-    batches = Batches(config, world())
-    notes = {step: batches.epochs_begun(step) for step in range(6)}
-    name = config.dataset
-    assert notes == {
-        0: [f"epoch 0 of {name}: 1 shard with 10 sequences in a new random order"],
-        1: [],
-        2: [f"epoch 1 of {name}: 1 shard with 10 sequences in a new random order"],
-        3: [],
-        4: [],
-        5: [f"epoch 2 of {name}: 1 shard with 10 sequences in a new random order"],
-    }

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import make_data, prepare, train_fields
-from gpt2.data.batches import Batches, Mix, Stream, planned_sha256, positions
+from gpt2.data.batches import Batches, Mix, planned_sha256, positions
 from gpt2.evaluate import Validation
 from kmatrix.errors import ConfigError, DataError
 from kmatrix.records.train_config import TrainConfig, parse_mix
@@ -78,7 +78,7 @@ def test_blocks_are_shuffled_independently_by_the_seed():
 def test_the_sources_do_not_depend_on_the_number_of_ranks(mix_folder, size, accumulation, step):
     single = config_of(mix_folder, batch_size=2 * size, gradient_accumulation=accumulation)
     many = config_of(mix_folder, batch_size=2, gradient_accumulation=accumulation, num_gpus=size)
-    stream = Stream(single)
+    stream = Batches(single, world())
     for micro in range(accumulation):
         sources = stream.read(list(positions(single, world(), step, micro)))[0]
         per_rank = [stream.read(list(positions(many, world(rank, size), step, micro)))[0] for rank in range(size)]
@@ -95,14 +95,14 @@ def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mix_folder):
 
 
 def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mix_folder):
-    stream = Stream(config_of(mix_folder))
+    stream = Batches(config_of(mix_folder, batch_size=100, max_iters=30), world())
     small = stream.orders[2]
     assert small.windows == 10
     first, second = ([small.at(position) for position in range(start, start + 10)] for start in (0, 10))
     assert sorted(first) == sorted(second)
     assert first != second
-    assert stream.describe(3000) == "Data: shards=a 1.56 epochs, shards=b 5.10 epochs, shards=c 3.00 epochs"
-    assert stream.epoch(3000) == 5  # epochs of the dataset that is read most often
+    assert stream.describe() == ["Data: shards=a 1.56 epochs, shards=b 5.10 epochs, shards=c 3.00 epochs"]
+    assert stream.epoch(30) == 5  # epochs of the dataset that is read most often
 
 
 def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mix_folder):
@@ -136,7 +136,7 @@ def test_datasets_of_equal_size_and_seed_are_shuffled_differently(tmp_path):
     for name in "ab":
         make_data(tmp_path / name)
     both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1+shards=b:1")
-    first, second = Stream(config_of(both)).orders
+    first, second = Batches(config_of(both), world()).orders
     assert [first.at(n) for n in range(50)] != [second.at(n) for n in range(50)]
 
 

@@ -112,7 +112,7 @@ def config_of(documents, **overrides):
 def test_packed_rows_begin_with_a_document_are_read_once_per_epoch_and_do_not_depend_on_the_ranks(documents, size):
     config = config_of(documents, batch_size=4 // size, num_gpus=size)
     ranks = [Batches(config, world(rank, size)) for rank in range(size)]
-    sequences = ranks[0].stream.orders[0].windows
+    sequences = ranks[0].orders[0].windows
     rows = [tuple(row) for _ in range(sequences // 4) for one in ranks for row in one.next()[0].tolist()]
     assert {row[0] for row in rows} == {END}
     assert len(set(rows)) == len(rows)

@@ -120,7 +120,7 @@ def test_ranks_take_what_all_of_them_see_and_one_that_stops_stops_all(tmp_path, 
     monkeypatch.setattr(streaming.time, "sleep", lambda _: None)
     batches.seek(config.max_iters - 1)
     assert batches.wait(lambda: False, print) is None
-    assert len(batches.stream.windows[0].paths) == 2
+    assert len(batches.windows[0].paths) == 2
 
 
 def test_a_stop_while_waiting_ends_the_wait_and_a_long_one_is_logged(tmp_path, monkeypatch, notes):
