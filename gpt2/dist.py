@@ -83,16 +83,13 @@ def start(config: TrainConfig) -> World:
     """Select this rank's device and join the process group. Raises LaunchError if they do not match the run."""
     rank, local_rank, size = environment()
     node, local_size = node_environment()
-    if size != config.num_gpus:
+    planned = config.num_gpus, config.ranks_per_node
+    if (size, local_size) != planned or rank != node * local_size + local_rank:
+        nodes = f"--nnodes={config.num_nodes} --node-rank=<k> " if config.num_nodes > 1 else ""
         raise LaunchError(
-            f"the run asks for {config.num_gpus} ranks and torchrun started {size}",
-            hint=f"start it with {_torchrun_options(config)}",
-        )
-    if local_size != config.ranks_per_node or rank != node * local_size + local_rank:
-        raise LaunchError(
-            f"the run asks for {config.ranks_per_node} ranks on each of {config.num_nodes} nodes",
-            why=f"torchrun started {local_size} on node {node}, with rank {rank} as local rank {local_rank}",
-            hint=f"start it on each node with {_torchrun_options(config)}",
+            f"the run asks for {config.num_gpus} ranks, {config.ranks_per_node} on each of {config.num_nodes} nodes",
+            why=f"torchrun started {size}, {local_size} on node {node}, and rank {rank} as local rank {local_rank}",
+            hint=f"start it on each node with {nodes}--nproc-per-node={config.ranks_per_node}",
         )
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
@@ -114,12 +111,6 @@ def start(config: TrainConfig) -> World:
         node=node,
         nodes=config.num_nodes,
     )
-
-
-def _torchrun_options(config: TrainConfig) -> str:
-    """Return the options of torchrun that start the ranks of a run."""
-    nodes = f"--nnodes={config.num_nodes} --node-rank=<k> " if config.num_nodes > 1 else ""
-    return f"{nodes}--nproc-per-node={config.ranks_per_node}"
 
 
 def gather(world: World, value: Any) -> list[Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import statistics
 import time
 from array import array
@@ -17,11 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from gpt2.benchmarks.tasks import Scores
 from gpt2.dist import World, environment, gather, node_environment
-from gpt2.machine import machine_of, software
+from gpt2.machine import about_machines, machine_of, peak_memory_mib
 from gpt2.norms import LayerNorms
 from gpt2.optim.optimizers import Optimizers
 from gpt2.prune import Pruner
@@ -34,12 +31,8 @@ from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.text import count, memory_size
 
-BENCHMARKS = {  # name in result.json -> in metrics.jsonl
-    "hellaswag_accuracy": "hellaswag/accuracy",
-    "hellaswag_accuracy_norm": "hellaswag/accuracy_norm",
-    "core_metric": "core/metric",
-    "core_standard_error": "core/standard_error",
-}
+# Names in metrics.jsonl; in result.json with _ instead of /.
+BENCHMARKS = ("hellaswag/accuracy", "hellaswag/accuracy_norm", "core/metric", "core/standard_error")
 SHORTEST_PHASE_S = 0.005  # most steps have no phase: their lines would fill the file
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
@@ -85,7 +78,7 @@ class RunLog:
         self.steady_before = array("d")  # of the steps of earlier attempts, without warm-up
         self.since_line, self.compute_s = 0, 0.0  # steps since the last line, and the compute time of this rank in them
         self.state_bytes: list[int] | None = None  # of the optimizer states on each rank, after the first update
-        self.benchmarks: dict[str, float | None] = dict.fromkeys(BENCHMARKS)  # the newest scores
+        self.benchmarks: dict[str, float | None] = newest({})  # the newest scores
         self._phases = phases_of_node(run_dir)
         written = (run_dir.metrics, run_dir.events, run_dir.samples, run_dir.core) if main else ()
         for path in (*written, *([self._phases] if self._phases else [])):
@@ -115,21 +108,13 @@ class RunLog:
             used["peak_tflops"] = self.peak
             why = f"peak of {world.device_name} in kmatrix.shapes"
             adjusted.append({"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why})
-        hosts = [machine["host"] for machine in machines]
-        about = {
-            "attempt": self.attempt,
-            "devices": [machine["device"] for machine in machines],
-            "hosts": hosts,
-            "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
-            "attention": dict(attention or {}),
-            "software": software(),
-        }
+        about = {"attempt": self.attempt, "attention": dict(attention or {}), **about_machines(machines)}
         if self.main:
             write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, **about})
+        hosts = f" on {world.nodes} nodes: {', '.join(dict.fromkeys(about['hosts']))}" if world.nodes > 1 else ""
         self.say(
             f"Training {config.model} ({params:,} parameters) on {config.dataset} with {config.optimizer}: "
-            f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
-            + (f" on {world.nodes} nodes: {', '.join(dict.fromkeys(hosts))}" if world.nodes > 1 else "")
+            f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}{hosts}"
         )
         if attention:
             self.say("Attention: " + ", ".join(f"{kind} {kernel}" for kind, kernel in attention.items()))
@@ -271,7 +256,7 @@ class RunLog:
             more = f"standard error {core.standard_error:.4f}, {count(core.examples)} examples"
             more += f", {count(core.truncated)} truncated" if core.truncated else ""
             self.say(f"Iter {step} | CORE {core.core:z.4f} ({more})")
-        self.benchmarks = {key: values.get(name) for key, name in BENCHMARKS.items()}
+        self.benchmarks = newest(values)
         self._metrics(step, values)
 
     def samples(self, step: int, samples: Sequence[SampleText]) -> None:
@@ -390,6 +375,11 @@ def phases_of_node(run_dir: RunDir) -> Path | None:
     return node.recording.phases if local_rank == 0 and node.recording.path.is_dir() else None
 
 
+def newest(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the scores of benchmarks as result.json names them; None for those that are not among `values`."""
+    return {name.replace("/", "_"): values.get(name) for name in BENCHMARKS}
+
+
 def both_clocks() -> tuple[float, float]:
     """Return the Unix time and the monotonic time in s; the latter does not follow changes of the clock."""
     return time.time(), time.monotonic()
@@ -398,13 +388,6 @@ def both_clocks() -> tuple[float, float]:
 def perplexity(loss: float) -> float:
     """Return exp(loss), infinity if that overflows."""
     return math.exp(loss) if loss < 700 else math.inf  # exp raises OverflowError from 710 on
-
-
-def peak_memory_mib(world: World) -> float:
-    """Return this rank's peak memory in MiB: its GPU's tensors, or the resident set on the CPU."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import socket
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +23,23 @@ def machine_of(world: World) -> dict[str, Any]:
         # PyTorch omits the prefix of NVML's UUIDs, by which the recorder finds the GPU.
         gpu = {"name": properties.name, "uuid": f"GPU-{properties.uuid}"}
     return {"host": socket.gethostname(), "device": world.device_name, "gpu": gpu}
+
+
+def about_machines(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what run_used.json says of the machines of all ranks."""
+    return {
+        "devices": [machine["device"] for machine in machines],
+        "hosts": [machine["host"] for machine in machines],
+        "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
+        "software": software(),
+    }
+
+
+def peak_memory_mib(world: World) -> float:
+    """Return this rank's peak memory in MiB: its GPU's tensors, or the resident set on the CPU."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
 
 
 def software() -> dict[str, str | None]:

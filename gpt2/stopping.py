@@ -7,9 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -34,37 +32,25 @@ class EndReason(StrEnum):
     STOP = "stop"  # a signal: the run is not finished
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """A budget of time or money."""
-
-    seconds: float  # all attempts at the run together
-    ended_by: EndReason  # TIME or COST
-
-
-def limit_of(config: TrainConfig) -> Limit | None:
-    """Return the budget that cuts the run and is used up first, or None without one.
-
-    A cost budget lasts max_cost / (price per hour) hours.
-    """
-    limits: list[Limit] = []
-    if config.max_time is not None:
-        limits.append(Limit(seconds=config.max_time, ended_by=EndReason.TIME))
-    if (seconds := cost_limit_s(config)) is not None:
-        limits.append(Limit(seconds=seconds, ended_by=EndReason.COST))
-    return min(limits, key=lambda limit: limit.seconds, default=None)
+def limits_of(config: TrainConfig) -> dict[EndReason, float]:
+    """Return the budgets of a run in seconds, over all its attempts. Money lasts max_cost / (price per hour) hours."""
+    seconds = {EndReason.TIME: config.max_time, EndReason.COST: cost_limit_s(config)}
+    return {reason: limit for reason, limit in seconds.items() if limit is not None}
 
 
 class Budget:
-    """The elapsed time of a run over all its attempts. Only rank 0's counts.
+    """The elapsed time of a run over all its attempts. Only rank 0's counts. A checkpoint stores it.
 
-    It measures evaluations and checkpoints, so that the loop ends early enough for the last ones to fit.
-    A checkpoint stores the elapsed seconds.
+    It knows what evaluations and checkpoints took, so that the loop ends early enough for the last ones to fit.
     """
 
-    def __init__(self, limit: Limit | None, *, ahead: int = 0, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, limits: Mapping[EndReason, float], *, ahead: int = 0, clock: Callable[[], float] | None = None
+    ) -> None:
         """Start the clock. ahead: steps queued on the GPU when the loop finishes one; 0 on the CPU."""
-        self.limit, self._ahead, self._clock = limit, ahead, clock or process_age
+        self.ended_by = min(limits, key=limits.__getitem__, default=None)  # the one that is used up first
+        self._limit_s = limits[self.ended_by] if self.ended_by else math.inf
+        self._ahead, self._clock = ahead, clock or process_age
         self._before = 0.0  # seconds of earlier attempts
         # A function, because the estimate changes: with each measured checkpoint, and while one is being written.
         self._final_s: Callable[[], float] = lambda: 0.0
@@ -81,11 +67,6 @@ class Budget:
         self._before, self._final_s = max(self._before, spent_s), final_s
 
     @property
-    def ended_by(self) -> EndReason | None:
-        """Return why a run ends whose budget is used up; None without a budget."""
-        return self.limit.ended_by if self.limit else None
-
-    @property
     def spent_s(self) -> float:
         """Seconds that all attempts at the run have taken."""
         return self._before + self._clock()
@@ -97,15 +78,8 @@ class Budget:
         self._warm = True
 
     def took(self, kind: str, seconds: float) -> None:
-        """Add the time that an evaluation or a periodic checkpoint took."""
+        """Add the time that work between two steps took."""
         self._known[kind].append(seconds)
-
-    @contextmanager
-    def measure(self, kind: str) -> Iterator[None]:
-        """Measure the time inside the context as that of an evaluation or a periodic checkpoint."""
-        start = time.perf_counter()
-        yield
-        self.took(kind, time.perf_counter() - start)
 
     def is_up(self, next_due: Iterable[str] = ()) -> bool:
         """Return whether the loop must end now, because one more step and the end of the run would exceed the limit.
@@ -113,23 +87,20 @@ class Budget:
         next_due: what the loop does before its next step. Other ranks see the answer one step later: one more step runs
         anyway, and another one if the answer is no.
         """
-        if self.limit is None:
+        if self.ended_by is None:
             return False
         # The longest of the recent ones, not the mean: a single slow step must not exceed the limit.
+        longest = {kind: max(known, default=0.0) for kind, known in self._known.items()}
         steps = (2 + self._ahead) * max(self._steps, default=0.0)
-        before = sum(self._longest(kind) for kind in next_due)
-        end = self._longest(EVALUATION) + self._longest(BENCHMARK) + self._final_s()
-        return self.spent_s + steps + before + MARGIN * end + END_S > self.limit.seconds
+        end = longest[EVALUATION] + longest[BENCHMARK] + self._final_s()
+        before = sum(longest[kind] for kind in next_due)
+        return self.spent_s + steps + before + MARGIN * end + END_S > self._limit_s
 
     def state_dict(self) -> dict[str, Any]:
         return {"spent_s": self.spent_s}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from an earlier attempt."""
         self._before = max(self._before, float(state["spent_s"]))
-
-    def _longest(self, kind: str) -> float:
-        return max(self._known[kind], default=0.0)
 
 
 class EarlyStopping:
@@ -155,31 +126,25 @@ class EarlyStopping:
         self.best, self.idle = float(state["best"]), int(state["idle"])
 
 
-def process_age() -> float:
-    """Return the seconds since torchrun, or else this process, started; without /proc, since this import."""
-    if (started := _started()) is None:
-        return time.monotonic() - _IMPORTED
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+_IMPORTED = time.monotonic()  # without /proc, the earliest known time
 
 
 @functools.cache  # at the first call, not when this is imported: a process may be forked from one that has imported it
 def _started() -> float | None:
-    """Return when this attempt was launched, in seconds of CLOCK_BOOTTIME, None without /proc."""
+    """Return when this attempt was launched, or else this process, in seconds of CLOCK_BOOTTIME; None without /proc."""
     ticks = start_of(os.getpid())
-    own = None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
-    return own if (launched := launched_at()) is None else launched
+    return launched_at() or (ticks / os.sysconf("SC_CLK_TCK") if ticks else None)
+
+
+def process_age() -> float:
+    """Return the seconds since this attempt was launched: importing torch takes some that are paid for."""
+    started = _started()
+    return time.monotonic() - _IMPORTED if started is None else time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def spent_before() -> float:
     """Return the seconds of the attempts before, as the runner measured them; 0 without a runner."""
-    try:
-        return max(0.0, float(os.environ.get(SPENT, "0")))
-    except ValueError:
-        return 0.0
-
-
-# Read now: importing torch takes seconds that are paid for, and without /proc this is the earliest known time.
-_IMPORTED = time.monotonic()
+    return float(os.environ.get(SPENT, "0"))
 
 
 class NotFiniteError(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,7 +49,7 @@ from gpt2.stopping import (
     EndReason,
     NotFiniteError,
     check_finite,
-    limit_of,
+    limits_of,
     spent_before,
 )
 from gpt2.watchdog import END, STEP, Watchdog, last_line
@@ -86,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
-    # The error is printed with its traceback, recorded, and ends the process.
     except Exception as error:
         with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
@@ -149,18 +149,12 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
 
     All ranks do the same, because it depends on the step, or on numbers that they have exchanged.
     """
-    optimizers, budget, saver, steps = parts.state.optimizers, parts.budget, parts.saver, parts.steps
+    optimizers, saver, steps = parts.state.optimizers, parts.saver, parts.steps
     ended_by: EndReason | None = None
 
     def stopping() -> bool:
         watchdog.progress()  # who asks goes on: it has not stalled
         return stop.requested
-
-    @contextmanager
-    def phase(kind: str) -> Iterator[None]:
-        watchdog.work(kind, log.step)
-        with budget.measure(kind), log.phase(EVALUATION if kind == BENCHMARK else kind):
-            yield
 
     steps.restart()  # the set-up is not part of the first step
     while True:
@@ -175,19 +169,19 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
             if ended_by is EndReason.STOP:
                 return ended_by
             if (ended_by or EVALUATION in due) and not log.evaluated(step):
-                with phase(EVALUATION), optimizers.evaluation_weights():
+                with phase(parts, log, watchdog, EVALUATION), optimizers.evaluation_weights():
                     loss = evaluate(parts, log, stop)
                 if loss is None:
                     return EndReason.STOP
                 if not ended_by and parts.early.should_stop(loss):
                     ended_by = EndReason.EARLY_STOPPING
             if ended_by or BENCHMARK in due:
-                with phase(BENCHMARK), optimizers.evaluation_weights():
+                with phase(parts, log, watchdog, BENCHMARK), optimizers.evaluation_weights():
                     parts.benchmarks.measure(step, parts.state.model, stopping, final=bool(ended_by))
             if ended_by:
                 return ended_by
             if saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
-                with phase(CHECKPOINT):
+                with phase(parts, log, watchdog, CHECKPOINT):
                     saver.save()
             steps.restart()  # none of this is part of the next step's time
 
@@ -206,9 +200,19 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
         log.step = step + 1
         watchdog.at(NUMBERS)
         # Rank 0 decides by its clock. All ranks hear of it with the numbers of this step, which arrive in the next one.
-        over = parts.state.world.main and budget.is_up(due_before(parts, log, step + 1))
+        over = parts.state.world.main and parts.budget.is_up(due_before(parts, log, step + 1))
         numbers = steps.post(step, lr=optimizers.lr, loss=mean, norm=norm, stop=stop.requested, over_budget=over)
         ended_by = finish_step(parts, log, numbers)
+
+
+@contextmanager
+def phase(parts: Parts, log: RunLog, watchdog: Watchdog, kind: str) -> Iterator[None]:
+    """Record work between two steps, for the watchdog, the budget and the energy of each phase."""
+    watchdog.work(kind, log.step)
+    begin = time.perf_counter()
+    with log.phase(EVALUATION if kind == BENCHMARK else kind):
+        yield
+    parts.budget.took(kind, time.perf_counter() - begin)
 
 
 def due_before(parts: Parts, log: RunLog, step: int) -> list[str]:
@@ -342,7 +346,7 @@ def set_up(
     log.begin(config, world, raw.params, pruner, adjusted, attention=kernels_of(raw, config, world.device))
 
     # Everything that a checkpoint holds
-    early, budget = EarlyStopping(config), Budget(limit_of(config), ahead=2 if world.device.type == "cuda" else 0)
+    early, budget = EarlyStopping(config), Budget(limits_of(config), ahead=2 if world.device.type == "cuda" else 0)
     stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks, "early stopping": early, "budget": budget}
     if pruner:
         stateful["pruner"] = pruner

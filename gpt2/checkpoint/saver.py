@@ -181,7 +181,7 @@ class Saver:
             )
             if final:
                 raise failed from error
-            self.log.event(self.log.step, "checkpoint failed", f"{failed.what}: {failed.why}")
+            self.log.event(step, "checkpoint failed", f"{failed.what}: {failed.why}")
         else:
             self._seconds = time.perf_counter() - start
             self.log.event(step, "checkpoint", str(path))

@@ -39,18 +39,13 @@ def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"LOCAL_WORLD_SIZE": "2"}, "the run asks for 1 ranks on each of 2 nodes"),
-        ({"RANK": "0", "GROUP_RANK": "1"}, "the run asks for 1 ranks on each of 2 nodes"),
-        ({"WORLD_SIZE": "4"}, "the run asks for 2 ranks and torchrun started 4"),
-    ],
+    "variables", [{"LOCAL_WORLD_SIZE": "2"}, {"RANK": "0", "GROUP_RANK": "1"}, {"WORLD_SIZE": "4"}]
 )
-def test_other_nodes_than_planned_are_refused_with_the_options(monkeypatch, variables, message):
+def test_other_nodes_than_planned_are_refused_with_the_options(monkeypatch, variables):
     for name, text in {**PRESENT, **variables}.items():
         monkeypatch.setenv(name, text)
 
-    with pytest.raises(LaunchError, match=message) as error:
+    with pytest.raises(LaunchError, match="the run asks for 2 ranks, 1 on each of 2 nodes") as error:
         dist.start(train_config(num_gpus=2, num_nodes=2))
 
     assert "--nnodes=2 --node-rank=<k> --nproc-per-node=1" in error.value.hint

@@ -40,9 +40,9 @@ class DirectPool:
     def __init__(self, *_: object) -> None:
         pass
 
-    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(call(*arguments))
+        done.set_result(call(*arguments, **named))
         return done
 
 
