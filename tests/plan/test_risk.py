@@ -73,7 +73,6 @@ RISKS = {  # -> whether it is certain, and words of the message and of the hint
         "MAX_TIME",
     ),
     "no CPU is so fast": (replace(ON_CPU, max_time=20.0), {}, True, "ends before the first evaluation", "MAX_TIME"),
-    "FP8": (replace(TRAIN, fp8=True), {}, True, "A10G has none", "pass FP8=n"),
 }
 
 
@@ -92,8 +91,6 @@ def test_an_impossible_run_has_a_reason_and_a_hint(name):
         (replace(TRAIN, batch_size=240, optimizer="mine"), {}),
         (replace(TRAIN, max_time=1.0), {"device": UNKNOWN_GPU}),  # its peak is unknown
         (replace(ON_CPU, batch_size=240), {"cpu": replace(CPU, fast=400e9)}),  # only states are planned on the CPU
-        (replace(TRAIN, fp8=True), {"device": by_name("H100")}),
-        (replace(TRAIN, fp8=True), {"device": replace(UNKNOWN_GPU, name="unheard of")}),
     ],
 )
 def test_a_possible_or_unknown_run_has_no_risk(train, changes):
@@ -262,12 +259,3 @@ def test_the_steps_that_fit_depend_on_the_slowest_and_the_fastest_speed():
     assert least == 100
     assert most >= 200
     assert steps_in(1.0, SHAPE, CPU_TRAIN, A10G, CPU) == (0, 0)
-
-
-def test_fp8_is_not_forecast_for_a_gpu_without_it(tmp_path, monkeypatch):
-    give_gpus(monkeypatch, 0)
-    program = Program(tmp_path)
-    program.check("defconfig-gpt2-finewebedu-a10gx4", f"RESULTS_DIR={tmp_path}/results")
-    printed = program.check(PLAN, "FP8=y").out
-    assert re.search(r"^ +A10G +.* no FP8 .*$", printed, re.M)
-    assert re.search(r"^ +L4 .* fits ", printed, re.M)

@@ -38,7 +38,6 @@ from kmatrix.plan.feasibility import (
     fit,
     gpu_cost,
     kilowatt_hours,
-    lacks_fp8,
     largest_batch,
     mfu_band,
     peak_of,
@@ -302,7 +301,7 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
     kept = disk(shape, train, config.steps)
     if cpu is None:
         size = None if needed.total is None else memory_size(needed.total, device.memory)
-        fits = "no FP8" if train.fp8 and lacks_fp8(device) else str(fit(needed, device))
+        fits = str(fit(needed, device))
         largest = largest_batch(shape, train, device)
     else:  # what the process takes beside its states is not planned
         size = None if needed.least is None else f"over {memory_size(needed.least)}"

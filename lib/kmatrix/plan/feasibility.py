@@ -274,17 +274,6 @@ KNOWN = tuple(
 )
 
 
-# GPUs before Ada, by NVIDIA's table of compute capabilities: FP8 products need 8.9. The trainer asks PyTorch; this
-# table tells before a run is created.
-WITHOUT_FP8 = ("A100", "A800", "A10G", "A10", "A16", "A30", "A40", "RTX 3090", "A6000", "A5000", "V100", "T4")
-
-
-def lacks_fp8(device: GpuModel) -> bool:
-    """Return whether a GPU is known to multiply no matrices in FP8."""
-    words = _words(device.name)
-    return any(set(name.split()) <= words for name in WITHOUT_FP8)
-
-
 def by_name(asked: str) -> GpuModel:
     """Return the GPU model of GPU=. Case, blanks, hyphens and underscores are ignored."""
     for device in KNOWN:

@@ -1,4 +1,4 @@
-"""Find what makes a run impossible before it starts: memory, FP8, and a budget that ends before an evaluation."""
+"""Find what makes a run impossible before it starts: memory, and a budget that ends before an evaluation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from dataclasses import dataclass, replace
 
 from kmatrix.plan.cpu import PEAK as CPU_PEAK
 from kmatrix.plan.cpu import CpuSpeed
-from kmatrix.plan.feasibility import (
-    Fit,
-    GpuModel,
-    at_mfu,
-    at_peak,
-    fit,
-    lacks_fp8,
-    mfu_band,
-)
+from kmatrix.plan.feasibility import Fit, GpuModel, at_mfu, at_peak, fit, mfu_band
 from kmatrix.plan.memory import memory
 from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.shapes import ModelShape
@@ -46,18 +38,8 @@ def risks(
 
     steps: of the whole run, if known.  cpu: its speed if it runs on the CPU.
     """
-    found = (
-        _fp8_risk(train, device),
-        _memory_risk(shape, train, device),
-        _budget_risk(shape, train, steps, device, cpu),
-    )
+    found = (_memory_risk(shape, train, device), _budget_risk(shape, train, steps, device, cpu))
     return tuple(risk for risk in found if risk is not None)
-
-
-def _fp8_risk(train: TrainConfig, device: GpuModel) -> Risk | None:
-    if not (train.fp8 and lacks_fp8(device)):
-        return None
-    return Risk(what=f"needs products in FP8, {device.name} has none", fix="pass FP8=n", certain=True)
 
 
 def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Risk | None:
