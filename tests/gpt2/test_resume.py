@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import forked
 from checkpoints import final_of
@@ -13,6 +12,7 @@ from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from once import make_once
+from optim_factory import equal
 from resume_ranks import STEPS, cases
 
 PROGRAM = "tests/support/resume_ranks.py"
@@ -53,17 +53,6 @@ def train_cases(tmp_path_factory):
 
 def both_runs(folder, name):
     return RunDir(folder / name / "straight"), RunDir(folder / name / "parts")
-
-
-def equal(left, right):
-    """Return whether two nested values are equal, tensors bit for bit."""
-    if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right, strict=True))
-    return left == right
 
 
 def check_same_end(folder, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -132,3 +133,14 @@ def run_steps(model, optimizers, count, first=0):
         loss_of(model, seed=step).backward()
         optimizers.step()
         optimizers.zero_grad()
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Return whether two nested values are equal, tensors bit for bit and wherever they are."""
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left.cpu(), right.cpu())
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)

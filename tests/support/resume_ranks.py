@@ -16,7 +16,6 @@ import torch
 from factories import make_data, train_fields
 from gpt2 import dist, train
 from gpt2.log import RunLog
-from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS
 from gpt2.watchdog import Watchdog
 from kmatrix.records.files import read_json, write_json
@@ -38,12 +37,11 @@ class Case:
 
     name: str
     stop: int = 6
-    noisy: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 def cases() -> Iterator[Case]:
-    """Yield every optimizer with dropout, stops at the border of an epoch, and a model that draws random numbers."""
+    """Yield every optimizer with dropout, and stops at the border of an epoch."""
     for name in sorted(BUILDERS):
         for base in ("adam", "adamw", "adamwadv", "adamwspam") if name == "adamwprune" else ("",):
             special = {key: value for values in SPECIAL.values() for key, value in values.items()}
@@ -58,55 +56,24 @@ def cases() -> Iterator[Case]:
     yield Case(name="published", fields={"dropout": 0.1, **movement, **PRUNED})
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
-    yield Case(name="noisy", noisy=True)
-
-
-class NoisyGPT(GPT):
-    """A model that draws random numbers, different ones on each rank."""
-
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
-        logits, loss = super().forward(idx, targets)
-        return logits, loss * (1 + 0.1 * torch.rand(())) if self.training and loss is not None else loss
 
 
 def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
     for name in ("straight", "parts"):
         run_dir = RunDir(folder / case.name / name)
         run_dir.path.mkdir(parents=True)
-        settings = {
-            "batch_size": 2,
-            "gradient_accumulation": 2,
-            "num_gpus": world,
-            "max_iters": STEPS,
-            "save_best": False,
-        }
-        fields = train_fields(folder / "data", sha256, **case.fields | settings)
+        settings = {"batch_size": 2, "gradient_accumulation": 2, "num_gpus": world, "max_iters": STEPS}
+        fields = train_fields(folder / "data", sha256, **case.fields | settings | {"save_best": False})
         write_json(run_dir.run_json, {"run_id": "0123456789", "name": name, "train": fields})
 
 
-def run_attempt(
-    run_dir: RunDir,
-    case: Case,
-    *,
-    attempt: int = 1,
-    stop: int | None = None,
-    resume: str = "none",
-) -> None:
+def run_attempt(run_dir: RunDir, *, attempt: int = 1, stop: int | None = None, resume: str = "none") -> None:
     """Execute one attempt in this process."""
     log = RunLog(run_dir, "0123456789", attempt, main=dist.environment()[0] == 0)
-    train.build_model = build_noisy_model if case.noisy else BUILD
     torch.manual_seed(99 + dist.environment()[0] + 10 * attempt)  # a resume must not depend on it
-    if attempt == 1:
-        torch.manual_seed(dist.environment()[0])
     watchdog = Watchdog(log, dist.environment()[0])
     train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), watchdog, resume=resume)  # type: ignore[arg-type]
     watchdog.end()
-
-
-def build_noisy_model(config: Any) -> GPT:
-    model = BUILD(config)
-    model.__class__ = NoisyGPT
-    return model
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -134,12 +101,11 @@ def main(folder: Path, names: list[str]) -> None:
     dist.start = shared_world
     for case in chosen:
         straight, parts = (RunDir(folder / case.name / name) for name in ("straight", "parts"))
-        run_attempt(straight, case)
-        run_attempt(parts, case, stop=case.stop)
-        run_attempt(parts, case, attempt=2, resume="latest")
+        run_attempt(straight)
+        run_attempt(parts, stop=case.stop)
+        run_attempt(parts, attempt=2, resume="latest")
     dist.finish(0)
 
 
-BUILD = train.build_model
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])

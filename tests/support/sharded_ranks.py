@@ -20,23 +20,12 @@ from gpt2.optim.optimizers import Optimizers
 from gpt2.optim.sharded import shard
 from kmatrix.records.files import write_json
 from kmatrix.shapes import ModelShape
-from optim_factory import Settings, run_steps
+from optim_factory import Settings, equal, run_steps
 
 SHAPE = ModelShape(n_layer=3, n_head=2, n_embd=46, block_size=8, vocab_size=131)
 STEPS = 6
 MIXED = {"embedding_lr": 3e-3, "scalar_lr": 2e-3}  # more groups
 SPAM = {"spam_interval": 4, "spam_warmup_steps": 2, "spam_theta": 1.5}
-
-
-def equal(left: Any, right: Any) -> bool:
-    """Return whether two nested values are equal, tensors bit for bit and wherever they are."""
-    if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left.cpu(), right.cpu())
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right, strict=True))
-    return bool(left == right)
 
 
 def weights(model: GPT) -> dict[str, torch.Tensor]:

@@ -27,14 +27,10 @@ def write(tmp_path, tokens, name="a_train_000000.bin"):
     return tmp_path / name
 
 
-@given(st.lists(st.integers(0, 65535), max_size=50))
-def test_a_shard_is_read_back_as_written(tmp_path_factory, tokens):
-    path = write(tmp_path_factory.mktemp("shard"), tokens)
-    assert shards.open_shard(path).tolist() == tokens
-
-
 def test_a_shard_has_the_header_of_llm_c(tmp_path):
-    raw = write(tmp_path, [1, 2, 3]).read_bytes()
+    path = write(tmp_path, [1, 2, 3])
+    assert shards.open_shard(path).tolist() == [1, 2, 3]
+    raw = path.read_bytes()
     assert np.frombuffer(raw[:1024], "<i4").tolist() == [20240520, 1, 3] + [0] * 253
     assert raw[1024:] == b"\x01\x00\x02\x00\x03\x00"
 
@@ -82,24 +78,14 @@ counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(an
 
 
 @given(counts_of_shards, st.integers(0, 2**31 - 1))
-def test_every_epoch_reads_each_window_once(counts, seed):
+def test_every_epoch_reads_each_window_once_in_another_order(counts, seed):
     order = Order(counts, seed)
     expected = {(shard, window) for shard, count in enumerate(counts) for window in range(count)}
     for epoch in range(3):
         read_positions = [order.at(epoch * order.windows + offset) for offset in range(order.windows)]
         assert set(read_positions) == expected
         assert len(read_positions) == len(expected)
-
-
-def test_epochs_and_seeds_have_different_orders():
-    counts = (50, 50)
-    first, second, other = (
-        [order.at(position) for position in range(start, start + 100)]
-        for order, start in ((Order(counts, 1), 0), (Order(counts, 1), 100), (Order(counts, 2), 0))
-    )
-    assert first != second
-    assert first != other
-    assert first != sorted(first)
+    assert len({tuple(Order((50, 50), seed + n // 2).at(n % 2 * 100 + at) for at in range(9)) for n in range(4)}) == 4
 
 
 @settings(max_examples=40)
@@ -111,17 +97,6 @@ def test_all_ranks_together_read_what_one_rank_would(tmp_path_factory, size, bat
     for micro in range(accumulation):
         parts = [position for rank in range(size) for position in positions(many, world(rank, size), step, micro)]
         assert parts == list(positions(single, world(), step, micro))
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_no_sequence_repeats_within_an_epoch_whatever_the_number_of_ranks(tmp_path, size):
-    make_data(tmp_path, train=32 * 24 + 1)  # 24 windows: 2 steps of 12
-    config = config_of(tmp_path, batch_size=12 // size // 3 or 1, gradient_accumulation=3, num_gpus=size)
-    ranks = [Batches(config, world(rank, size)) for rank in range(size)]
-    assert config.global_batch == 12
-    rows = [tuple(row) for _ in range(6) for batches in ranks for row in batches.next()[0].tolist()]
-    windows = Windows(tmp_path, "train", block_size=32)
-    assert sorted(rows) == sorted(tuple(row) for row in windows.read(windows.spread(24))[0].tolist())
 
 
 def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(tmp_path):
@@ -146,16 +121,12 @@ def test_the_validation_loss_does_not_depend_on_the_micro_batch(tmp_path, batch)
 
 
 def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_path):
-    make_data(tmp_path)
+    make_data(tmp_path, val=32 * 7 + 1)  # fewer than asked for
     parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3)).parts[0].mine for rank in range(3)]
     validation = Validation(config_of(tmp_path), world())
     assert sorted(index for part in parts for index in part) == validation.parts[0].mine
+    assert validation.samples == 7
     assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
-
-
-def test_all_sequences_are_used_if_there_are_fewer_than_requested(tmp_path):
-    make_data(tmp_path, val=32 * 5 + 1)
-    assert Validation(config_of(tmp_path, eval_samples=200), world()).samples == 5
 
 
 def test_evaluation_draws_no_random_numbers_and_restores_training_mode(tmp_path):
