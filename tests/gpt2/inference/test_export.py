@@ -17,7 +17,8 @@ from gpt2.inference.restore import load_model
 from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
 from kmatrix.errors import KmatrixError
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.train_config import NANOCHAT_FIELDS, TrainConfig
+from kmatrix.shapes import ModelShape
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 KINDS = {
@@ -26,6 +27,9 @@ KINDS = {
     "an output layer of its own": {"weight_tying": False},
     "a padded vocabulary": {"vocab_multiple": 64, "weight_tying": False},
 }
+
+
+PARTS = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, logit_softcap=15.0)  # of 2025
 
 
 def checkpoint_in(folder, **fields):
@@ -124,3 +128,20 @@ def test_another_model_is_refused_by_name_and_nothing_is_overwritten(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(KmatrixError, match="is not a GPT-2 in Hugging Face's format"):
         run(tmp_path / "empty", f"--output={tmp_path / 'b.pt'}")
+
+
+@pytest.mark.process
+def test_nanochat_of_2025_is_exported_and_parts_that_transformers_lacks_are_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    parts = {name: getattr(PARTS, name) for name in NANOCHAT_FIELDS}
+    arch = {"arch": "nanochat2025", "bias": False, "weight_tying": False, **parts}
+    model = checkpoint_in(tmp_path, **arch)
+    assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 0
+    twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    idx = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert (model(idx)[0] - twin(idx).logits).abs().max() < 1e-5
+    (tmp_path / "new").mkdir()
+    checkpoint_in(tmp_path / "new", **arch | {"arch": "nanochat", "smear": True})
+    with pytest.raises(KmatrixError, match=r"(?s)cannot compute.*smear is True"):
+        run(tmp_path / "new/a.pt", f"--output={tmp_path / 'hf2'}")
