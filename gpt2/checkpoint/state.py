@@ -10,23 +10,7 @@ from gpt2.dist import World
 from gpt2.model.base import LanguageModel
 from gpt2.optim.optimizers import Optimizers
 from kmatrix.errors import RecordError
-from kmatrix.records.train_config import TrainConfig
-
-# Fields that may differ on resume: they do not change what is trained, only how, where and what is logged.
-MAY_DIFFER = frozenset(
-    (
-        *("batch_size", "gradient_accumulation", "num_gpus", "use_ddp", "ddp_backend", "ddp_find_unused_params"),
-        *("zero_stage", "ddp_bf16_gradients"),
-        *("device", "dtype", "tf32", "compile", "compile_mode", "cpu_threads", "peak_tflops"),
-        *("bf16_stream", "fp8", "deterministic", "flash_attention", "attention_kernel", "recompute_scope"),
-        *("recompute", "loss_chunk", "hellaswag"),
-        *("core", "benchmark_interval", "core_examples"),
-        *("sample_interval", "sample_prompt"),
-        *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
-        *("gpu_hour_price", "machine_hour_price", "stall_factor", "profile"),
-        *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "save_best"),
-    )
-)
+from kmatrix.records.train_config import MAY_DIFFER, TrainConfig
 
 
 class Stateful(Protocol):

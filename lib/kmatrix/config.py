@@ -15,7 +15,7 @@ from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.jobs.forms import variables_of
-from kmatrix.records.train_config import BY_LANGUAGE, CHOICES, LANGUAGE, MixPart, TrainConfig, parse_mix
+from kmatrix.records.train_config import BY_LANGUAGE, LANGUAGE, MixPart, TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
@@ -31,7 +31,10 @@ Values = Callable[[str], str | None]
 # Datasets that need a path
 PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME", "fineweb2": "deu_Latn"}
 WITH_PATH = (*PLACES, *BY_LANGUAGE)  # datasets that may have one
-MIXABLE = tuple(name for name in CHOICES["dataset"] if name != "mix")
+MIXABLE = (
+    *("stdlib", "finewebedu", "fineweb", "fineweb2", "finepdfs", "cosmopedia", "climbmix", "medqa"),
+    *("openwebtext", "tinystories", "shakespeare", "hub", "folder", "shards"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

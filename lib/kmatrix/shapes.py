@@ -35,7 +35,7 @@ class ModelShape:
     activation: str = "relu2"  # relu2 or gelu
 
     def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
+        if not self.n_head or self.n_embd % self.n_head:
             raise ValueError(f"width {self.n_embd} is not divisible by {self.n_head} heads")
         if self.n_head % self.kv_heads:
             raise ValueError(f"{self.n_head} heads are not divisible by {self.kv_heads} heads of keys and values")

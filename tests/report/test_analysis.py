@@ -193,7 +193,7 @@ def test_a_pending_seed_belongs_to_the_group_of_the_finished_ones(tmp_path):
 
 def test_a_finished_run_with_unknown_data_is_not_ranked(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
-    silent = FakeRun(seed=2, axes=second.axes, train={"data_sha256": None})
+    silent = FakeRun(seed=2, axes=second.axes, train={"data_sha256": ""})
     numbers = analyse(make_matrix(tmp_path, [first, silent]))
     assert [len(group.losses) for group in numbers.rankings[0].groups] == [1]
     assert any("does not record the training data" in warning for warning in numbers.warnings)

@@ -7,7 +7,7 @@ import pytest
 from gpu_factory import FakeGpus, record
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.runs import Status, read_run_file
-from kmatrix.records.train_config import TrainFields, cost_limit_s
+from kmatrix.records.train_config import TrainConfig, cost_limit_s
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.write import write_summary
@@ -40,19 +40,19 @@ GPUS = {"device": "cuda", "num_gpus": 4}
     ],
 )
 def test_the_cost_is_wall_time_x_the_price_of_the_gpus_or_of_the_machine(seconds, train, expected):
-    spent = spent_in(seconds, TrainFields(**train))
+    spent = spent_in(seconds, TrainConfig(**train))
     assert (spent.gpu_hours, spent.dollars) == pytest.approx(expected)
 
 
 def test_a_run_that_was_reused_or_never_ran_has_cost_nothing_and_one_of_unknown_time_is_unknown():
-    train = TrainFields(**GPUS, gpu_hour_price=1.0)
+    train = TrainConfig(**GPUS, gpu_hour_price=1.0)
     assert spent_of(RunState(status=Status.FINISHED, reused_from="m/r"), train).dollars == 0.0
     assert spent_of(RunState(status=Status.SKIPPED), train).dollars == 0.0
     assert spent_of(RunState(status=Status.FINISHED), train).dollars is None
 
 
 def test_the_budget_of_a_matrix_counts_all_attempts_of_all_runs():
-    train = TrainFields(num_gpus=2, gpu_hour_price=1.5)
+    train = TrainConfig(num_gpus=2, gpu_hour_price=1.5)
     hour = Attempt(number=1, status=Status.FINISHED, started=0.0, ended=3600.0, seconds=3600.0)
     states = [RunState(status=Status.FINISHED, attempts=attempts) for attempts in ((hour,), (hour, hour))]
     runs = [(state, train) for state in (*states, RunState())]

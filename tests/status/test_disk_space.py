@@ -95,7 +95,7 @@ def test_on_a_full_disk_no_run_is_started_and_all_continue_later(matrix, plan):
 def continued_plans(folder):
     for run in folder.runs():
         record = read_json(run.run_json)
-        fields = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1}
+        fields = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
         write_json(run.run_json, record | {"train": record["train"] | fields})
     return reopen(folder, ()).plans
 

@@ -12,7 +12,7 @@ from kmatrix.cli.status import lines
 from kmatrix.packing import Limits
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.lock import held
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.estimate import (
     EstimateSource,
@@ -38,7 +38,7 @@ TRAIN = {
     **{"num_gpus": 1, "device": "cuda", "dtype": "bf16", "global_batch": 4, "max_iters": STEPS},
     **{"eval_interval": EVERY, "checkpoint_interval": 0, "cpu_threads": 1, "gpu_hour_price": 3.6, "model": "custom"},
 }
-RECORDED = TrainFields(**TRAIN)
+RECORDED = TrainConfig(**TRAIN)
 
 
 def true_duration(steps=STEPS, step_s=STEP_S):
@@ -206,9 +206,9 @@ def test_pending_evaluations_are_included(script):
 
 def test_a_wall_clock_that_was_set_back_does_not_change_the_estimate():
     lines = [TrainingLine(step, at - 86_400 * (step > 1), 0.5) for step, at in enumerate((0.0, 0.5, 1.0, 1.5))]
-    assert rest_of_run(lines, [], TrainFields(max_iters=104), since_s=-86_400.0) == pytest.approx(50.0)
+    assert rest_of_run(lines, [], TrainConfig(max_iters=104), since_s=-86_400.0) == pytest.approx(50.0)
     unrecorded = [TrainingLine(line.step, line.at) for line in lines]
-    assert rest_of_run(unrecorded, [], TrainFields(max_iters=104), since_s=0.0) == pytest.approx(50.0)
+    assert rest_of_run(unrecorded, [], TrainConfig(max_iters=104), since_s=0.0) == pytest.approx(50.0)
     assert Phase("evaluation", 100.0, 90.0).duration_s == 0.0
     assert Phase("evaluation", 100.0, 90.0, seconds=3.0).duration_s == 3.0
 

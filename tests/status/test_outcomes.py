@@ -11,13 +11,13 @@ from kmatrix.records.decode import replaced
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, RunResult, Status, VerdictRules, read_matrix_file_or_empty, read_run_file
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, adaptive_seeds, end_of, families_of, without_budget
 from kmatrix.status.state import Attempt, RunState
 from kmatrix.verdict.family import FamilyVerdict, Method, PairOutcome, PairVerdict, Replay, Rules
 from scripted import MEASURED, adaptive_matrix, name_of
 
-TRAIN = TrainFields(batch_size=4)
+TRAIN = TrainConfig(batch_size=4)
 
 
 def failed(*kinds):
@@ -115,7 +115,7 @@ def test_a_matrix_without_adaptive_seeds_has_families_of_the_seeds_that_it_has(m
 
 def test_configurations_have_names_of_the_axes_in_which_they_differ(matrix):
     plan = VerdictRules()
-    train = TrainFields(**MEASURED)
+    train = TrainConfig(**MEASURED)
     axes = [{"optimizer": "adamw", "lr": "1e-3", "gpus": "2"}, {"optimizer": "adamw", "lr": "2e-3", "gpus": "2"}]
     (family,) = families_of(plan, (), {str(n): RunFile(axes=one, train=train) for n, one in enumerate(axes)})
     assert list(family.configurations) == ["adamw, lr 1e-3", "adamw, lr 2e-3"]

@@ -46,54 +46,20 @@ def prepare(dataset: str, data_dir: Path, data_path: str = "", tokenizer: str = 
 
 def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[str, Any]:
     """Return the fields of a tiny run on the CPU: 2 layers of width 32, 4 sequences of 32 tokens per step."""
-    fields: dict[str, Any] = {
-        **dict.fromkeys(TrainConfig.names()),
-        **{
-            "model": "custom",
-            "arch": "gpt2",
-            "n_layer": 2,
-            "n_head": 2,
-            "n_embd": 32,
-            "block_size": 32,
-            "dropout": 0.0,
-            "data_layout": "flat",
-            "data_streaming": False,
-        },
-        **{"bias": True, "weight_tying": True, "vocab_multiple": 1},
-        **{"dataset": "shards", "data_path": str(data_path), "tokenizer": "byte", "data_sha256": data_sha256},
-        **{"data_shards": 0},
-        **{"batch_size": 4, "gradient_accumulation": 1, "max_iters": 12},
+    config = TrainConfig(
+        **{"model": "custom", "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_multiple": 1},
+        **{"dataset": "shards", "data_layout": "flat", "tokenizer": "byte", "vocab_size": VOCAB_SIZE},
+        **{"batch_size": 4, "gradient_accumulation": 1, "max_iters": 12, "seed": 1337},
         **{"learning_rate": 1e-3, "schedule": "cosine", "min_lr": 1e-4, "warmup_steps": 2, "grad_clip": 1.0},
-        **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1, "seed": 1337},
-        **{"log_norms": False, "init_from": "", "init_sha256": "", "machine_hour_price": None},
-        **{"save_checkpoint": True, "checkpoint_interval": 0},
-        **{
-            "keep_checkpoints": 10,
-            "save_best": True,
-        },
+        **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1},
+        **{"save_checkpoint": True, "keep_checkpoints": 10, "save_best": True},
         **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
-        **{
-            "device": "cpu",
-            "use_ddp": True,
-            "num_gpus": 1,
-            "num_nodes": 1,
-            "ddp_backend": "gloo",
-            "ddp_find_unused_params": False,
-            **{"ddp_bf16_gradients": False, "zero_stage": 0},
-        },
-        **{"dtype": "fp32", "tf32": True, "bf16_stream": None, "fp8": None, "deterministic": False},
-        **{
-            "flash_attention": True,
-            "attention_kernel": "auto",
-            "compile": False,
-            "cpu_threads": 1,
-        },
-        **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "core": "", "sample_interval": 0},
-        **{"vocab_size": VOCAB_SIZE},
-        **{"early_stopping_patience": 0},
-        **{"stall_factor": 10.0, "profile": ""},
-        **overrides,
-    }
+        **{"device": "cpu", "num_gpus": 1, "num_nodes": 1, "cpu_threads": 1, "dtype": "fp32", "tf32": True},
+        **{"use_ddp": True, "ddp_backend": "gloo", "ddp_find_unused_params": False, "ddp_bf16_gradients": False},
+        **{"flash_attention": True, "attention_kernel": "auto", "stall_factor": 10.0},
+        **{"data_path": str(data_path), "data_sha256": data_sha256},
+    )
+    fields = {**config.to_json(), **overrides}
     product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]
     return fields | {"global_batch": overrides.get("global_batch", product)}
 

@@ -64,7 +64,7 @@ def plan(matrix):
     """Write the directory of a run and return its plan."""
 
     def make(name, behave="finish", **known):
-        train = {"batch_size": 12, "learning_rate": 6e-4, "max_iters": MAX_ITERS, "peak_tflops": None}
+        train = {"batch_size": 12, "learning_rate": 6e-4, "max_iters": MAX_ITERS, "data_path": "/data"}
         write_json(matrix.run(name).run_json, {"run_id": f"id-{name}", "name": name, "train": train})
         return plan_of(matrix, name, behave, **known)
 

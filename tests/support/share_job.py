@@ -40,7 +40,7 @@ def share(matrix):
     def make(*names, others=(), number=1, task=0, **train) -> RunningShare:
         for name in (*names, *others):
             if not matrix.run(name).run_json.exists():
-                about = {"batch_size": 12, "max_iters": MAX_ITERS, "peak_tflops": None, "num_gpus": 1} | train
+                about = {"batch_size": 12, "max_iters": MAX_ITERS, "num_gpus": 1, "data_path": "/data"} | train
                 write_json(matrix.run(name).run_json, {"run_id": f"id-{name}", "name": name, "train": about})
         folder = JobsDir(matrix).submission(number)
         folder.path.mkdir(parents=True)

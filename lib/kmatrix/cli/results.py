@@ -147,7 +147,7 @@ def compare(arguments: Arguments) -> int:
         print("note: BASE= and NEW= are the same, so no difference can be found", file=sys.stderr)
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
     tree = open_tree(arguments.kconfig)
-    found = compare_runs(sides[0], sides[1], tree.without_effect, one=isinstance(base, RunDir))
+    found = compare_runs(sides[0], sides[1], tree.neutral, one=isinstance(base, RunDir))
     if yes(arguments, "JSON"):
         print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
     else:

@@ -159,7 +159,7 @@ class Plan:
     @property
     def neutral(self) -> frozenset[str]:
         """The trainer's fields that cannot change a result."""
-        return frozenset(name.removeprefix(PREFIX).lower() for name in self.tree.without_effect)
+        return frozenset(name.removeprefix(PREFIX).lower() for name in self.tree.neutral)
 
     @property
     def configs(self) -> dict[str, RunConfig]:

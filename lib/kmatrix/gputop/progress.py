@@ -13,7 +13,7 @@ from kmatrix.records.decode import Record, decode_lines, decode_optional, field
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, read_run_status
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.estimate import Phase
 from kmatrix.status.watch import MetricsTail
 
@@ -25,7 +25,7 @@ class ProgressReader:
 
     def __init__(self, path: Path) -> None:
         self.run = RunDir(path)
-        self._train = TrainFields()
+        self._train = TrainConfig()
         with suppress(SchemaError):
             self._train = read_run_file_or_empty(self.run).train
         self._tail: tuple[int, MetricsTail] | None = None  # of an attempt
@@ -41,7 +41,7 @@ class ProgressReader:
         status = read_run_status(self.run)
         attempt = max(1, (status.attempt or 1) if status else 1)
         if self._tail is None or self._tail[0] != attempt:
-            tail = MetricsTail(self.run.metrics, attempt=attempt, max_iters=self._train.max_iters, whole=True)
+            tail = MetricsTail(self.run.metrics, attempt=attempt, max_iters=self._train.max_iters or None, whole=True)
             self._tail = attempt, tail
         tail = self._tail[1]
         tail.read()
@@ -52,7 +52,7 @@ class ProgressReader:
         return RunLine(
             name=self.run.name,
             step=tail.step,
-            max_iters=self._train.max_iters,
+            max_iters=self._train.max_iters or None,
             loss=tail.loss,
             tokens_per_second=tail.tokens_per_second,
             mfu=tail.mfu,

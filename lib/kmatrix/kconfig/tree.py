@@ -19,6 +19,7 @@ from kmatrix.kconfig.ranges import values_of_range
 from kmatrix.records.jobs.forms import FORMS
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
+from kmatrix.records.train_config import NEUTRAL
 from kmatrix.redaction.redactor import SHORTEST, is_key, looks_random, named_keys, redactor
 
 BOOLS = (kc.BOOL, kc.TRISTATE)  # without modules, a tristate is a bool
@@ -71,7 +72,6 @@ class Tree:
     slugs: set[str] = field(default_factory=set)  # symbols that hold a PROJECT_NAME, or ""
     forms: dict[str, str] = field(default_factory=dict)  # symbol -> name of the form of its text, or ""
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
-    neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
     # Symbol with a path -> path -> hash of its content.
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
@@ -94,6 +94,8 @@ class Tree:
         }
         tree = cls(kconf=kconf, choices=choices, members=members)
         tree._assign_markers(_seen)
+        for name in NEUTRAL:  # the trainer's: one list for ids, resuming and comparing
+            tree._mark_neutral(f"GPT2_{name.upper()}")
         tree._check_files()
         return tree
 
@@ -118,11 +120,6 @@ class Tree:
     def axis_of(self, symbol: Symbol) -> str:
         """Return the axis name of a symbol: that of its choice, or its own name."""
         return axis_name(symbol.choice) if symbol.choice else str(symbol.name)
-
-    @property
-    def without_effect(self) -> set[str]:
-        """The symbols that cannot change a result, or only with another symbol that is set."""
-        return self.neutral | {name for name, decides in self.neutral_unless.items() if name != decides}
 
     def value(self, name: str) -> str | None:
         """Return the effective text of a symbol or a choice, None if it does not apply in this configuration."""
@@ -234,14 +231,14 @@ class Tree:
     def _mark(self, symbol: Symbol, marker: Marker, where: str) -> None:
         if marker.name in OF_STRINGS:
             self._mark_string(symbol, marker, where)
-        elif marker.name == "neutral" and marker.args:
-            self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
         elif marker.name == "neutral":
-            # A choice is neutral as a whole, under its own name and those of its members.
-            axis = self.axis_of(symbol)
-            self.neutral.update({axis, symbol.name, *(member.name for member in self.members.get(axis, {}).values())})
+            self._mark_neutral(self.axis_of(symbol))
         else:
             self.labels[symbol.name] = marker.args[0]
+
+    def _mark_neutral(self, axis: str) -> None:
+        """Mark a symbol as neutral, or a choice as a whole: its own name and those of its members."""
+        self.neutral.update({axis, *(member.name for member in self.members.get(axis, {}).values())})
 
     def _mark_string(self, symbol: Symbol, marker: Marker, where: str) -> None:
         if symbol.orig_type != kc.STRING:
@@ -467,7 +464,7 @@ functions = {
     "duration": (_mark, 0, 0),
     "slug": (_mark, 0, 0),
     "form": (_mark, 1, 1),
-    "neutral": (_mark, 0, 1),
+    "neutral": (_mark, 0, 0),
     "label": (_mark, 1, 1),
 }
 

@@ -523,16 +523,15 @@ class RunIdentity:
         self.parts: list[str] = [""]
         self.part_of: dict[str, int] = {}
         for name in names:
-            if {name, tree.neutral_unless.get(name)} & dependent:
+            if name in dependent:
                 self.part_of[name] = len(self.parts)
                 self.parts += [self._line(name, tree.value(name)), ""]
             else:
                 self.parts[-1] += self._line(name, tree.value(name))
 
     def places_of(self, names: set[str]) -> list[int]:
-        """Return the indices of the varying symbols that change, or count, with these symbols."""
-        decides = self.tree.neutral_unless
-        return [i for i, name in enumerate(self.varying) if {name, decides.get(name)} & names]
+        """Return the indices of the varying symbols among these."""
+        return [i for i, name in enumerate(self.varying) if name in names]
 
     def read_again(self, places: Iterable[int]) -> None:
         """Read the varying symbols with these indices."""
@@ -548,8 +547,4 @@ class RunIdentity:
         return hashlib.sha256("".join(self.parts).encode()).hexdigest()[:ID_DIGITS]
 
     def _line(self, name: str, text: str | None) -> str:
-        decides = self.tree.neutral_unless.get(name)
-        if text is None or (decides and not self.tree.value(decides)):
-            return ""
-        plain = normalized(self.tree, name, text)
-        return f"{name}={plain}\n" if plain or decides != name else ""  # a symbol that decides for itself and is empty
+        return "" if text is None else f"{name}={normalized(self.tree, name, text)}\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.packing import usable_cores
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -41,7 +41,7 @@ class CpuSpeed:
         return f"{plural(self.cores, 'core')} at {speeds} GFLOP/s per core, {self.source}"
 
 
-def cpu_speed(train: TrainFields, measured: Sequence[float] = (), *, there: int | None = None) -> CpuSpeed:
+def cpu_speed(train: TrainConfig, measured: Sequence[float] = (), *, there: int | None = None) -> CpuSpeed:
     """Return the expected speed of a run. measured: FLOP/s per core of earlier runs like it on this machine.
 
     there: cores of the nodes of a run on a cluster.
@@ -56,7 +56,7 @@ def cpu_speed(train: TrainFields, measured: Sequence[float] = (), *, there: int 
     return CpuSpeed(cores=cores, slow=slow, fast=fast, source=source)
 
 
-def cores_used(train: TrainFields, there: int | None = None) -> int:
+def cores_used(train: TrainConfig, there: int | None = None) -> int:
     """Return how many cores the ranks of a run compute on: of this machine, or of `there` cores."""
     cores = usable_cores() if there is None else there
     return min(cores, (train.num_gpus or 1) * train.cpu_threads) if train.cpu_threads else cores

@@ -29,7 +29,7 @@ from kmatrix.records.decode import (
 )
 from kmatrix.records.jobs.forms import VARIABLE
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 
 LARGEST_SEED = 2**31 - 1  # of a run
 COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
@@ -122,7 +122,7 @@ class RunFile(Record, frozen=True, kw_only=True):
     axes: dict[str, str] = field(default_factory=dict)  # label -> value
     symbols: dict[str, str] = field(default_factory=dict)  # effective Kconfig values, as text
     asked: frozenset[str] = frozenset()  # symbols that the user set
-    train: TrainFields = field(default_factory=TrainFields)
+    train: TrainConfig = field(default_factory=TrainConfig)
     tracking: Tracking = field(default_factory=Tracking)
     timeout_s: Amount = 0.0  # 0: no limit
     recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # `environment` checks it

@@ -9,7 +9,7 @@ from typing import Any
 
 from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import AxisEntry, RunFile, Status, VerdictRules
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.report.numbers import (
     BITS,
     GPUS_AXIS,
@@ -204,23 +204,23 @@ def _record(run: RunNumbers, group: GroupNumbers) -> RunFile:
     return RunFile(
         name=run.name,
         axes=dict(run.axes) or {"run": run.name},
-        train=TrainFields(
-            dataset=None if dataset is None else str(dataset),
-            data_path=None if path is None else str(path),
-            data_sha256=run.data_sha256 or group.data_sha256,
-            tokenizer=known.tokenizer or None,
-            block_size=known.block_size,
-            eval_samples=known.eval_samples,
-            seed=run.seed,
-            max_iters=known.max_iters,
+        train=TrainConfig(
+            dataset=str(dataset or ""),
+            data_path=str(path or ""),
+            data_sha256=run.data_sha256 or group.data_sha256 or "",
+            tokenizer=known.tokenizer,
+            block_size=known.block_size or 0,
+            eval_samples=known.eval_samples or 0,
+            seed=-1 if run.seed is None else run.seed,
+            max_iters=known.max_iters or 0,
             eval_interval=_whole(known.configuration.get("eval_interval")),
             warmup_steps=_whole(known.configuration.get("warmup_steps")),
         ),
     )
 
 
-def _whole(value: Scalar) -> int | None:
-    return value if isinstance(value, int) else None
+def _whole(value: Scalar) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _group_of_each(family: Family, group_of: Mapping[str, GroupNumbers]) -> dict[str, GroupNumbers]:

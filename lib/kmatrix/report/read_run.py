@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -111,18 +110,18 @@ def read_numbers(
         # The best evidence first: what ran, what was planned, the name of the axis.
         world_size=known.world_size or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
         num_nodes=train.num_nodes or 1,
-        seed=_parse_int(axes.get(SEED_AXIS)) if train.seed is None else train.seed,
+        seed=_parse_int(axes.get(SEED_AXIS)) if train.seed < 0 else train.seed,
         attempt=known.attempt,
         data_sha256=train.data_sha256 or None,
         data_layout=train.data_layout or FLAT,
-        tokenizer=train.tokenizer or "",
+        tokenizer=train.tokenizer,
         text=_text(run),
         steps=known.step,
-        max_iters=train.max_iters,
-        global_batch=train.global_batch,
-        block_size=train.block_size,
-        eval_samples=train.eval_samples,
-        planned_tokens=_product(train.max_iters, train.global_batch, train.block_size),
+        max_iters=train.max_iters or None,
+        global_batch=train.global_batch or None,
+        block_size=train.block_size or None,
+        eval_samples=train.eval_samples or None,
+        planned_tokens=train.max_iters * train.tokens_per_step or None,
         warmup_share=_share(train.warmup_steps, train.max_iters),
         initial_val_loss=known.initial_val_loss,
         final_val_loss=final.final_val_loss if final else None,
@@ -153,7 +152,7 @@ def read_numbers(
         log_tail=_log_tail(run_dir, status.log_tail) if state.status is Status.FAILED else (),
         adjusted=_adjusted(run_dir),
         pruning=train.pruning or "none",
-        target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
+        target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
         sparsity=known.sparsity,
         settings=optimizer_settings(configuration),
         configuration=configuration,
@@ -252,17 +251,12 @@ def _text(run: RunFile) -> str:
         return ""
     parts = (f"{name}={run.symbols[name]}" for name in TEXT_SYMBOLS if run.symbols.get(name))
     # Rows that are packed by best fit have lower bits per byte: they are another text.
-    layout = [] if run.train.data_layout in (None, FLAT) else [run.train.data_layout]
+    layout = [] if run.train.data_layout in ("", FLAT) else [run.train.data_layout]
     return " ".join([run.train.dataset, *parts, *layout])
 
 
 def _parse_int(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
-
-
-def _product(*factors: int | None) -> int | None:
-    known = [factor for factor in factors if factor is not None]
-    return math.prod(known) if len(known) == len(factors) else None
 
 
 def _share(part: int | None, whole: int | None) -> float | None:

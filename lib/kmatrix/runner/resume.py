@@ -16,7 +16,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_matrix_file_or_empty, read_run_file_or_empty
 from kmatrix.records.states import RunRequest, read_matrix_status, read_requests, read_run_status
-from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.runner.rounds import SeedRounds, rounds_of_matrix
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
@@ -120,7 +120,7 @@ def reopen(
     )
 
 
-def _with_micro_batch(attempt: Attempt, name: str, train: TrainFields, micro_batch: int | None) -> Attempt:
+def _with_micro_batch(attempt: Attempt, name: str, train: TrainConfig, micro_batch: int | None) -> Attempt:
     """Return an attempt with another micro-batch, None for that which it has.
 
     Raises ConfigError if the global batch of the run would not stay the same.
@@ -205,12 +205,12 @@ class _Estimates:
         return None if known is None else known.seconds
 
 
-def _lack(train: TrainFields, gpus: Sequence[Gpu] | None) -> str:
+def _lack(train: TrainConfig, gpus: Sequence[Gpu] | None) -> str:
     """Return why a run cannot run, "" if it can. gpus: as for `reopen`."""
     return (too_few_gpus(train, len(gpus)) if gpus is not None else "") or _no_data(train)
 
 
-def too_few_gpus(train: TrainFields, there: int) -> str:
+def too_few_gpus(train: TrainConfig, there: int) -> str:
     """Return why a run cannot run on a machine with this many GPUs, "" if it can."""
     ranks = (train.num_gpus or 1) // (train.num_nodes or 1)
     if train.device != "cuda" or ranks <= there:
@@ -219,7 +219,7 @@ def too_few_gpus(train: TrainFields, there: int) -> str:
     return f"needs {plural(ranks, 'GPU')}{on}, found {there}"
 
 
-def _no_data(train: TrainFields) -> str:
+def _no_data(train: TrainConfig) -> str:
     """Return why a run has no data, "" if it has. Data is prepared only for runs that the planning machine can run."""
     return "" if train.data_path != "" else "its data was not prepared: plan the matrix on this machine"
 
@@ -247,7 +247,7 @@ def run_plan(
     )
 
 
-def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: bool, again: bool) -> Attempt | None:
+def _attempt(state: RunState, train: TrainConfig, resume: str, *, retry_failed: bool, again: bool) -> Attempt | None:
     return next_attempt(
         state,
         batch_size=train.batch_size or 1,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kmatrix.records.runs import Status
 from kmatrix.records.states import MatrixStatusFile
-from kmatrix.records.train_config import TrainFields, dollars_per_hour
+from kmatrix.records.train_config import TrainConfig, dollars_per_hour
 from kmatrix.status.state import Attempt, RunState
 from kmatrix.text import money
 
@@ -40,19 +40,19 @@ def wall_s(attempts: Sequence[Attempt], now: float | None = None) -> float | Non
     return sum(known) if known else None
 
 
-def spent_of(state: RunState, train: TrainFields, now: float | None = None) -> Spent:
+def spent_of(state: RunState, train: TrainConfig, now: float | None = None) -> Spent:
     """Return what a run has taken so far. now: Unix seconds, for a running attempt."""
     never_ran = not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED)
     return spent_in(0.0 if state.reused_from or never_ran else wall_s(state.attempts, now), train)
 
 
-def spent_in(seconds: float | None, train: TrainFields) -> Spent:
+def spent_in(seconds: float | None, train: TrainConfig) -> Spent:
     """Return what a run of this wall time (s) costs."""
     price = dollars_per_hour(train)
     hours = None if seconds is None else seconds / 3600
     return Spent(
         wall_s=seconds,
-        gpu_hours=None if hours is None or train.device == "cpu" or train.num_gpus is None else hours * train.num_gpus,
+        gpu_hours=None if hours is None or train.device == "cpu" or not train.num_gpus else hours * train.num_gpus,
         dollars=None if hours is None or price is None else hours * price,
     )
 
@@ -95,7 +95,7 @@ class MatrixBudget:
         return bool(self.hours or self.dollars)
 
     def spent(
-        self, runs: Iterable[tuple[RunState, TrainFields]], now: float, besides: Spent | None = None
+        self, runs: Iterable[tuple[RunState, TrainConfig]], now: float, besides: Spent | None = None
     ) -> SpentBudget | None:
         """Return the limit that is reached, None if there is none.
 

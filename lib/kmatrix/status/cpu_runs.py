@@ -12,7 +12,7 @@ from kmatrix.packing import usable_cores
 from kmatrix.plan.cpu import CpuSpeed, cores_used, cpu_name, cpu_speed
 from kmatrix.records.paths import RunDir, matrix_dirs
 from kmatrix.records.runs import Status, read_result, read_run_file
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
 
 MATRICES, RUNS = 20, 100  # the newest ones that are read: a plan must not read thousands of files
@@ -23,7 +23,7 @@ ALIKE = 4.0  # runs of models up to this factor smaller or larger count: kernels
 class _CpuRun:
     """The measured speed of a finished run on this machine."""
 
-    dtype: str | None
+    dtype: str
     params: int
     flops: float  # FLOP/s per core, without evaluations and checkpoints
 
@@ -35,7 +35,7 @@ class CpuRuns:
         self.results_dir = results_dir
         self._runs: list[_CpuRun] | None = None
 
-    def speed(self, shape: ModelShape, train: TrainFields) -> CpuSpeed:
+    def speed(self, shape: ModelShape, train: TrainConfig) -> CpuSpeed:
         """Return the expected speed of a core for a run: that of runs like it, or an assumption."""
         if self._runs is None:
             self._runs = list(_read(self.results_dir))
@@ -64,7 +64,8 @@ def _cpu_run(run: RunDir, ours: tuple[str, int]) -> _CpuRun | None:
     machine = about.provenance.get("cpu"), about.provenance.get("cores")
     if result is None or result.status != Status.FINISHED or train.device != "cpu" or machine != ours or not rate:
         return None
-    shape = train.shape
-    if shape is None:
+    try:
+        shape = train.shape
+    except ValueError:
         return None
     return _CpuRun(dtype=train.dtype, params=shape.params, flops=rate * shape.flops_per_token / cores_used(train))

@@ -21,7 +21,7 @@ from kmatrix.packing import Limits, PackedJob, ends
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status, read_result, read_run_file, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.state import Attempt
 from kmatrix.status.status_file import recover_status
 
@@ -46,7 +46,7 @@ class EstimateSource(StrEnum):
 class Measured:
     """The duration of a finished run."""
 
-    train: TrainFields
+    train: TrainConfig
     seconds: float  # including start-up, evaluations and checkpoints
     steps: int
 
@@ -122,13 +122,13 @@ class MeasuredRuns:
             self._with_earlier = MeasuredRuns(self._runs, earlier)
         return self._with_earlier
 
-    def whole(self, train: TrainFields, planned_s: float | None = None) -> Expected | None:
+    def whole(self, train: TrainConfig, planned_s: float | None = None) -> Expected | None:
         """Return the estimated duration of a whole run, None without a basis.
 
         planned_s: the estimate of the plan, used if nothing was measured.
         """
         steps, planned = train.max_iters, None if planned_s is None else Expected(planned_s, EstimateSource.PLAN)
-        if steps is None:
+        if not steps:
             return planned
         key = (_shape(train), train.optimizer)
         if key not in self._medians:
@@ -150,7 +150,7 @@ class MeasuredRuns:
                 return Expected(statistics.median(paces), source)
         return None
 
-    def _speeds_of(self, train: TrainFields) -> list[float]:
+    def _speeds_of(self, train: TrainConfig) -> list[float]:
         kind = _kind(train)
         if kind not in self._speeds:
             speeds = [_speed(run) for run in self._runs if _kind(run.train) == kind]
@@ -158,25 +158,27 @@ class MeasuredRuns:
         return self._speeds[kind]
 
 
-def guess(train: TrainFields) -> float | None:
+def guess(train: TrainConfig) -> float | None:
     """Return a rough duration (s) from FLOPs alone, which only orders runs without a measurement."""
     work = operations(train)
-    return None if work is None else work / GUESS.get(train.device or "", GUESS["cpu"])
+    return None if work is None else work / GUESS.get(train.device, GUESS["cpu"])
 
 
-def operations(train: TrainFields) -> float | None:
+def operations(train: TrainConfig) -> float | None:
     """Return the FLOPs per GPU or core of a whole run, None if the record is incomplete."""
-    shape, tokens_per_step = train.shape, train.tokens_per_step
-    if shape is None or tokens_per_step is None or train.max_iters is None or not train.num_gpus:
+    try:
+        flops = train.shape.flops_per_token
+    except ValueError:
         return None
     threads = (train.cpu_threads or 1) if train.device == "cpu" else 1
-    return shape.flops_per_token * train.max_iters * tokens_per_step / (train.num_gpus * threads)
+    work = flops * train.max_iters * train.tokens_per_step
+    return work / (train.num_gpus * threads) if work and train.num_gpus else None
 
 
 def rest_of_run(
     recent: Sequence[TrainingLine],
     phases: Sequence[Phase],
-    train: TrainFields,
+    train: TrainConfig,
     since_s: float,
     *,
     earlier: Sequence[TrainingLine] = (),
@@ -192,7 +194,7 @@ def rest_of_run(
     """
     measured = recent if len(recent) > 1 else earlier
     steps, pace = train.max_iters, pace_of(measured, phases)
-    if pace is None or steps is None:
+    if pace is None or not steps:
         return None
     step = recent[-1].step if recent else start
     if step is None:
@@ -211,7 +213,7 @@ def rest_of_run(
 
 
 def rest_when_resumed(
-    recent: Sequence[TrainingLine], phases: Sequence[Phase], train: TrainFields, start: int | None
+    recent: Sequence[TrainingLine], phases: Sequence[Phase], train: TrainConfig, start: int | None
 ) -> float | None:
     """Return the time (s) that a stopped run takes once it continues, None without a pace or a known start.
 
@@ -264,7 +266,7 @@ def ends_of(runs: Sequence[Rest], *, gpus: int, cores: int, limits: Limits) -> M
     return found
 
 
-def _kind(train: TrainFields) -> Shape:
+def _kind(train: TrainConfig) -> Shape:
     return train.device, train.dtype
 
 
@@ -276,9 +278,9 @@ def _speed(run: Measured) -> float | None:
     return work * run.steps / steps / run.seconds
 
 
-def _to_come(step: int, steps: int, period: int | None) -> int:
+def _to_come(step: int, steps: int, period: int) -> int:
     """Return how often a periodic action is due after `step`: at multiples of its period, and at the end."""
-    if period is None or period < 1:
+    if period < 1:
         return 1
     return steps // period - step // period + bool(steps % period)
 
@@ -310,7 +312,7 @@ def measured_on(results_dir: Path, machine: tuple[Any, ...], *, without: str = "
     ]
 
 
-def newest_speed(results_dir: Path, machine: tuple[Any, ...], train: TrainFields) -> tuple[float, str] | None:
+def newest_speed(results_dir: Path, machine: tuple[Any, ...], train: TrainConfig) -> tuple[float, str] | None:
     """Return the tokens/s of the newest finished run of this shape on a kind of machine, and its name, if there is one.
 
     machine: as for `measured_on`.
@@ -329,7 +331,7 @@ def measured(run: RunDir) -> Measured | None:
     """Return the duration of a finished run, including start-up if it is known; None for other runs."""
     try:
         result, train = read_result(run), read_run_file_or_empty(run).train
-        if result is None or result.status != Status.FINISHED or not result.step or train == TrainFields():
+        if result is None or result.status != Status.FINISHED or not result.step or train == TrainConfig():
             return None
         attempts = recover_status(run, has_runner=True).attempts
     except SchemaError:

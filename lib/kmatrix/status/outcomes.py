@@ -21,7 +21,7 @@ from kmatrix.records.runs import (
     read_matrix_file_or_empty,
     read_result,
 )
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.state import DISK, NAN, OPEN, RunState, next_attempt
 from kmatrix.text import plural
 from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, PairVerdict, Replay, Rules
@@ -72,7 +72,7 @@ def families_of(rules: VerdictRules, axes: Sequence[AxisEntry], records: Mapping
     return tuple(_family(rules, found, records) for found in members.values())
 
 
-def measured_on(train: TrainFields) -> tuple[object, ...]:
+def measured_on(train: TrainConfig) -> tuple[object, ...]:
     """Return what the losses of a run are measured on: those of runs with the same are comparable."""
     # Its data have no hash before they are prepared.
     data = (train.data_sha256,) if train.data_sha256 else (train.dataset, train.data_path)
@@ -86,7 +86,7 @@ def _family(rules: VerdictRules, axes: Mapping[str, Mapping[str, str]], records:
         key = tuple(item for item in own.items() if item[0] != SEED_AXIS)
         seed = records[run].train.seed
         known = configurations.setdefault(key, {})
-        known[len(known) if seed is None else seed] = run
+        known[len(known) if seed < 0 else seed] = run
     keys = list(configurations)
     names = dict(zip(keys, _names([dict(key) for key in keys]), strict=True))
     seeds = rules.seeds or tuple(sorted({seed for known in configurations.values() for seed in known}))
@@ -145,7 +145,7 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def end_of(state: RunState, train: TrainFields, result: Callable[[], RunResult | None]) -> SeedEnd | None:
+def end_of(state: RunState, train: TrainConfig, result: Callable[[], RunResult | None]) -> SeedEnd | None:
     """Return how a seed ended, None if it is to come: also if its next attempt is made without the user.
 
     result: returns result.json of a finished run.

@@ -11,7 +11,7 @@ from kmatrix.records.jobs.paths import ShareDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.states import RunRequest
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.activity import Activity, Handover, MatrixActivity, ShareState
 from kmatrix.status.state import RunState
 
@@ -63,7 +63,7 @@ class MatrixJobs:
     next_log: str = ""  # of that job, below the matrix, if it began: why it has submitted nothing
 
 
-def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainFields) -> RunJob | None:
+def job_of(activity: MatrixActivity, run: RunDir, state: RunState, train: TrainConfig) -> RunJob | None:
     """Return the job of a run; None on one machine, and of a run without a job."""
     share = activity.of(run.name)
     if activity.engine is None or share.share is None:

@@ -21,7 +21,7 @@ from kmatrix.records.files import LineTail, last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line, metric_line_of
 from kmatrix.records.states import PhaseLine, read_run_status
-from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
     AT_ONCE,
@@ -131,7 +131,7 @@ class MetricsTail:
         except OSError:
             return  # unreadable for now: the run goes on
 
-    def left_s(self, phases: Sequence[Phase], train: TrainFields, since_s: float) -> float | None:
+    def left_s(self, phases: Sequence[Phase], train: TrainConfig, since_s: float) -> float | None:
         """Return the time left (s) of the run: `rest_of_run`."""
         step = first_known(self.step, self.start)
         return rest_of_run(self.recent, phases, train, since_s, earlier=self.earlier, start=step)
@@ -234,17 +234,17 @@ class RunWatch:
         self,
         run: RunDir,
         limits: Thresholds,
-        train: TrainFields | None = None,
+        train: TrainConfig | None = None,
         *,
         attempt: int = 1,
         ranks: int = 1,
         resume: str = "none",
     ) -> None:
-        train = train or TrainFields()
+        train = train or TrainConfig()
         self._run, self._ranks = run, ranks
         start = start_of(run, resume)
         self._tail = MetricsTail(
-            run.metrics, attempt=attempt, max_iters=train.max_iters, budget_s=budget_s(train), start=start
+            run.metrics, attempt=attempt, max_iters=train.max_iters or None, budget_s=budget_s(train), start=start
         )
         self._tracker = AlertTracker(limits)
         self._gpus: GpuTail | None = None

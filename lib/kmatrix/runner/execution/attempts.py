@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kmatrix.records.runs import read_run_file
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.cost import wall_s
 from kmatrix.status.state import Attempt, RunPlan, RunState, next_attempt, retry
 
@@ -17,7 +17,7 @@ class Attempts:
     def __init__(self, plans: Sequence[RunPlan], *, again: bool, left: Collection[str]) -> None:
         """Read the plans. again: a first failure is retried once.  left: kinds of ends that another one retries."""
         self.plans = {plan.name: plan for plan in plans}  # the last attempt that was planned
-        self.train: dict[str, TrainFields] = {plan.name: read_run_file(plan.dir).train for plan in plans}
+        self.train: dict[str, TrainConfig] = {plan.name: read_run_file(plan.dir).train for plan in plans}
         self._again, self._left = again, left
 
     def after_end(self, name: str, state: RunState) -> RunPlan | None:

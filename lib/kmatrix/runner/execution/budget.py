@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.cost import MatrixBudget, Spent, SpentBudget
 from kmatrix.status.state import RunState
 
@@ -20,7 +20,7 @@ class BudgetWatch:
     def __init__(self, matrix: MatrixDir, budget: MatrixBudget, elsewhere: Callable[[], Spent] | None = None) -> None:
         """Create the watch. elsewhere: returns what other runners of the matrix have spent."""
         self._matrix, self._budget, self._elsewhere = matrix, budget, elsewhere
-        self._prices: dict[str, TrainFields] = {}  # by run
+        self._prices: dict[str, TrainConfig] = {}  # by run
         self._due = 0.0  # monotonic seconds
 
     def begin(self, runs: Iterable[str]) -> None:

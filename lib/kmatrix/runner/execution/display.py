@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from kmatrix.records.runs import Status
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.runner.rounds import Reserve
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.state import JobState, RunPlan
@@ -24,7 +24,7 @@ class RunDisplay:
         self,
         on_progress: Callable[[RunProgress], None] | None,
         writer: StatusWriter,
-        train: Mapping[str, TrainFields],
+        train: Mapping[str, TrainConfig],
         reserve: Reserve,
         planned: Mapping[str, RunPlan],
     ) -> None:
@@ -65,7 +65,7 @@ class RunDisplay:
                 note=note,
                 step=update.step if update else None,
                 start=update.start if update else None,
-                max_iters=train.max_iters if train else None,
+                max_iters=(train.max_iters or None) if train else None,
                 loss=update.loss if update else None,
                 val_loss=update.val_loss if update else None,
                 tokens_per_second=update.tokens_per_second if update else None,

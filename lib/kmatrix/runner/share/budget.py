@@ -13,7 +13,7 @@ from kmatrix.records.jobs.files import read_share_owner
 from kmatrix.records.jobs.paths import JobsDir
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.runner.share.folder import RunningShare
 from kmatrix.status.cost import Spent, spent_in, total_dollars, wall_s
 from kmatrix.status.status_file import recover_status
@@ -27,7 +27,7 @@ class SharedBudget:
 
     def __init__(self, share: RunningShare, claim: Claim) -> None:
         self._share, self._claim = share, claim
-        self._train: dict[str, TrainFields] = {}  # of the runs of others
+        self._train: dict[str, TrainConfig] = {}  # of the runs of others
         self._spent: dict[str, float] = {}  # run -> seconds, of the runs of others
         self._ended = threading.Event()
 
@@ -48,7 +48,7 @@ class SharedBudget:
     def elsewhere(self) -> Spent:
         """Return what the runs of other shares have taken, and tell the others about those of this share."""
         self._claim.publish(self._own())
-        parts = [spent_in(seconds, self._train.get(name, TrainFields())) for name, seconds in [*self._spent.items()]]
+        parts = [spent_in(seconds, self._train.get(name, TrainConfig())) for name, seconds in [*self._spent.items()]]
         return Spent(
             wall_s=sum(part.wall_s or 0.0 for part in parts),
             gpu_hours=sum(part.gpu_hours or 0.0 for part in parts),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kmatrix.packing import Limits
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status
-from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.status.activity import Activity
 from kmatrix.status.cost import spent_in
 from kmatrix.status.estimate import EstimateSource, Measured, MeasuredRuns, Rest, ends_of, measured_before
@@ -112,11 +112,11 @@ class Estimates:
         known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.symbols)) or {}
         return {view.name: known.get(view.name, (None, None)) for view, _ in views}
 
-    def _train(self, view: RunView) -> TrainFields:
+    def _train(self, view: RunView) -> TrainConfig:
         return self._records[view.name].train
 
 
-def completed(view: RunView, train: TrainFields, known: Estimate = ENDED) -> RunView:
+def completed(view: RunView, train: TrainConfig, known: Estimate = ENDED) -> RunView:
     """Return the view with its estimate, and with spent and total cost if a GPU hour has a price."""
     spent = view.wall_s
     whole = None if known.left_s is None or spent is None else spent + known.left_s

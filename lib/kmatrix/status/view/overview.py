@@ -17,7 +17,7 @@ from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import GpuEntry, Provenance, RunFile, RunResult, Status, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, RunRequest, read_matrix_status, read_requests
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
-from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.status.activity import MAY_RUN, Activity, MatrixActivity
 from kmatrix.status.cost import BUDGETS, MatrixBudget, Spent, spent_of, total_dollars
 from kmatrix.status.estimate import (
@@ -203,13 +203,13 @@ class Overview:
             attempt=state.number,
             micro_batch=last.micro_batch if last else None,
             step=step,
-            max_iters=train.max_iters,
+            max_iters=train.max_iters or None,
             loss=result.final_train_loss if result else tail.loss,
             val_loss=first_known(known.final_val_loss, tail.val_loss),
             tokens_per_second=result.tokens_per_second if result else tail.tokens_per_second,
             mfu=result.mfu if result else (None if tail.mfu is None else tail.mfu / 100.0),
-            ranks=train.num_gpus,
-            device=train.device or "",
+            ranks=train.num_gpus or None,
+            device=train.device,
             memory_mib=fullest.most if fullest else None,
             memory=memory,
             gpus=last.gpus if last else (),
@@ -223,7 +223,7 @@ class Overview:
             left_from=None if left is None else EstimateSource.OWN,
             schedule_share=share,
             epochs=_epochs(record, step),
-            all_epochs=_epochs(record, train.max_iters),
+            all_epochs=_epochs(record, train.max_iters or None),
             ended_by=known.ended_by,
             alerts=tuple(alert.text for alert in alerts_of_run(run) if alert.until is None) if live else (),
             reused_from=state.reused_from,
@@ -233,14 +233,14 @@ class Overview:
             last_end=state.attempts[-2].reason if len(state.attempts) > 1 else "",
         )
 
-    def _tail(self, run: RunDir, state: RunState, train: TrainFields, *, has_result: bool) -> MetricsTail:
+    def _tail(self, run: RunDir, state: RunState, train: TrainConfig, *, has_result: bool) -> MetricsTail:
         number = state.number if state.last else state.archived + 1  # a result that is being archived does not count
         # A tail per attempt: all attempts append to one file, and a tail counts only the lines of its own.
         tail = self._tails.get((run.name, number))
         if tail is None:
             resumes = state.status is Status.RUNNING and number > 1  # else the lines say where it is
             start = start_of(run, state.last.resume) if resumes and state.last else None
-            tail = MetricsTail(run.metrics, attempt=number, max_iters=train.max_iters, whole=True, start=start)
+            tail = MetricsTail(run.metrics, attempt=number, max_iters=train.max_iters or None, whole=True, start=start)
             self._tails[run.name, number] = tail
         if not has_result:  # else the metrics add nothing
             tail.read()
@@ -284,7 +284,7 @@ def _needed(record: RunFile, axes: Collection[str]) -> RunFile:
 
 def _epochs(record: RunFile, steps: int | None) -> float | None:
     """Return the number of epochs in this many steps, None if the size of the data is unknown."""
-    if steps is None or record.train.tokens_per_step is None or not record.train_tokens:
+    if steps is None or not record.train.tokens_per_step or not record.train_tokens:
         return None
     return steps * record.train.tokens_per_step / record.train_tokens
 
@@ -293,7 +293,7 @@ def _left(
     run: RunDir,
     status: Status,
     tail: MetricsTail,
-    train: TrainFields,
+    train: TrainConfig,
     *,
     elapsed: float | None,
     step: int | None,
@@ -316,7 +316,7 @@ def _left(
         rest = max(0.0, limit - elapsed)
         if left is None or left <= rest:
             return rest if left is None else left, None
-        done, steps = step or 0, train.max_iters or 0
+        done, steps = step or 0, train.max_iters
         return rest, (done + (steps - done) * rest / left) / steps if steps else None
     return left, None
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import MatrixFile, RunFile, RunResult, read_matrix_file_or_empty
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.outcomes import AdaptiveSeeds, SeedEnd, end_of, families_of, has_adaptive_seeds
 from kmatrix.status.state import RunState
 from kmatrix.status.view.changes import FilesRead, changed
@@ -41,7 +41,7 @@ class SeedsOfView:
         before, self._plan, self._seeds = self.axes, read_matrix_file_or_empty(self._matrix), None
         return self.axes != before
 
-    def keep(self, run: str, state: RunState, train: TrainFields, result: RunResult | None) -> None:
+    def keep(self, run: str, state: RunState, train: TrainConfig, result: RunResult | None) -> None:
         """Keep how a run ended, if it is over."""
         if has_adaptive_seeds(self._plan.verdict):
             self._ends[run] = end_of(state, train, lambda: result)
