@@ -22,14 +22,15 @@ from kmatrix.shapes import ModelShape, loss_rows, padded
 class Linear(nn.Linear):
     """A linear layer without initialization: each model initializes all weights from its own generator."""
 
-    fp8 = False  # products in 8-bit floats, under autocast
+    fp8 = False  # products in 8-bit floats, under autocast in training
 
     # torch would draw weights here that the model overwrites: seconds for a large one, and global random numbers.
     def reset_parameters(self) -> None:
         pass
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fp8 and torch.is_autocast_enabled(x.device.type):
+        # An evaluation is in bfloat16, as nanochat's: losses with and without FP8 are measured alike.
+        if self.fp8 and self.training and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):  # every dtype is chosen there
                 return fp8.linear(x, self.weight, self.bias)
         return functional.linear(x, self.weight, self.bias)
@@ -50,7 +51,7 @@ class LanguageModel(nn.Module):
     recompute, recompute_scope: activation checkpointing, and of what (gpt2.model.recompute).
     loss_chunk: rows of logits computed at once (kmatrix.shapes.loss_rows); 0: the default, -1: all.
     bf16_stream: the residual stream is bfloat16 under autocast, not 32-bit.
-    fp8: the products of the blocks' layers are in 8-bit floats under autocast.
+    fp8: the products of the blocks' layers are in 8-bit floats under autocast in training.
     """
 
     padding_bias: Tensor | None

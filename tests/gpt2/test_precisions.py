@@ -87,6 +87,14 @@ def test_without_autocast_neither_option_changes_a_number():
     assert torch.equal(plain, GPT(SHAPE, bf16_stream=True, fp8=True)(*tokens(2))[1])
 
 
+def test_fp8_is_for_training_alone():
+    models = [GPT(SHAPE, fp8=fp8) for fp8 in (False, True)]
+    with autocast("cpu", "bf16"), torch.no_grad():
+        losses = {mode: [model.train(mode)(*tokens(2))[1] for model in models] for mode in (True, False)}
+    assert not torch.equal(*losses[True])
+    assert torch.equal(*losses[False])
+
+
 def test_a_product_in_fp8_has_its_gradients_within_the_error_of_the_format():
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(rows, 64, generator=generator, requires_grad=True) for rows in (32, 96))
