@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kmatrix.errors import DataError
 from kmatrix.records.files import replacing, write_json
-from kmatrix.records.train_config import VOCAB
+from kmatrix.shapes import VOCABULARIES
 
 if TYPE_CHECKING:
     import tiktoken
@@ -95,14 +95,14 @@ def load(name: str, folder: Path | None = None) -> Tokenizer:
 
 def end_of_document(name: str, folder: Path) -> int:
     """Return the end-of-document token of a dataset, without the vocabulary of GPT-2."""
-    return VOCAB[name] - 1 if name in VOCAB else load(name, folder).end_of_document
+    return VOCABULARIES[name] - 1 if name in VOCABULARIES else load(name, folder).end_of_document
 
 
 class ByteTokenizer(Tokenizer):
     """One token per UTF-8 byte, and 256 for the end of a document."""
 
     name = "byte"
-    vocab_size = VOCAB["byte"]
+    vocab_size = VOCABULARIES["byte"]
     end_of_document = vocab_size - 1
 
     def encode(self, text: str) -> Tokens:
@@ -233,7 +233,7 @@ class Gpt2Tokenizer(Tokenizer):
     """The byte-pair encoding of GPT-2 (tiktoken); 50256 ends a document."""
 
     name = "gpt2"
-    vocab_size = VOCAB["gpt2"]
+    vocab_size = VOCABULARIES["gpt2"]
     end_of_document = vocab_size - 1
 
     @cached_property

@@ -16,11 +16,10 @@ from kmatrix.packing import fewest_nodes
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.jobs.forms import variables_of
 from kmatrix.records.train_config import BY_LANGUAGE, LANGUAGE, MixPart, TrainConfig, parse_mix
-from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, NANOCHAT, SMEAR_CHANNELS, WINDOWS, ModelShape, by_depth
+from kmatrix.shapes import NAMED, NANOCHAT, SMEAR_CHANNELS, VOCABULARIES, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
 PREFIX = "GPT2_"
-VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
 WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 GPT2_VOCAB = 50257  # 50,000 merges, 256 bytes and the end-of-document token
 BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
+VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}  # of char and bpe the dataset decides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
