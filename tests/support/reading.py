@@ -1,11 +1,16 @@
-"""What tests of the data while training share."""
+"""What tests of data and checkpoints share: ranks, batches and states without a training loop."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from gpt2.checkpoint.state import TrainingState
 from gpt2.data.batches import Batches
 from gpt2.dist import World
+from gpt2.model.base import LanguageModel
+from gpt2.optim.builders import build_optimizers
 from kmatrix.records.train_config import TrainConfig
 
 
@@ -19,6 +24,11 @@ def batches_at(config: TrainConfig, step: int) -> Batches:
     found = Batches(config, world())
     found.seek(step)
     return found
+
+
+def training_state(config: TrainConfig, model: LanguageModel, **more: Any) -> TrainingState:
+    """Return the state of a training that has not begun."""
+    return TrainingState(config=config, world=world(), model=model, optimizers=build_optimizers(config, model), **more)
 
 
 class SumOfTokens(torch.nn.Module):

@@ -11,23 +11,19 @@ import forked
 from factories import environment, make_data, make_run, train, train_config, train_fields, trainer
 from gpt2.checkpoint.files import save_checkpoint
 from gpt2.checkpoint.initial import describe, initialize, main
-from gpt2.checkpoint.state import TrainingState, snapshot
-from gpt2.dist import World
+from gpt2.checkpoint.state import snapshot
 from gpt2.evaluate import Validation
 from gpt2.model.registry import build_model
-from gpt2.optim.builders import build_optimizers
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
-
-WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+from reading import training_state, world
 
 
 def checkpoint_in(folder, **changes):
     """Write a checkpoint of random weights, and return its path and its model."""
     config = train_config(seed=7, **changes)
     model = build_model(config)
-    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=build_optimizers(config, model))
-    save_checkpoint(folder / "a.pt", snapshot(parts, step=3, run_id="a"))
+    save_checkpoint(folder / "a.pt", snapshot(training_state(config, model), step=3, run_id="a"))
     return folder / "a.pt", model
 
 
@@ -87,7 +83,7 @@ def test_every_rank_starts_from_the_weights_and_resumes_without_them(tmp_path):
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
     config = TrainConfig.from_json(train_fields(tmp_path / "data", sha256))
-    expected = Validation(config, WORLD).measure(source, lambda: False).loss
+    expected = Validation(config, world()).measure(source, lambda: False).loss
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert lines[0]["val/loss"] == pytest.approx(expected, abs=1e-5)
     assert "Initial weights: " in completed.stdout

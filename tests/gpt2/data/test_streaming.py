@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -58,24 +57,6 @@ def rows(batches, steps):
     return found
 
 
-def prepared_rows(config, steps):
-    """Return what a run reads from shards that are all there."""
-    prepare_for(config)
-    return rows(Batches(config, world()), steps)
-
-
-def shards_one_by_one(monkeypatch, config, folder):
-    """Prepare one more shard each time that a run waits. Return the list of waits."""
-    waits = []
-
-    def wait(_):
-        waits.append(len(list(folder.glob("*_train_*.bin"))))
-        more_shards(folder, tokens=900 * (waits[-1] + 1), block_size=config.block_size)
-
-    monkeypatch.setattr(streaming.time, "sleep", wait)
-    return waits
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -91,22 +72,28 @@ def test_a_run_reads_growing_data_as_it_reads_finished_ones(tmp_path, monkeypatc
     config = config_of(found, **fields)
     (folder,) = (tmp_path / "data").glob("folder-*")
     assert len(list(folder.glob("*.bin"))) == 2  # the first one, and that for validation
-    waits = shards_one_by_one(monkeypatch, config, folder)
+    waits = []
+
+    def wait(_):
+        """Prepare one more shard each time that the run waits."""
+        waits.append(len(list(folder.glob("*_train_*.bin"))))
+        more_shards(folder, tokens=900 * (waits[-1] + 1), block_size=config.block_size)
+
+    monkeypatch.setattr(streaming.time, "sleep", wait)
     batches = Batches(config, world())
     growing = rows(batches, config.max_iters)
     assert len(waits) > 1
     finished = config_of(data_of(kind, tmp_path / "finished", notes), **fields)
-    assert growing == prepared_rows(finished, config.max_iters)
-    batches.seek(30)  # a resumed run
-    assert rows(batches, 5) == growing[30 * STEP : 35 * STEP]
-    again = batches_at(config, 30)
-    assert rows(again, 5) == growing[30 * STEP : 35 * STEP]
+    prepare_for(finished)
+    assert growing == rows(Batches(finished, world()), config.max_iters)
+    assert rows(batches_at(config, 30), 5) == growing[30 * STEP : 35 * STEP]  # a resumed run
 
 
 def test_all_ranks_read_what_one_rank_would(tmp_path, notes):
     found = data_of("folder", tmp_path / "data", notes)
     one = config_of(found)
-    expected = prepared_rows(one, 30)
+    prepare_for(one)
+    expected = rows(Batches(one, world()), 30)
     ranks = [Batches(config_of(found, batch_size=STEP // 2, num_gpus=2), world(rank, 2)) for rank in range(2)]
     assert [row for _ in range(30) for batches in ranks for row in rows(batches, 1)] == expected
 
@@ -134,25 +121,15 @@ def test_a_stop_while_waiting_ends_the_wait_and_a_long_one_is_logged(tmp_path, m
     assert lines == ["Data: waiting for shard 2 of folder, which is prepared now"]
 
 
-def test_a_shard_that_was_replaced_is_refused_by_its_name(tmp_path, notes):
-    config = config_of(data_of("folder", tmp_path / "data", notes))
+def test_a_replaced_shard_and_a_text_that_changed_meanwhile_are_refused(tmp_path, notes):
+    found = data_of("folder", tmp_path / "data", notes)
+    config = config_of(found)
+    assert planned_sha256(config) != found["sha256"]  # other data than the same shards in another order
     prepare_for(config)
-    path = next((tmp_path / "data").glob("folder-*/*_train_000002.bin"))
+    path = Path(found["path"], "folder_train_000002.bin")
     path.write_bytes(path.read_bytes()[:-2] + b"\1\1")
     with pytest.raises(DataError, match=rf"{path} changed after the data were prepared"):
         rows(Batches(config, world()), 30)
-
-
-def test_a_text_that_changed_meanwhile_is_refused(tmp_path, notes):
-    config = config_of(data_of("folder", tmp_path / "data", notes))
     (notes / "000.txt").write_text("Something else.")
     with pytest.raises(DataError, match="has changed while runs read it"):
         prepare_for(config)
-
-
-def test_streamed_data_are_other_data_than_the_same_shards_in_another_order(tmp_path, notes):
-    found = data_of("folder", tmp_path / "data", notes)
-    streamed, plain = config_of(found), config_of(found, data_streaming=False)
-    assert planned_sha256(streamed) != planned_sha256(plain) == found["sha256"]
-    record = json.loads((Path(found["path"]) / "dataset.json").read_text())
-    assert (found["shards"], record["complete"]) == (1, False)
