@@ -60,7 +60,7 @@ class Saver:
         final: of a finished run: return after it is on disk, and raise RecordError if writing failed.
         """
         self.wait()  # the copies belong to the thread until it is done
-        start, step = time.perf_counter(), self.log.step
+        step = self.log.step
         # Sharded: a collective, whose result is a copy. Rank 0 has freed the memory of the checkpoint before.
         sharded = self.training.optimizers.state_dict() if self.training.optimizers.sharded else None
         if not self.training.world.main:
@@ -71,12 +71,11 @@ class Saver:
             return
         value = snapshot(self.training, step=step, run_id=self.log.run_id, optimizer=sharded)
         if final:
-            self._write(value, step, start, loss, final=True)
+            self._write(value, loss, None, final=True)
             return
         # Copies, because the next step changes the tensors
         value |= self._copies.of({name: part for name, part in value.items() if part is not sharded})
-        copied = _copies_done(self.training.world.device)
-        self._writing = self._thread.submit(self._write, value, step, start, loss, copied)
+        self._writing = self._thread.submit(self._write, value, loss, _copies_done(self.training.world.device))
 
     def stop(self) -> None:
         """Save at a stop, if there is time before torchrun kills the process; a failure is an event.
@@ -154,20 +153,14 @@ class Saver:
         )
 
     def _write(
-        self,
-        value: dict[str, Any],
-        step: int,
-        start: float,
-        val_loss: float | None,
-        copied: Callable[[], None] | None = None,
-        *,
-        final: bool = False,
+        self, value: dict[str, Any], val_loss: float | None, copied: Callable[[], None] | None, *, final: bool = False
     ) -> None:
         """Write one checkpoint, and delete those that it replaces. copied: waits until `value` is complete."""
-        if copied:
-            copied()
+        start, step = time.perf_counter(), value["step"]
         path = self.checkpoints.folder / f"step_{step:08d}.pt"
         about = {"attempt": self.log.attempt, "val_loss": val_loss, "final": final}
+        if copied:
+            copied()
         try:
             self._known = self.checkpoints.put(step, lambda file: torch.save(value, file), **about)
             self.checkpoints.retire(self.config.keep_checkpoints if self.config.checkpoint_interval else 1)

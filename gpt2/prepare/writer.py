@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ class Document:
     after: tuple[int, int]  # the document after this one: file, document in the file
 
 
-@dataclass(slots=True)
 class ShardBuffer:
     """The content of a shard that is not written yet."""
 
-    parts: list[Tokens] = field(default_factory=list)
-    tokens: int = 0
+    def __init__(self) -> None:
+        self.parts: list[Tokens] = []
+        self.tokens = 0
 
     def add(self, tokens: Tokens) -> None:
         self.parts.append(tokens)
@@ -64,7 +64,9 @@ class ShardWriter:
         enough: Callable[[Sequence[int]], object],
     ) -> None:
         """enough: returns whether training shards of these numbers of tokens are all that is needed."""
-        self.request, self.corpus, self.folder, self.recipe, self.enough = request, corpus, folder, recipe, enough
+        self.request, self.corpus, self.folder, self.enough = request, corpus, folder, enough
+        self.about: dict[str, Any] = {"dataset": request.dataset, "source": corpus.source, "commit": corpus.commit}
+        self.about |= {"tokenizer": request.tokenizer, "recipe": recipe}  # of dataset.json
         known = read_dataset_or_empty(folder / RECORD)
         self.listed = list(known.shards)
         self.next = known.position or (0, 0)
@@ -75,12 +77,13 @@ class ShardWriter:
         """Write the shards that are missing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         inner = self._tokenizer()
+        self.about["vocab_size"] = inner.vocab_size
         progress = PreparationProgress(self.request.dataset, "tokens")
         end = np.array([inner.end_of_document], dtype=np.uint16)  # before each document, as in llm.c
         for batch in self._batches():
             encoded = inner.encode_all([document.text for document in batch])
             for document, tokens in zip(batch, encoded, strict=True):
-                if self._add(document, np.concatenate([end, tokens]), inner):
+                if self._add(document, np.concatenate([end, tokens])):
                     return
                 self.next = document.after
                 progress.add(len(tokens) + 1, f"file {document.after[0] + 1} of {len(self.corpus.parts)}")
@@ -92,7 +95,7 @@ class ShardWriter:
                 hint="check the files and TEXT_COLUMN=",
             )
         self.next = (len(self.corpus.parts), 0)
-        self._flush(inner)
+        self._flush()
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer; train it on the corpus first if its vocabulary belongs to the dataset."""
@@ -147,7 +150,7 @@ class ShardWriter:
         """Return the tokens of each written shard."""
         return [shard.tokens for shard in self.listed if kind_of(shard.name) == kind]
 
-    def _add(self, document: Document, tokens: Tokens, inner: Tokenizer) -> bool:
+    def _add(self, document: Document, tokens: Tokens) -> bool:
         """Add a document to its shard. Return True, without adding it, if there are enough shards."""
         has_val = bool(self._tokens_of("val"))
         if document.kind == "val":
@@ -157,19 +160,18 @@ class ShardWriter:
         # Of few documents none may be for validation, which ends with the first shard: it waits for one.
         most = self.request.shard_tokens * (1 if has_val or self.val.tokens else LONGEST_FIRST)
         if self.train.tokens and self.train.tokens + len(tokens) > most:
-            self._flush(inner)
+            self._flush()
             if self.enough(self._tokens_of("train")):
                 return True
         self.train.add(tokens)
         return False
 
-    def _flush(self, inner: Tokenizer) -> None:
+    def _flush(self) -> None:
         """Write the buffered shards, then dataset.json with the position of the next document."""
-        source = self.corpus.source
         if not self._tokens_of("val"):
             if not self.val.tokens or not self.train.tokens:
                 raise DataError(
-                    f"{source} has no documents for {'training' if self.val.tokens else 'validation'}",
+                    f"{self.corpus.source} has no documents for {'training' if self.val.tokens else 'validation'}",
                     why=f"{self.request.val_percent} percent of few documents are for validation",
                     hint="use more documents, or another VAL_PERCENT=",
                 )
@@ -178,18 +180,8 @@ class ShardWriter:
             self._write("train", len(self._tokens_of("train")) + 1, self.train)
             self.train = ShardBuffer()
         # After the shards: a record never lists a shard that is not complete. A shard without a record is overwritten.
-        record = shards.record(
-            self.listed,
-            dataset=self.request.dataset,
-            source=source,
-            commit=self.corpus.commit,
-            tokenizer=self.request.tokenizer,
-            recipe=self.recipe,
-            vocab_size=inner.vocab_size,
-            position=list(self.next),
-            complete=self.next[0] >= len(self.corpus.parts),
-        )
-        write_json(self.folder / RECORD, record)
+        where = {"position": list(self.next), "complete": self.next[0] >= len(self.corpus.parts)}
+        write_json(self.folder / RECORD, shards.record(self.listed, **self.about, **where))
         for part in self.corpus.parts[: self.next[0]]:  # not before: it would be downloaded again after a kill
             self.corpus.release(part)
 
