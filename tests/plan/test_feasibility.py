@@ -14,17 +14,17 @@ from kmatrix.experiment.inputs.data import PREBUILT, to_fetch
 from kmatrix.plan.feasibility import (
     KNOWN,
     OVERHEAD,
-    PUBLISHED,
+    SPREAD,
     Fit,
     GpuModel,
     _files,
-    at_mfu,
     by_name,
     detected,
     expected_seconds,
     fit,
     largest_batch,
     mfu_band,
+    rate_at,
 )
 from kmatrix.plan.memory import memory
 from kmatrix.shapes import NAMED, ModelShape, peak_tflops
@@ -150,9 +150,9 @@ def test_the_expected_time_is_in_the_middle_of_its_range():
     train = replace(TRAIN, num_gpus=4)
     found = expected_seconds(shape=shape, train=train, tokens=10**9, device=device)
     low, high = mfu_band(shape, train, device)
-    fast, slow = (at_mfu(share, shape=shape, train=train, tokens=10**9, device=device).seconds for share in (high, low))
+    fast, slow = (10**9 / rate_at(share, shape, train, device) for share in (high, low))
     assert fast < found < slow
-    assert slow / found == pytest.approx(math.sqrt(1.5 / 1.2) * PUBLISHED.spread)
+    assert slow / found == pytest.approx(math.sqrt(1.5 / 1.2) * SPREAD)
     unknown = detected("a card", 1000.0)
     assert expected_seconds(shape=shape, train=train, tokens=10**9, device=unknown) is None
 

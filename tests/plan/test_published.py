@@ -13,17 +13,18 @@ import pytest
 from factories import ROOT
 from kmatrix.experiment.plan import make_plan
 from kmatrix.plan.feasibility import (
-    PUBLISHED,
+    HALF,
     Fit,
-    at_mfu,
-    at_rate,
     by_name,
-    family_of,
     fit,
+    large_mfu,
     mfu_band,
     middle_mfu,
+    peak_of,
+    rate_at,
 )
 from kmatrix.plan.memory import memory
+from kmatrix.shapes import mfu
 from kmatrix.text import GIB
 
 RUNS = {run["name"]: run for run in tomllib.loads((ROOT / "tests/fixtures/published.toml").read_text("utf-8"))["run"]}
@@ -42,7 +43,7 @@ def planned(arguments, folder=ROOT / "defconfigs"):
 
 
 def seconds_at(config, device, share):
-    return at_mfu(share, shape=config.shape, train=config.train, tokens=config.tokens, device=device).seconds
+    return config.tokens / rate_at(share, config.shape, config.train, device)
 
 
 def memory_is_right(run, need, device):
@@ -58,7 +59,7 @@ def test_the_published_time_and_memory_agree_with_the_plan(name):
     config, device, need = planned(run["arguments"])
     assert memory_is_right(run, need, device)
     if "seconds" in run:
-        low, high = mfu_band(config.shape, config.train, device, PUBLISHED)
+        low, high = mfu_band(config.shape, config.train, device)
         assert seconds_at(config, device, high) <= run["seconds"] <= seconds_at(config, device, low)
 
 
@@ -66,21 +67,21 @@ def test_the_expected_time_is_not_biased():
     errors = []
     for name in TIMED:
         config, device, _ = planned(RUNS[name]["arguments"])
-        expected = seconds_at(config, device, middle_mfu(config.shape, config.train, device, PUBLISHED))
+        expected = seconds_at(config, device, middle_mfu(config.shape, config.train, device))
         errors.append(expected / RUNS[name]["seconds"] - 1)
     assert abs(statistics.median(errors)) < 0.05
 
 
 def test_the_middle_of_each_family_is_the_median_of_its_runs():
-    """MFU = m N / (N + size): the m of each run, by family."""
+    """MFU = m N / (N + HALF): the m of each run, by family of GPUs."""
     found = {}
     for name in TIMED:
         config, device, _ = planned(RUNS[name]["arguments"])
         rate = config.tokens / RUNS[name]["seconds"]
-        mfu = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device).mfu
-        found.setdefault(family_of(device), []).append(math.log(mfu * (1 + PUBLISHED.size / config.shape.params)))
-    for family, logs in found.items():
-        assert math.exp(statistics.median(logs)) == pytest.approx(PUBLISHED.middle[family], abs=0.005)
+        reached = mfu(rate, config.shape.flops_per_token, peak_of(device, config.train), config.ranks)
+        found.setdefault(large_mfu(device), []).append(math.log(reached * (1 + HALF / config.shape.params)))
+    for expected, logs in found.items():
+        assert math.exp(statistics.median(logs)) == pytest.approx(expected, abs=0.005)
 
 
 @pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run["code"] == "nanochat"])

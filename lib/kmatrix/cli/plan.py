@@ -31,7 +31,6 @@ from kmatrix.plan.feasibility import (
     KNOWN,
     OVERHEAD,
     GpuModel,
-    at_mfu,
     by_name,
     detected,
     disk,
@@ -41,6 +40,7 @@ from kmatrix.plan.feasibility import (
     largest_batch,
     mfu_band,
     peak_of,
+    rate_at,
     this_machine,
     within_budget,
 )
@@ -417,11 +417,8 @@ def _seconds(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[
         ends = [work / cpu.fast, work / cpu.slow]
     else:
         band = mfu_band(config.shape, config.train, device)
-        speeds = [
-            at_mfu(share, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
-            for share in reversed(band)
-        ]
-        ends = [speed.seconds if speed else None for speed in speeds]
+        rates = [rate_at(share, config.shape, config.train, device) for share in reversed(band)]
+        ends = [config.tokens / rate if rate else None for rate in rates]
     return list(dict.fromkeys(within_budget(end, config.train) for end in ends if end is not None))
 
 

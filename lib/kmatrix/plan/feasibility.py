@@ -5,60 +5,31 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmatrix.errors import ConfigError
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
-from kmatrix.shapes import ModelShape, mfu, peak_tflops
+from kmatrix.shapes import ModelShape, peak_tflops
 from kmatrix.text import GIB, memory_size
 
 # Without torch.compile: it makes training with fused attention 20 to 50 % faster (16 % for Llama 8B in torchtitan's
 # docs/performance.md, 85 % in nanoGPT's README, early in 2023).
 EAGER = (1 / 1.5, 1 / 1.2)
-HIGHEST = 0.85  # MFU of a plan; the highest of the published runs is 0.80
 OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
 TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
 MOST = 1 << 20  # upper bound of the search for the largest micro-batch
-
-
+# The MFU of GPT-2 training with torch.compile and fused attention is m N / (N + HALF) for N parameters, because the
+# kernels of small models are too short to fill a GPU. Fitted to the published runs (tests/fixtures/published.toml).
+HALF = 75e6  # parameters of a model that reaches half of the MFU of a large one
+SPREAD = 1.74  # a run may be faster or slower by this factor
+HIGHEST = 0.85  # MFU of a plan; the highest of the published runs is 0.80
 SMALLEST = 10e6  # parameters of the smallest published run: smaller models are planned with its MFU
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MfuModel:
-    """The MFU of GPT-2 training with torch.compile and fused attention, by the GPU and the size of the model.
-
-    It is middle x N / (N + size) for N parameters: the kernels of small models are too short to fill a GPU.
-    """
-
-    size: float  # parameters of a model that reaches half of the MFU of a large one
-    middle: Mapping[str, float]  # of a large model, by family of GPUs
-    spread: float  # a run may be faster or slower by this factor
-
-    def at(self, family: str, params: float) -> float:
-        """Return the expected MFU."""
-        params = max(params, SMALLEST)
-        return self.middle[family] * params / (params + self.size)
-
-    def band(self, family: str, params: float) -> tuple[float, float]:
-        """Return the lowest and the highest MFU that is expected."""
-        # Smaller models than the published ones can be faster, with many tokens per step.
-        most = max(params, 10 * SMALLEST) if params < SMALLEST else params
-        return self.at(family, params) / self.spread, min(self.at(family, most) * self.spread, HIGHEST)
-
-
-# Newer GPUs have a higher peak for the same memory bandwidth; consumer GPUs run above the clock of their data sheet.
-HOPPER, RTX, OTHER = "Hopper and later", "RTX", "other"
-FAMILIES = {  # words of the names; OTHER: the rest
-    HOPPER: ("H100", "H200", "GH200", "B200", "GB200", "B300", "GB300"),
-    RTX: ("RTX",),
-}
-# Fitted to the published runs (tests/fixtures/published.toml). OTHER is that of the A100; no run on another GPU of that
-# family is published.
-PUBLISHED = MfuModel(size=75e6, middle={HOPPER: 0.53, RTX: 0.91, OTHER: 0.71}, spread=1.74)
+# m by words of the GPU's name: newer GPUs have a higher peak for the same memory bandwidth, and consumer GPUs run above
+# the clock of their data sheet.
+LARGE_MFU = ((("H100", "H200", "GH200", "B200", "GB200", "B300", "GB300"), 0.53), (("RTX",), 0.91))
+OTHER_MFU = 0.71  # that of the A100; no run on another GPU of the rest is published
 
 
 class Fit(StrEnum):
@@ -78,74 +49,49 @@ def fit(need: MemoryNeed, device: GpuModel) -> Fit:
     return Fit.TIGHT if need.total > TIGHT * room else Fit.FITS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """The speed of a run."""
-
-    tokens_per_second: float
-    seconds: float | None  # of the whole run, None if its length is unknown
-    mfu: float | None  # 0 to 1, None if the peak of the device is unknown
-
-
 def peak_of(device: GpuModel, train: TrainConfig) -> float | None:
-    """Return the dense peak of one device in TFLOP/s: PEAK_TFLOPS, else from the table."""
-    if train.peak_tflops:
-        return train.peak_tflops
-    return table_peak(device, train)
+    """Return the dense peak of one device in TFLOP/s: PEAK_TFLOPS, else from the data sheet; None if it is unknown."""
+    return train.peak_tflops or peak_tflops(device.name, train.dtype, tf32=train.tf32)
 
 
-def table_peak(device: GpuModel, train: TrainConfig) -> float | None:
-    """Return the dense peak of one device in TFLOP/s from the data sheet, None if it is not in the table."""
-    return peak_tflops(device.name, train.dtype, tf32=train.tf32)
-
-
-def family_of(device: GpuModel) -> str:
-    """Return the family of a GPU, whose members reach a similar MFU."""
+def large_mfu(device: GpuModel) -> float:
+    """Return the MFU of a large model on a GPU."""
     words = set(device.name.upper().replace("-", " ").split())
-    return next((family for family, names in FAMILIES.items() if not words.isdisjoint(names)), OTHER)
+    return next((mfu for names, mfu in LARGE_MFU if not words.isdisjoint(names)), OTHER_MFU)
 
 
-def mfu_band(
-    shape: ModelShape, train: TrainConfig, device: GpuModel, model: MfuModel = PUBLISHED
-) -> tuple[float, float]:
+def mfu_band(shape: ModelShape, train: TrainConfig, device: GpuModel) -> tuple[float, float]:
     """Return the lowest and the highest MFU that a run is expected to reach, 0 to 1."""
-    low, high = model.band(family_of(device), shape.params)
+    low = _compiled_mfu(shape.params, device) / SPREAD
+    # Smaller models than the published ones can be faster, with many tokens per step.
+    most = shape.params if shape.params >= SMALLEST else 10 * SMALLEST
+    high = min(_compiled_mfu(most, device) * SPREAD, HIGHEST)
     return (low, high) if train.compile else (low * EAGER[0], high * EAGER[1])
 
 
-def middle_mfu(shape: ModelShape, train: TrainConfig, device: GpuModel, model: MfuModel = PUBLISHED) -> float:
+def middle_mfu(shape: ModelShape, train: TrainConfig, device: GpuModel) -> float:
     """Return the expected MFU: half of the published runs were faster, half slower."""
-    expected = model.at(family_of(device), shape.params)
+    expected = _compiled_mfu(shape.params, device)
     return expected if train.compile else expected * math.sqrt(EAGER[0] * EAGER[1])
 
 
-def at_rate(rate: float, *, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> Speed:
-    """Return the time and the MFU of a rate in tokens/s."""
-    used = mfu(rate, shape.flops_per_token, peak_of(device, train), train.num_gpus)
-    return Speed(tokens_per_second=rate, seconds=None if tokens is None else tokens / rate, mfu=used)
+def _compiled_mfu(params: float, device: GpuModel) -> float:
+    params = max(params, SMALLEST)
+    return large_mfu(device) * params / (params + HALF)
 
 
-def at_mfu(
-    share: float, *, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel
-) -> Speed | None:
-    """Return the speed at an MFU, None if the peak of the device is unknown."""
+def rate_at(share: float, shape: ModelShape, train: TrainConfig, device: GpuModel) -> float | None:
+    """Return the tokens/s of all GPUs at an MFU, None if the peak of the device is unknown."""
     peak = peak_of(device, train)
-    if peak is None:
-        return None
-    rate = share * peak * 1e12 * train.num_gpus / shape.flops_per_token
-    return at_rate(rate, shape=shape, train=train, tokens=tokens, device=device)
+    return None if peak is None else share * peak * 1e12 * train.num_gpus / shape.flops_per_token
 
 
-def at_peak(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> Speed | None:
-    """Return the speed that no run exceeds: the peak of the data sheet; None if it is unknown.
+def highest_rate(shape: ModelShape, train: TrainConfig, device: GpuModel) -> float | None:
+    """Return the tokens/s that no run exceeds: at the peak of the data sheet; None if it is unknown.
 
     PEAK_TFLOPS does not count: it is an estimate of the user.
     """
-    peak = table_peak(device, train)
-    if peak is None:
-        return None
-    table = replace(train, peak_tflops=None)
-    return at_mfu(1.0, shape=shape, train=table, tokens=tokens, device=device)
+    return rate_at(1.0, shape, replace(train, peak_tflops=None), device)
 
 
 def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> float | None:
@@ -154,9 +100,8 @@ def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | Non
     None if the peak of the device or the length is unknown. The actual time can differ by a factor of two;
     evaluations and checkpoints are not included. It is at most the budget of the run.
     """
-    share = middle_mfu(shape, train, device)
-    speed = at_mfu(share, shape=shape, train=train, tokens=tokens, device=device)
-    return None if speed is None or speed.seconds is None else within_budget(speed.seconds, train)
+    rate = rate_at(middle_mfu(shape, train, device), shape, train, device)
+    return None if rate is None or tokens is None else within_budget(tokens / rate, train)
 
 
 def within_budget(seconds: float, train: TrainConfig) -> float:

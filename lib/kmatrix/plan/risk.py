@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kmatrix.plan.cpu import PEAK as CPU_PEAK
 from kmatrix.plan.cpu import CpuSpeed
-from kmatrix.plan.feasibility import Fit, GpuModel, at_mfu, at_peak, fit, mfu_band
+from kmatrix.plan.feasibility import Fit, GpuModel, fit, highest_rate, mfu_band, rate_at
 from kmatrix.plan.memory import memory
 from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.shapes import ModelShape
@@ -156,13 +156,8 @@ def _token_seconds(shape: ModelShape, train: TrainConfig, device: GpuModel, cpu:
     if train.device == "cpu":
         per_core = shape.flops_per_token / cpu.cores
         return _TokenSeconds(peak=per_core / CPU_PEAK, fast=per_core / cpu.fast, slow=per_core / cpu.slow)
-    low, high = mfu_band(shape, train, device)
-    slowest, fastest = (at_mfu(share, shape=shape, train=train, tokens=None, device=device) for share in (low, high))
-    if slowest is None or fastest is None:
+    slow, fast = (rate_at(share, shape, train, device) for share in mfu_band(shape, train, device))
+    if slow is None or fast is None:
         return None
-    highest = at_peak(shape=shape, train=train, tokens=None, device=device)
-    return _TokenSeconds(
-        peak=0.0 if highest is None else 1 / highest.tokens_per_second,
-        fast=1 / fastest.tokens_per_second,
-        slow=1 / slowest.tokens_per_second,
-    )
+    highest = highest_rate(shape, train, device)
+    return _TokenSeconds(peak=0.0 if highest is None else 1 / highest, fast=1 / fast, slow=1 / slow)
