@@ -102,15 +102,8 @@ def start(config: TrainConfig) -> World:
             device_id=device if backend == "nccl" else None,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
-    return World(
-        rank=rank,
-        local_rank=local_rank,
-        size=size,
-        device=device,
-        backend=backend,
-        node=node,
-        nodes=config.num_nodes,
-    )
+    place = {"rank": rank, "local_rank": local_rank, "size": size, "node": node, "nodes": config.num_nodes}
+    return World(**place, device=device, backend=backend)
 
 
 def gather(world: World, value: Any) -> list[Any]:
@@ -140,12 +133,11 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
 
 def cpu_name() -> str:
     """Return the processor's model name."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (no path of ours)
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else os.uname().machine
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (no path of ours)
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return os.uname().machine
 
 
 class Stop:

@@ -38,7 +38,7 @@ class StepNumbers:
     over_budget: bool = False  # rank 0: the budget is used up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PendingStep:
     """A step whose numbers have not arrived in this process yet."""
 
@@ -73,14 +73,7 @@ class Steps:
         self._mark = self._now()
 
     def post(
-        self,
-        step: int,
-        *,
-        lr: float,
-        loss: torch.Tensor,
-        norm: torch.Tensor,
-        stop: bool,
-        over_budget: bool = False,
+        self, step: int, *, lr: float, loss: torch.Tensor, norm: torch.Tensor, stop: bool, over_budget: bool
     ) -> StepNumbers | None:
         """Send the numbers of a step, and return those of the step before if they were not read yet.
 
@@ -97,9 +90,7 @@ class Steps:
             # Without pinned memory, non_blocking has no effect. The event below comes after the copy in the stream.
             values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
         end = self._now()
-        posted = PendingStep(
-            step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end
-        )
+        posted = PendingStep(step, lr, values, work, self._mark, self._computed, end)
         # Read the step before only now: while this process waits for it, the GPU has this whole step to compute.
         previous, self._mark = self.drain(), end
         self._posted = posted
@@ -114,17 +105,16 @@ class Steps:
             posted.work.wait()
         # Before `values` is read: on a GPU this waits for the event that follows their copy.
         seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
-        loss, norm, stop, over_budget = posted.values.tolist()
-        size = self.world.size
+        loss, norm, stop, over = (total / self.world.size for total in posted.values.tolist())
         return StepNumbers(
             step=posted.step,
             lr=posted.lr,
-            loss=loss / size,
-            norm=norm / size,
+            loss=loss,
+            norm=norm,
             stop=stop > 0,
-            over_budget=over_budget > 0,
             seconds=seconds,
             compute_s=compute_s,
+            over_budget=over > 0,
         )
 
     def _now(self) -> Mark:

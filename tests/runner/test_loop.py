@@ -140,6 +140,8 @@ def test_a_failed_run_has_a_reason(matrix, plan, behave, kind, reason):
     run = plan("a", behave)
     assert drive(matrix, [run], engine(), poll_s=0.02).exit_code == 1
     assert [status_of(run)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
+    result = read_json(run.dir.result)  # of the runner, if the trainer could not write it
+    assert behave == "smaller" or [result[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
 
 
 @pytest.mark.process

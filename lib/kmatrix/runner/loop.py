@@ -17,7 +17,7 @@ from kmatrix.curves.queue import CurvesQueue
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
-from kmatrix.records.files import own_copies
+from kmatrix.records.files import own_copies, write_json
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
@@ -398,6 +398,11 @@ class _Driver:
         # Before any retry is submitted, which must not get the lost GPU again.
         if self._pool is not None:
             self._pool.leave_out_lost(plan.name, end)
+        if end.status is Status.FAILED and end.result is None and plan.dir.path.is_dir():
+            # Rank 0 was killed, or hung: it could not say why.
+            about = {"status": end.status, "kind": end.kind, "reason": end.reason, "ended": job.ended}
+            with suppress(OSError):  # on a full disk
+                write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, **about})
         self.open.discard(plan.name)
         self._writer.apply(
             plan.name,
