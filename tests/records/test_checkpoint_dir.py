@@ -32,6 +32,11 @@ def make(path, folder=None):
     return matrix
 
 
+def copied(matrix):
+    """Copy a matrix as `cp -a` does."""
+    return MatrixDir(shutil.copytree(matrix.path, matrix.path.with_name("copy")))
+
+
 @pytest.fixture
 def outside(tmp_path):
     """Return a matrix whose checkpoints are below CHECKPOINT_DIR."""
@@ -42,9 +47,7 @@ def outside(tmp_path):
 
 
 def test_checkpoints_are_in_the_run_directory_wherever_the_matrix_is(tmp_path):
-    make(tmp_path / NAME)
-    copy = MatrixDir(tmp_path / "copy")
-    shutil.copytree(tmp_path / NAME, copy.path)
+    copy = copied(make(tmp_path / NAME))
     assert own_checkpoint_dir(copy.run("a")) == copy.run("a").checkpoints
     with pytest.raises(ConfigError, match="are in its run directories"):
         take_folder(copy, tmp_path / "disk")
@@ -52,8 +55,7 @@ def test_checkpoints_are_in_the_run_directory_wherever_the_matrix_is(tmp_path):
 
 def test_a_copy_does_not_own_the_folder_and_a_renamed_matrix_does(outside, tmp_path):
     folder = checkpoint_dir(outside.run("a")).parent
-    copy = MatrixDir(tmp_path / "copy")
-    shutil.copytree(outside.path, copy.path)
+    copy = copied(outside)
     assert checkpoint_dir(copy.run("a")) == folder / "a"  # to read
     for refused in (lambda: check_own_files(copy), lambda: own_checkpoint_dir(copy.run("a"))):
         with pytest.raises(LaunchError, match="may be a copy of it"):
@@ -68,8 +70,7 @@ def test_a_copy_does_not_own_the_folder_and_a_renamed_matrix_does(outside, tmp_p
 
 def test_the_command_line_gives_a_copy_another_folder_or_that_of_an_original_that_is_gone(outside, tmp_path):
     folder = checkpoint_dir(outside.run("a")).parent
-    copy = MatrixDir(tmp_path / "copy")
-    shutil.copytree(outside.path, copy.path)
+    copy = copied(outside)
     with pytest.raises(LaunchError, match="may be a copy of it"):
         take_folder(copy, tmp_path / "disk")
     take_folder(copy, tmp_path / "other")
@@ -85,8 +86,7 @@ def test_checkpoints_of_another_matrix_are_not_renamed_when_a_missing_run_is_mad
     checkpoint = checkpoint_dir(outside.run("a")) / "step_00000001.pt"
     checkpoint.parent.mkdir()
     checkpoint.write_bytes(b"weights")
-    copy = MatrixDir(tmp_path / "copy")
-    shutil.copytree(outside.path, copy.path)
+    copy = copied(outside)
     for matrix in (copy, outside):
         write_plan(matrix, [RunTexts("a", ("", "", "{}"))])
         shutil.rmtree(matrix.run("a").path)
@@ -107,7 +107,6 @@ def test_a_remounted_disk_keeps_its_owner_and_equal_inodes_of_two_disks_are_not_
 
 
 def test_two_matrices_of_one_name_get_two_folders(tmp_path):
-    folders = [
-        new_folder(tmp_path / "disk", make(tmp_path / place / NAME), tmp_path / place / NAME) for place in ("a", "b")
-    ]
-    assert [folder.name for folder in folders] == [NAME, f"{NAME}_2"]
+    matrices = [make(tmp_path / place / NAME) for place in ("a", "b")]
+    folders = [new_folder(tmp_path / "disk", matrix, matrix.path).name for matrix in matrices]
+    assert folders == [NAME, f"{NAME}_2"]
