@@ -193,6 +193,8 @@ def test_a_field_of_another_type_is_one_error_with_its_name(tmp_path):
     for module in ("runs", "states", "checkpoints", "tracking", "jobs.files", "jobs.claim"):
         importlib.import_module(f"kmatrix.records.{module}")
     for record in set(records()):
+        if record.__struct_config__.forbid_unknown_fields:  # a request, not a file with a schema
+            continue
         for one in msgspec.structs.fields(record):
             if "Any" in str(one.type):
                 continue
