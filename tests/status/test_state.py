@@ -35,7 +35,7 @@ from kmatrix.status.state import (
     after_out_of_memory,
     next_attempt,
 )
-from kmatrix.status.status_file import recover_status, state_of, write_state
+from kmatrix.status.status_file import current_result, recover_status, state_of, write_state
 from state_rules import find_violation
 
 ends = st.builds(
@@ -358,3 +358,11 @@ def test_an_attempt_whose_runner_died_lasted_until_its_last_sign(run):
     os.utime(run.metrics, (1060.0, 1060.0))
     (attempt,) = recover_status(run, has_runner=False).attempts
     assert (attempt.status, attempt.ended, attempt.duration_s()) == (Status.STOPPED, 1060.0, 60.0)
+
+
+@pytest.mark.parametrize(("written", "counts"), [({"step": 4}, True), ({}, False)], ids=["trainer", "runner"])
+def test_a_result_without_numbers_leaves_them_to_the_metrics(tmp_path, written, counts):
+    """The runner writes why a run failed whose rank 0 was killed, and nothing else."""
+    run, state = RunDir(tmp_path), RunState(status=Status.FAILED, attempts=(Attempt(number=1),))
+    write_json(run.result, {"run_id": "a", "attempt": 1, "status": "failed", "kind": "killed", "reason": "x"} | written)
+    assert (current_result(run, state) is not None) == counts

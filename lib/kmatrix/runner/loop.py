@@ -398,11 +398,6 @@ class _Driver:
         # Before any retry is submitted, which must not get the lost GPU again.
         if self._pool is not None:
             self._pool.leave_out_lost(plan.name, end)
-        if end.status is Status.FAILED and end.result is None and plan.dir.path.is_dir():
-            # Rank 0 was killed, or hung: it could not say why.
-            about = {"status": end.status, "kind": end.kind, "reason": end.reason, "ended": job.ended}
-            with suppress(OSError):  # on a full disk
-                write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, **about})
         self.open.discard(plan.name)
         self._writer.apply(
             plan.name,
@@ -418,6 +413,11 @@ class _Driver:
         update = self._watches[plan.name].end()
         self._log_alerts(plan, update)
         self._write_run(plan.name, job=job, log_tail=end.log_tail)
+        if end.status is Status.FAILED and end.result is None and plan.dir.path.is_dir():
+            # Rank 0 was killed, or hung: it could not say why.
+            about = {"status": end.status, "kind": end.kind, "reason": end.reason}
+            with suppress(OSError):  # on a full disk
+                write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, **about})
         self._writer.write_matrix(Status.RUNNING)
         known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
         self._writer.log("run ended", run=plan.name, status=end.status, **known, reason=end.reason or None)

@@ -110,11 +110,13 @@ def _with_result(run: RunDir, state: RunState) -> RunState:
 
 
 def current_result(run: RunDir, state: RunState) -> RunResult | None:
-    """Return the result of the last attempt, or None if it is still running or left no readable result."""
+    """Return the result of the last attempt, or None if it is still running or its trainer left no readable result."""
     if state.status in (Status.RUNNING, Status.PLANNED, Status.SKIPPED):
         return None
     result = read_result(run)
-    return result if result and (state.reused_from or result.attempt == state.number) else None
+    if result is None or (result.status == Status.FAILED and result.step is None):
+        return None  # the runner wrote the reason alone: the metrics have the numbers
+    return result if state.reused_from or result.attempt == state.number else None
 
 
 def state_of(record: RunStatusFile) -> RunState:
