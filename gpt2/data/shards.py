@@ -168,9 +168,9 @@ def read_info(path: Path, known: ShardInfo | None = None) -> ShardInfo:
 
     Otherwise all of the file is read, which would delay each start with a large dataset.
     """
-    stat = path.stat()
-    if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+    if known and is_unchanged(path, known):
         return known
+    stat = path.stat()
     offset, count = layout(path)
     digest, greatest = hashlib.sha256(), 0
     with path.open("rb") as file:  # hash and largest token in one pass, because the disk is the slow part
@@ -186,6 +186,14 @@ def read_info(path: Path, known: ShardInfo | None = None) -> ShardInfo:
         mtime_ns=stat.st_mtime_ns,
         max_token=greatest,
     )
+
+
+def is_unchanged(path: Path, shard: ShardInfo) -> bool:
+    """Return whether a file has the recorded size and modification time."""
+    if not path.is_file():
+        return False
+    stat = path.stat()
+    return (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns)
 
 
 def is_recorded(path: Path, shard: ShardInfo) -> bool:

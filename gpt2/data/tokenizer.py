@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NAMES = ("gpt2", "byte", "char", "bpe")
 FILE = "tokenizer.json"
+MAX_VOCAB = 65536  # 16-bit tokens
 LONGEST_WORD = 512  # characters of a word, or of white space, that the training of bpe merges as a whole
 WITHOUT_BREAK = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)")
 END = "<|endoftext|>"
@@ -121,12 +122,18 @@ class CharTokenizer(Tokenizer):
         self.characters = characters
         self.end_of_document = len(characters)
         self.vocab_size = len(characters) + 1
-        self._code_points = _code_points(characters)  # (vocab_size - 1,), ascending
+        if self.vocab_size > MAX_VOCAB:
+            raise DataError(f"{len(characters)} different characters are too many", hint="choose TOKENIZER=bpe")
+        self._code_points = _code_points(characters)
+        self._order = np.argsort(self._code_points)  # a file of another program may have any
 
     @classmethod
     def trained(cls, texts: Iterable[str]) -> CharTokenizer:
         """Return the tokenizer of all characters in the texts."""
-        return cls("".join(sorted(set[str]().union(*texts))))
+        found: set[str] = set()
+        for text in texts:
+            found.update(text)
+        return cls("".join(sorted(found)))
 
     def save(self, path: Path) -> None:
         write_json(path, {"type": "char", "characters": self.characters})
@@ -138,7 +145,8 @@ class CharTokenizer(Tokenizer):
                 why="the char tokenizer knows only the characters of its dataset",
                 hint="remove it, or train with TOKENIZER=bpe or TOKENIZER=byte",
             )
-        return np.searchsorted(self._code_points, _code_points(text)).astype(np.uint16)
+        found = np.searchsorted(self._code_points, _code_points(text), sorter=self._order)
+        return self._order[found].astype(np.uint16)
 
     def _bytes(self, token: int) -> bytes:
         return self.characters[token].encode()

@@ -133,7 +133,7 @@ def _record_of(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return dataset.json of a folder; None if it has another recipe, or does not match the files."""
     record = read_dataset_or_empty(folder / RECORD)
     same = record.recipe == recipe and record.shards
-    return record if same and all(shards.is_recorded(folder / shard.name, shard) for shard in record.shards) else None
+    return record if same and all(shards.is_unchanged(folder / shard.name, shard) for shard in record.shards) else None
 
 
 def _sufficient(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> bool:

@@ -131,7 +131,8 @@ def fetch_shards(request: DatasetRequest, repository: Repository, folder: Path, 
     vocab_size = tokenizer.load(request.tokenizer, folder).vocab_size
     about: dict[str, Any] = {"dataset": request.dataset, "source": repository.address, "commit": found.commit}
     about |= {"tokenizer": request.tokenizer, "recipe": recipe, "vocab_size": vocab_size}
-    listed = dict(known)  # never fewer than a run may read now
+    # Never fewer than a run may read now
+    listed = {name: shard for name, shard in known.items() if shards.is_unchanged(folder / name, shard)}
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         done = pool.map(lambda file: _shard(found, file, folder, known.get(_name(file)), vocab_size), required)

@@ -64,6 +64,7 @@ def test_a_line_without_breaks_is_trained_on_in_pieces():
 def test_character_tokens_are_ordered_by_code_point_and_a_missing_one_is_refused_by_name():
     each = CharTokenizer.trained(["ca🙂b", "b"])
     assert each.encode("abc🙂").tolist() == [0, 1, 2, 3]
+    assert CharTokenizer("b🙂ac").encode("abc🙂").tolist() == [2, 0, 3, 1]  # of another program
     with pytest.raises(DataError, match="no character 'Ω'"):
         each.encode("aΩ")
 
