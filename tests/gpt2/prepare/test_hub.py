@@ -14,8 +14,9 @@ from gpt2.prepare.catalog import CATALOG, DatasetRequest, repository
 from gpt2.prepare.dataset import DATASETS, place_of
 from hub_preparing import PER_SHARD, error_of, parquet, result_of, run, shard
 from hub_server import HubServer
+from kmatrix.config import MIXABLE
 from kmatrix.experiment.inputs.data import LARGER, PREBUILT
-from kmatrix.records.train_config import BY_LANGUAGE, CHOICES
+from kmatrix.records.train_config import BY_LANGUAGE
 
 SHARDS = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
@@ -185,7 +186,7 @@ def test_a_request_for_more_tokens_reads_the_larger_repository_from_a_folder_of_
 
 
 def test_both_sides_know_the_same_datasets():
-    assert set(DATASETS) == set(CHOICES["dataset"])
+    assert set(DATASETS) == {*MIXABLE, "mix"}
     assert {name for name, known in CATALOG.items() if known.by_language} == set(BY_LANGUAGE)
     larger = {name: known for name, known in CATALOG.items() if known.larger}
     assert {name: repository(known.larger).name for name, known in larger.items()} == {
