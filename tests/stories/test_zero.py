@@ -54,7 +54,7 @@ def test_sharded_states_give_the_same_bits_and_a_killed_run_continues(clone, bac
     assert differing_parts(plain, sharded) == []
     whole, parts = (load_json(run / "result.json")["optimizer_state_mib"] for run in (plain, sharded))
     assert whole[0] == whole[1] > 1
-    assert all(0.49 <= part / whole[0] <= 0.51 for part in parts), (whole, parts)
+    assert all(0.45 <= part / whole[0] <= 0.55 for part in parts), (whole, parts)  # whole tensors
     assert "Optimizer states: sharded over 2 ranks" in (sharded / "output.log").read_text()
 
     held = HeldTraining(tmp_path / "held", f"step == {HALF + 2}")
@@ -66,7 +66,7 @@ def test_sharded_states_give_the_same_bits_and_a_killed_run_continues(clone, bac
     for rank in processes_of(killed)["rank"]:
         rank.kill()
     assert runner.wait() != 0
-    assert not (killed / "result.json").exists()
+    assert load_json(killed / "result.json")["status"] == "failed"
     clone.check("continue", f"TARGET={only(matrices(tmp_path / 'killed'))}")
     assert load_json(killed / "result.json")["attempt"] == 2
     assert losses(killed) == losses(sharded)
