@@ -12,11 +12,9 @@ import torch
 from factories import train_config
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import restore, snapshot
-from gpt2.inference import export, generate, weights
 from gpt2.inference.restore import load_model
 from gpt2.model.registry import build_model
 from kmatrix.errors import RecordError
-from kmatrix.output import run_program
 from reading import training_state
 
 
@@ -89,19 +87,3 @@ def test_weights_alone_and_the_checkpoint_of_another_configuration_cannot_be_res
     with pytest.raises(RecordError, match="belongs to another configuration") as raised:
         restore(sound(), training(learning_rate=5e-4))
     assert "learning_rate was 0.001 and is 0.0005" in raised.value.why
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda path: generate.main([str(path), "--tokens=2"]),
-        lambda path: export.main([str(path), f"--output={path}-out"]),
-        lambda path: weights.main([str(path), str(path)]),
-    ],
-)
-def test_the_programs_print_one_error_and_exit_with_2(program, tmp_path, capsys):
-    torch.save(sound() | {"step": 2.5}, tmp_path / "c.pt")
-    assert run_program(lambda: program(tmp_path / "c.pt")) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"error: {tmp_path / 'c.pt'} is damaged")
-    assert "Traceback" not in printed

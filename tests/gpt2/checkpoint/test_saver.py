@@ -189,23 +189,6 @@ def test_auto_latest_best_and_a_path_select_a_checkpoint(tmp_path):
         run.next_attempt("latest")
 
 
-@pytest.mark.process
-def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
-    run = Run(tmp_path)
-    for step in range(4):
-        run.log.step = step
-        run.log.validation(step, 4.0 - step / 10)
-        if step == 2:
-            run.save(2)
-    next_attempt = run.next_attempt()
-    assert [line.step for line in next_attempt.log.val] == [0, 1, 2]
-    assert next_attempt.log.evaluated(2)
-    assert next_attempt.log.before_s > 0
-    metrics = list(read_jsonl(run.log.dir.metrics))
-    assert metrics[-1]["resumed"]
-    assert metrics[-1]["step"] == 2
-
-
 def leaves(value):
     found = []
     each(value, found.append)

@@ -8,17 +8,16 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_data, prepare, train_fields
-from gpt2.data.batches import Batches, Mix, planned_sha256, positions
+from gpt2.data.batches import Batches, Mix, planned_sha256
 from gpt2.data.sequences import Order
 from gpt2.evaluate import Validation
 from kmatrix.errors import ConfigError, DataError
 from kmatrix.records.train_config import TrainConfig, parse_mix
-from reading import SumOfTokens, batches_at, world
+from reading import SumOfTokens, world
 
 PARTS = ("shards=a:65", "shards=b:34", "shards=c:1")
 CASES = ((1, 0), (1, 10), (2, 0))  # seed, first position of a block
@@ -65,27 +64,6 @@ def test_blocks_and_datasets_are_shuffled_independently_by_the_seed():
     assert len(set(blocks)) == 3
     orders = [tuple(Order((50,), 1, source=source).at(position) for position in range(50)) for source in (0, 1, 2)]
     assert len(set(orders)) == 3
-
-
-@settings(max_examples=20)
-@given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 40))
-def test_the_sources_do_not_depend_on_the_number_of_ranks(mix_folder, size, accumulation, step):
-    single = config_of(mix_folder, batch_size=2 * size, gradient_accumulation=accumulation)
-    many = config_of(mix_folder, batch_size=2, gradient_accumulation=accumulation, num_gpus=size)
-    stream = Batches(single, world())
-    for micro in range(accumulation):
-        sources = stream.read(list(positions(single, world(), step, micro)))[0]
-        per_rank = [stream.read(list(positions(many, world(rank, size), step, micro)))[0] for rank in range(size)]
-        assert torch.equal(sources, torch.cat(per_rank))
-
-
-def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mix_folder):
-    config = config_of(mix_folder, gradient_accumulation=2, batch_size=3)
-    uninterrupted, resumed = Batches(config, world()), batches_at(config, 40)
-    for _ in range(80):
-        uninterrupted.next()
-    for _ in range(100):  # over many epochs of the small dataset
-        assert torch.equal(uninterrupted.next()[0], resumed.next()[0])
 
 
 def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mix_folder):

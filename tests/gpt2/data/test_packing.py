@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +18,7 @@ from gpt2.data.shards import open_shard, write_shard
 from gpt2.evaluate import Validation
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
-from reading import batches_at, world
+from reading import world
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "nanochat" / "packing.json"
 END = 256
@@ -37,32 +36,6 @@ def test_the_rows_are_those_of_nanochat():
         assert [[None if size == 1 else number, size] for number, size in pieces] == [
             [None if size == 1 else number, size] for number, size in expected
         ]
-
-
-def naive(sizes, capacity, waiting, read_at_once):
-    """Pack by searching all waiting documents in the order of their arrival."""
-    coming, ready = list(enumerate(sizes)), []
-    while True:
-        row, space = [], capacity
-        while space:
-            while coming and len(ready) < waiting:
-                ready += coming[:read_at_once]
-                del coming[:read_at_once]
-            if not ready:
-                return
-            fitting = [document for document in ready if document[1] <= space]
-            longest = max(fitting, key=lambda document: document[1], default=None)
-            chosen = longest or min(ready, key=lambda document: document[1])
-            ready.remove(chosen)
-            row.append((chosen[0], min(chosen[1], space)))
-            space -= min(chosen[1], space)
-        yield row
-
-
-@given(st.lists(st.integers(1, 40), max_size=80), st.integers(1, 30), st.integers(1, 12), st.integers(1, 5))
-def test_the_rows_equal_those_of_a_plain_search(sizes, capacity, waiting, read_at_once):
-    packing = {"waiting": waiting, "read_at_once": read_at_once}
-    assert list(best_fit(sizes, capacity, **packing)) == list(naive(sizes, capacity, **packing))
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=60), st.integers(2, 40))
@@ -118,14 +91,6 @@ def test_packed_rows_begin_with_a_document_are_read_once_per_epoch_and_do_not_de
     assert len(set(rows)) == len(rows)
     single = Batches(config_of(documents, batch_size=4), world())
     assert rows == [tuple(row) for _ in range(sequences // 4) for row in single.next()[0].tolist()]
-
-
-def test_a_resumed_run_continues_with_the_same_rows(documents):
-    config = config_of(documents, batch_size=4)
-    whole, resumed = Batches(config, world()), batches_at(config, 7)
-    rows = [whole.next()[0] for _ in range(9)]
-    assert torch.equal(resumed.next()[0], rows[7])
-    assert torch.equal(resumed.next()[0], rows[8])
 
 
 def test_packed_rows_are_other_data_than_the_flat_stream_also_for_validation(documents):

@@ -89,15 +89,6 @@ def test_a_run_reads_growing_data_as_it_reads_finished_ones(tmp_path, monkeypatc
     assert rows(batches_at(config, 30), 5) == growing[30 * STEP : 35 * STEP]  # a resumed run
 
 
-def test_all_ranks_read_what_one_rank_would(tmp_path, notes):
-    found = data_of("folder", tmp_path / "data", notes)
-    one = config_of(found)
-    prepare_for(one)
-    expected = rows(Batches(one, world()), 30)
-    ranks = [Batches(config_of(found, batch_size=STEP // 2, num_gpus=2), world(rank, 2)) for rank in range(2)]
-    assert [row for _ in range(30) for batches in ranks for row in rows(batches, 1)] == expected
-
-
 def test_ranks_take_what_all_of_them_see_and_one_that_stops_stops_all(tmp_path, monkeypatch, notes):
     config = config_of(data_of("folder", tmp_path / "data", notes))
     prepare_for(config)

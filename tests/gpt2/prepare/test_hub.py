@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gpt2.data import shards
 from gpt2.prepare.catalog import CATALOG, DatasetRequest, repository
 from gpt2.prepare.dataset import DATASETS, place_of
 from hub_preparing import PER_SHARD, error_of, parquet, result_of, run, shard
@@ -20,22 +17,6 @@ from kmatrix.records.train_config import BY_LANGUAGE
 
 SHARDS = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
-NAMED = {
-    "HuggingFaceFW/fineweb-2": {
-        "data/deu_Latn/train/000_00000.parquet": parquet("Deutsch"),
-        "data/deu_Latn/test/000_00000.parquet": parquet("Test"),
-        "data/fra_Latn/train/000_00000.parquet": parquet("Francais"),
-    },
-    "HuggingFaceFW/finepdfs": {"data/eng_Latn/train/000_00000.parquet": parquet("English")},
-    "karpathy/climbmix-400b-shuffle": {"shard_00000.parquet": parquet("Climb")},
-    "GBaker/MedQA-USMLE-4-options": {
-        "phrases_no_exclude_train.jsonl": "\n".join(
-            json.dumps({"question": f"Which drug, case {n}?", "answer": f"Drug {n}", "options": {"A": "x"}})
-            for n in range(80)
-        ).encode(),
-        "phrases_no_exclude_test.jsonl": b'{"question": "A test question", "answer": "no"}\n' * 50,
-    },
-}
 
 
 @pytest.fixture
@@ -48,7 +29,6 @@ def hub():
         "me/mine": {"a.txt": b"one text. " * 50, "b.txt": b"another text. " * 50},
         "me/outside": {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50},
         "me/sizes": {f"{size}/x_{kind}_000000.bin": shard(0) for size in ("10B", "100B") for kind in ("train", "val")},
-        **NAMED,
     }
     with HubServer(datasets) as server:
         yield server
@@ -143,38 +123,11 @@ def test_repositories_are_given_by_owner_and_name(hub, tmp_path):
         ("hub", "me/mine:*.parquet", "me/mine has no files that match *.parquet"),
         ("hub", "mine", "is not a Hugging Face dataset"),
         ("hub", "me/outside:*.txt", "me/outside has no files"),  # a path that leaves the directory is not followed
-        ("fineweb2", "german", "HuggingFaceFW/fineweb-2 has no files that match data/german/train/*.parquet"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(hub, tmp_path, dataset, path, message):
     assert message in error_of(run(hub, tmp_path, dataset, "--data-path", path))
     assert not list(tmp_path.rglob("outside.txt"))
-
-
-def text_of(hub, tmp_path, dataset, *arguments):
-    """Return the training and validation text of a dataset in byte tokens, its folder, and what was printed."""
-    completed = run(hub, tmp_path, dataset, "--val-percent", "20", *arguments)
-    result, found = result_of(completed), b""
-    for kind in ("train", "val"):
-        for path in shards.find(Path(result["path"]), kind):
-            tokens = np.asarray(shards.open_shard(path))
-            found += bytes(tokens[tokens < 256].astype(np.uint8)) + b"\n"
-    return found.decode(), Path(result["path"]).name, completed.stderr
-
-
-@pytest.mark.nightly
-def test_named_datasets_have_their_language_column_and_licence(hub, tmp_path):
-    german, folder, printed = text_of(hub, tmp_path, "fineweb2", "--data-path", "deu_Latn")
-    assert folder.startswith("fineweb2-deu_Latn-byte-")
-    assert "Deutsch page" in german
-    assert "Test page" not in german
-    assert "licence" not in printed
-    assert "English page" in text_of(hub, tmp_path, "finepdfs")[0]
-    questions = text_of(hub, tmp_path, "medqa")[0]
-    assert "Which drug, case 7?\nDrug 7" in questions
-    assert "test question" not in questions
-    terms = "climbmix: licence CC BY-NC 4.0, non-commercial, for research and development only"
-    assert terms in text_of(hub, tmp_path, "climbmix")[2]
 
 
 def test_a_request_for_more_tokens_reads_the_larger_repository_from_a_folder_of_its_own(tmp_path):
@@ -183,6 +136,15 @@ def test_a_request_for_more_tokens_reads_the_larger_repository_from_a_folder_of_
     assert place_of(request, tmp_path)[0] == tmp_path / "karpathy--fineweb-edu-100B-gpt2-token-shards"
     few = replace(request, tokens=10**9).as_named()
     assert (few.shards_on_hub.name, place_of(few, tmp_path)[0]) == (SHARDS, tmp_path / "finewebedu")
+
+
+def test_named_datasets_have_their_language_column_and_licence():
+    german = DatasetRequest(dataset="fineweb2", tokenizer="byte", data_path="deu_Latn")
+    assert german.text_on_hub.patterns == ("data/deu_Latn/train/*.parquet",)
+    english = DatasetRequest(dataset="finepdfs", tokenizer="byte")
+    assert english.text_on_hub.patterns == ("data/eng_Latn/train/*.parquet",)
+    assert DatasetRequest(dataset="medqa", tokenizer="byte").as_named().text_column == "question+answer"
+    assert CATALOG["climbmix"].terms.startswith("non-commercial")
 
 
 def test_both_sides_know_the_same_datasets():
