@@ -261,7 +261,7 @@ def train(
         loss=lines[-1]["train/loss"],
         tokens=round(result["tokens"] / result["step"]),
         mfu=statistics.median(line["throughput/mfu"] for line in settled) if settled[0].get("throughput/mfu") else None,
-        states_mib=max(result["optimizer_state_mib"]),
+        states_mib=result["optimizer_state_mib"],
     ), cost
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed
@@ -23,8 +23,19 @@ from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_S = 26.0  # torchrun sends SIGKILL 30 s after it forwarded a signal
+TIMEOUT_S = 1800  # of collectives, like the watchdog's limit for a first step: ranks may compile for different times
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
+
+
+class Place(NamedTuple):
+    """Where torchrun started this process. Node 0 has rank 0."""
+
+    rank: int
+    local_rank: int  # rank on this node
+    size: int  # world size
+    node: int
+    local_size: int  # ranks on this node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +43,9 @@ class World:
     """This process among the ranks, and its device."""
 
     rank: int
-    local_rank: int  # rank on this node
-    size: int  # world size
+    size: int
     device: torch.device
     backend: str | None = None  # nccl or gloo; None: one process
-    node: int = 0  # number of this node; node 0 has rank 0
-    nodes: int = 1
 
     @property
     def main(self) -> bool:
@@ -61,40 +69,27 @@ class World:
         self.sum(torch.zeros(1, device=self.device)).item()
 
 
-# torchrun's names, and the values without it
-ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
-TIMEOUT_S = 1800  # like the watchdog's limit for a first step: ranks may compile for different times
-
-
-def environment() -> tuple[int, int, int]:
-    """Return rank, local rank and world size from torchrun's environment; 0, 0, 1 without torchrun."""
-    rank, local_rank, size = (int(os.environ.get(name, alone)) for name, alone in ENVIRONMENT)
-    return rank, local_rank, size
-
-
-def node_environment() -> tuple[int, int]:
-    """Return the number of this node and the ranks on it from torchrun's environment; one node without torchrun."""
-    _, _, size = environment()
+def environment() -> Place:
+    """Return the place in torchrun's environment; that of a single process without torchrun."""
+    size = os.environ.get("WORLD_SIZE", "1")
     # Group is torchrun's word for a node: https://pytorch.org/docs/stable/elastic/run.html
-    return int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
+    return Place(*(int(os.environ.get(name, value)) for name, value in alone.items()))
 
 
 def start(config: TrainConfig) -> World:
     """Select this rank's device and join the process group. Raises LaunchError if they do not match the run."""
-    rank, local_rank, size = environment()
-    node, local_size = node_environment()
-    planned = config.num_gpus, config.ranks_per_node
-    if (size, local_size) != planned or rank != node * local_size + local_rank:
-        nodes = f"--nnodes={config.num_nodes} --node-rank=<k> " if config.num_nodes > 1 else ""
-        raise LaunchError(
-            f"the run asks for {config.num_gpus} ranks, {config.ranks_per_node} on each of {config.num_nodes} nodes",
-            why=f"torchrun started {size}, {local_size} on node {node}, and rank {rank} as local rank {local_rank}",
-            hint=f"start it on each node with {nodes}--nproc-per-node={config.ranks_per_node}",
-        )
+    place, each = environment(), config.ranks_per_node
+    if (place.size, place.local_size, place.rank) != (config.num_gpus, each, place.node * each + place.local_rank):
+        asked = f"the run asks for {config.num_gpus} ranks, {each} on each of {config.num_nodes} nodes"
+        raise LaunchError(asked, why=f"torchrun started {place}")
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
-    device = choose_device(config.device, local_rank)
-    backend = config.ddp_backend if size > 1 else None
+    device = torch.device("cpu")
+    if config.device == "cuda":  # CUDA_VISIBLE_DEVICES is the runner's: it decides which GPUs these are
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)  # else whatever says only "cuda" allocates on GPU 0, from every rank
+    backend = config.ddp_backend if place.size > 1 else None
     if backend:
         torch.distributed.init_process_group(
             # device_id: the communicator is created now, on this GPU, instead of in the first collective.
@@ -102,8 +97,7 @@ def start(config: TrainConfig) -> World:
             device_id=device if backend == "nccl" else None,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
-    place = {"rank": rank, "local_rank": local_rank, "size": size, "node": node, "nodes": config.num_nodes}
-    return World(**place, device=device, backend=backend)
+    return World(rank=place.rank, size=place.size, device=device, backend=backend)
 
 
 def gather(world: World, value: Any) -> list[Any]:
@@ -113,22 +107,6 @@ def gather(world: World, value: Any) -> list[Any]:
     found: list[Any] = [None] * world.size
     torch.distributed.all_gather_object(found, value)
     return found
-
-
-def choose_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a local rank. Each rank has its own GPU."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()  # CUDA_VISIBLE_DEVICES is the runner's: it decides which GPUs these are
-    if local_rank >= count:
-        raise LaunchError(
-            f"local rank {local_rank} has no GPU: PyTorch sees {count}",
-            why=f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}",
-            hint="use fewer GPUs, or a PyTorch build for these GPUs and their driver",
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)  # else whatever says only "cuda" allocates on GPU 0, from every rank
-    return device
 
 
 def cpu_name() -> str:
@@ -181,11 +159,7 @@ class Stop:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to send SIGTERM to this process when torchrun dies (Linux only)."""
-    # torchrun killed by SIGKILL cannot stop its workers: they would keep the GPUs, and write into the run directory of
-    # the next attempt.
-    if sys.platform != "linux":
-        return
+    """Ask the kernel to send SIGTERM to this process when torchrun dies: one that is killed cannot stop its workers."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent or launcher_died():  # torchrun died before the call
@@ -193,11 +167,10 @@ def die_with_parent() -> None:
 
 
 def finish(code: int) -> NoReturn:
-    """Exit this process. Every trainer exits here.
+    """Leave the process group and exit. Every trainer exits here.
 
     With gloo, torch 2.13 often aborts at interpreter exit, after correct training
-    (https://github.com/pytorch/pytorch/issues/190489). Therefore the process group is destroyed, the output is
-    flushed, and os._exit skips the interpreter's own shutdown.
+    (https://github.com/pytorch/pytorch/issues/190489). Therefore os._exit skips the interpreter's own shutdown.
     """
     try:
         if torch.distributed.is_initialized():

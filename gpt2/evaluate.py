@@ -22,7 +22,7 @@ from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.inference.generate import GeneratedText, Sampling, generate
-from gpt2.log import RunLog, SampleText
+from gpt2.log import RunLog
 from gpt2.model.base import LanguageModel
 from gpt2.model.compiled import begin_pass
 from gpt2.model.loss import IGNORED
@@ -179,8 +179,8 @@ class SampleTexts:
         self.prompts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
         self._encoded = [self.tokenizer.encode(prompt).tolist() for prompt in self.prompts]
 
-    def texts(self, model: LanguageModel) -> list[SampleText]:
-        """Return a text for each prompt, and leave the model in training mode.
+    def texts(self, model: LanguageModel) -> list[tuple[str, str]]:
+        """Return each prompt and its text, and leave the model in training mode.
 
         Each text has its own random generator: training continues as if none had been generated.
         """
@@ -193,7 +193,7 @@ class SampleTexts:
             text = GeneratedText(tokens, sampling, self.tokenizer)
             for _ in generate(model, text):
                 pass
-            found.append(SampleText(prompt=prompt, text=text.text, seed=seed, tokens=len(text.tokens)))
+            found.append((prompt, text.text))
         model.train()
         return found
 
@@ -229,14 +229,15 @@ class Benchmarks:
                 return  # a rank was asked to stop: the resumed attempt repeats the benchmark
             self.log.scores(step, scores)
         if self.samples and (final or is_due(step, self.config.sample_interval)):
-            self.log.samples(step, self.samples.texts(model))
+            for prompt, text in self.samples.texts(model):
+                self.log.event(step, "sample", f"{prompt!r}: {text!r}")  # text with line breaks stays one line
         self._newest = step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"judged": self._newest, "results": self.log.benchmarks}
+        return {"judged": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._newest, self.log.benchmarks = state["judged"], dict(state["results"])
+        self._newest = state["judged"]
 
 
 def is_due(step: int, interval: int | None) -> bool:

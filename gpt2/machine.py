@@ -7,32 +7,22 @@ import json
 import resource
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gpt2.dist import World
+from gpt2.dist import World, gather
 
 
-def machine_of(world: World) -> dict[str, Any]:
-    """Return the host of this rank, its device's name, and name and UUID of its GPU, None on the CPU."""
+def machines(world: World) -> dict[str, Any]:
+    """Return what run_used.json says of the machines of all ranks, which all have to call this."""
     gpu = None
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)
         # PyTorch omits the prefix of NVML's UUIDs, by which the recorder finds the GPU.
         gpu = {"name": properties.name, "uuid": f"GPU-{properties.uuid}"}
-    return {"host": socket.gethostname(), "device": world.device_name, "gpu": gpu}
-
-
-def about_machines(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what run_used.json says of the machines of all ranks."""
-    return {
-        "devices": [machine["device"] for machine in machines],
-        "hosts": [machine["host"] for machine in machines],
-        "gpus": [machine["gpu"] for machine in machines if machine["gpu"]],
-        "software": software(),
-    }
+    devices, hosts, gpus = zip(*gather(world, (world.device_name, socket.gethostname(), gpu)), strict=True)
+    return {"devices": devices, "hosts": hosts, "gpus": [gpu for gpu in gpus if gpu], "software": software()}
 
 
 def peak_memory_mib(world: World) -> float:
@@ -42,15 +32,13 @@ def peak_memory_mib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
 
 
-def software() -> dict[str, str | None]:
+def software() -> dict[str, Any]:
     """Return the versions of PyTorch and its libraries; None if this build of PyTorch lacks one."""
-    cuda = torch.version.cuda is not None  # of this build of PyTorch; others have no libraries to ask
-    cudnn = torch.backends.cudnn.version() if cuda else None  # type: ignore[no-untyped-call]  # torch's
-    nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": None if cudnn is None else str(cudnn),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "nccl": ".".join(map(str, nccl)) or None,
     }
 
@@ -62,14 +50,11 @@ def probe() -> dict[str, Any]:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     pairs = itertools.combinations(range(torch.cuda.device_count() if available else 0), 2)
-    versions = software()
     return {
-        "torch": versions["torch"],
-        "cuda": versions["cuda"],
+        **software(),
         "available": available,
         "why": "" if available or not caught else str(caught[0].message).split("\n")[0],
         "bf16": available and torch.cuda.is_bf16_supported(),
-        "nccl": versions["nccl"],
         "pairs": [[a, b, torch.cuda.can_device_access_peer(a, b)] for a, b in pairs],
     }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -17,15 +17,12 @@ from gpt2.dist import World
 from kmatrix.records.train_config import TrainConfig
 
 Mark = float | torch.cuda.Event  # a time: seconds on the CPU's clock, or an event in the GPU's stream
-
 # DDP broadcasts buffers before each forward pass; the model's are constants. Newer PyTorch renamed the option.
-NEW_NAME = "forward_sync_buffers"
-KNOWN = inspect.signature(DistributedDataParallel).parameters
-NO_BUFFERS: dict[str, Any] = {NEW_NAME if NEW_NAME in KNOWN else "broadcast_buffers": False}
+IS_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if IS_NEW else "broadcast_buffers": False}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepNumbers:
+class StepNumbers(NamedTuple):
     """The numbers of one step. All but `compute_s` are the same on every rank."""
 
     step: int
@@ -38,19 +35,6 @@ class StepNumbers:
     over_budget: bool = False  # rank 0: the budget is used up
 
 
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A step whose numbers have not arrived in this process yet."""
-
-    step: int
-    lr: float
-    values: torch.Tensor  # (4,): loss, norm, stop, over_budget; sums over the ranks once `work` is done
-    work: torch.distributed.Work | None
-    start: Mark
-    computed: Mark
-    end: Mark
-
-
 class Steps:
     """Sends the numbers of a step and reads those of the step before.
 
@@ -61,7 +45,7 @@ class Steps:
         self.world = world
         # Made once: a tensor from a Python number on each step would be a copy to the GPU that the loop waits for.
         self._no, self._yes = (torch.full((), value, device=world.device, dtype=torch.float64) for value in (0.0, 1.0))
-        self._posted: PendingStep | None = None
+        self._posted: Callable[[], StepNumbers] | None = None  # reads the step that was sent last
         self._mark = self._computed = self._now()
 
     def computed(self) -> None:
@@ -89,33 +73,25 @@ class Steps:
                 work = None
             # Without pinned memory, non_blocking has no effect. The event below comes after the copy in the stream.
             values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
-        end = self._now()
-        posted = PendingStep(step, lr, values, work, self._mark, self._computed, end)
+        start, computed, self._mark = self._mark, self._computed, self._now()
+        end = self._mark
+
+        def read() -> StepNumbers:
+            if work:
+                work.wait()
+            # Before `values` is read: on a GPU this waits for the event that follows their copy.
+            seconds, compute_s = between(start, end), between(start, computed)
+            mean_loss, mean_norm, stops, overs = (total / self.world.size for total in values.tolist())
+            return StepNumbers(step, lr, mean_loss, mean_norm, stops > 0, seconds, compute_s, overs > 0)
+
         # Read the step before only now: while this process waits for it, the GPU has this whole step to compute.
-        previous, self._mark = self.drain(), end
-        self._posted = posted
+        previous, self._posted = self.drain(), read
         return previous
 
     def drain(self) -> StepNumbers | None:
         """Wait for the step that was sent last and return it; None if it was read already."""
-        posted, self._posted = self._posted, None
-        if posted is None:
-            return None
-        if posted.work:
-            posted.work.wait()
-        # Before `values` is read: on a GPU this waits for the event that follows their copy.
-        seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
-        loss, norm, stop, over = (total / self.world.size for total in posted.values.tolist())
-        return StepNumbers(
-            step=posted.step,
-            lr=posted.lr,
-            loss=loss,
-            norm=norm,
-            stop=stop > 0,
-            seconds=seconds,
-            compute_s=compute_s,
-            over_budget=over > 0,
-        )
+        read, self._posted = self._posted, None
+        return read() if read else None
 
     def _now(self) -> Mark:
         if self.world.device.type == "cpu":
@@ -126,12 +102,10 @@ class Steps:
         return event
 
 
-def between(start: Mark, end: Mark) -> float:
+def between(start: Any, end: Any) -> float:
     """Return the seconds between two marks. Waits until the GPU has reached the second."""
     if isinstance(start, float):
-        assert isinstance(end, float)
-        return end - start
-    assert not isinstance(end, float)
+        return float(end - start)
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3  # elapsed_time is in ms
 

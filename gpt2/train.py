@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,16 +42,15 @@ from gpt2.stopping import (
     BENCHMARK,
     CHECKPOINT,
     EVALUATION,
-    PARTS,
+    STEP,
     Budget,
-    EarlyStopping,
     EndReason,
     NotFiniteError,
     check_finite,
-    limits_of,
     spent_before,
+    stops_early,
 )
-from gpt2.watchdog import END, STEP, Watchdog, last_line
+from gpt2.watchdog import END, Watchdog, one_line
 from kmatrix.errors import KmatrixError
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
@@ -69,20 +67,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
     dist.die_with_parent()
-    rank, _, _ = dist.environment()
-    run_dir = RunDir(args.run_dir.absolute())
+    place, run_dir = dist.environment(), RunDir(args.run_dir.absolute())
     try:
         # Before any file of the run is touched: an earlier attempt may still have ranks, or this rank may be too late.
         join_attempt(run_dir)
         run = read_json(run_dir.run_json)
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
-        if dist.node_environment()[0] > 0 and not run_dir.run_json.exists():
-            print(f"  hint: {run_dir.path} must be on storage that all nodes of the run share", file=sys.stderr)
         dist.exit_now(dist.EXIT_REFUSED)
-    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
+    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=place.rank == 0)
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
-    watchdog = Watchdog(log, rank)
+    watchdog = Watchdog(log, place.rank)
     stop = dist.Stop(watchdog.give_up)
     try:
         code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
@@ -106,11 +101,11 @@ def train(
     micro_batch: int | None = None,
 ) -> int:
     """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
-    parts = set_up(run, log, watchdog, resume=resume, micro_batch=micro_batch)
+    with log.phase("set-up"):
+        parts = set_up(run, log, watchdog, resume=resume, micro_batch=micro_batch)
     world, saver = parts.state.world, parts.saver
     gc.collect()
     gc.freeze()  # objects that live as long as the run: later collections skip them
-    log.end_phase("set-up", log.started_at)
     ended_by, broken = None, ""
     try:
         ended_by = loop(parts, log, stop, watchdog)
@@ -125,13 +120,12 @@ def train(
     if broken:
         code = dist.EXIT_FAILED
         log.event(log.step, "nan", broken)
-        log.end("failed", "nan", broken)
+        log.end("failed", kind="nan", reason=broken)
     elif ended_by is EndReason.STOP:
-        code, signal = dist.EXIT_STOPPED, stop.signal
-        steps = f"{log.step} of {parts.state.config.max_iters} steps"
-        log.event(log.step, "stop", f"stopped after {steps}: {signal or 'a peer'}")
+        code, reason = dist.EXIT_STOPPED, f"stopped by {stop.signal or 'a signal to another rank'} at step {log.step}"
+        log.event(log.step, "stop", reason)
         saver.stop()
-        log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
+        log.end("stopped", kind="signal", reason=reason)
     else:
         code, final = dist.EXIT_FINISHED, parts.state.config.save_checkpoint
         if final or saver.wanted(log.step):
@@ -149,7 +143,7 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
 
     All ranks do the same, because it depends on the step, or on numbers that they have exchanged.
     """
-    optimizers, saver, steps = parts.state.optimizers, parts.saver, parts.steps
+    config, optimizers, saver, steps = parts.state.config, parts.state.optimizers, parts.saver, parts.steps
     ended_by: EndReason | None = None
 
     def stopping() -> bool:
@@ -159,7 +153,7 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
     steps.restart()  # the set-up is not part of the first step
     while True:
         step = log.step
-        if step == parts.state.config.max_iters and ended_by is not EndReason.STOP:
+        if step == config.max_iters and ended_by is not EndReason.STOP:
             ended_by = EndReason.MAX_ITERS  # also if the budget was used up by the last step: it cut nothing off
         due = due_before(parts, log, step)
         if ended_by or due:
@@ -169,22 +163,25 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
             if ended_by is EndReason.STOP:
                 return ended_by
             if (ended_by or EVALUATION in due) and not log.evaluated(step):
-                with phase(parts, log, watchdog, EVALUATION), optimizers.evaluation_weights():
-                    loss = evaluate(parts, log, stop)
-                if loss is None:
+                with phase(log, watchdog, EVALUATION), optimizers.evaluation_weights():
+                    found = parts.validation.measure(evaluated(parts.model), stopping)
+                if found is None:
                     return EndReason.STOP
-                if not ended_by and parts.early.should_stop(loss):
+                check_finite(step, {"validation loss": found.loss})
+                log.validation(step, found.loss, found.by_source, found.bits_per_byte)
+                if not ended_by and stops_early(config, [line.loss for line in log.val]):
                     ended_by = EndReason.EARLY_STOPPING
             if ended_by or BENCHMARK in due:
-                with phase(parts, log, watchdog, BENCHMARK), optimizers.evaluation_weights():
+                with phase(log, watchdog, BENCHMARK), optimizers.evaluation_weights():
                     parts.benchmarks.measure(step, parts.state.model, stopping, final=bool(ended_by))
             if ended_by:
                 return ended_by
             if saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
-                with phase(parts, log, watchdog, CHECKPOINT):
+                with phase(log, watchdog, CHECKPOINT):
                     saver.save()
             steps.restart()  # none of this is part of the next step's time
 
+        watchdog.work(DATA, step)
         waited = parts.batches.wait(stopping, log.say)
         if waited is None:
             ended_by = EndReason.STOP
@@ -200,19 +197,18 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
         log.step = step + 1
         watchdog.at(NUMBERS)
         # Rank 0 decides by its clock. All ranks hear of it with the numbers of this step, which arrive in the next one.
-        over = parts.state.world.main and parts.budget.is_up(due_before(parts, log, step + 1))
+        next_due = due_before(parts, log, step + 1)
+        over = parts.state.world.main and parts.budget.is_up(watchdog.took, next_due, saver.final_s)
         numbers = steps.post(step, lr=optimizers.lr, loss=mean, norm=norm, stop=stop.requested, over_budget=over)
         ended_by = finish_step(parts, log, numbers)
 
 
 @contextmanager
-def phase(parts: Parts, log: RunLog, watchdog: Watchdog, kind: str) -> Iterator[None]:
+def phase(log: RunLog, watchdog: Watchdog, kind: str) -> Iterator[None]:
     """Record work between two steps, for the watchdog, the budget and the energy of each phase."""
     watchdog.work(kind, log.step)
-    begin = time.perf_counter()
     with log.phase(EVALUATION if kind == BENCHMARK else kind):
         yield
-    parts.budget.took(kind, time.perf_counter() - begin)
 
 
 def due_before(parts: Parts, log: RunLog, step: int) -> list[str]:
@@ -222,17 +218,7 @@ def due_before(parts: Parts, log: RunLog, step: int) -> list[str]:
         BENCHMARK: parts.benchmarks.due(step),
         CHECKPOINT: parts.saver.due(step),
     }
-    return [kind for kind in PARTS if is_due[kind]]
-
-
-def evaluate(parts: Parts, log: RunLog, stop: dist.Stop) -> float | None:
-    """Measure and log the validation loss. Return None if a stop interrupted it."""
-    found = parts.validation.measure(evaluated(parts.model), lambda: stop.requested)
-    if found is None:
-        return None
-    check_finite(log.step, {"validation loss": found.loss})
-    log.validation(log.step, found.loss, found.by_source, found.bits_per_byte)
-    return found.loss
+    return [kind for kind, due in is_due.items() if due]
 
 
 def gradients(parts: Parts, step: int, watchdog: Watchdog) -> torch.Tensor:
@@ -269,7 +255,6 @@ def update(parts: Parts, step: int, log: RunLog) -> torch.Tensor:
         norms.begin(step)
     norm = clip(list(parts.state.model.parameters()), config.grad_clip)
     optimizers.step()
-    log.states(optimizers)
     if pruner:
         pruner.weights(step + 1)
     if norms:
@@ -287,7 +272,6 @@ def finish_step(parts: Parts, log: RunLog, numbers: StepNumbers | None) -> EndRe
         return None
     check_finite(numbers.step, {"loss": numbers.loss, "gradient norm": numbers.norm})
     log.training(numbers, parts.batches.epoch(numbers.step))
-    parts.budget.stepped(numbers.seconds)
     if numbers.stop:
         return EndReason.STOP
     return parts.budget.ended_by if numbers.over_budget else None
@@ -300,7 +284,7 @@ def leave_together(world: dist.World, log: RunLog) -> None:
     except RuntimeError as error:
         if not world.main:
             raise
-        log.say(f"Note: a rank was lost after the end of the run: {last_line(error)}")  # the result is complete
+        log.say(f"Note: a rank was lost after the end of the run: {one_line(error)}")  # the result is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +296,6 @@ class Parts:
     batches: Batches
     validation: Validation
     benchmarks: Benchmarks
-    early: EarlyStopping
     budget: Budget
     saver: Saver
     steps: Steps
@@ -342,12 +325,12 @@ def set_up(
     pruner = prune.build(config, raw, optimizers)
     if config.log_norms and world.main:
         log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
+    log.optimizers, log.pruner = optimizers, pruner
     adjusted = changes(planned, config, "another micro-batch was asked for")
-    log.begin(config, world, raw.params, pruner, adjusted, attention=kernels_of(raw, config, world.device))
+    log.begin(config, world, raw.params, adjusted, attention=kernels_of(raw, config, world.device))
 
     # Everything that a checkpoint holds
-    early, budget = EarlyStopping(config), Budget(limits_of(config), ahead=2 if world.device.type == "cuda" else 0)
-    stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks, "early stopping": early, "budget": budget}
+    stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks}
     if pruner:
         stateful["pruner"] = pruner
     state = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
@@ -357,8 +340,8 @@ def set_up(
         initialize(raw, config)
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
     # The runner's measure includes the launch of the earlier attempts, and work after their last checkpoint.
-    budget.begin(spent_s=0.0 if resume == "none" else spent_before(), final_s=saver.final_s)
-    log.spent = lambda: budget.spent_s
+    before_s = 0.0 if resume == "none" else max(spent_before(), log.before_s)
+    budget = Budget(config, before_s=before_s, ahead=2 if world.device.type == "cuda" else 0)
     batches.seek(log.step)
 
     # raw and model share their parameters. Checkpoints are of raw: the names do not depend on the compiler. DDP comes
@@ -369,7 +352,7 @@ def set_up(
         model = distributed(model, config, steps)
     keep_gradients(raw, optimizers, config)
     profile = Profile(config.profile if world.main else "", log.dir.profile)
-    return Parts(state, model, batches, validation, benchmarks, early, budget, saver, steps, profile)
+    return Parts(state, model, batches, validation, benchmarks, budget, saver, steps, profile)
 
 
 if __name__ == "__main__":

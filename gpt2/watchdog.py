@@ -10,26 +10,24 @@ import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpt2 import dist
 from gpt2.checkpoint.contents import out_of_memory
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
-from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs.ranks import SIGNAL, RankState, first_failure
+from kmatrix.records.jobs.ranks import SIGNAL, first_failure
 
-SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stopping.PARTS
+SETUP, END = "set-up", "end"  # kinds of work, besides those of gpt2.stopping
 FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles
 FLOOR_S = 300.0  # of every limit: a slow disk can delay short steps
 RECENT = 100  # newest durations of a kind of work; their median is the usual time
 EVERY_S = 1.0  # between two states, and between two settings of the timer
-_last = threading.Lock()  # held by the thread that ends this process
+_last = threading.Lock()  # held by the thread that ends this process: the loop's, or that of the signals
 
 
 class Watchdog:
@@ -40,13 +38,13 @@ class Watchdog:
     """
 
     def __init__(self, log: RunLog, rank: int) -> None:
+        self.took: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=RECENT))  # seconds, by kind
         self._log, self._rank = log, rank
-        self._kind, self._place, self._step = SETUP, "", 0
-        self._failure: tuple[str | None, str | None] = None, None
+        place = {"attempt": log.attempt, "rank": rank, "host": socket.gethostname()}
+        self._state: dict[str, Any] = {**place, "step": 0, "work": SETUP, "place": "", "kind": None, "reason": None}
         self._factor = 0.0
         self._began = time.monotonic()
         self._limit, self._armed = 0.0, 0.0  # of the timer, s, and when it was set
-        self._took: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=RECENT))
         self._over = threading.Event()
         log.dir.rank(rank).mkdir(parents=True, exist_ok=True)
         self._path = log.dir.rank_stacks(rank, log.attempt)
@@ -64,30 +62,25 @@ class Watchdog:
     def work(self, kind: str, step: int) -> None:
         """Record that a piece of work starts, and that the one before has ended."""
         now = time.monotonic()
-        self._took[self._kind].append(now - self._began)
-        self._began, self._kind, self._place, self._step = now, kind, "", step
+        self.took[self._state["work"]].append(now - self._began)
+        self._began = now
+        self._state.update(work=kind, step=step, place="")
         self.progress()
 
     def at(self, place: str) -> None:
         """Record where in a step the loop is."""
-        self._place = place
+        self._state["place"] = place
 
     def progress(self) -> None:
         """Start the time of the current work again, at most once per second."""
         if not self._factor:
             return
-        limit, now = self.limit_s(), time.monotonic()
+        now, took = time.monotonic(), list(self.took[self._state["work"]])
+        usual = statistics.median(took[1:] or took or [0.0])  # without the first, which may have compiled
+        limit = max(FLOOR_S, self._factor * usual) if took else FIRST_S
         if limit != self._limit or now - self._armed > EVERY_S:
             self._limit, self._armed = limit, now
             faulthandler.dump_traceback_later(limit, exit=True, file=self._stacks)
-
-    def limit_s(self) -> float:
-        """Return the time limit of the current kind of work in seconds."""
-        took = self._took.get(self._kind)
-        if not took:
-            return FIRST_S
-        usual = statistics.median(list(took)[1:] or took)  # without the first, which may have compiled
-        return max(FLOOR_S, self._factor * usual)
 
     def end(self) -> None:
         """Stop the timer."""
@@ -97,16 +90,23 @@ class Watchdog:
         self._stacks.close()
         self._path.unlink(missing_ok=True)
 
-    def fail(self, error: Exception) -> NoReturn:  # type: ignore[misc]  # `ending` does not return
+    def fail(self, error: Exception) -> NoReturn:
         """Record why this rank failed and exit. Other ranks may be gone: it does not wait for them."""
-        with ending(dist.EXIT_FAILED):
+        with suppress(OSError):
             self.end()
-            self.record(kind_of(error), describe(error, self._log))
+        self._exit(dist.EXIT_FAILED, kind_of(error), one_line(error))
 
-    def give_up(self, name: str) -> NoReturn:  # type: ignore[misc]
+    def give_up(self, name: str) -> NoReturn:
         """Exit a rank that got a signal and does not respond: nothing can be saved any more."""
-        with ending(dist.EXIT_FAILED if self._rank else dist.EXIT_STOPPED):
-            self.record(SIGNAL, f"stopped by {name} at step {self._log.step}, which did not end: no checkpoint")
+        reason = f"stopped by {name} at step {self._log.step}, which did not end: no checkpoint"
+        self._exit(dist.EXIT_FAILED if self._rank else dist.EXIT_STOPPED, SIGNAL, reason)
+
+    def _exit(self, code: int, kind: str, reason: str) -> NoReturn:
+        with _last:
+            try:
+                self.record(kind, reason)
+            finally:  # on a full disk, nothing may be left to write a reason to
+                dist.exit_now(code)
 
     def record(self, kind: str, reason: str) -> None:
         """Write why this rank failed; rank 0 names the rank that failed first, if that is another one.
@@ -114,38 +114,26 @@ class Watchdog:
         kind: SIGNAL if the rank was asked to stop and could not. Then the run is stopped, not failed.
         """
         log = self._log
-        if self._rank != 0:
-            self._failure = kind, reason
+        if self._rank:
+            self._state.update(kind=kind, reason=reason)
             self._write_state()
             return
         # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause.
         kind, reason = first_failure(log.dir, log.attempt, socket.gethostname()) or (kind, reason)
-        is_stop = kind == SIGNAL  # the run can be continued from its last checkpoint
+        status, event = ("stopped", "stop") if kind == SIGNAL else ("failed", "failed")
         with suppress(OSError):  # on a full disk there may still be space for the small result
-            log.event(log.step, "stop" if is_stop else "failed", reason)
-        log.end("stopped" if is_stop else "failed", kind, reason)
+            log.event(log.step, event, reason)
+        log.end(status, kind=kind, reason=reason)
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
             self._write_state()
 
     def _write_state(self) -> None:
-        kind, reason = self._failure
-        state = RankState(
-            attempt=self._log.attempt,
-            rank=self._rank,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            time=time.time(),
-            step=self._step,
-            work=self._kind,
-            place=self._place,
-            kind=kind,
-            reason=reason,
-        )
         # A full disk ends no training for a state. Not durable: an fsync per second would slow checkpoints down.
         with suppress(OSError):
-            write_json(self._log.dir.rank_state(self._rank), as_json(state), durable=False, parents=False)
+            value = {**self._state, "time": time.time()}
+            write_json(self._log.dir.rank_state(self._rank), value, durable=False, parents=False)
 
 
 def kind_of(error: BaseException) -> str:
@@ -157,29 +145,8 @@ def kind_of(error: BaseException) -> str:
     return "oom" if out_of_memory(error) else "error"
 
 
-def last_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error in one line."""
     if isinstance(error, KmatrixError):
         return f"{error.what}: {error.why}" if error.why else error.what
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-
-
-def describe(error: BaseException, log: RunLog) -> str:
-    """Return an error in one line, with the micro-batch size if memory ran out."""
-    line = last_line(error)
-    if kind_of(error) != "oom" or log.config is None:
-        return line
-    return f"out of memory with micro-batches of {log.config.batch_size}: {line}"
-
-
-@contextmanager
-def ending(code: int) -> Iterator[None]:
-    """Exit this process after the block, also if it fails: on a full disk, nothing may be left to write a reason to.
-
-    The loop and the thread of the signals may both end this rank, at the same time: only the first does.
-    """
-    with _last:
-        try:
-            yield
-        finally:
-            dist.exit_now(code)

@@ -65,7 +65,7 @@ class Saver:
         sharded = self.training.optimizers.state_dict() if self.training.optimizers.sharded else None
         if not self.training.world.main:
             return
-        loss = self.log.last_val_loss if self.log.evaluated(step) else None
+        loss = self.log.val[-1].loss if self.log.evaluated(step) else None
         if self._known and self._known.step == step:
             self._known = self.checkpoints.describe(self._known, val_loss=loss, final=final or self._known.final)
             return

@@ -159,7 +159,7 @@ def test_half_the_micro_batch_after_out_of_memory_on_one_rank_gives_the_same_los
     common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
     reference, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
     assert train(run_dir, fault="oom:1:0", FAULT_FITS=2)[0] == ("failed", "oom", None)
-    assert "out of memory with micro-batches of 4" in read_json(run_dir.result)["reason"]
+    assert "CUDA out of memory" in read_json(run_dir.result)["reason"]
     again = ("--resume", "auto", "--micro-batch", "2")
     end, output = train(run_dir, *again, attempt=2, fault="oom:1:0", FAULT_FITS=2)
     assert end == ("finished", None, "max_iters"), output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 
@@ -41,14 +40,12 @@ def test_two_nodes_train_as_two_ranks_on_one_node_do_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     "variables", [{"LOCAL_WORLD_SIZE": "2"}, {"RANK": "0", "GROUP_RANK": "1"}, {"WORLD_SIZE": "4"}]
 )
-def test_other_nodes_than_planned_are_refused_with_the_options(monkeypatch, variables):
+def test_other_nodes_than_planned_are_refused(monkeypatch, variables):
     for name, text in {**PRESENT, **variables}.items():
         monkeypatch.setenv(name, text)
 
-    with pytest.raises(LaunchError, match="the run asks for 2 ranks, 1 on each of 2 nodes") as error:
+    with pytest.raises(LaunchError, match="the run asks for 2 ranks, 1 on each of 2 nodes"):
         dist.start(train_config(num_gpus=2, num_nodes=2))
-
-    assert "--nnodes=2 --node-rank=<k> --nproc-per-node=1" in error.value.hint
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,8 @@ def test_the_first_rank_of_each_node_writes_the_phases_of_its_node(tmp_path, mon
     (tmp_path / "nodes" / "1").mkdir(parents=True)
     log = RunLog(run, "id", 1, main=rank == 0)
 
-    log.end_phase("set-up", (time.time() - 20.0, time.monotonic() - 20.0))
+    with log.phase("set-up"):
+        pass
 
     written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("phases.jsonl")]
     assert written == ([expected] if expected else [])

@@ -245,7 +245,7 @@ def test_a_checkpoint_contains_the_evaluation_weights_if_they_differ(name, tmp_p
     optimizers = build_optimizers(Settings(optimizer=name), model)
     run_steps(model, optimizers, 3)
     config = TrainConfig.from_json(train_fields(tmp_path, "none"))
-    world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+    world = World(rank=0, size=1, device=torch.device("cpu"))
     parts = TrainingState(config=config, world=world, model=model, optimizers=optimizers)
     save_checkpoint(tmp_path / "a.pt", snapshot(parts, step=3, run_id="x"))
     value = load_checkpoint(tmp_path / "a.pt")

@@ -73,7 +73,7 @@ def test_the_largest_tensors_are_placed_first_each_on_the_rank_with_the_fewest_e
 
 def test_one_rank_or_stage_0_keeps_the_ordinary_optimizers():
     optimizers = build_optimizers(Settings(), GPT(SHAPE))
-    alone, two = (World(rank=0, local_rank=0, size=size, device=torch.device("cpu"), backend="gloo") for size in (1, 2))
+    alone, two = (World(rank=0, size=size, device=torch.device("cpu"), backend="gloo") for size in (1, 2))
     assert shard(optimizers, 1, alone) is shard(optimizers, 0, two) is optimizers
     assert not optimizers.sharded
     assert shard(build_optimizers(Settings(), GPT(SHAPE)), 1, two).sharded

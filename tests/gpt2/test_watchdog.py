@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 
@@ -45,9 +44,11 @@ def test_the_limit_of_each_kind_of_work_is_a_multiple_of_its_usual_time_with_a_f
     assert limits == []  # not before `begin`
     dog._factor = 10
     for took, limit in (([40.0], 400.0), ([1800.0, 0.01, 0.01], FLOOR_S), ([1800.0, 50.0, 50.0, 900.0], 500.0)):
-        dog._took["step"] = took
-        assert dog.limit_s() == limit
-    dog._took.clear()
+        dog.took["step"].clear()
+        dog.took["step"].extend(took)
+        dog.progress()
+        assert limits.pop() == limit
+    dog.took.clear()
     for kind, at in (("step", 100.1), ("step", 100.5), ("step", 101.2), ("evaluation", 101.3), ("step", 101.4)):
         now[0] = at
         dog.work(kind, 1)
@@ -56,7 +57,7 @@ def test_the_limit_of_each_kind_of_work_is_a_multiple_of_its_usual_time_with_a_f
 
 def test_each_rank_records_where_it_is_and_a_loop_that_ends_leaves_no_stacks(tmp_path):
     dog = watchdog_of(tmp_path, rank=1)
-    assert (state_of(tmp_path, 1)["work"], state_of(tmp_path, 1)["pid"]) == ("set-up", os.getpid())
+    assert state_of(tmp_path, 1)["work"] == "set-up"
     dog.work("step", 7)
     dog.at("forward")
     dog._write_state()
@@ -138,7 +139,6 @@ def test_ranks_that_cannot_stop_end_a_stopped_run_whichever_gives_up_first(tmp_p
     result = read_json(RunDir(tmp_path).result)
     assert (result["status"], result["kind"]) == ("stopped", "signal")
     assert "stopped by SIGTERM at step 0, which did not end: no checkpoint" in result["reason"]
-    assert [event["event"] for event in read_jsonl(RunDir(tmp_path).events)] == ["stop"]
     assert exits == [(130, 1)[rank] for rank in order]
 
 
@@ -148,10 +148,9 @@ def test_a_rank_exits_although_its_reason_cannot_be_written(tmp_path, exits, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Watchdog, "record", full)
-    with pytest.raises(OSError, match="No space"):
-        watchdog_of(tmp_path).give_up("SIGTERM")
-    with pytest.raises(OSError, match="No space"):
-        watchdog_of(tmp_path, 1).fail(ValueError("no data"))
+    for end, reason in ((Watchdog.give_up, "SIGTERM"), (Watchdog.fail, ValueError("no data"))):
+        with pytest.raises(OSError, match="No space"):
+            end(watchdog_of(tmp_path), reason)
     assert exits == [130, 1]
 
 

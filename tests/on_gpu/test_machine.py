@@ -69,7 +69,6 @@ def test_a_micro_batch_that_does_not_fit_fails_for_memory_and_a_smaller_one_fini
     _, output = device.train(made, ok=False, **fault)
     result = read_json(made.result)
     assert (result["status"], result["kind"]) == ("failed", "oom"), output[-6000:]
-    assert f"out of memory with micro-batches of {too_many}" in result["reason"]
     device.train(made, "--resume", "auto", "--micro-batch", str(fits), attempt=2, **fault)
     used = read_json(made.run_used)["train"]
     assert (used["batch_size"], used["global_batch"]) == (fits, too_many)

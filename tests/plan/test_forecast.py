@@ -73,7 +73,7 @@ def test_the_forecast_of_sharded_states_equals_those_of_the_rank_with_the_most(n
     sizes = {p: state_count_of(state) for o in optimizers.optimizers for p, state in o.state.items()}
     held = []
     for rank in range(ranks):
-        world = World(rank=rank, local_rank=rank, size=ranks, device=torch.device("cpu"))
+        world = World(rank=rank, size=ranks, device=torch.device("cpu"))
         share = shard(build_optimizers(config, model), 1, world)
         held.append(sum(sizes[p] for o in share.optimizers for group in o.param_groups for p in group["params"]))
     train = train_config(**asdict(config) | {"amsgrad": None}, num_gpus=ranks, zero_stage=1)

@@ -16,7 +16,7 @@ from kmatrix.records.train_config import TrainConfig
 
 def world(rank: int = 0, size: int = 1) -> World:
     """Return the world of a rank, without a process group."""
-    return World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"))
+    return World(rank=rank, size=size, device=torch.device("cpu"))
 
 
 def batches_at(config: TrainConfig, step: int) -> Batches:

@@ -205,7 +205,7 @@ def metrics(run: FakeRun) -> list[dict[str, Any]]:
         head |= {"tokens": step * step_tokens, "attempt": run.attempt}
         if step % run.eval_interval == 0 or step == run.steps:
             loss = loss_at(run, step)
-            lines.append({**head, "val/loss": loss, "val/perplexity": math.exp(loss) if loss < 700 else None})
+            lines.append({**head, "val/loss": loss})
         if step % run.log_interval == 0 and step < run.steps:
             # Deterministic noise, different per seed, so that curves of seeds can be distinguished.
             wobble = 0.03 * math.sin(7.3 * step + run.seed)

@@ -78,7 +78,7 @@ def run_attempt(run_dir: RunDir, *, attempt: int = 1, stop: int | None = None, r
 
 def main(folder: Path, names: list[str]) -> None:
     chosen = [case for case in cases() if case.name in names]
-    rank, _, size = dist.environment()
+    rank, _, size, *_ = dist.environment()
     if rank == 0:
         windows = EPOCH * 4 * size
         sha256 = make_data(folder / "data", train=windows * 32 + 1, val=4_000)
@@ -96,7 +96,7 @@ def main(folder: Path, names: list[str]) -> None:
     if size > 1:  # the others wait for the folders
         torch.distributed.init_process_group("gloo")
         torch.distributed.barrier()
-        worlds.append(dist.World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"), backend="gloo"))
+        worlds.append(dist.World(rank=rank, size=size, device=torch.device("cpu"), backend="gloo"))
         torch.set_num_threads(1)
     dist.start = shared_world
     for case in chosen:

@@ -68,10 +68,10 @@ def case(name: str, world: dist.World) -> dict[str, Any]:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    rank, _, size = dist.environment()
+    rank, _, size, *_ = dist.environment()
     torch.distributed.init_process_group("gloo")
     torch.set_num_threads(1)
-    world = dist.World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"), backend="gloo")
+    world = dist.World(rank=rank, size=size, device=torch.device("cpu"), backend="gloo")
     write_json(folder / f"{rank}.json", {name: case(name, world) for name in names})
     dist.finish(0)
 

@@ -65,7 +65,7 @@ def train_here(run_dir: RunDir, *, attempt: int = 1, stop_after: int | None = No
             code = train.train(read_json(run_dir.run_json), log, stop, dog, **options)  # type: ignore[arg-type]
         except Exception as error:
             code = dist.EXIT_FAILED
-            dog.record(watchdog.kind_of(error), watchdog.describe(error, log))
+            dog.record(watchdog.kind_of(error), watchdog.one_line(error))
     torch.set_num_threads(threads)
     dog.end()
     return Trained(returncode=code, stdout=output.getvalue())

@@ -77,16 +77,6 @@ class RunDir:
         return self.path / "events.jsonl"
 
     @property
-    def samples(self) -> Path:
-        """Return the file of the texts sampled at intervals: step, prompt, text, seed, tokens."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def core(self) -> Path:
-        """The scores of CORE, a line per measurement."""
-        return self.path / "core.jsonl"
-
-    @property
     def phases(self) -> Path:
         """Return the file of the phases without training: phase, step, begin, end (Unix seconds)."""
         return self.path / "phases.jsonl"

@@ -249,7 +249,6 @@ class RunResult(Record, frozen=True, kw_only=True):
     step: Count | None = None  # optimizer steps done
     tokens: Count | None = None  # trained on, all ranks
     seconds: Amount | None = None  # training time of all attempts
-    spent_s: Amount | None = None  # time of all attempts, launch and lost work included
     initial_val_loss: Number | None = None  # nats/token
     final_val_loss: Number | None = None  # nats/token
     best_val_loss: Number | None = None  # nats/token

@@ -44,7 +44,7 @@ def evaluator(folder, rank=0, size=1, **fields):
     files = {} if "hellaswag" in fields else {"core": str(write_zip(folder / "bundle.zip")), "core_examples": 0}
     given = {"benchmark_interval": 0, "block_size": 1024, "vocab_size": 257, **files, **fields}
     config = TrainConfig.from_json(train_fields(folder / "data", "", **given))
-    return Evaluator(config, World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu")))
+    return Evaluator(config, World(rank=rank, size=size, device=torch.device("cpu")))
 
 
 def cases():

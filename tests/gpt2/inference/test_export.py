@@ -20,7 +20,7 @@ from kmatrix.errors import KmatrixError
 from kmatrix.records.train_config import NANOCHAT_FIELDS, TrainConfig
 from kmatrix.shapes import ModelShape
 
-WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+WORLD = World(rank=0, size=1, device=torch.device("cpu"))
 KINDS = {
     "as GPT-2": {},
     "no biases": {"bias": False},

@@ -24,7 +24,6 @@ class RankState(Record, frozen=True, kw_only=True):
 
     attempt: Count
     rank: Count = 0
-    pid: Count | None = None
     host: str = ""
     time: UnixTime = 0.0
     step: Count = 0
