@@ -81,7 +81,7 @@ class RunLog:
         self.dir.rank(world.rank).mkdir(parents=True, exist_ok=True)
         end_torn_line(self.dir.timings(world.rank))
         about = machines(world)  # of all ranks: rank 0 knows only its own node
-        self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
+        self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype)
         if self.main:
             used = {"train": config.to_json() | {"peak_tflops": self.peak}, "adjusted": list(adjusted)}
             write_json(self.dir.run_used, used | {"attempt": self.attempt, "attention": attention} | about)

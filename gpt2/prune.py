@@ -72,13 +72,9 @@ def build(config: Any, model: nn.Module, optimizers: Optimizers) -> Pruner | Non
 class Pruner:
     """The pruning masks of one model. Call `gradients` before clipping and `weights` after each update.
 
-    A pruned weight never comes back, except with movement's published rule. Methods, by the score whose lowest values
-    are pruned first:
+    A pruned weight never comes back. Methods, by the score whose lowest values are pruned first:
     magnitude: |w|.
     movement: -sum over steps of gradient x w (Sanh et al. 2020, arXiv:2005.07683, equation 3 with a constant rate).
-      published: that paper's method: the score of every weight, pruned or not, is trained by SGD at the learning rate
-      of the run (straight-through estimator: its gradient is that of the masked weight times w), and a pruned weight
-      comes back with the value that it had if its score is no longer among the lowest.
     state: w^2 |m| / (sqrt(v) + 1e-8) with the optimizer's moments m and v (mcgrof/AdamWPrune).
     """
 
@@ -89,12 +85,9 @@ class Pruner:
         self.optimizers = optimizers
         self.total = sum(matrix.numel() for matrix in self.matrices)
         self.pruned = [torch.zeros_like(matrix, dtype=torch.bool) for matrix in self.matrices]
-        self.rule = config.movement_rule if self.method == "movement" else None
         # The scores of the weights so far.
-        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if self.rule else []
-        # The values of pruned weights that may come back; 0 for all others.
-        returns = self.rule == "published"
-        self.values = [torch.zeros_like(matrix) for matrix in self.matrices] if returns else []
+        moves = self.method == "movement"
+        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if moves else []
         self.begun = self.waiting = False
         # (updates, zeros) of the newest mask changes. Zeros stay on the device until the log reads them, a step later,
         # because copying at once would make the loop wait for the GPU.
@@ -104,8 +97,10 @@ class Pruner:
     def gradients(self) -> None:
         """Update the movement scores with a step's averaged gradients, and zero the gradients of pruned weights."""
         found = [(number, matrix.grad) for number, matrix in enumerate(self.matrices) if matrix.grad is not None]
-        if self.rule and found:
-            self._score([self.movement[n] for n, _ in found], [grad for _, grad in found], [n for n, _ in found])
+        if self.movement and found:
+            scores, weights = ([tensors[number] for number, _ in found] for tensors in (self.movement, self.matrices))
+            # A factor that is the same in all steps, such as the learning rate, decides no order.
+            torch._foreach_addcmul_(scores, [grad for _, grad in found], weights, value=-1)
         # Otherwise pruned weights would count in the norm that clips, and keep feeding the optimizer's moments.
         if self.begun:
             for number, grad in found:
@@ -117,8 +112,6 @@ class Pruner:
         # If SPAM has just reset the moments, the change waits until they can rank weights again.
         self.waiting = self.waiting or self.ramp.due(updates)
         if self.waiting and self.optimizers.warmed_up:
-            if self.begun and self.values:
-                self._zero_pruned()  # momentum and weight decay moved them, and _prune adds their values
             self._prune(self.ramp.sparsity(updates))
             self.waiting, self.begun = False, True
             self._zero_pruned()
@@ -141,12 +134,10 @@ class Pruner:
     def state_dict(self) -> dict[str, Any]:
         measured = [(at, float(zeros)) for at, zeros in self._measured]
         flags = {"begun": self.begun, "waiting": self.waiting}
-        return {"pruned": self.pruned, "movement": self.movement, "values": self.values, "measured": measured, **flags}
+        return {"pruned": self.pruned, "movement": self.movement, "measured": measured, **flags}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = ("pruned", "movement", "values")
-        mine = [tensor for name in names for tensor in getattr(self, name)]
-        saved = [tensor for name in names for tensor in state[name]]
+        mine, saved = [*self.pruned, *self.movement], [*state["pruned"], *state["movement"]]
         for tensor, value in zip(mine, saved, strict=True):
             tensor.copy_(value)
         self.begun, self.waiting = state["begun"], state["waiting"]
@@ -154,36 +145,16 @@ class Pruner:
 
     def _prune(self, share: float) -> None:
         """Extend the masks to `share` of all matrices together."""
-        if self.values:
-            scores = list(self._scores())
-            for matrix, value in zip(self.matrices, self.values, strict=True):
-                matrix.add_(value)  # one of the two is 0: all weights have their values again
-        else:
-            # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
-            pairs = zip(self._scores(), self.pruned, strict=True)
-            scores = [score.masked_fill(gone, -torch.inf) for score, gone in pairs]
-        self.pruned = lowest(scores, round(share * self.total))
-        if self.values:
-            for value, matrix, gone in zip(self.values, self.matrices, self.pruned, strict=True):
-                value.copy_(torch.where(gone, matrix, 0.0))
+        # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
+        pairs = zip(self._scores(), self.pruned, strict=True)
+        self.pruned = lowest([score.masked_fill(gone, -torch.inf) for score, gone in pairs], round(share * self.total))
 
     def _scores(self) -> Iterable[torch.Tensor]:
         if self.method == "magnitude":
             return (matrix.abs() for matrix in self.matrices)
-        if self.rule:
+        if self.movement:
             return self.movement
         return (self._state_score(matrix) for matrix in self.matrices)
-
-    def _score(self, scores: list[torch.Tensor], grads: list[torch.Tensor], places: Sequence[int]) -> None:
-        """Add a step to the scores. places: the matrices that have these gradients."""
-        weights = [self.matrices[place] for place in places]
-        if not self.values:
-            # A factor that is the same in all steps decides no order.
-            torch._foreach_addcmul_(scores, grads, weights, value=-1)
-            return
-        # The gradient of a pruned weight is that at 0, and its value is in `values`.
-        for part in (weights, [self.values[place] for place in places]):
-            torch._foreach_addcmul_(scores, grads, part, value=-self.optimizers.lr)
 
     def _state_score(self, matrix: torch.Tensor) -> torch.Tensor:
         state = next(o.state[matrix] for o in self.optimizers.optimizers if matrix in o.state)

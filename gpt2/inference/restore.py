@@ -45,7 +45,7 @@ def restore(path: Path, device: str = "") -> Restored:
     # Half the memory; the products were rounded to bfloat16 in training too. The CPU stays at 32 bits, because many
     # processors compute bfloat16 slowly.
     dtype = torch.bfloat16 if target.type == "cuda" and config.get("dtype") == "bf16" else torch.float32
-    configure_precision(target.type, "fp32", tf32=bool(config.get("tf32", False)))
+    configure_precision(target.type, "fp32")
     folder = path.parent
     return Restored(
         model=model.to(target, dtype).eval(),

@@ -10,12 +10,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gpt2.model import fp8
 from gpt2.model.cache import Cache
 from gpt2.model.loss import capped, chunked_cross_entropy, cross_entropy, padding_bias, soft_cap
 from gpt2.model.precision import attention_path, has_amx
-from gpt2.model.recompute import recomputed
 from kmatrix.shapes import ModelShape, loss_rows, padded
 
 
@@ -47,8 +47,8 @@ class LanguageModel(nn.Module):
     """A decoder-only language model: token embedding `wte`, blocks `h`, and an output layer.
 
     dropout: probability.  vocab_multiple: pads the vocabulary to a multiple of this; padding tokens have probability 0,
-    so the loss equals that of the unpadded model.  flash: use fused attention if it is faster.
-    recompute, recompute_scope: activation checkpointing, and of what (gpt2.model.recompute).
+    so the loss equals that of the unpadded model.
+    recompute: activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
     loss_chunk: rows of logits computed at once (kmatrix.shapes.loss_rows); 0: the default, -1: all.
     bf16_stream: the residual stream is bfloat16 under autocast, not 32-bit.
     fp8: the products of the blocks' layers are in 8-bit floats under autocast in training.
@@ -63,17 +63,15 @@ class LanguageModel(nn.Module):
         seed: int = 1337,  # noqa: ARG002  (for the weights, which subclasses draw)
         dropout: float = 0.0,
         vocab_multiple: int = 1,
-        flash: bool = True,
         recompute: bool = False,
-        recompute_scope: str = "blocks",
         loss_chunk: int = 0,
         bf16_stream: bool = False,
         fp8: bool = False,
     ) -> None:
         super().__init__()
-        self.shape, self.dropout, self.flash = shape, dropout, flash
+        self.shape, self.dropout = shape, dropout
         self.amx = has_amx()  # here, because the forward pass may be compiled
-        self.recompute, self.recompute_scope, self.loss_chunk = recompute, recompute_scope, loss_chunk
+        self.recompute, self.loss_chunk = recompute, loss_chunk
         self.bf16_stream, self.fp8 = bf16_stream, fp8
         rows = padded(shape.vocab_size, vocab_multiple)  # V padded: GPUs prefer 50304 to 50257 (nanoGPT)
         self.wte = Embedding(rows, shape.n_embd)
@@ -139,9 +137,9 @@ class LanguageModel(nn.Module):
             raise ValueError(f"{t} tokens in a sequence, but the model's context is {self.shape.block_size}")
         device = idx.device.type
         dtype = "bf16" if torch.is_autocast_enabled(device) else "fp32"
-        has_dropout = self.training and self.dropout > 0
-        fused = self.flash and not (device == "cpu" and has_dropout)  # on the CPU, SDPA with dropout is not fused
-        return attention_path(device, dtype, t, fused, amx=self.amx)
+        if device == "cpu" and self.training and self.dropout > 0:
+            return "matmul"  # on the CPU, SDPA with dropout is not fused
+        return attention_path(device, dtype, t, amx=self.amx)
 
     def stream(self, x: Tensor) -> Tensor:
         """Return the start of the residual stream (B, T, E) in its precision: the blocks keep it."""
@@ -156,8 +154,10 @@ class LanguageModel(nn.Module):
     def run_block(self, block: nn.Module, *arguments: object) -> Tensor:
         """Return the output of a block, which is recomputed in the backward pass with activation checkpointing."""
         if self.recompute and self.training and torch.is_grad_enabled():
-            return recomputed(block, self.recompute_scope, *arguments)
-        output: Tensor = block(*arguments)
+            # use_reentrant=False, as torch recommends. Recomputed dropout masks are the same.
+            output: Tensor = checkpoint(block, *arguments, use_reentrant=False)
+        else:
+            output = block(*arguments)
         return output
 
     def _chunk_rows(self, x: Tensor) -> int:

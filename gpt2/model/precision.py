@@ -17,15 +17,15 @@ import torch.utils.deterministic
 CPU_MATMUL_MAX_TOKENS = 512  # for longer contexts SDPA is as fast and does not store probabilities
 
 
-def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
+def configure_precision(device: str, dtype: str) -> str:
     """Set the precision of 32-bit matrix products in this process, and return a line for the log.
 
     On the CPU "medium" uses oneDNN, which is faster than the default. It is set only if its results are as accurate,
     and never on CPUs with AMX, where oneDNN would round the factors to bfloat16.
     """
     if device == "cuda":
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        products = "TF32" if tf32 else "32-bit"
+        torch.set_float32_matmul_precision("high")
+        products = "TF32"
     else:
         onednn = not has_amx() and _medium_is_exact()
         torch.set_float32_matmul_precision("medium" if onednn else "highest")
@@ -83,14 +83,12 @@ def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
     return torch.autocast(device, torch.bfloat16) if dtype == "bf16" else contextlib.nullcontext()
 
 
-def attention_path(device: str, dtype: str, block_size: int, flash: bool, *, amx: bool = False) -> str:
+def attention_path(device: str, dtype: str, block_size: int, *, amx: bool = False) -> str:
     """Return the faster attention: "sdpa" (PyTorch's fused attention) or "matmul" (plain matrix products).
 
     dtype: "fp32" or "bf16".  block_size: tokens per sequence.  amx: the CPU has AMX tiles, so 32-bit products are not
     computed by oneDNN, which slows SDPA down.
     """
-    if not flash:
-        return "matmul"
     if device == "cpu" and dtype == "fp32" and amx:
         return "sdpa"
     # SDPA never stores the T x T probabilities, so its memory decides once the two are equally fast.

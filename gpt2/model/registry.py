@@ -25,10 +25,8 @@ def build_model(config: TrainConfig) -> LanguageModel:
         config.shape,
         dropout=config.dropout,
         vocab_multiple=config.vocab_multiple,
-        flash=config.flash_attention,
         seed=config.seed,
         recompute=config.recompute,
-        recompute_scope=config.recompute_scope or "blocks",
         loss_chunk=config.loss_chunk,
         bf16_stream=bool(config.bf16_stream),
         fp8=bool(config.fp8),
@@ -44,4 +42,4 @@ def configure(config: TrainConfig, device: torch.device) -> str:
         check_device(device)
     configure_determinism(deterministic=config.deterministic)
     choose_kernel(config, device)
-    return configure_precision(device.type, config.dtype, tf32=config.tf32)
+    return configure_precision(device.type, config.dtype)

@@ -200,51 +200,50 @@ def loss_rows(asked: int, *, tokens: int, width: int, vocab_size: int, cpu: bool
 
 
 # Dense peak of one device in TFLOP/s, without sparsity, from the vendors' data sheets.
-# "fp32" is TF32 on GPUs with tensor cores, because runs allow TF32; "fp32-strict" is IEEE 32-bit. AMD's GPUs compute
-# in IEEE 32-bit in both cases: PyTorch uses their TF32 only with HIPBLASLT_ALLOW_TF32=1, and CDNA 4 has none.
+# "fp32" is TF32 on GPUs with tensor cores, because runs allow TF32. AMD's GPUs compute in IEEE 32-bit: PyTorch uses
+# their TF32 only with HIPBLASLT_ALLOW_TF32=1, and CDNA 4 has none.
 # bfloat16 products of GeForce and RTX PRO are those with sums in 32 bits.
 # The first name that is a word of the device's name applies.
 PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("GB300", {"bf16": 2500, "fp32": 1250, "fp32-strict": 80}),  # NVIDIA GB300 NVL72 data sheet, a GPU
-    ("B300", {"bf16": 2250, "fp32": 1125, "fp32-strict": 75}),  # NVIDIA HGX B300 data sheet
-    ("GB200", {"bf16": 2500, "fp32": 1250, "fp32-strict": 80}),  # NVIDIA GB200 NVL72 data sheet, a GPU
-    ("B200", {"bf16": 2250, "fp32": 1125, "fp32-strict": 75}),  # NVIDIA Blackwell data sheet
-    ("GH200", {"bf16": 989.4, "fp32": 494.7, "fp32-strict": 66.9}),  # NVIDIA GH200 data sheet
-    ("H200 NVL", {"bf16": 835.5, "fp32": 417.5, "fp32-strict": 60}),  # NVIDIA H200 data sheet
-    ("H200", {"bf16": 989.4, "fp32": 494.7, "fp32-strict": 66.9}),  # NVIDIA H200 data sheet, SXM
-    ("H100 PCIe", {"bf16": 756, "fp32": 378, "fp32-strict": 51.2}),  # NVIDIA H100 data sheet
-    ("H100 NVL", {"bf16": 835, "fp32": 417.5, "fp32-strict": 60}),  # NVIDIA H100 NVL brief
-    ("H100", {"bf16": 989.4, "fp32": 494.7, "fp32-strict": 66.9}),  # NVIDIA H100 data sheet, SXM
-    ("A100", {"bf16": 312, "fp32": 156, "fp32-strict": 19.5}),  # NVIDIA A100 data sheet
-    ("A10G", {"bf16": 70, "fp32": 35, "fp32-strict": 35}),  # NVIDIA A10G: AWS g5 product page
-    ("A10", {"bf16": 125, "fp32": 62.5, "fp32-strict": 31.2}),  # NVIDIA A10 data sheet
-    ("A30", {"bf16": 165, "fp32": 82, "fp32-strict": 10.3}),  # NVIDIA A30 data sheet
-    ("A40", {"bf16": 149.7, "fp32": 74.8, "fp32-strict": 37.4}),  # NVIDIA A40 data sheet
-    ("L40S", {"bf16": 362, "fp32": 183, "fp32-strict": 91.6}),  # NVIDIA L40S data sheet
-    ("L40", {"bf16": 181, "fp32": 90.5, "fp32-strict": 90.5}),  # NVIDIA L40 data sheet
-    ("L4", {"bf16": 121, "fp32": 60, "fp32-strict": 30.3}),  # NVIDIA L4 data sheet
-    ("RTX 3090", {"bf16": 71, "fp32": 35.6, "fp32-strict": 35.6}),  # NVIDIA GA102 white paper
-    ("RTX 5090", {"bf16": 209.5, "fp32": 104.8, "fp32-strict": 104.8}),  # NVIDIA RTX Blackwell white paper
+    ("GB300", {"bf16": 2500, "fp32": 1250}),  # NVIDIA GB300 NVL72 data sheet, a GPU
+    ("B300", {"bf16": 2250, "fp32": 1125}),  # NVIDIA HGX B300 data sheet
+    ("GB200", {"bf16": 2500, "fp32": 1250}),  # NVIDIA GB200 NVL72 data sheet, a GPU
+    ("B200", {"bf16": 2250, "fp32": 1125}),  # NVIDIA Blackwell data sheet
+    ("GH200", {"bf16": 989.4, "fp32": 494.7}),  # NVIDIA GH200 data sheet
+    ("H200 NVL", {"bf16": 835.5, "fp32": 417.5}),  # NVIDIA H200 data sheet
+    ("H200", {"bf16": 989.4, "fp32": 494.7}),  # NVIDIA H200 data sheet, SXM
+    ("H100 PCIe", {"bf16": 756, "fp32": 378}),  # NVIDIA H100 data sheet
+    ("H100 NVL", {"bf16": 835, "fp32": 417.5}),  # NVIDIA H100 NVL brief
+    ("H100", {"bf16": 989.4, "fp32": 494.7}),  # NVIDIA H100 data sheet, SXM
+    ("A100", {"bf16": 312, "fp32": 156}),  # NVIDIA A100 data sheet
+    ("A10G", {"bf16": 70, "fp32": 35}),  # NVIDIA A10G: AWS g5 product page
+    ("A10", {"bf16": 125, "fp32": 62.5}),  # NVIDIA A10 data sheet
+    ("A30", {"bf16": 165, "fp32": 82}),  # NVIDIA A30 data sheet
+    ("A40", {"bf16": 149.7, "fp32": 74.8}),  # NVIDIA A40 data sheet
+    ("L40S", {"bf16": 362, "fp32": 183}),  # NVIDIA L40S data sheet
+    ("L40", {"bf16": 181, "fp32": 90.5}),  # NVIDIA L40 data sheet
+    ("L4", {"bf16": 121, "fp32": 60}),  # NVIDIA L4 data sheet
+    ("RTX 3090", {"bf16": 71, "fp32": 35.6}),  # NVIDIA GA102 white paper
+    ("RTX 5090", {"bf16": 209.5, "fp32": 104.8}),  # NVIDIA RTX Blackwell white paper
     # NVIDIA RTX PRO Blackwell white paper. The Max-Q and Server Editions have lower clocks.
-    ("RTX PRO 6000 Blackwell Workstation", {"bf16": 503.8, "fp32": 251.9, "fp32-strict": 126}),
-    ("RTX 4090", {"bf16": 165.2, "fp32": 82.6, "fp32-strict": 82.6}),  # NVIDIA Ada white paper
-    ("MI300X", {"bf16": 1307.4, "fp32": 163.4, "fp32-strict": 163.4}),  # AMD MI300X data sheet
-    ("MI300A", {"bf16": 980.6, "fp32": 122.6, "fp32-strict": 122.6}),  # AMD MI300A data sheet
-    ("MI325X", {"bf16": 1307.4, "fp32": 163.4, "fp32-strict": 163.4}),  # AMD MI325X data sheet
-    ("MI350X", {"bf16": 2306.9, "fp32": 144.2, "fp32-strict": 144.2}),  # AMD MI350X data sheet
-    ("MI355X", {"bf16": 2516.6, "fp32": 157.3, "fp32-strict": 157.3}),  # AMD MI355X data sheet
+    ("RTX PRO 6000 Blackwell Workstation", {"bf16": 503.8, "fp32": 251.9}),
+    ("RTX 4090", {"bf16": 165.2, "fp32": 82.6}),  # NVIDIA Ada white paper
+    ("MI300X", {"bf16": 1307.4, "fp32": 163.4}),  # AMD MI300X data sheet
+    ("MI300A", {"bf16": 980.6, "fp32": 122.6}),  # AMD MI300A data sheet
+    ("MI325X", {"bf16": 1307.4, "fp32": 163.4}),  # AMD MI325X data sheet
+    ("MI350X", {"bf16": 2306.9, "fp32": 144.2}),  # AMD MI350X data sheet
+    ("MI355X", {"bf16": 2516.6, "fp32": 157.3}),  # AMD MI355X data sheet
 )
 
 
-def peak_tflops(device_name: str, dtype: str, *, tf32: bool = True) -> float | None:
+def peak_tflops(device_name: str, dtype: str) -> float | None:
     """Return the dense peak of one device in TFLOP/s, or None if the device is unknown.
 
-    dtype: "bf16" or "fp32". tf32: whether fp32 runs as TF32.
+    dtype: "bf16" or "fp32".
     """
-    column = "fp32-strict" if dtype == "fp32" and not tf32 else dtype
     for name, peaks in PEAK_TFLOPS:
         if re.search(rf"\b{name}\b", device_name, re.IGNORECASE):  # word boundary: an RTX A1000 is not an A100
-            return peaks.get(column)
+            return peaks.get(dtype)
     return None
 
 

@@ -68,12 +68,11 @@ def test_a_kernel_that_cannot_compute_the_model_is_refused(monkeypatch):
 
 @pytest.mark.process
 def test_a_run_records_the_kernel_of_each_kind_of_attention(tmp_path):
-    for block_size, flash, expected in ((32, False, "matmul"), (1024, True, "flash")):
+    for block_size, expected in ((32, "matmul"), (1024, "flash")):
         run_dir = make_run(
             tmp_path,
             str(block_size),
             block_size=block_size,
-            flash_attention=flash,
             max_iters=1,
             eval_samples=1,
             batch_size=1,

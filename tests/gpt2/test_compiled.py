@@ -55,8 +55,7 @@ def test_a_run_and_its_continuation_have_one_graph_per_pass_without_symbolic_siz
 BF16 = {"dtype": "bf16"}
 OPTIONS = [
     {"dropout": 0.1},
-    {"recompute": True, "recompute_scope": "blocks"},
-    {"recompute": True, "recompute_scope": "elementwise"},
+    {"recompute": True},
     *({**BF16, **more} for more in ({}, {"bf16_stream": True}, {"fp8": True, "n_embd": 64, "block_size": 64})),
     {"deterministic": True},
 ]

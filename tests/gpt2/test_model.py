@@ -32,7 +32,7 @@ def forced_path(request, monkeypatch):
 @pytest.mark.parametrize("precision", ["highest", "the trainer's"])
 def test_logits_loss_and_gradients_match_transformers(forced_path, tying, precision):
     if precision != "highest":
-        configure_precision("cpu", "fp32", tf32=False)
+        configure_precision("cpu", "fp32")
     shape = replace(SHAPE, weight_tying=tying)
     model = enlarge_weights(GPT(shape))
     hf_model = hf_twin(model, shape)
@@ -110,7 +110,7 @@ def test_the_initial_weights_depend_only_on_the_seed():
     first = GPT(SHAPE, seed=7)
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    same_seed, other_seed = GPT(SHAPE, seed=7, dropout=0.1, flash=False), GPT(SHAPE, seed=8)
+    same_seed, other_seed = GPT(SHAPE, seed=7, dropout=0.1), GPT(SHAPE, seed=8)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same_seed.parameters(), strict=True))
     assert not torch.equal(first.wte.weight, other_seed.wte.weight)
@@ -250,25 +250,23 @@ def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(mon
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "block_size", "flash", "expected"),
+    ("device", "dtype", "block_size", "expected"),
     [
-        ("cpu", "fp32", 128, True, "matmul"),
-        ("cpu", "bf16", 512, True, "matmul"),
-        ("cpu", "fp32", 1024, True, "sdpa"),
-        ("cpu", "bf16", 1024, True, "sdpa"),
-        ("cpu", "fp32", 1024, False, "matmul"),
-        ("cuda", "bf16", 128, True, "sdpa"),
-        ("cuda", "fp32", 1024, True, "sdpa"),
-        ("cuda", "bf16", 1024, False, "matmul"),
+        ("cpu", "fp32", 128, "matmul"),
+        ("cpu", "bf16", 512, "matmul"),
+        ("cpu", "fp32", 1024, "sdpa"),
+        ("cpu", "bf16", 1024, "sdpa"),
+        ("cuda", "bf16", 128, "sdpa"),
+        ("cuda", "fp32", 1024, "sdpa"),
     ],
 )
-def test_the_attention_kernel_depends_on_device_length_and_setting(device, dtype, block_size, flash, expected):
-    assert attention_path(device, dtype, block_size, flash) == expected
+def test_the_attention_kernel_depends_on_device_and_length(device, dtype, block_size, expected):
+    assert attention_path(device, dtype, block_size) == expected
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_precision_on_the_cpu_is_exact_fp32(dtype):
-    sentence = configure_precision("cpu", dtype, tf32=True)
+    sentence = configure_precision("cpu", dtype)
     assert "32-bit" in sentence
     a, b = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(1))
     exact = a.double() @ b.double()
@@ -278,12 +276,10 @@ def test_the_precision_on_the_cpu_is_exact_fp32(dtype):
 def test_a_cpu_that_would_round_to_bfloat16_keeps_the_default(monkeypatch):
     # Pretend to have AMX, because the machine of the test may not have it.
     monkeypatch.setattr(gpt2.model.precision, "has_amx", lambda: True)
-    configure_precision("cpu", "fp32", tf32=True)
+    configure_precision("cpu", "fp32")
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize(("tf32", "expected"), [(True, "high"), (False, "highest")])
-def test_tf32_is_used_on_gpus_if_enabled(tf32, expected):
-    sentence = configure_precision("cuda", "fp32", tf32=tf32)
-    assert torch.get_float32_matmul_precision() == expected
-    assert ("TF32" in sentence) == tf32
+def test_tf32_is_used_on_gpus():
+    assert "TF32" in configure_precision("cuda", "fp32")
+    assert torch.get_float32_matmul_precision() == "high"

@@ -127,35 +127,3 @@ def test_a_compiled_model_supports_both_options(options, backend):
     assert compiled_loss.item() == pytest.approx(loss.item(), rel=1e-5)
     for a, b in zip(expected_grads, grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_recomputing_elementwise_operations_gives_the_same_loss_and_gradients_bit_for_bit(dtype):
-    plain = enlarge_weights(GPT(SHAPE, dropout=0.2))
-    selective = enlarge_weights(GPT(SHAPE, dropout=0.2, recompute=True, recompute_scope="elementwise"))
-    (first, grads), (again, recomputed) = gradients(plain, dtype), gradients(selective, dtype)
-    assert torch.equal(first, again)
-    assert all(torch.equal(a, b) for a, b in zip(grads, recomputed, strict=True))
-
-
-def test_recomputing_elementwise_operations_multiplies_no_matrix_twice():
-    class Products(TorchDispatchMode):
-        names = ("mm", "addmm", "bmm", "baddbmm")
-
-        def __init__(self):
-            super().__init__()
-            self.products, self.norms = 0, 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.products += func.overloadpacket.__name__ in self.names
-            self.norms += func.overloadpacket.__name__ == "native_layer_norm"
-            return func(*args, **(kwargs or {}))
-
-    counted = {}
-    for scope in ("none", "blocks", "elementwise"):
-        model = GPT(SHAPE, recompute=scope != "none", recompute_scope=scope)
-        idx, targets = random_tokens()
-        with Products() as counted[scope]:
-            model(idx, targets)[1].backward()
-    assert counted["none"].products == counted["elementwise"].products < counted["blocks"].products
-    assert counted["none"].norms < counted["elementwise"].norms

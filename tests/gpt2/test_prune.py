@@ -21,7 +21,6 @@ from optim_factory import SHAPE, Settings, loss_of
 
 MAGNITUDE = Settings(pruning="magnitude")
 PRUNE = Settings(optimizer="adamwprune", pruning="state")
-PUBLISHED = Settings(pruning="movement", movement_rule="published")
 LEGAL = [
     *(replace(MAGNITUDE, optimizer=name, pruning=method) for method in ("magnitude", "movement") for name in (
         "sgd", "adam", "adamw", "adamwadv", "adamwspam", "lion", "adopt",
@@ -172,71 +171,6 @@ def test_movement_prunes_weights_whose_gradients_push_them_towards_zero():
     assert int(pruned.sum()) == round(0.5 * all_scores.numel())
 
 
-def test_published_movement_equals_masked_layers_whose_scores_are_trained_by_sgd():
-    """Compared with the paper's formulation: dense weights W, forward with W x mask, dL/dS = dL/d(W x mask) x W.
-
-    Sanh et al. 2020, section 4; SGD without momentum trains weights and scores.
-    """
-    settings = {"optimizer": "sgd", "sgd_momentum": 0.0, "weight_decay": 0.0, "learning_rate": 0.5}
-    ramp = {"pruning_warmup": 0.0, "pruning_ramp_end": 0.9, "pruning_frequency": 2}
-    config = replace(PUBLISHED, **settings, **ramp)
-    model, optimizers, pruner = start(config)
-    reference = copy.deepcopy(model)
-    names = {id(matrix): name for name, matrix in model.named_parameters()}
-    parameters = dict(reference.named_parameters())
-    matrices = [parameters[names[id(matrix)]] for matrix in pruner.matrices]
-    dense = [matrix.detach().clone() for matrix in matrices]
-    scores = [torch.zeros_like(matrix) for matrix in matrices]
-    kept = [torch.ones_like(matrix) for matrix in matrices]
-    total, came_back = sum(matrix.numel() for matrix in matrices), 0
-    for number in range(config.max_iters):
-        rate = 0.5 * (1 - number / config.max_iters)
-        optimizers.set_scale(rate / 0.5)
-        loss_of(model, seed=number).backward()
-        pruner.gradients()
-        optimizers.step()
-        pruner.weights(number + 1)
-        optimizers.zero_grad()
-
-        with torch.no_grad():
-            for matrix, weights, mask in zip(matrices, dense, kept, strict=True):
-                matrix.copy_(weights * mask)
-        gradient = torch.autograd.grad(loss_of(reference, seed=number), list(parameters.values()))
-        with torch.no_grad():
-            for parameter, grad in zip(parameters.values(), gradient, strict=True):
-                parameter.sub_(rate * grad)
-            by_id = {id(p): grad for p, grad in zip(parameters.values(), gradient, strict=True)}
-            for matrix, weights, score, mask in zip(matrices, dense, scores, kept, strict=True):
-                score.sub_(rate * by_id[id(matrix)] * weights)
-                weights.sub_(rate * by_id[id(matrix)] * mask)
-            if pruner.ramp.due(number + 1):
-                masks = lowest(scores, round(pruner.ramp.sparsity(number + 1) * total))
-                came_back += sum(int(((mask == 0) & ~gone).sum()) for mask, gone in zip(kept, masks, strict=True))
-                kept = [(~gone).float() for gone in masks]
-
-        for matrix, weights, mask, gone in zip(pruner.matrices, dense, kept, pruner.pruned, strict=True):
-            assert torch.equal(gone, mask == 0)
-            assert torch.allclose(matrix, weights * mask, rtol=0, atol=1e-6)
-    assert came_back > 0
-    assert pruner.sparsity() == pytest.approx(0.5, abs=1 / total)
-
-
-def test_a_weight_that_comes_back_has_the_value_that_it_had_when_it_was_pruned():
-    model, optimizers, pruner = start(replace(PUBLISHED, optimizer="adamw", pruning_frequency=1))
-    came_back = 0
-    for number in range(20):
-        before = [mask.clone() for mask in pruner.pruned]
-        values = [value.clone() for value in pruner.values]
-        step(model, optimizers, pruner, number)
-        for matrix, old, new, value in zip(pruner.matrices, before, pruner.pruned, values, strict=True):
-            returned = old & ~new
-            came_back += int(returned.sum())
-            assert torch.equal(matrix[returned], value[returned])
-            assert bool((matrix[new] == 0).all())
-    assert came_back > 0
-    assert all(bool((value[~gone] == 0).all()) for value, gone in zip(pruner.values, pruner.pruned, strict=True))
-
-
 def test_state_pruning_uses_the_moments_of_the_optimizer():
     config = replace(PRUNE, pruning_warmup=0.0, pruning_ramp_end=0.2, pruning_frequency=99)
     model, optimizers, pruner = start(config)
@@ -300,7 +234,7 @@ def test_the_sparsity_of_a_step_is_that_after_as_many_updates():
 @pytest.mark.parametrize("cut", [5, 11])
 @pytest.mark.parametrize(
     "config",
-    [LEGAL[7], *LEGAL[-4:], PUBLISHED],
+    [LEGAL[7], *LEGAL[-4:]],
     ids=label,
 )
 def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut, tmp_path):

@@ -30,7 +30,7 @@ def of_optimizer(name):
     [  # test_waits.py has all optimizers
         of_optimizer("muon"),
         of_optimizer("adamwprune") | {"pruning": "state", **PRUNED},
-        {"pruning": "movement", "movement_rule": "published", **PRUNED},
+        {"pruning": "movement", **PRUNED},
         {"pruning": "magnitude", **PRUNED},
     ],
     ids=["muon", "state", "movement", "magnitude"],

@@ -93,15 +93,14 @@ def test_the_forecast_of_each_base_of_adamwprune_equals_its_real_states(base, am
     assert states(BIG, train_config(**asdict(config))) == state_count(optimizers)
 
 
-@pytest.mark.parametrize(("rule", "each"), [("gradient", 1.25), ("published", 2.25)])
-def test_the_forecast_of_movement_pruning_equals_its_real_masks_scores_and_values(rule, each):
-    config = Settings(pruning="movement", movement_rule=rule)
+def test_the_forecast_of_movement_pruning_equals_its_real_masks_and_scores():
+    config = Settings(pruning="movement")
     model = GPT(BIG)
     pruner = prune.build(config, model, build_optimizers(config, model))
-    tensors = [*pruner.pruned, *pruner.movement, *pruner.values]
+    tensors = [*pruner.pruned, *pruner.movement]
 
     assert masks(BIG, train_config(**asdict(config))) == sum(t.numel() * t.element_size() for t in tensors) / 4
-    assert masks(BIG, train_config(**asdict(config))) == each * 12 * BIG.n_layer * BIG.n_embd**2
+    assert masks(BIG, train_config(**asdict(config))) == 1.25 * 12 * BIG.n_layer * BIG.n_embd**2
 
 
 def test_every_optimizer_has_a_forecast_and_vice_versa():

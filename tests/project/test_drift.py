@@ -76,7 +76,6 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
     assert {value for value in values if value[1] not in known} <= {
         ("GPT2_DEVICE", "auto"),
         ("GPT2_COMPILE_MODE", "max_autotune_no_cudagraphs"),  # PyTorch's name with underscores
-        ("GPT2_MOVEMENT_RULE", "gradient"),  # the others of two
         ("GPT2_DATA_LAYOUT", "bestfit"),
     }
 

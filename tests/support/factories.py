@@ -54,9 +54,9 @@ def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[st
         **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1},
         **{"save_checkpoint": True, "keep_checkpoints": 10, "save_best": True},
         **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
-        **{"device": "cpu", "num_gpus": 1, "num_nodes": 1, "cpu_threads": 1, "dtype": "fp32", "tf32": True},
+        **{"device": "cpu", "num_gpus": 1, "num_nodes": 1, "cpu_threads": 1, "dtype": "fp32"},
         **{"use_ddp": True, "ddp_backend": "gloo", "ddp_find_unused_params": False, "ddp_bf16_gradients": False},
-        **{"flash_attention": True, "attention_kernel": "auto", "stall_factor": 10.0},
+        **{"attention_kernel": "auto", "stall_factor": 10.0},
         **{"data_path": str(data_path), "data_sha256": data_sha256},
     )
     fields = {**config.to_json(), **overrides}

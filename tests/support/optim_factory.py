@@ -43,7 +43,6 @@ class Settings:
     spam_warmup_steps: int = 150
     soap_frequency: int = 10
     pruning: str = "none"
-    movement_rule: str = "gradient"
     target_sparsity: float = 0.5
     pruning_warmup: float = 0.1
     pruning_ramp_end: float = 0.75

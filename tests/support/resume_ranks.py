@@ -52,8 +52,6 @@ def cases() -> Iterator[Case]:
                 yield Case(name=f"{name}-sharded", fields=settings | {"dropout": 0.1, "zero_stage": 1})
     for method in ("magnitude", "movement"):
         yield Case(name=method, fields={"dropout": 0.1, "pruning": method, **PRUNED})
-    movement = {"pruning": "movement", "movement_rule": "published"}
-    yield Case(name="published", fields={"dropout": 0.1, **movement, **PRUNED})
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
 

@@ -51,7 +51,7 @@ def fit(need: MemoryNeed, device: GpuModel) -> Fit:
 
 def peak_of(device: GpuModel, train: TrainConfig) -> float | None:
     """Return the dense peak of one device in TFLOP/s: PEAK_TFLOPS, else from the data sheet; None if it is unknown."""
-    return train.peak_tflops or peak_tflops(device.name, train.dtype, tf32=train.tf32)
+    return train.peak_tflops or peak_tflops(device.name, train.dtype)
 
 
 def large_mfu(device: GpuModel) -> float:

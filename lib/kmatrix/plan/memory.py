@@ -254,12 +254,11 @@ def states_per_rank(shape: ModelShape, train: TrainConfig) -> float | None:
 
 
 def masks(shape: ModelShape, train: TrainConfig) -> float:
-    """Return the size of masks, movement scores and values of pruned weights in 32-bit numbers.
+    """Return the size of masks and movement scores in 32-bit numbers.
 
-    A mask has a byte per block weight, the others one number each.
+    A mask has a byte per block weight, the scores one number each.
     """
     kept = {"none": 0.0, "movement": 1.25}.get(train.pruning, 0.25)
-    kept += train.pruning == "movement" and train.movement_rule == "published"
     return shape.block_matrices * kept
 
 

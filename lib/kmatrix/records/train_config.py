@@ -146,7 +146,6 @@ class TrainConfig:
 
     # Pruning
     pruning: str = ""
-    movement_rule: str | None = None
     target_sparsity: Amount | None = None  # 0 to 1
     pruning_warmup: float | None = None  # of max_iters
     pruning_ramp_end: float | None = None  # of max_iters
@@ -162,14 +161,11 @@ class TrainConfig:
     ddp_bf16_gradients: bool | None = how(None)
     zero_stage: int = how(0)  # 1: optimizer states are sharded over the ranks
     dtype: str = how("")
-    tf32: bool = how(False)
     bf16_stream: bool | None = how(None)  # the residual stream is bfloat16 under autocast
     fp8: bool | None = how(None)  # products of the blocks' layers
     deterministic: bool = how(False)  # equal runs are equal bit for bit on GPUs, too
-    flash_attention: bool = how(False)
     attention_kernel: str = how("")  # on GPUs
     recompute: bool = how(False)  # activation checkpointing
-    recompute_scope: str | None = how(None)  # of all, or of what is cheap
     loss_chunk: int = how(0)  # rows of logits computed at once; 0: the default of kmatrix.shapes.loss_rows; -1: all
     compile: bool = how(False)
     compile_mode: str | None = how(None)  # of torch.compile, with underscores

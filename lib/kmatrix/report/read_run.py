@@ -58,7 +58,6 @@ SETTING_FIELDS = (
     *("adamwprune_base", "spam_theta", "spam_interval", "spam_warmup_steps"),
     *(
         "pruning",
-        "movement_rule",
         "target_sparsity",
         "pruning_warmup",
         "pruning_ramp_end",
