@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -26,16 +26,6 @@ GRACE_S = 26.0  # torchrun sends SIGKILL 30 s after it forwarded a signal
 TIMEOUT_S = 1800  # of collectives, like the watchdog's limit for a first step: ranks may compile for different times
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
-
-
-class Place(NamedTuple):
-    """Where torchrun started this process. Node 0 has rank 0."""
-
-    rank: int
-    local_rank: int  # rank on this node
-    size: int  # world size
-    node: int
-    local_size: int  # ranks on this node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,33 +53,34 @@ class World:
             torch.distributed.all_reduce(values)
         return values
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        # Not torch.distributed.barrier: .item() also waits for the GPU, and one rank needs no process group.
-        self.sum(torch.zeros(1, device=self.device)).item()
 
+def environment() -> tuple[int, int, int, int, int]:
+    """Return rank, local rank (on this node), world size, node and ranks on this node; without torchrun 0, 0, 1, 0, 1.
 
-def environment() -> Place:
-    """Return the place in torchrun's environment; that of a single process without torchrun."""
+    Node 0 has rank 0.
+    """
     size = os.environ.get("WORLD_SIZE", "1")
     # Group is torchrun's word for a node: https://pytorch.org/docs/stable/elastic/run.html
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
-    return Place(*(int(os.environ.get(name, value)) for name, value in alone.items()))
+    rank, local_rank, ranks, node, here = (int(os.environ.get(name, value)) for name, value in alone.items())
+    return rank, local_rank, ranks, node, here
 
 
 def start(config: TrainConfig) -> World:
     """Select this rank's device and join the process group. Raises LaunchError if they do not match the run."""
-    place, each = environment(), config.ranks_per_node
-    if (place.size, place.local_size, place.rank) != (config.num_gpus, each, place.node * each + place.local_rank):
+    rank, local_rank, size, node, here = environment()
+    each = config.ranks_per_node
+    if (size, here, rank) != (config.num_gpus, each, node * each + local_rank):
         asked = f"the run asks for {config.num_gpus} ranks, {each} on each of {config.num_nodes} nodes"
-        raise LaunchError(asked, why=f"torchrun started {place}")
+        why = f"torchrun started {size}, {here} on node {node}, and rank {rank} as local rank {local_rank}"
+        raise LaunchError(asked, why=why)
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
     device = torch.device("cpu")
     if config.device == "cuda":  # CUDA_VISIBLE_DEVICES is the runner's: it decides which GPUs these are
-        device = torch.device("cuda", place.local_rank)
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)  # else whatever says only "cuda" allocates on GPU 0, from every rank
-    backend = config.ddp_backend if place.size > 1 else None
+    backend = config.ddp_backend if size > 1 else None
     if backend:
         torch.distributed.init_process_group(
             # device_id: the communicator is created now, on this GPU, instead of in the first collective.
@@ -97,7 +88,7 @@ def start(config: TrainConfig) -> World:
             device_id=device if backend == "nccl" else None,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
-    return World(rank=place.rank, size=place.size, device=device, backend=backend)
+    return World(rank=rank, size=size, device=device, backend=backend)
 
 
 def gather(world: World, value: Any) -> list[Any]:

@@ -45,7 +45,6 @@ class RunLog:
         self.dir, self.run_id, self.attempt, self.main = run_dir, run_id, attempt, main
         self.config: TrainConfig | None = None
         self.world: World | None = None
-        self.params: int | None = None
         self.optimizers: Optimizers | None = None
         self.pruner: Pruner | None = None
         self.norms: LayerNorms | None = None
@@ -68,7 +67,6 @@ class RunLog:
         self,
         config: TrainConfig,
         world: World,
-        params: int,
         adjusted: Sequence[Mapping[str, Any]] = (),
         *,
         attention: Mapping[str, str] | None = None,
@@ -77,7 +75,7 @@ class RunLog:
 
         adjusted: fields that differ from the plan, each with field, from, to and why.  attention: kernel by kind.
         """
-        self.config, self.world, self.params = config, world, params
+        self.config, self.world = config, world
         self.dir.rank(world.rank).mkdir(parents=True, exist_ok=True)
         end_torn_line(self.dir.timings(world.rank))
         about = machines(world)  # of all ranks: rank 0 knows only its own node
@@ -85,10 +83,9 @@ class RunLog:
         if self.main:
             used = {"train": config.to_json() | {"peak_tflops": self.peak}, "adjusted": list(adjusted)}
             write_json(self.dir.run_used, used | {"attempt": self.attempt, "attention": attention} | about)
-        self.say(
-            f"Training {config.model} ({params:,} parameters) on {config.dataset} with {config.optimizer}: "
-            f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
-        )
+        what = f"{config.model} ({config.shape.params:,} parameters) on {config.dataset} with {config.optimizer}"
+        length = f"{config.max_iters} steps of {config.tokens_per_step} tokens"
+        self.say(f"Training {what}: {length}, {world.size} x {world.device_name}")
 
     @property
     def elapsed_s(self) -> float:
@@ -252,7 +249,7 @@ class RunLog:
             "world_size": world.size,
             "device": world.device.type,
             "device_name": world.device_name,
-            "params": self.params,
+            "params": config.shape.params,
             "sparsity": self.pruner.sparsity(self.step) if self.pruner and end.get("ended_by") else None,
         }
 
@@ -276,10 +273,10 @@ class RunLog:
 
 def phases_of_node(run_dir: RunDir) -> Path | None:
     """Return the file of the phases of this node, for its first rank; None for others, and if nothing watches it."""
-    place = environment()
-    recording = NodeDir(run_dir, place.node).recording
+    _, local_rank, _, node, _ = environment()
+    recording = NodeDir(run_dir, node).recording
     # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
-    return recording.phases if place.local_rank == 0 and recording.path.is_dir() else None
+    return recording.phases if local_rank == 0 and recording.path.is_dir() else None
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

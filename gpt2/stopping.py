@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 
-from kmatrix.records.run_lock import SPENT, launched_at
+from kmatrix.errors import KmatrixError
+from kmatrix.records.run_lock import launched_at
 from kmatrix.records.train_config import TrainConfig, cost_limit_s
 
 RECENT = 8  # the next piece of work is expected to take as long as the longest of these
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
 END_S = 0.5  # time to write the last files
-STEP, EVALUATION, BENCHMARK, CHECKPOINT = "step", "evaluation", "benchmark", "checkpoint"  # kinds of work
+STEP, EVALUATION, CHECKPOINT = "step", "evaluation", "checkpoint"  # kinds of work
 
 
 class EndReason(StrEnum):
@@ -63,18 +63,13 @@ class Budget:
         # The longest of the recent ones, not the mean: a single slow step must not exceed the limit.
         longest = {kind: max(list(seconds)[-RECENT:], default=0.0) for kind, seconds in took.items()}
         steps = (2 + self._ahead) * max(list(took.get(STEP, ()))[1:][-RECENT:], default=0.0)  # the first one compiles
-        end = longest.get(EVALUATION, 0.0) + longest.get(BENCHMARK, 0.0) + final_s()
+        end = longest.get(EVALUATION, 0.0) + final_s()
         before = sum(longest.get(kind, 0.0) for kind in next_due)
         return self.spent_s + steps + before + MARGIN * end + END_S > self._limit_s
 
 
 def seconds_of_this_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def spent_before() -> float:
-    """Return the seconds of the attempts before, as the runner measured them; 0 without a runner."""
-    return float(os.environ.get(SPENT, "0"))
 
 
 def stops_early(config: TrainConfig, losses: Sequence[float]) -> bool:
@@ -87,12 +82,12 @@ def stops_early(config: TrainConfig, losses: Sequence[float]) -> bool:
     return 0 < (config.early_stopping_patience or 0) <= idle
 
 
-class NotFiniteError(Exception):
+class NotFiniteError(KmatrixError):
     """The training failed: a loss or a gradient is NaN or infinite. The message names it and the step."""
 
 
 def check_finite(step: int, values: Mapping[str, float]) -> None:
-    """Raise NotFiniteError if one of the numbers of a step is not finite. Those of one rank survive the mean."""
+    """Raise NotFiniteError if a number of a step is not finite. All ranks do: a mean keeps those of one rank."""
     for name, value in values.items():
         if not math.isfinite(value):
             raise NotFiniteError(f"{name} is {value} at step {step}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,15 +40,12 @@ from gpt2.profiling import Profile
 from gpt2.schedule import scale, step_seed
 from gpt2.steps import StepNumbers, Steps, clip, distributed, evaluated
 from gpt2.stopping import (
-    BENCHMARK,
     CHECKPOINT,
     EVALUATION,
     STEP,
     Budget,
     EndReason,
-    NotFiniteError,
     check_finite,
-    spent_before,
     stops_early,
 )
 from gpt2.watchdog import END, Watchdog, one_line
@@ -55,7 +53,7 @@ from kmatrix.errors import KmatrixError
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.paths import RunDir
-from kmatrix.records.run_lock import join_attempt
+from kmatrix.records.run_lock import SPENT, join_attempt
 from kmatrix.records.train_config import TrainConfig, changes
 
 
@@ -67,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
     dist.die_with_parent()
-    place, run_dir = dist.environment(), RunDir(args.run_dir.absolute())
+    rank, run_dir = dist.environment()[0], RunDir(args.run_dir.absolute())
     try:
         # Before any file of the run is touched: an earlier attempt may still have ranks, or this rank may be too late.
         join_attempt(run_dir)
@@ -75,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
         dist.exit_now(dist.EXIT_REFUSED)
-    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=place.rank == 0)
+    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
-    watchdog = Watchdog(log, place.rank)
+    watchdog = Watchdog(log, rank)
     stop = dist.Stop(watchdog.give_up)
     try:
         code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
@@ -100,28 +98,21 @@ def train(
     resume: str = "none",
     micro_batch: int | None = None,
 ) -> int:
-    """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
+    """Train, write the result and return the exit status. Failures are exceptions."""
     with log.phase("set-up"):
         parts = set_up(run, log, watchdog, resume=resume, micro_batch=micro_batch)
     world, saver = parts.state.world, parts.saver
     gc.collect()
     gc.freeze()  # objects that live as long as the run: later collections skip them
-    ended_by, broken = None, ""
     try:
         ended_by = loop(parts, log, stop, watchdog)
-    except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
-        broken = str(error)
     finally:
         stop.acknowledge()  # this rank waits for none that has stopped: all leave the loop after the same step
         saver.wait()  # finish writing the current checkpoint, however the loop ended
         parts.profile.end()
 
     watchdog.work(END, log.step)
-    if broken:
-        code = dist.EXIT_FAILED
-        log.event(log.step, "nan", broken)
-        log.end("failed", kind="nan", reason=broken)
-    elif ended_by is EndReason.STOP:
+    if ended_by is EndReason.STOP:
         code, reason = dist.EXIT_STOPPED, f"stopped by {stop.signal or 'a signal to another rank'} at step {log.step}"
         log.event(log.step, "stop", reason)
         saver.stop()
@@ -162,18 +153,9 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
             ended_by = ended_by or arrived
             if ended_by is EndReason.STOP:
                 return ended_by
-            if (ended_by or EVALUATION in due) and not log.evaluated(step):
+            if ended_by or EVALUATION in due:
                 with phase(log, watchdog, EVALUATION), optimizers.evaluation_weights():
-                    found = parts.validation.measure(evaluated(parts.model), stopping)
-                if found is None:
-                    return EndReason.STOP
-                check_finite(step, {"validation loss": found.loss})
-                log.validation(step, found.loss, found.by_source, found.bits_per_byte)
-                if not ended_by and stops_early(config, [line.loss for line in log.val]):
-                    ended_by = EndReason.EARLY_STOPPING
-            if ended_by or BENCHMARK in due:
-                with phase(log, watchdog, BENCHMARK), optimizers.evaluation_weights():
-                    parts.benchmarks.measure(step, parts.state.model, stopping, final=bool(ended_by))
+                    ended_by = evaluate(parts, log, stopping, ended_by)
             if ended_by:
                 return ended_by
             if saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
@@ -205,20 +187,33 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
 
 @contextmanager
 def phase(log: RunLog, watchdog: Watchdog, kind: str) -> Iterator[None]:
-    """Record work between two steps, for the watchdog, the budget and the energy of each phase."""
+    """Record work between two steps, for the watchdog, the budget, and the report."""
     watchdog.work(kind, log.step)
-    with log.phase(EVALUATION if kind == BENCHMARK else kind):
+    with log.phase(kind):
         yield
 
 
 def due_before(parts: Parts, log: RunLog, step: int) -> list[str]:
     """Return what is due before a step, and not done yet."""
-    is_due = {
-        EVALUATION: step % parts.state.config.eval_interval == 0 and not log.evaluated(step),
-        BENCHMARK: parts.benchmarks.due(step),
-        CHECKPOINT: parts.saver.due(step),
-    }
+    is_evaluated = step % parts.state.config.eval_interval != 0 or log.evaluated(step)
+    is_due = {EVALUATION: not is_evaluated or parts.benchmarks.due(step), CHECKPOINT: parts.saver.due(step)}
     return [kind for kind, due in is_due.items() if due]
+
+
+def evaluate(parts: Parts, log: RunLog, stopping: Callable[[], bool], ended_by: EndReason | None) -> EndReason | None:
+    """Measure and log what is due before the next step, or at the end. Return why the loop must end, if it must."""
+    step, config = log.step, parts.state.config
+    if (ended_by or step % config.eval_interval == 0) and not log.evaluated(step):
+        found = parts.validation.measure(evaluated(parts.model), stopping)
+        if found is None:
+            return EndReason.STOP
+        check_finite(step, {"validation loss": found.loss})
+        log.validation(step, found.loss, found.by_source, found.bits_per_byte)
+        if not ended_by and stops_early(config, [line.loss for line in log.val]):
+            ended_by = EndReason.EARLY_STOPPING
+    if ended_by or parts.benchmarks.due(step):
+        parts.benchmarks.measure(step, parts.state.model, stopping, final=bool(ended_by))
+    return ended_by
 
 
 def gradients(parts: Parts, step: int, watchdog: Watchdog) -> torch.Tensor:
@@ -280,7 +275,7 @@ def finish_step(parts: Parts, log: RunLog, numbers: StepNumbers | None) -> EndRe
 def leave_together(world: dist.World, log: RunLog) -> None:
     """Wait until rank 0 has written the result: torchrun kills the others as soon as one fails."""
     try:
-        world.barrier()
+        dist.gather(world, None)
     except RuntimeError as error:
         if not world.main:
             raise
@@ -327,7 +322,7 @@ def set_up(
         log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
     log.optimizers, log.pruner = optimizers, pruner
     adjusted = changes(planned, config, "another micro-batch was asked for")
-    log.begin(config, world, raw.params, adjusted, attention=kernels_of(raw, config, world.device))
+    log.begin(config, world, adjusted, attention=kernels_of(raw, config, world.device))
 
     # Everything that a checkpoint holds
     stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks}
@@ -340,7 +335,7 @@ def set_up(
         initialize(raw, config)
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
     # The runner's measure includes the launch of the earlier attempts, and work after their last checkpoint.
-    before_s = 0.0 if resume == "none" else max(spent_before(), log.before_s)
+    before_s = 0.0 if resume == "none" else max(float(os.environ.get(SPENT, "0")), log.before_s)
     budget = Budget(config, before_s=before_s, ahead=2 if world.device.type == "cuda" else 0)
     batches.seek(log.step)
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from gpt2 import dist
 from gpt2.checkpoint.contents import out_of_memory
 from gpt2.log import RunLog
+from gpt2.stopping import NotFiniteError
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
 from kmatrix.records.files import write_json
@@ -118,8 +119,10 @@ class Watchdog:
             self._state.update(kind=kind, reason=reason)
             self._write_state()
             return
-        # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause.
-        kind, reason = first_failure(log.dir, log.attempt, socket.gethostname()) or (kind, reason)
+        # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause. Numbers
+        # that are not finite end all ranks alike.
+        if kind != "nan":
+            kind, reason = first_failure(log.dir, log.attempt, socket.gethostname()) or (kind, reason)
         status, event = ("stopped", "stop") if kind == SIGNAL else ("failed", "failed")
         with suppress(OSError):  # on a full disk there may still be space for the small result
             log.event(log.step, event, reason)
@@ -138,11 +141,9 @@ class Watchdog:
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of a failure, as result.json names it."""
-    if isinstance(error, DataError):
-        return "data"
-    if is_full(error):
-        return "disk"
-    return "oom" if out_of_memory(error) else "error"
+    if isinstance(error, DataError | NotFiniteError):
+        return "data" if isinstance(error, DataError) else "nan"
+    return "disk" if is_full(error) else "oom" if out_of_memory(error) else "error"
 
 
 def one_line(error: BaseException) -> str:

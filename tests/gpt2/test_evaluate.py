@@ -129,7 +129,7 @@ def benchmarks_of(tmp_path, attempt=1, **more):
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
     config = config_of(tmp_path, block_size=64, vocab_size=257, **hellaswag, **more)
     log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
-    log.begin(config, WORLD, 1)
+    log.begin(config, WORLD)
     return Benchmarks(config, WORLD, log), GPT(config.shape)
 
 

@@ -25,12 +25,11 @@ from gpt2.stopping import (
     Budget,
     NotFiniteError,
     check_finite,
-    spent_before,
     stops_early,
 )
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
-from kmatrix.records.run_lock import LAUNCHER, SPENT
+from kmatrix.records.run_lock import LAUNCHER
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from training import train_here
@@ -94,9 +93,6 @@ def test_an_attempt_begins_with_its_launch_and_those_before_count(monkeypatch):
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setenv(LAUNCHER, f"1:{int((now - 100) * os.sysconf('SC_CLK_TCK'))}")
     assert Budget(config_of(), before_s=50).spent_s == pytest.approx(150, abs=1)
-    assert spent_before() == 0.0
-    monkeypatch.setenv(SPENT, "61.5")
-    assert spent_before() == 61.5
     monkeypatch.delenv(LAUNCHER)
     assert Budget(config_of(), before_s=50).spent_s == pytest.approx(50, abs=1)
 

@@ -12,6 +12,7 @@ import torch
 from factories import environment
 from gpt2 import watchdog
 from gpt2.log import RunLog
+from gpt2.stopping import NotFiniteError
 from gpt2.watchdog import FIRST_S, FLOOR_S, Watchdog, kind_of
 from kmatrix.errors import DataError
 from kmatrix.records.files import read_json, read_jsonl
@@ -115,6 +116,7 @@ def test_a_rank_that_hangs_ends_by_itself_with_its_stacks_also_if_it_holds_the_g
         (ValueError("a text about being out of memory"), "error"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk"),
         (DataError("a shard is short"), "data"),
+        (NotFiniteError("loss is nan at step 7"), "nan"),
     ],
 )
 def test_each_kind_of_failure_is_recognized_by_its_error(error, kind):
