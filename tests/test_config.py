@@ -199,7 +199,7 @@ def test_the_presets_have_the_schedule_of_their_public_code(program, optimizer, 
         (["MODEL=custom", "N_EMBD=16", "N_HEAD=2"], "needs a width of at least 24"),
         (["MODEL=custom", "N_EMBD=45", "N_HEAD=5"], "needs an even width per head, not 45 over 5 heads"),
         (["BIAS=y"], "nanochat's models have no biases"),
-        (["WEIGHT_TYING=y"], "has its own weights"),
+        (["WEIGHT_TYING=y"], "an output layer of their own"),
     ],
 )
 def test_parts_that_nanochat_does_not_have_are_refused(program, arguments, reason):

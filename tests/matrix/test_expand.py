@@ -78,7 +78,7 @@ def test_adamwprune_without_pruning_is_a_configuration_of_its_own(program):
     result = dry_run(program, CPU, arguments=["OPTIMIZER=adamwprune", "PRUNING=none,state"])
 
     assert result.names == ["gpt2_adamwprune_pruningnone_1cpu", "gpt2_adamwprune_pruningstate_1cpu"]
-    assert "FORBID_OTHER_PRUNING_OF_ADAMWPRUNE" in program.refused(DRY, "OPTIMIZER=adamwprune", "PRUNING=magnitude")
+    assert "FORBID_PRUNING_BY_OTHER_SCORES" in program.refused(DRY, "OPTIMIZER=adamwprune", "PRUNING=magnitude")
     assert "adamwadv is AdamW with AMSGrad" in program.refused(
         DRY, "OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwadv", "AMSGRAD=n"
     )

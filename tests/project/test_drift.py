@@ -72,6 +72,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
     known = attributes([*TRAINER, *CONTROL])
     choices = [name for name in TREE.choices if name.startswith("GPT2_")]
     values = {(name, member) for name in choices for member in TREE.members[name]}
+    values |= {(name, text) for name, texts in TREE.oneofs.items() if name.startswith("GPT2_") for text in texts}
 
     assert {value for value in values if value[1] not in known} <= {
         ("GPT2_DEVICE", "auto"),
