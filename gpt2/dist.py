@@ -6,8 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +20,6 @@ from kmatrix.records.run_lock import launcher_died
 from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-GRACE_S = 26.0  # torchrun sends SIGKILL 30 s after it forwarded a signal
 TIMEOUT_S = 1800  # of collectives, like the watchdog's limit for a first step: ranks may compile for different times
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
@@ -110,43 +107,20 @@ def cpu_name() -> str:
 
 
 class Stop:
-    """A stop request: set by a signal, read by the loop.
+    """A stop request: set by a signal, read by the loop. A rank that hangs is killed by torchrun, after 30 s."""
 
-    A rank that waits for a dead peer never returns to Python. Therefore a thread also receives the signals, and calls
-    `stuck` if the loop has not acknowledged one within GRACE_S.
-    """
-
-    def __init__(self, stuck: Callable[[str], NoReturn]) -> None:
+    def __init__(self) -> None:
         self.signal: str | None = None
-        self._acknowledged = threading.Event()
-        self._stuck = stuck
-        # Python handlers run only when the main thread executes bytecode, which it does not in a hanging collective.
-        # The wakeup descriptor is written by the handler in C, at once, and wakes the thread.
-        read_end, write_end = os.pipe()
-        os.set_blocking(write_end, False)  # required by set_wakeup_fd; a handler must never block
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._handle)
-        threading.Thread(target=self._watch, args=(read_end,), daemon=True, name="signals").start()
 
     @property
     def requested(self) -> bool:
         return self.signal is not None
 
-    def acknowledge(self) -> None:
-        """Confirm the stop request, or that the loop has ended: nothing is stuck."""
-        self._acknowledged.set()
-
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  (the signature of a handler)
         # Nothing but an assignment: a handler can interrupt the loop anywhere. The first signal names the reason.
         self.signal = self.signal or signal.Signals(number).name
-
-    def _watch(self, read_end: int) -> None:
-        number = 0
-        while number not in SIGNALS:  # the descriptor reports every signal that has a handler, also those of libraries
-            number = os.read(read_end, 1)[0]
-        if not self._acknowledged.wait(GRACE_S):
-            self._stuck(signal.Signals(number).name)
 
 
 def die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""GPUs and software versions of a run. As a program: print what this machine can train with."""
+"""GPUs and memory of a run. As a program: print what this machine can train with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def machines(world: World) -> dict[str, Any]:
         # PyTorch omits the prefix of NVML's UUIDs, by which the recorder finds the GPU.
         gpu = {"name": properties.name, "uuid": f"GPU-{properties.uuid}"}
     devices, hosts, gpus = zip(*gather(world, (world.device_name, socket.gethostname(), gpu)), strict=True)
-    return {"devices": devices, "hosts": hosts, "gpus": [gpu for gpu in gpus if gpu], "software": software()}
+    return {"devices": devices, "hosts": hosts, "gpus": [gpu for gpu in gpus if gpu]}
 
 
 def peak_memory_mib(world: World) -> float:
@@ -32,17 +32,6 @@ def peak_memory_mib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
 
 
-def software() -> dict[str, Any]:
-    """Return the versions of PyTorch and its libraries; None if this build of PyTorch lacks one."""
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
-    return {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-        "nccl": ".".join(map(str, nccl)) or None,
-    }
-
-
 def probe() -> dict[str, Any]:
     """Return versions, whether CUDA is usable or why not, and which pairs of GPUs have peer access."""
     # is_available never raises: it warns with the reason, such as a driver that is too old, and returns False.
@@ -50,11 +39,14 @@ def probe() -> dict[str, Any]:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     pairs = itertools.combinations(range(torch.cuda.device_count() if available else 0), 2)
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
     return {
-        **software(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,  # None: built for the CPU
         "available": available,
         "why": "" if available or not caught else str(caught[0].message).split("\n")[0],
         "bf16": available and torch.cuda.is_bf16_supported(),
+        "nccl": ".".join(map(str, nccl)) or None,
         "pairs": [[a, b, torch.cuda.can_device_access_peer(a, b)] for a, b in pairs],
     }
 

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch.profiler import profile
-
-from kmatrix.records.files import replacing
+from torch.profiler import profile, schedule
 
 
-class Profile:
-    """Records a profile of steps i to j - 1 of a span "i:j"; "": none. A run resumed after i records nothing."""
+def profiler(span: str, path: Path, *, done: int) -> profile | None:
+    """Return a started profiler of steps i to j - 1 of a span "i:j", to be stepped after each step.
 
-    def __init__(self, span: str, path: Path) -> None:
-        self._first, self._last = map(int, span.split(":")) if span else (-1, -1)
-        self._path = path
-        self._running: profile | None = None
-
-    def at(self, step: int) -> None:
-        """Start or stop recording before a step."""
-        if step == self._first:
-            self._running = profile()
-            self._running.start()
-        elif step == self._last:
-            self.end()
-
-    def end(self) -> None:
-        """Write the recorded trace, if any, also if the run ends before the span does."""
-        running, self._running = self._running, None
-        if running:
-            running.stop()
-            with replacing(self._path) as partial:
-                running.export_chrome_trace(str(partial))
+    None without a span, and for a run that begins behind i.  done: steps before this attempt.
+    """
+    first, last = map(int, span.split(":")) if span else (-1, -1)
+    if first < done:
+        return None
+    warm_up = min(1, first - done)  # steps
+    when = schedule(skip_first=first - done - warm_up, wait=0, warmup=warm_up, active=last - first, repeat=1)
+    found = profile(schedule=when, on_trace_ready=lambda trace: trace.export_chrome_trace(str(path)))
+    found.start()
+    return found

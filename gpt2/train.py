@@ -21,6 +21,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
 
 from gpt2 import dist, prune
 from gpt2.checkpoint.initial import initialize
@@ -36,7 +37,7 @@ from gpt2.model.registry import build_model, configure
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.sharded import shard
-from gpt2.profiling import Profile
+from gpt2.profiling import profiler
 from gpt2.schedule import scale, step_seed
 from gpt2.steps import StepNumbers, Steps, clip, distributed, evaluated
 from gpt2.stopping import (
@@ -76,14 +77,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     watchdog = Watchdog(log, rank)
-    stop = dist.Stop(watchdog.give_up)
+    stop = dist.Stop()
     try:
         code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
     except Exception as error:
         with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
-        stop.acknowledge()  # this rank responds: a signal during the next lines must not report it as hanging
         watchdog.fail(error)
     watchdog.end()
     dist.finish(code)
@@ -107,9 +107,9 @@ def train(
     try:
         ended_by = loop(parts, log, stop, watchdog)
     finally:
-        stop.acknowledge()  # this rank waits for none that has stopped: all leave the loop after the same step
         saver.wait()  # finish writing the current checkpoint, however the loop ended
-        parts.profile.end()
+        if parts.recorder:
+            parts.recorder.stop()
 
     watchdog.work(END, log.step)
     if ended_by is EndReason.STOP:
@@ -163,7 +163,7 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
                     saver.save()
             steps.restart()  # none of this is part of the next step's time
 
-        watchdog.work(DATA, step)
+        watchdog.work(STEP, step)
         waited = parts.batches.wait(stopping, log.say)
         if waited is None:
             ended_by = EndReason.STOP
@@ -171,13 +171,13 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
         if waited:
             steps.restart()
 
-        watchdog.work(STEP, step)
-        parts.profile.at(step)
         mean = gradients(parts, step, watchdog)
         watchdog.at(UPDATE)
         norm = update(parts, step, log)
         log.step = step + 1
         watchdog.at(NUMBERS)
+        if parts.recorder:
+            parts.recorder.step()
         # Rank 0 decides by its clock. All ranks hear of it with the numbers of this step, which arrive in the next one.
         next_due = due_before(parts, log, step + 1)
         over = parts.state.world.main and parts.budget.is_up(watchdog.took, next_due, saver.final_s)
@@ -294,7 +294,7 @@ class Parts:
     budget: Budget
     saver: Saver
     steps: Steps
-    profile: Profile
+    recorder: profile | None
 
 
 def set_up(
@@ -346,8 +346,8 @@ def set_up(
     if world.size > 1:
         model = distributed(model, config, steps)
     keep_gradients(raw, optimizers, config)
-    profile = Profile(config.profile if world.main else "", log.dir.profile)
-    return Parts(state, model, batches, validation, benchmarks, budget, saver, steps, profile)
+    recorder = profiler(config.profile if world.main else "", log.dir.profile, done=log.step)
+    return Parts(state, model, batches, validation, benchmarks, budget, saver, steps, recorder)
 
 
 if __name__ == "__main__":

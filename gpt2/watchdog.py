@@ -21,14 +21,13 @@ from gpt2.stopping import NotFiniteError
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs.ranks import SIGNAL, first_failure
+from kmatrix.records.jobs.ranks import first_failure
 
 SETUP, END = "set-up", "end"  # kinds of work, besides those of gpt2.stopping
 FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles
 FLOOR_S = 300.0  # of every limit: a slow disk can delay short steps
 RECENT = 100  # newest durations of a kind of work; their median is the usual time
 EVERY_S = 1.0  # between two states, and between two settings of the timer
-_last = threading.Lock()  # held by the thread that ends this process: the loop's, or that of the signals
 
 
 class Watchdog:
@@ -93,27 +92,15 @@ class Watchdog:
 
     def fail(self, error: Exception) -> NoReturn:
         """Record why this rank failed and exit. Other ranks may be gone: it does not wait for them."""
-        with suppress(OSError):
-            self.end()
-        self._exit(dist.EXIT_FAILED, kind_of(error), one_line(error))
-
-    def give_up(self, name: str) -> NoReturn:
-        """Exit a rank that got a signal and does not respond: nothing can be saved any more."""
-        reason = f"stopped by {name} at step {self._log.step}, which did not end: no checkpoint"
-        self._exit(dist.EXIT_FAILED if self._rank else dist.EXIT_STOPPED, SIGNAL, reason)
-
-    def _exit(self, code: int, kind: str, reason: str) -> NoReturn:
-        with _last:
-            try:
-                self.record(kind, reason)
-            finally:  # on a full disk, nothing may be left to write a reason to
-                dist.exit_now(code)
+        try:
+            with suppress(OSError):
+                self.end()
+            self.record(kind_of(error), one_line(error))
+        finally:  # on a full disk, nothing may be left to write a reason to
+            dist.exit_now(dist.EXIT_FAILED)
 
     def record(self, kind: str, reason: str) -> None:
-        """Write why this rank failed; rank 0 names the rank that failed first, if that is another one.
-
-        kind: SIGNAL if the rank was asked to stop and could not. Then the run is stopped, not failed.
-        """
+        """Write why this rank failed; rank 0 names the rank that failed first, if that is another one."""
         log = self._log
         if self._rank:
             self._state.update(kind=kind, reason=reason)
@@ -123,10 +110,9 @@ class Watchdog:
         # that are not finite end all ranks alike.
         if kind != "nan":
             kind, reason = first_failure(log.dir, log.attempt, socket.gethostname()) or (kind, reason)
-        status, event = ("stopped", "stop") if kind == SIGNAL else ("failed", "failed")
         with suppress(OSError):  # on a full disk there may still be space for the small result
-            log.event(log.step, event, reason)
-        log.end(status, kind=kind, reason=reason)
+            log.event(log.step, "failed", reason)
+        log.end("failed", kind=kind, reason=reason)
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):

@@ -203,17 +203,6 @@ def test_a_rank_that_hangs_ends_the_run_and_is_named_with_its_place(tmp_path, fa
 
 
 @pytest.mark.nightly
-def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
-    run_dir = make_run(tmp_path, **FOREVER)
-    process = start_training(run_dir, torchrun=True, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
-    wait_until((tmp_path / "hangs").exists)
-    process.terminate()
-    output_of(process)
-    assert ended(run_dir) == ("stopped", "signal", None)
-    assert "did not end" in read_json(run_dir.result)["reason"]
-
-
-@pytest.mark.nightly
 def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     run_dir = make_run(tmp_path, **FOREVER)
     process = start_training(run_dir, torchrun=True)

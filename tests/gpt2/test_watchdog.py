@@ -134,26 +134,14 @@ def test_rank_0_names_the_rank_that_failed_first_and_not_the_lost_connection(tmp
     assert exits == [1, 1]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["rank 0 first", "rank 1 first"])
-def test_ranks_that_cannot_stop_end_a_stopped_run_whichever_gives_up_first(tmp_path, exits, order):
-    for rank in order:
-        watchdog_of(tmp_path, rank).give_up("SIGTERM")
-    result = read_json(RunDir(tmp_path).result)
-    assert (result["status"], result["kind"]) == ("stopped", "signal")
-    assert "stopped by SIGTERM at step 0, which did not end: no checkpoint" in result["reason"]
-    assert exits == [(130, 1)[rank] for rank in order]
-
-
 def test_a_rank_exits_although_its_reason_cannot_be_written(tmp_path, exits, monkeypatch):
     def full(*_):
-        assert watchdog._last.locked()  # no other thread ends this rank meanwhile
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Watchdog, "record", full)
-    for end, reason in ((Watchdog.give_up, "SIGTERM"), (Watchdog.fail, ValueError("no data"))):
-        with pytest.raises(OSError, match="No space"):
-            end(watchdog_of(tmp_path), reason)
-    assert exits == [130, 1]
+    with pytest.raises(OSError, match="No space"):
+        watchdog_of(tmp_path).fail(ValueError("no data"))
+    assert exits == [1]
 
 
 def test_a_run_that_was_moved_does_not_begin_again_at_its_old_path(tmp_path):

@@ -33,7 +33,6 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_changes_are_named(clone, tm
     first = only(matrix.glob("gpt2_*"))
     provenance = load_json(first / "run.json")["provenance"]
     assert provenance["git_commit"] == clone.run("git", "rev-parse", "HEAD").stdout.strip()
-    assert load_json(first / "run_used.json")["software"]["torch"] == provenance["versions"]["torch"]
 
     said = verdict(clone.check("reproduce", f"RUN={first}", here))
     numbers = re.search(r"equal bit for bit: (\d+) values in 13 steps", said)[1]

@@ -91,5 +91,4 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     watchdog.FLOOR_S = float(os.environ.get("FAULT_FLOOR_S", watchdog.FLOOR_S))
     dist.TIMEOUT_S = int(os.environ.get("FAULT_COLLECTIVE_S", dist.TIMEOUT_S))
-    dist.GRACE_S = float(os.environ.get("FAULT_GRACE_S", dist.GRACE_S))
     train.main()

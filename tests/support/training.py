@@ -30,9 +30,6 @@ class StopAfter:
     def requested(self) -> bool:
         return self.updates is not None and self.log.step >= self.updates
 
-    def acknowledge(self) -> None:
-        """Do nothing: no thread watches this request."""
-
 
 class DirectPool:
     """An executor that runs at once, in the thread that submits."""

@@ -181,8 +181,7 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
     if kind in ("error", DIED, NOT_STARTED) and is_full(run.path):
         kind, reason = DISK, f"the disk is full: {how_full(run.path)} ({reason})"
     gpus: tuple[str, ...] = ()
-    # "signal" of a rank that could not stop, without a result: rank 0 was killed.
-    if kind in ("error", "signal", DIED):
+    if kind in ("error", DIED):
         # A killed rank comes first: the reason is then only that its peers lost the connection.
         if killed := _killed(seen, reason):
             kind, reason = KILLED, killed

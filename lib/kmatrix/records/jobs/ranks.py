@@ -15,7 +15,7 @@ LOST_PEER = re.compile(
     r"Connection (?:reset|closed|refused)|Broken pipe|Socket closed|remote process exited|ncclRemoteError"
     r"|Timed out waiting \d+ms|Watchdog caught collective operation timeout|received SIG"
 )
-SIGNAL, STALL = "signal", "stall"  # kinds of failures: a rank was asked to stop and could not; a rank hung
+STALL = "stall"  # kind of failure: a rank hung
 DATA, FORWARD, BACKWARD, UPDATE, NUMBERS = PLACES = ("data", "forward", "backward", "update", "numbers")  # in a step
 
 
@@ -51,17 +51,15 @@ def read_ranks(run: RunDir, attempt: int) -> list[RankState]:
 def first_failure(run: RunDir, attempt: int, own_host: str = "") -> tuple[str, str] | None:
     """Return kind and reason of the rank that made the others fail, None if no rank has failed or hung.
 
-    A rank that failed by itself comes first, then one that hung, then one that could not stop: the launcher of a rank
-    that fails stops the others, which hang without it. Ranks that only lost a peer come last.
+    A rank that failed by itself comes first, then one that hung: the launcher of a rank that fails stops the others,
+    which hang without it. Ranks that only lost a peer come last.
     """
     states = read_ranks(run, attempt)
     failed = sorted((state for state in states if state.kind), key=lambda state: state.time)
-    asked = [state for state in failed if state.kind == SIGNAL]
-    lost = [state for state in failed if state.kind != SIGNAL and LOST_PEER.search(state.reason or "")]
-    own = [state for state in failed if state not in asked and state not in lost]
+    own = [state for state in failed if not LOST_PEER.search(state.reason or "")]
     if not own and (reason := describe_hang(states, _stacks(run, attempt, states))):
         return STALL, reason
-    first = next(iter((*own, *asked, *lost)), None)
+    first = next(iter((*own, *failed)), None)
     return (first.kind or "error", first.failure(own_host)) if first else None
 
 
