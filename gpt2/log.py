@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,26 +63,16 @@ class RunLog:
         if self._phases:
             end_torn_line(self._phases)
 
-    def begin(
-        self,
-        config: TrainConfig,
-        world: World,
-        adjusted: Sequence[Mapping[str, Any]] = (),
-        *,
-        attention: Mapping[str, str] | None = None,
-    ) -> None:
-        """Write run_used.json: the effective fields, and how they differ from run.json.
-
-        adjusted: fields that differ from the plan, each with field, from, to and why.  attention: kernel by kind.
-        """
+    def begin(self, config: TrainConfig, world: World, **about: Any) -> None:
+        """Write run_used.json: the effective fields, the machines of all ranks, and what `about` says."""
         self.config, self.world = config, world
         self.dir.rank(world.rank).mkdir(parents=True, exist_ok=True)
         end_torn_line(self.dir.timings(world.rank))
-        about = machines(world)  # of all ranks: rank 0 knows only its own node
+        about |= machines(world)  # of all ranks: rank 0 knows only its own node
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype)
         if self.main:
-            used = {"train": config.to_json() | {"peak_tflops": self.peak}, "adjusted": list(adjusted)}
-            write_json(self.dir.run_used, used | {"attempt": self.attempt, "attention": attention} | about)
+            used = config.to_json() | {"peak_tflops": self.peak}
+            write_json(self.dir.run_used, {"train": used, "attempt": self.attempt, **about})
         what = f"{config.model} ({config.shape.params:,} parameters) on {config.dataset} with {config.optimizer}"
         length = f"{config.max_iters} steps of {config.tokens_per_step} tokens"
         self.say(f"Training {what}: {length}, {world.size} x {world.device_name}")
@@ -175,20 +165,16 @@ class RunLog:
             f"mfu {'n/a' if used is None else f'{used:.1%}'}{pruned}"
         )
 
-    def validation(
-        self, step: int, loss: float, by_source: Mapping[str, float] | None = None, bits: float | None = None
-    ) -> None:
+    def validation(self, step: int, loss: float, by_source: Mapping[str, float], bits: float | None) -> None:
         """Log a validation loss of the weights after `step` updates.
 
         by_source: loss per dataset of a mix.  bits: per byte of text.
         """
         self.val.append(Evaluation(step, loss, bits))
-        several = by_source if by_source and len(by_source) > 1 else {}  # of one dataset it would repeat the loss
+        several = by_source if len(by_source) > 1 else {}  # of one dataset it would repeat the loss
         parts = {f"val/loss/{name}": value for name, value in several.items()}
         self._metrics(step, {"val/loss": loss, "val/bits_per_byte": bits, **parts})
-        more = "" if bits is None else f" | bpb {bits:.4f}"
-        more += "".join(f" | {name} {value:.4f}" for name, value in several.items())
-        self.say(f"Iter {step} | Validation loss {loss:.4f}{more}")
+        self.say(f"Iter {step} | Validation loss {loss:.4f}" + ("" if bits is None else f" | bpb {bits:.4f}"))
 
     def scores(self, step: int, scores: Scores) -> None:
         """Log HellaSwag and CORE of the weights after `step` updates."""

@@ -13,6 +13,7 @@ from kmatrix.records.train_config import TrainConfig, cost_limit_s
 
 RECENT = 8  # the next piece of work is expected to take as long as the longest of these
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
+STEPS_LEFT = 4  # that run after the decision at most
 END_S = 0.5  # time to write the last files
 STEP, EVALUATION, CHECKPOINT = "step", "evaluation", "checkpoint"  # kinds of work
 
@@ -30,18 +31,16 @@ class EndReason(StrEnum):
 class Budget:
     """The time and cost budgets of a run: seconds over all its attempts. Only rank 0's clock counts."""
 
-    def __init__(
-        self, config: TrainConfig, *, before_s: float = 0.0, ahead: int = 0, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, config: TrainConfig, before_s: float = 0.0, clock: Callable[[], float] | None = None) -> None:
         """Start the clock at the launch of this attempt: importing torch takes some seconds that are paid for.
 
-        before_s: time of earlier attempts.  ahead: steps queued on the GPU when the loop finishes one; 0 on the CPU.
+        before_s: time of earlier attempts.
         """
         limits = {EndReason.TIME: config.max_time, EndReason.COST: cost_limit_s(config)}
         known = {reason: limit for reason, limit in limits.items() if limit is not None}
         self.ended_by = min(known, key=known.__getitem__, default=None)  # the one that is used up first
         self._limit_s = min(known.values(), default=math.inf)
-        self._ahead, self._clock = ahead, clock or seconds_of_this_boot
+        self._clock = clock or seconds_of_this_boot
         self._began = (launched_at() or self._clock()) - before_s
 
     @property
@@ -56,13 +55,13 @@ class Budget:
 
         took: seconds of the pieces of work so far, by their kind.  next_due: what the loop does before its next step.
         final_s: estimates the final checkpoint.
-        Other ranks see the answer one step later: one more step runs anyway, and another one if the answer is no.
+        Other ranks see the answer one step later, and a GPU's queue has steps that the loop has finished.
         """
         if self.ended_by is None:
             return False
         # The longest of the recent ones, not the mean: a single slow step must not exceed the limit.
         longest = {kind: max(list(seconds)[-RECENT:], default=0.0) for kind, seconds in took.items()}
-        steps = (2 + self._ahead) * max(list(took.get(STEP, ()))[1:][-RECENT:], default=0.0)  # the first one compiles
+        steps = STEPS_LEFT * max(list(took.get(STEP, ()))[1:][-RECENT:], default=0.0)  # the first one compiles
         end = longest.get(EVALUATION, 0.0) + final_s()
         before = sum(longest.get(kind, 0.0) for kind in next_due)
         return self.spent_s + steps + before + MARGIN * end + END_S > self._limit_s

@@ -322,7 +322,7 @@ def set_up(
         log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
     log.optimizers, log.pruner = optimizers, pruner
     adjusted = changes(planned, config, "another micro-batch was asked for")
-    log.begin(config, world, adjusted, attention=kernels_of(raw, config, world.device))
+    log.begin(config, world, adjusted=adjusted, attention=kernels_of(raw, config, world.device))
 
     # Everything that a checkpoint holds
     stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks}
@@ -336,7 +336,7 @@ def set_up(
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
     # The runner's measure includes the launch of the earlier attempts, and work after their last checkpoint.
     before_s = 0.0 if resume == "none" else max(float(os.environ.get(SPENT, "0")), log.before_s)
-    budget = Budget(config, before_s=before_s, ahead=2 if world.device.type == "cuda" else 0)
+    budget = Budget(config, before_s)
     batches.seek(log.step)
 
     # raw and model share their parameters. Checkpoints are of raw: the names do not depend on the compiler. DDP comes

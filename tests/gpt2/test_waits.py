@@ -92,38 +92,18 @@ NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_reads_nothing_from_the_device(name):
-    check_step(name, "adamw")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("base", ["adam", "adamwadv", "adamwspam"])
-def test_a_step_of_adamwprune_reads_nothing_with_any_base(base):
-    check_step("adamwprune", base)
-
-
-def check_step(name, base):
-    model = GPT(SHAPE).to(DEVICE)
-    settings = replace(SETTINGS, optimizer=name, adamwprune_base=base)
-    optimizers = build_optimizers(settings, model)
-    optimizers.set_scale(0.5)
-
-    found = waiting_steps(optimizers, list(model.parameters()))
-
-    assert found.keys() == WAITS.get(name, {}).keys(), found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_step_after_a_state_was_loaded_from_a_checkpoint_reads_nothing_from_the_device(name):
+def test_a_step_reads_nothing_from_the_device_also_after_a_state_was_loaded(name):
     """Counters of steps stay in CPU memory if the optimizer reads them there."""
-    settings = replace(SETTINGS, optimizer=name)
-    trained, model = GPT(SHAPE), GPT(SHAPE).to(DEVICE)
-    saved = build_optimizers(settings, trained)
-    run_steps(trained, saved, 2)
-    optimizers = build_optimizers(settings, model)
-    optimizers.load_state_dict(saved.state_dict())
+    for base in ("adam", "adamw", "adamwadv", "adamwspam") if name == "adamwprune" else ("adamw",):
+        settings = replace(SETTINGS, optimizer=name, adamwprune_base=base)
+        trained, model = GPT(SHAPE), GPT(SHAPE).to(DEVICE)
+        optimizers, saved = build_optimizers(settings, model), build_optimizers(settings, trained)
+        found = waiting_steps(optimizers, list(model.parameters()))
+        assert found.keys() == WAITS.get(name, {}).keys(), found
 
-    assert not waiting_steps(optimizers, list(model.parameters()))
+        run_steps(trained, saved, 2)
+        optimizers.load_state_dict(saved.state_dict())
+        assert not waiting_steps(optimizers, list(model.parameters()))
 
 
 class Reading(torch.optim.SGD):
@@ -141,19 +121,14 @@ class Reading(torch.optim.SGD):
     "read",
     [
         torch.Tensor.item,
-        torch.Tensor.tolist,
         torch.Tensor.cpu,
-        float,
-        bool,
         lambda tensor: tensor if tensor > 0 else None,
         lambda tensor: tensor[tensor > 0],
-        lambda tensor: tensor + torch.ones(2).to(tensor.device).sum(),
         lambda tensor: torch.linalg.eigh(tensor.expand(2, 2)),
     ],
 )
 def test_the_double_notices_a_read(read):
     parameter = nn.Parameter(torch.empty(3, device=DEVICE))
-
     assert waiting_steps(Reading([parameter], read), [parameter], steps=1)
 
 

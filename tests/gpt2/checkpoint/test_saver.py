@@ -48,7 +48,7 @@ class Run:
     def save(self, step, loss=None, **options):
         self.set_updates(step)
         if loss is not None:
-            self.log.validation(step, loss)
+            self.log.validation(step, loss, {}, None)
         self.saver.save(**options)
         self.saver.wait()
         return self
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_due_at_its_interval_and_wanted_if_it_is_the_best(tmp_pa
     run = Run(tmp_path, checkpoint_interval=4)
     assert [step for step in range(9) if run.saver.due(step)] == [4, 8]
     for step, loss in ((2, 3.0), (3, 2.0), (5, 2.5)):
-        run.log.validation(step, loss)
+        run.log.validation(step, loss, {}, None)
         assert run.saver.wanted(step) == (loss != 2.5)
     assert not Run(tmp_path, checkpoint_interval=0).saver.due(4)
 
