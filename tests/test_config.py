@@ -165,12 +165,26 @@ def test_ranks_that_cannot_share_a_batch_by_size_are_refused_with_the_largest_mi
     assert "pass BATCH_SIZE=8" in out
 
 
-@pytest.mark.parametrize(("of", "steps"), [("scaling", 2520), ("all", 6552)])
-def test_tokens_per_parameter_count_the_parameters_that_are_named(program, of, steps):
-    program.write("")
-    length = ("TOKENS_PER_PARAM=12", f"TOKENS_PER_PARAM_OF={of}", "MAX_ITERS=0")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["HELLASWAG=x.jsonl", "TOKENIZER=char"], "TOKENIZER=char cannot encode them"),
+        (["CORE=x.zip", "TOKENIZER=char"], "TOKENIZER=char cannot encode them"),
+        (["CORE=x.zip", "CORE_EXAMPLES=10"], "CORE_EXAMPLES=10 is too few"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_asked_is_refused_before_a_run_begins(program, arguments, reason):
+    assert reason in program.refused(DRY, *arguments)
 
-    assert fields(program, *BY_SIZE, "DEPTH=12", *length).max_iters == steps
+
+@pytest.mark.parametrize("arch", ["nanochat", "nanochat2025"])
+def test_tokens_per_parameter_count_those_of_the_architectures_rule(program, arch):
+    program.write("")
+    arguments = [f"ARCH={arch}" if word.startswith("ARCH=") else word for word in BY_SIZE]
+    found = fields(program, *arguments, "DEPTH=12", "TOKENS_PER_PARAM=12", "MAX_ITERS=0")
+
+    counted = found.shape.scaling_params if arch == "nanochat" else found.shape.params
+    assert found.max_iters == 12 * counted // found.tokens_per_step
 
 
 @pytest.mark.parametrize(

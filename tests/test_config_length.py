@@ -1,4 +1,4 @@
-"""The length of a run: steps from tokens, epochs and parameters, time notations, and equal runs."""
+"""The length of a run: steps from tokens and parameters, time notations, and equal runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kmatrix.kconfig.tree as duration
 from factories import make_run, train_config
-from kmatrix.config import Length, epoch_tokens, length, with_data
+from kmatrix.config import Length, length, with_vocabulary
 from kmatrix.experiment.plan import equal_budget
 from kmatrix.packing import usable_cores
 from kmatrix.plan.cpu import cpu_name, cpu_speed
@@ -75,18 +75,11 @@ def test_a_time_equals_the_sum_of_its_parts(days, hours, minutes, seconds):
         (bounds(max_tokens=1.0), Length(steps=1, bound="max_tokens")),
         (bounds(max_iters=9, max_tokens=1000.0), Length(steps=9, bound="max_iters")),
         (bounds(tokens_per_param=20.0, max_iters=9999), Length(steps=60, bound="tokens_per_param")),
-        (bounds(max_epochs=2.0), Length(steps=None, bound="max_epochs")),
-        (bounds(max_epochs=2.0, max_iters=7), Length(steps=7, bound="max_iters")),
-        (bounds(max_time=60.0), Length(steps=None, bound="")),
+        (bounds(max_time=60.0), Length(steps=0, bound="")),
     ],
 )
 def test_the_first_limit_decides_and_is_never_exceeded(fields, expected):
     assert length(fields, params=300, tokens_per_step=100) == expected
-
-
-def test_epochs_are_converted_to_steps_once_the_data_is_known():
-    found = length(bounds(max_epochs=2.5), params=300, tokens_per_step=100, train_tokens=1000)
-    assert found == Length(steps=25, bound="max_epochs")
 
 
 @given(st.floats(1, 1e12), st.integers(1, 10**7))
@@ -104,12 +97,13 @@ def test_steps_follow_from_tokens_unless_both_are_given(program):
     assert config(program, "TOKENS_PER_PARAM=20").tokens == pytest.approx(20 * config(program).shape.params, abs=STEP)
 
 
-def test_the_warm_up_of_a_run_limited_by_epochs_follows_its_data(program):
-    before = config(program, "EPOCHS=2", "WARMUP_FRACTION=0.1")
-    assert (before.steps, before.tokens, before.warmup_steps) == (None, None, None)
-    after = with_data(before, [100 * STEP + 1], 257)
-    assert (after.steps, after.bound, after.warmup_steps) == (200, "max_epochs", 20)
-    assert with_data(config(program, "MAX_ITERS=50"), [STEP], 257).steps == 50
+def test_the_length_and_the_warm_up_of_a_token_budget_follow_the_vocabulary_of_the_data(program):
+    before = config(program, "TOKENS_PER_PARAM=20", "WARMUP_FRACTION=0.1")
+    after = with_vocabulary(before, 50_000)
+    assert after.tokens == pytest.approx(20 * after.shape.params, abs=STEP)
+    assert after.steps > before.steps
+    assert after.train.warmup_steps == round(0.1 * after.steps)
+    assert with_vocabulary(config(program, "MAX_ITERS=50"), 50_000).steps == 50
 
 
 @pytest.mark.parametrize("arguments", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
@@ -126,7 +120,7 @@ def test_a_time_limit_has_three_names_and_one_value(program, arguments):
         (["BUDGET_DOLLARS=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "BUDGET_DOLLARS needs a MACHINE_HOUR_PRICE above 0"),
         (["DATA_DIR=Kconfig"], "Kconfig is not a directory"),
         (["RESULTS_DIR=Kconfig/below"], "Kconfig is not a directory"),
-        (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS, TOKENS_PER_PARAM, MAX_TIME or MAX_COST"),
+        (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, TOKENS_PER_PARAM, MAX_TIME or MAX_COST"),
         (["COST=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "MAX_COST needs a MACHINE_HOUR_PRICE above 0 on the CPU"),
         (["PROFILE=5:5"], "PROFILE=5:5 is not a range of steps"),
         (["PROFILE=x"], "PROFILE=x is not a range of steps"),
@@ -169,8 +163,6 @@ def test_a_budget_without_steps_is_refused_with_the_steps_of_the_newest_run_like
 def test_the_dry_run_prints_what_limits_a_run(program):
     output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "MACHINE_HOUR_PRICE=2").out
     assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 2m00s, at most $1.5" in output
-    unprepared = f"DATA_DIR={program.folder}/data"
-    assert "2 epochs, " in program.check(DRY, "EPOCHS=2", unprepared).out
 
 
 @pytest.mark.parametrize(
@@ -199,19 +191,6 @@ def test_settings_that_all_runs_share_are_printed(program, shared, arguments, ex
 )
 def test_a_promise_that_does_not_hold_is_refused(program, arguments, message):
     assert message in program.refused(DRY, "DEVICE=cpu", *arguments)
-
-
-@given(st.lists(st.integers(2, 5000), min_size=1, max_size=5), st.integers(1, 64), st.integers(1, 8), st.integers(1, 4))
-def test_epochs_end_where_the_trainer_has_read_each_window_once(shards, block_size, global_batch, epochs):
-    """As many whole steps as the trainer's stream of sequences has in that many epochs."""
-    windows = sum((tokens - 1) // block_size for tokens in shards)
-    found = length(
-        bounds(max_epochs=float(epochs)),
-        params=1,
-        tokens_per_step=global_batch * block_size,
-        train_tokens=epoch_tokens(shards, block_size),
-    )
-    assert found.steps == max(1, epochs * windows // global_batch)
 
 
 def test_the_same_time_in_another_notation_gives_the_same_run(program):

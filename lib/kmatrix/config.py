@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,24 +101,17 @@ class RunConfig:
         return self.train.device
 
     @property
-    def steps(self) -> int | None:
-        """None until the data are known, if only epochs limit the run."""
-        return self.train.max_iters or None
-
-    @property
-    def warmup_steps(self) -> int | None:
-        """None if it is a fraction of an unknown number of steps."""
-        if self.steps is None and self.train.warmup_fraction is not None:
-            return None
-        return self.train.warmup_steps
+    def steps(self) -> int:
+        """0 if a budget alone limits the run."""
+        return self.train.max_iters
 
     @property
     def tokens_per_step(self) -> int:
         return self.train.tokens_per_step
 
     @property
-    def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.tokens_per_step
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
 
 
 def read_run(symbols: Mapping[str, Any]) -> RunConfig:
@@ -167,39 +160,20 @@ def _field(name: str) -> str:
     return name.removeprefix(PREFIX).lower() if name.startswith(PREFIX) else ""
 
 
-def with_data(run: RunConfig, train_shards: Sequence[int], vocab_size: int) -> RunConfig:
-    """Return a run's configuration with epochs as steps, and with the vocabulary of its data.
-
-    train_shards: tokens of each training shard.
-    """
-    return _bounded(with_vocabulary(run, vocab_size), epoch_tokens(train_shards, run.train.block_size))
-
-
-def epoch_tokens(train_shards: Iterable[int], block_size: int) -> int:
-    """Return the tokens that an epoch reads: every whole window of the shards once.
-
-    A window has one token more than the context, and shares it with the next one (gpt2.data.sequences.Windows).
-    """
-    return sum(max(0, (tokens - 1) // block_size) * block_size for tokens in train_shards)
-
-
 def with_vocabulary(run: RunConfig, vocab_size: int) -> RunConfig:
-    """Return a configuration with the vocabulary of its data."""
-    return replace(run, train=replace(run.train, vocab_size=vocab_size))
+    """Return a configuration with the vocabulary of its data, which can decide its steps (TOKENS_PER_PARAM)."""
+    return _bounded(replace(run, train=replace(run.train, vocab_size=vocab_size)))
 
 
-def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
-    """Return a run's configuration with its number of steps, and of warm-up steps, as far as they are known."""
+def _bounded(run: RunConfig) -> RunConfig:
+    """Return a run's configuration with its number of steps and of warm-up steps."""
     train = run.train
     asked = train if train.max_iters == run.asked_iters else replace(train, max_iters=run.asked_iters)
-    counted = run.shape.scaling_params if train.tokens_per_param_of == "scaling" else run.shape.params
-    found = length(asked, params=counted, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
-    fraction, steps = train.warmup_fraction, found.steps or 0
-    # A fraction follows the length of the run, which may only be known with the data.
-    warmup = train.warmup_steps if fraction is None else round(fraction * steps)
+    found = length(asked, params=run.shape.budget_params, tokens_per_step=run.tokens_per_step)
+    warmup = train.warmup_steps if train.warmup_fraction is None else round(train.warmup_fraction * found.steps)
     # A copy of a hundred fields takes a while.
-    if (train.max_iters, train.warmup_steps) != (steps, warmup):
-        train = replace(train, max_iters=steps, warmup_steps=warmup)
+    if (train.max_iters, train.warmup_steps) != (found.steps, warmup):
+        train = replace(train, max_iters=found.steps, warmup_steps=warmup)
     return replace(run, train=train, bound=found.bound)
 
 
@@ -407,8 +381,8 @@ def _part_problem(part: MixPart) -> str | None:
 
 
 def length_is_bounded(value: Values) -> str | None:
-    """Check that the length of a run is limited by steps, tokens, epochs, time or money."""
-    limits = ("MAX_TOKENS", "MAX_EPOCHS", "TOKENS_PER_PARAM", "MAX_TIME", "MAX_COST")
+    """Check that the length of a run is limited by steps, tokens, time or money."""
+    limits = ("MAX_TOKENS", "TOKENS_PER_PARAM", "MAX_TIME", "MAX_COST")
     if value("GPT2_MAX_ITERS") == "0" and not any(value(f"GPT2_{name}") for name in limits):
         return f"MAX_ITERS=0 needs {', '.join(limits[:-1])} or {limits[-1]}"
     return None
@@ -520,29 +494,21 @@ ROUNDING = 1e-9  # relative: 3e9 tokens are a whole number of steps of 0.1
 class Length:
     """The length of a run."""
 
-    steps: int | None  # None: not known before the data are prepared
+    steps: int  # 0: none of the fields is set
     bound: str  # the field that decides; "": none does
 
 
-def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_tokens: int | None = None) -> Length:
-    """Return the length of a run: the smallest of max_iters, max_tokens, tokens_per_param x params and max_epochs.
+def length(train: TrainConfig, *, params: int, tokens_per_step: int) -> Length:
+    """Return the length of a run: the smallest of max_iters, max_tokens and tokens_per_param x params.
 
-    train: max_iters as asked for.  train_tokens: tokens that an epoch reads, if known.
-    A bound is never exceeded, but every run has at least one step.
+    train: max_iters as asked for.  A bound is never exceeded, but every run has at least one step.
     """
-    tokens = {
-        "max_tokens": train.max_tokens,
-        "tokens_per_param": _times(train.tokens_per_param, params),
-        "max_epochs": _times(train.max_epochs, train_tokens),
-    }
+    per_param = train.tokens_per_param
+    tokens = {"max_tokens": train.max_tokens, "tokens_per_param": None if per_param is None else per_param * params}
     steps = {name: max(1, math.floor(n / tokens_per_step + ROUNDING)) for name, n in tokens.items() if n is not None}
     if train.max_iters:
         steps["max_iters"] = train.max_iters
     if not steps:
-        return Length(steps=None, bound="" if train.max_epochs is None else "max_epochs")
+        return Length(steps=0, bound="")
     bound = min(steps, key=lambda name: steps[name])
     return Length(steps=steps[bound], bound=bound)
-
-
-def _times(ratio: float | None, whole: int | None) -> float | None:
-    return None if ratio is None or whole is None else ratio * whole

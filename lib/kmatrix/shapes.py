@@ -86,6 +86,11 @@ class ModelShape:
         return self.block_matrices + self.vocab_size * self.n_embd
 
     @property
+    def budget_params(self) -> int:
+        """Return the parameters that TOKENS_PER_PARAM counts: all, or those of the rule of nanochat in 2026."""
+        return self.scaling_params if self.arch == "nanochat" else self.params
+
+    @property
     def block_params(self) -> int:
         """Return the parameters of one transformer block: 12 d^2, plus biases and gains."""
         d = self.n_embd

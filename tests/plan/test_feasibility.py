@@ -110,12 +110,6 @@ def test_runs_with_the_same_needs_are_listed_once(program):
     assert sum(line.startswith("gpt2_") for line in result.out.splitlines()) == 3
 
 
-def test_epochs_of_missing_data_leave_time_and_cost_unknown(program, tmp_path):
-    result = program.check("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
-    assert detail_of(result, "time") == "unknown until the data are prepared"
-    assert row_of(result, "A100")[6:] == ["-", "-", "-"]
-
-
 def test_every_known_gpu_has_a_peak_and_is_found_by_name():
     for device in KNOWN:
         assert peak_tflops(device.name, "bf16")

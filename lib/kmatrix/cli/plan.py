@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.config import RunConfig, with_data
+from kmatrix.config import RunConfig
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import LaunchError, reason_of
 from kmatrix.experiment.cluster.data import refuse_large_data
@@ -44,7 +44,7 @@ from kmatrix.plan.feasibility import (
     this_machine,
     within_budget,
 )
-from kmatrix.plan.memory import MemoryNeed, forecast, memory, warnings
+from kmatrix.plan.memory import MemoryNeed, memory, warnings
 from kmatrix.plan.risk import Risk
 from kmatrix.records.jobs.files import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
@@ -75,7 +75,7 @@ def dry_run(arguments: Arguments) -> int:
     print(_axes_line(made))
     if made.verdict.seeds_auto:
         print(_seeds_line(made))
-    needs = {kind: _needs(kind, made.data_dir) for kind in made.kinds}
+    needs = {kind: _needs(kind) for kind in made.kinds}
     for planned in made.runs:
         print(_run_line(planned.run, needs[planned.kind]))
     marked = [planned for planned in made.runs if planned.kind.lacks]
@@ -135,36 +135,26 @@ def _run_line(run: Run, needs: str) -> str:
     return f"run {run.run_id} {run.name}  {' '.join(axes)}  {needs}"
 
 
-def _needs(kind: RunKind, data_dir: Path) -> str:
+def _needs(kind: RunKind) -> str:
     """Return the devices, length, size and memory of the runs of a kind."""
-    config, known = _with_known_data(kind.config, data_dir), kind.forecast
-    if config is not kind.config:
-        known = forecast(config.shape, config.train, tokens=config.tokens)
+    config, known = kind.config, kind.forecast
     memory = f", memory over {memory_size(known.state_mib * 2**20)}" if known.state_mib is not None else ""
     devices = plural(config.ranks, "cpu" if config.device == "cpu" else "gpu")
     return (
         f"{devices}, global batch {plural(config.global_batch, 'sequence')}, {_run_length(config)}, "
         f"{count(known.params)} parameters"
-        f"{f', {flop_count(known.flops)}' if known.flops is not None else ''}{memory}"
+        f", {flop_count(known.flops)}{memory}"
         f"{f' [skipped here: {kind.lacks}]' if kind.lacks else ''}{' [impossible here]' if kind.risks else ''}"
     )
 
 
 def _run_length(config: RunConfig) -> str:
     """Return the length of a run, with the limit that decides it if that is not MAX_ITERS."""
-    if config.tokens is None:
-        length = _epochs(config)
-    else:
-        by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
-        length = f"{count(config.tokens)} tokens{by}"
+    by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
+    length = f"{count(config.tokens)} tokens{by}"
     time = config.train.max_time, config.train.max_cost
     most = [f"at most {text}" for text in (time[0] and duration(time[0]), time[1] and f"${time[1]:g}") if text]
     return ", ".join([length, *most])
-
-
-def _epochs(config: RunConfig) -> str:
-    number = config.train.max_epochs
-    return f"{number:g} epoch{'' if number == 1 else 's'}"
 
 
 def prepare(arguments: Arguments) -> int:
@@ -210,7 +200,7 @@ def plan(arguments: Arguments) -> int:
     found: dict[RunKind, tuple[Risk, ...]] = {}
     earlier = EarlierTimes(made.cpu_runs.results_dir, made.gpus)
     for planned in made.runs:
-        config = _with_known_data(planned.config, data_dir)
+        config = planned.config
         devices = _devices(made, config, asked)
         cpu = _cpu(made, config)
         grouped.setdefault(tuple(_forecast_lines(config, devices, data_dir, cpu)), []).append(planned.name)
@@ -236,12 +226,6 @@ def plan(arguments: Arguments) -> int:
 
         show_jobs(made)
     return 0
-
-
-def _with_known_data(config: RunConfig, data_dir: Path) -> RunConfig:
-    """Return a configuration with epochs as steps, if the data are prepared."""
-    known = prepared(data_dir, config.train) if config.steps is None else None
-    return with_data(config, known.train_shards or (known.train_tokens,), known.vocab_size) if known else config
 
 
 def _cpu(made: Plan, config: RunConfig) -> CpuSpeed | None:
@@ -309,8 +293,8 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
     cells = [
         device.name,
         f"{shape.params:,}",
-        None if config.steps is None else f"{config.steps:,}",
-        None if config.tokens is None else count(config.tokens),
+        f"{config.steps:,}",
+        count(config.tokens),
         size,
         fits,
         None if largest is None else str(largest),
@@ -336,9 +320,9 @@ def _rules(config: RunConfig) -> list[str]:
         found.append(f"width {shape.n_embd} = {rounded}; {shape.n_head} heads of {shape.head_dim}")
     found.append(describe_batch(shape, config.tokens_per_step))
     if config.bound == "tokens_per_param" and train.tokens_per_param:
-        counted, of = shape.params, "parameters"
-        if train.tokens_per_param_of == "scaling":
-            counted, of = shape.scaling_params, "scaling parameters (matrices in blocks, output layer)"
+        counted, of = shape.budget_params, "parameters"
+        if counted != shape.params:
+            of = "scaling parameters (matrices in blocks, output layer)"
         per_step = f"{config.tokens_per_step:,} tokens"
         found.append(f"{config.steps:,} steps = {train.tokens_per_param:g} tokens x {counted:,} {of} / {per_step}")
     return [*found, *describe(train)]
@@ -350,8 +334,6 @@ def _length(config: RunConfig) -> str:
         f"{config.tokens_per_step:,} tokens ({plural(train.batch_size, 'sequence')} x {train.gradient_accumulation} "
         f"accumulated x {plural(config.ranks, 'rank')} x {config.shape.block_size} tokens)"
     )
-    if config.tokens is None or config.steps is None:
-        return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params
     ratio = f"{share:,.0f}" if share >= 1000 else f"{share:.3g}"
     return f"steps of {step}; {config.tokens:,} tokens, {ratio} per parameter"
@@ -363,8 +345,6 @@ def _data(config: RunConfig, data_dir: Path) -> str:
     known = prepared(data_dir, config.train)
     if known is None:
         return f"{config.train.dataset}: not prepared, {_unprepared(config)} ({make_command('prepare-data')})"
-    if config.tokens is None:
-        return f"{config.train.dataset}: {known.train_tokens:,} tokens"
     read = epochs(config.train, known)
     return (
         ", ".join(f"{name}: {times:.2f} epochs" for name, times in read.items()) + f" of {known.train_tokens:,} tokens"
@@ -407,11 +387,9 @@ def _memory(needed: MemoryNeed) -> str:
 def _seconds(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[float]:
     """Return the time (s) of a run at both ends of its expected speed and within its budget, the shortest first.
 
-    Both ends may be the budget. Empty if the speed or the length is unknown.
+    Both ends may be the budget. Empty if the speed is unknown.
     """
     ends: list[float | None]
-    if config.tokens is None:
-        return []
     if cpu is not None:
         work = config.tokens * config.shape.flops_per_token / cpu.cores
         ends = [work / cpu.fast, work / cpu.slow]
@@ -426,8 +404,6 @@ def _time(config: RunConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None) 
     """Return what the times in the table assume."""
     budget = budget_s(config.train)
     ended = f"; at most {duration(budget)}, its budget" if budget is not None else ""
-    if config.tokens is None:
-        return f"unknown until the data are prepared{ended}"
     if cpu is not None:
         return f"{cpu.text}; without evaluations{ended}"
     if len(devices) == 1 and peak_of(devices[0], config.train) is None:

@@ -306,7 +306,7 @@ def train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
     return {
         **config.train.to_json(),
         "max_iters": config.steps,
-        "warmup_steps": config.warmup_steps,
+        "warmup_steps": config.train.warmup_steps,
         "cpu_threads": cpu_threads(config.train.cpu_threads, device=config.device, cores=cores, ranks=ranks),
         "data_path": data.path if data else "",
         "data_sha256": sha256_of_reading(data.sha256, config.train) if data else "",

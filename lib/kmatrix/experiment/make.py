@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kmatrix.config import Config, RunConfig, with_data
+from kmatrix.config import Config, RunConfig, with_vocabulary
 from kmatrix.engines.schedulers import settings_of
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import refuse_large_data
@@ -110,7 +110,6 @@ def prepared(
     if plan.config.engine == SLURM:
         refuse_large_data(plan.data_dir, runnable, shards)
     data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)
-    # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
     check_fit(plan.initial, {name: configs[name].train for name in configs if name not in skipped}, prepared=True)
     creation = Creation(
@@ -142,9 +141,9 @@ def prepared(
 
 
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
-    """Return a configuration with epochs as steps. A skipped run may have no data."""
+    """Return a configuration with the vocabulary of its data. A skipped run may have no data."""
     there = data.get(key(config.train))
-    return with_data(config, there.train_shards or (there.train_tokens,), there.vocab_size) if there else config
+    return with_vocabulary(config, there.vocab_size) if there else config
 
 
 def _texts(plan: Plan) -> dict[str, RunText]:

@@ -373,7 +373,7 @@ def budget_warnings(
 
     measured: None for a run that is planned for another machine.
     """
-    if budget_s(config.train) is None or config.steps is None:
+    if budget_s(config.train) is None or not config.steps:
         return []
     seconds = None if measured is None else measured.of(config.train)
     speed = cpu or cpu_speed(config.train)

@@ -34,7 +34,7 @@ TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, a
     **{"max_iters": STEPS, "warmup_steps": 0, "warmup_fraction": None, "log_interval": 1, "eval_interval": STEPS},
     **{"hellaswag": "", "core": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
     **{"save_checkpoint": False, "save_best": False, "checkpoint_interval": 0},
-    **{"max_time": None, "max_cost": None, "max_tokens": None, "max_epochs": None, "tokens_per_param": None},
+    **{"max_time": None, "max_cost": None, "max_tokens": None, "tokens_per_param": None},
 }
 
 RAMP: Mapping[str, Any] = {"pruning_warmup": 0.0, "pruning_ramp_end": 1.0, "pruning_frequency": 1}

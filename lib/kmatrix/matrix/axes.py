@@ -36,7 +36,6 @@ ALIASES = {
     "TRAINING_HOURS": "GPT2_MAX_TIME",
     "COST": "GPT2_MAX_COST",
     "TOKENS": "GPT2_MAX_TOKENS",
-    "EPOCHS": "GPT2_MAX_EPOCHS",
     "PROJECT": "TRACKER_PROJECT",
 }
 # Names of other trainers (nanochat, nanoGPT, Hugging Face) -> ours, for suggestions only: some have other units.

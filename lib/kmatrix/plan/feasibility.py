@@ -94,14 +94,14 @@ def highest_rate(shape: ModelShape, train: TrainConfig, device: GpuModel) -> flo
     return rate_at(1.0, shape, replace(train, peak_tflops=None), device)
 
 
-def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> float | None:
+def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int, device: GpuModel) -> float | None:
     """Return the expected time of a run in seconds before anything is measured, at the expected MFU.
 
-    None if the peak of the device or the length is unknown. The actual time can differ by a factor of two;
+    None if the peak of the device is unknown. The actual time can differ by a factor of two;
     evaluations and checkpoints are not included. It is at most the budget of the run.
     """
     rate = rate_at(middle_mfu(shape, train, device), shape, train, device)
-    return None if rate is None or tokens is None else within_budget(tokens / rate, train)
+    return None if rate is None else within_budget(tokens / rate, train)
 
 
 def within_budget(seconds: float, train: TrainConfig) -> float:
@@ -134,10 +134,10 @@ class Disk:
         return self.files * self.each
 
 
-def disk(shape: ModelShape, train: TrainConfig, steps: int | None) -> Disk | None:
-    """Return the disk space of checkpoints, None if the optimizer or the number of steps is unknown."""
+def disk(shape: ModelShape, train: TrainConfig, steps: int) -> Disk | None:
+    """Return the disk space of checkpoints, None if the optimizer is unknown."""
     kept = states(shape, train)
-    if kept is None or steps is None:
+    if kept is None:
         return None
     # Schedule-Free trains on one set of weights and evaluates another; a checkpoint contains both.
     averaged = shape.params if train.optimizer == "schedulefree" else 0

@@ -194,19 +194,18 @@ class Forecast:
     """The forecast of a run before it starts."""
 
     params: int  # without padding of the vocabulary
-    tokens: int | None  # of the whole run; None if its length depends on data that are not prepared
-    flops: float | None  # of the whole run
+    tokens: int  # of the whole run
+    flops: float  # of the whole run
     state_mib: float | None  # MiB of weights, gradients and optimizer states per rank, without activations
 
 
-def forecast(shape: ModelShape, train: TrainConfig, *, tokens: int | None) -> Forecast:
-    """Return the parameters, tokens, FLOP and minimum memory of a run. tokens: of the whole run, if known."""
+def forecast(shape: ModelShape, train: TrainConfig, *, tokens: int) -> Forecast:
+    """Return the parameters, tokens, FLOP and minimum memory of a run. tokens: of the whole run."""
     kept = states_per_rank(shape, train)
     if kept is not None:
         kept += masks(shape, train)
     mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
-    flops = None if tokens is None else shape.flops_per_token * tokens
-    return Forecast(params=shape.params, tokens=tokens, flops=flops, state_mib=mib)
+    return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
 
 
 def states(shape: ModelShape, train: TrainConfig) -> float | None:

@@ -31,12 +31,10 @@ class Risk:
     certain: bool  # False: an estimate, which ALLOW_RISK=y overrides
 
 
-def risks(
-    shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cpu: CpuSpeed
-) -> tuple[Risk, ...]:
+def risks(shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed) -> tuple[Risk, ...]:
     """Return the reasons why a run is impossible.
 
-    steps: of the whole run, if known.  cpu: its speed if it runs on the CPU.
+    steps: of the whole run.  cpu: its speed if it runs on the CPU.
     """
     found = (_memory_risk(shape, train, device), _budget_risk(shape, train, steps, device, cpu))
     return tuple(risk for risk in found if risk is not None)
@@ -72,14 +70,12 @@ def _with_batch(train: TrainConfig, batch: int) -> TrainConfig:
     return replace(train, batch_size=batch, gradient_accumulation=accumulation)
 
 
-def _budget_risk(
-    shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cpu: CpuSpeed
-) -> Risk | None:
+def _budget_risk(shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed) -> Risk | None:
     """Return the risk that the budget ends before the first evaluation that follows training."""
     budget = budget_s(train)
     if budget is None:
         return None
-    first = min(train.eval_interval, steps or train.eval_interval)  # the last step is evaluated, too
+    first = min(train.eval_interval, steps)  # the last step is evaluated, too
     times = _token_seconds(shape, train, device, cpu)
     if times is None:
         return None

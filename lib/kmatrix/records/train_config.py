@@ -90,7 +90,7 @@ class TrainConfig:
     # Steps and learning rate
     batch_size: Size = how(0)  # sequences per micro-batch
     gradient_accumulation: int = how(0)  # micro-batches per step on each rank
-    max_iters: Size = 0  # steps; 0 in a plan whose length depends on data that are not prepared yet
+    max_iters: Size = 0  # steps
     learning_rate: Amount = 0.0  # peak
     embedding_lr: float | None = None  # peak of the embeddings; None, here and below: that of the optimizer
     head_lr: float | None = None  # peak of the output layer, if it has its own weights
@@ -172,15 +172,13 @@ class TrainConfig:
     cpu_threads: Size = how(0)  # per rank; 0 in a plan: an equal share of the cores
     peak_tflops: float | None = neutral(None)  # dense TFLOP/s of one device; None: from the table in kmatrix.shapes
 
-    # Limits; max_iters already includes max_tokens, max_epochs and tokens_per_param
+    # Limits; max_iters already includes max_tokens and tokens_per_param
     max_time: Amount | None = None  # seconds
     max_cost: Amount | None = None  # dollars
     gpu_hour_price: Amount | None = how(None)  # dollars per GPU hour
     machine_hour_price: Amount | None = how(None)  # dollars per hour of a run on the CPU
     max_tokens: float | None = None
-    max_epochs: float | None = None
-    tokens_per_param: float | None = None
-    tokens_per_param_of: str | None = None  # the parameters that count: all, or scaling (kmatrix.shapes)
+    tokens_per_param: float | None = None  # of kmatrix.shapes.ModelShape.budget_params
 
     # Early stopping and memory
     early_stopping_patience: Size = 0  # evaluations; 0: off

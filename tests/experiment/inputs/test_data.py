@@ -184,5 +184,3 @@ def test_only_the_first_shard_of_streamed_data_is_prepared_before_the_runs(progr
     (folder,) = (program.folder / "data").glob("folder-byte-*")
     assert len([*folder.glob("*.bin")]) == 2
     assert not json.loads((folder / "dataset.json").read_text())["complete"]
-    refused = program.refused("test-matrix-dry-run", *arguments, "EPOCHS=2")
-    assert "EPOCHS needs DATA_STREAMING=n" in refused

@@ -54,6 +54,6 @@ def _expected_s(config: RunConfig, nodes: Nodes, measured: MeasuredRuns, threads
     planned = None
     if config.device == "cuda" and nodes.model is not None:
         planned = expected_seconds(shape=config.shape, train=train, tokens=config.tokens, device=nodes.model)
-    found = measured.whole(replace(train, cpu_threads=threads, max_iters=config.steps or 0), planned)
+    found = measured.whole(replace(train, cpu_threads=threads, max_iters=config.steps), planned)
     times = (None if found is None else found.seconds, budget_s(train))
     return min((time for time in times if time is not None), default=None)

@@ -85,7 +85,7 @@ def needs(runs: Iterable[TrainConfig], shards: Mapping[Key, int] | None = None) 
 
 
 def run_tokens(train: TrainConfig) -> int:
-    """Return the tokens that a run reads, 0 if that depends on the data."""
+    """Return the tokens that a run reads."""
     return train.max_iters * train.tokens_per_step
 
 
