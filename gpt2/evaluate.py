@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from gpt2.benchmarks.tasks import Evaluator
-from gpt2.data.loader import Loader
-from gpt2.data.sequences import Batch, Place, Windows, sequences_of, sources
+from gpt2.data.sequences import Batch, Place, Windows, on_device, sequences_of, sources
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.inference.generate import GeneratedText, Sampling, generate
@@ -61,17 +60,11 @@ class Validation:
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:
-        self.config, self.world, self.loader = config, world, Loader(world.device)
+        self.config, self.world = config, world
         self.parts: list[ValidationPart] = []
         for source in sources(config):
             windows = sequences_of(config, source, "val")
             places = windows.spread(config.eval_samples)
-            if not places:
-                raise DataError(
-                    f"{source.folder} has no validation sequence of {config.block_size} tokens",
-                    why="every validation shard is shorter than the context plus one token",
-                    hint="use more validation data or a shorter BLOCK_SIZE",
-                )
             mine = places[world.rank :: world.size]  # at most one sequence more than another rank
             self.parts.append(
                 ValidationPart(name=source.name, weight=source.weight, windows=windows, samples=len(places), mine=mine)
@@ -127,8 +120,8 @@ class Validation:
         size = self.config.batch_size
         groups = [part.mine[start : start + size] for start in range(0, len(part.mine), size)]
         pad = size if full else 0
-        loaded = self.loader.load(partial(read_padded, part.windows, group, pad) for group in groups)
-        for group, batch in zip(groups, loaded, strict=True):
+        reads = (partial(read_padded, part.windows, group, pad) for group in groups)
+        for group, batch in zip(groups, on_device(reads, self.world.device), strict=True):
             if stopping():
                 return
             yield len(group), batch

@@ -308,7 +308,7 @@ def set_up(
     watchdog.begin(config.stall_factor)
     world = dist.start(config)
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
-    check_data(config, log.say)
+    check_data(config)
     batches, validation, benchmarks = Batches(config, world), Validation(config, world), Benchmarks(config, world, log)
     for line in (*validation.describe(), *batches.describe()):
         log.say(line)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.data.download import fetch
-from gpt2.prepare.progress import PreparationProgress, explain, say
+from gpt2.prepare.progress import explain, say
 from kmatrix.errors import DataError, KmatrixError
 
 
@@ -51,7 +51,7 @@ def fetch_published(file: PublishedFile, data_dir: Path) -> None:
         return
     say(f"downloading {file.name}, {file.size}, from {file.url}")
     try:
-        fetch(file.url, path, sha256=file.sha256, received=PreparationProgress(file.name, "B").add)
+        fetch(file.url, path, sha256=file.sha256)
     except DataError as error:
         raise DataError(
             f"{file.name} is missing, and {error.what}",

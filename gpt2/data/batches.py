@@ -1,53 +1,39 @@
-"""Batches from token shards: the order of sequences, and the loading of micro-batches to the device."""
+"""The micro-batches of one rank, in their order, on its device."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from gpt2.data import shards
-from gpt2.data.loader import Loader
-from gpt2.data.sequences import Batch, Order, batch, sequences_of, sources
+from gpt2.data.sequences import Batch, Mix, Order, batch, on_device, sequences_of, sources
 from gpt2.data.streaming import GrowingShards, Say, wait_for
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import RECORD, read_dataset, sha256_of_mix, sha256_of_reading, tokens_to_read
+from kmatrix.records.dataset import sha256_of_mix, sha256_of_reading, tokens_to_read
 from kmatrix.records.train_config import TrainConfig
 
-SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards and windows
 
-
-def check_data(config: TrainConfig, say: Say) -> None:
-    """Raise DataError if the data changed since the run was planned; log a note if that is unknown."""
-    folder = Path(config.data_path)
-    found = planned_sha256(config)
-    if found is None:
-        say(f"Data: {folder} has no dataset.json; the hash of its files is not checked")
-    elif found != config.data_sha256:  # a loss on other data must not be compared with the rest of the matrix
+def check_data(config: TrainConfig) -> None:
+    """Raise DataError if the data changed since the run was planned."""
+    found = current_sha256(config)
+    if found != config.data_sha256:  # a loss on other data must not be compared with the rest of the matrix
         raise DataError(
-            f"the data in {folder} changed after the run was planned",
+            f"the data in {config.data_path} changed after the run was planned",
             why=f"hash {found[:12]}..., expected {config.data_sha256[:12]}...",
             hint="restore the former shards, or create a new matrix",
         )
 
 
-def planned_sha256(config: TrainConfig) -> str | None:
-    """Return the hash of the data according to dataset.json, None without that. Raises DataError if a shard changed."""
-    folder = Path(config.data_path)
-    if config.dataset == "mix":  # it has only the hashes of its datasets, whose files may have changed since
-        parts = read_dataset(folder / RECORD).sources
-        hashes = [shards.recorded_sha256(Path(part.path), part.shards) or "" for part in parts]
-        found: str | None = sha256_of_mix(
-            (part.name, part.weight, sha256) for part, sha256 in zip(parts, hashes, strict=True)
-        )
-    else:
-        found = shards.recorded_sha256(folder, config.data_shards)
-    return found and sha256_of_reading(found, config)
+def current_sha256(config: TrainConfig) -> str:
+    """Return the hash of the data of a run. A shard whose size and time are those in dataset.json is not read."""
+    # Of a mix, dataset.json has only the hashes of its datasets, whose files may have changed since.
+    parts = [(one.name, one.weight, shards.current_sha256(Path(one.path), one.shards)) for one in sources(config)]
+    return sha256_of_reading(sha256_of_mix(parts) if config.dataset == "mix" else parts[0][2], config)
 
 
 def positions(config: TrainConfig, world: World, step: int, micro: int) -> range:
@@ -77,9 +63,7 @@ class Batches:
             for source, windows, order in zip(self.sources, self.windows, self.orders, strict=True):
                 tokens = tokens_to_read(config, share=source.weight / self.mix.block)
                 self.growing.append(GrowingShards(source, windows, order, tokens=tokens))
-        self._next = 0  # number of the next micro-batch since the run's start
-        self._loader = Loader(world.device)
-        self._ahead: Future[Batch] | None = None
+        self.seek(0)
 
     def describe(self) -> list[str]:
         """Return a log line on how often the run reads its data."""
@@ -93,38 +77,28 @@ class Batches:
     def epoch(self, step: int) -> int:
         """Return the epoch in which a step starts; of a mix, that of the dataset read most often."""
         drawn = self.mix.drawn(step * self.config.global_batch)
-        return max(order.epoch(count) for order, count in zip(self.orders, drawn, strict=True))
+        return max(count // order.windows for order, count in zip(self.orders, drawn, strict=True))
 
     def wait(self, stopping: Callable[[], bool], say: Say) -> float | None:
         """Wait until all ranks can read the data of the next step. Return the seconds; None after a stop."""
-        end = (self._next // self.config.gradient_accumulation + 1) * self.config.global_batch
-        if self._covers(end):
-            return 0.0
-        return wait_for(self.growing, self.mix.drawn(end), self.world, stopping, say)
-
-    def _covers(self, end: int) -> bool:
-        """Return whether the sequences before a position can be read: those of streamed data may not be there yet."""
-        return all(one.covers(count) for one, count in zip(self.growing, self.mix.drawn(end), strict=False))
+        # Of the step after it too, whose first micro-batch a GPU reads ahead.
+        end = (self._next // self.config.gradient_accumulation + 2) * self.config.global_batch
+        needed = dict(zip(self.growing, self.mix.drawn(end), strict=False))
+        return wait_for(needed, self.world, stopping, say)
 
     def seek(self, step: int) -> None:
         """Continue with the first micro-batch of a step."""
-        self._next, self._ahead = step * self.config.gradient_accumulation, None  # what was read ahead is not next
+        self._next = step * self.config.gradient_accumulation  # number of the next micro-batch since the run's start
+        reads = (partial(self._read_number, number) for number in itertools.count(self._next))
+        self._stream = on_device(reads, self.world.device)
 
     def next(self) -> Batch:
         """Return the next micro-batch: idx (B, T) and targets (B, T)."""
-        current = self._loader.finish(self._ahead or self._begin(self._next))
         self._next += 1
-        # That of a later step may not be prepared yet
-        reads_ahead = self._loader.reads_ahead and self._covers(self._positions(self._next).stop)
-        self._ahead = self._begin(self._next) if reads_ahead else None
-        return current
+        return next(self._stream)
 
-    def _begin(self, number: int) -> Future[Batch]:
-        return self._loader.begin(lambda: self.read(self._positions(number)))
-
-    def _positions(self, number: int) -> range:
-        """Return the positions of a micro-batch of this rank. number: since the run's start."""
-        return positions(self.config, self.world, *divmod(number, self.config.gradient_accumulation))
+    def _read_number(self, number: int) -> Batch:
+        return self.read(positions(self.config, self.world, *divmod(number, self.config.gradient_accumulation)))
 
     def read(self, at: Sequence[int]) -> Batch:
         """Return the sequences at these positions: idx and targets, each (B, T)."""
@@ -135,39 +109,3 @@ class Batches:
             mine = [row for row, (source, _) in enumerate(drawn) if source == number]
             rows[mine] = windows.rows([order.at(drawn[row][1]) for row in mine])
         return batch(rows)
-
-
-class Mix:
-    """An infinite stream of sequences in blocks, in which every dataset occurs exactly as often as its weight.
-
-    Each block is shuffled separately, so shares are exact after every block. weights: sequences per block.
-    """
-
-    def __init__(self, weights: Sequence[int], seed: int) -> None:
-        self.weights, self.seed = tuple(weights), seed
-        self.block = sum(weights)
-        self._order = lru_cache(maxsize=4)(self._shuffled)  # blocks; consecutive positions share them
-
-    def at(self, position: int) -> tuple[int, int]:
-        """Return the dataset at a position of the stream, and how many of its sequences precede that position."""
-        block, offset = divmod(position, self.block)
-        sources, before = self._order(block)
-        source = int(sources[offset])
-        return source, block * self.weights[source] + int(before[offset])
-
-    def drawn(self, position: int) -> tuple[int, ...]:
-        """Return how many sequences of each dataset precede a position."""
-        block, offset = divmod(position, self.block)  # whole blocks have exact shares: only the last one is counted
-        inside = np.bincount(self._order(block)[0][:offset], minlength=len(self.weights))
-        return tuple(block * weight + int(n) for weight, n in zip(self.weights, inside, strict=True))
-
-    def _shuffled(self, block: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the dataset at each position of a block, and how many of the same dataset precede it."""
-        sources = np.repeat(np.arange(len(self.weights)), self.weights)  # (block,)
-        if len(self.weights) > 1:
-            sources = np.random.Generator(np.random.PCG64((self.seed, SALT, block))).permutation(sources)
-        before = np.empty_like(sources)
-        for source in range(len(self.weights)):
-            mine = sources == source
-            before[mine] = np.arange(mine.sum())
-        return sources, before

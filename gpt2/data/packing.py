@@ -10,7 +10,7 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -50,12 +50,8 @@ def best_fit(
                     insort(ready, (size, -number))
             if not ready:  # what is left does not fill a row
                 return
-            fitting = bisect_right(ready, (space, 1))
-            if fitting:
-                size, number = ready.pop(fitting - 1)
-            else:
-                shortest = bisect_left(ready, (ready[0][0] + 1, -(2**62))) - 1
-                size, number = ready.pop(shortest)
+            fitting = bisect_right(ready, (space, 1)) or bisect_left(ready, (ready[0][0] + 1, -(2**62)))
+            size, number = ready.pop(fitting - 1)
             row.append((-number, min(size, space)))
             space -= min(size, space)
         yield row
@@ -82,15 +78,12 @@ def index_of(tokens: Tokens, capacity: int, end: int) -> RowIndex:
     """Return the rows of a shard. end: the end-of-document token, with which every document starts."""
     starts = np.flatnonzero(tokens == end)  # tokens before the first one are left out: a row must begin with it
     sizes = np.diff(np.append(starts, len(tokens)))
-    bounds, first, count = [0], [], []
-    for row in best_fit(sizes.tolist(), capacity):
-        first += [document for document, _ in row]
-        count += [size for _, size in row]
-        bounds.append(len(first))
+    rows = list(best_fit(sizes.tolist(), capacity))
+    pieces = np.array([piece for row in rows for piece in row], dtype=np.int64).reshape(-1, 2)
     return RowIndex(
-        rows=np.asarray(bounds, dtype=np.int64),
-        starts=starts[np.asarray(first, dtype=np.int64)].astype(np.int64),
-        sizes=np.asarray(count, dtype=np.int32),
+        rows=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+        starts=starts[pieces[:, 0]],
+        sizes=pieces[:, 1].astype(np.int32),
     )
 
 
@@ -106,7 +99,7 @@ def load_index(shard: Path, tokens: Tokens, capacity: int, end: int) -> RowIndex
     with suppress(OSError):  # a read-only folder, or a full disk: every rank computes its own
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as partial, partial.open("wb") as file:
-            np.savez(file, mtime_ns=mtime_ns, rows=found.rows, starts=found.starts, sizes=found.sizes)
+            np.savez(file, mtime_ns=mtime_ns, **asdict(found))
             file.flush()
             os.fsync(file.fileno())
     return found

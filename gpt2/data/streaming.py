@@ -7,12 +7,14 @@ so that they wait, continue and stop together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gpt2.data import shards
-from gpt2.data.sequences import DataSource, Order, Windows
+from gpt2.data.sequences import Order, Windows
 from gpt2.dist import World, gather
-from kmatrix.records.dataset import RECORD, ShardInfo, kind_of, read_dataset, whole_windows
+from kmatrix.errors import DataError
+from kmatrix.records.dataset import RECORD, ShardInfo, SourceEntry, kind_of, read_dataset, whole_windows
 
 POLL_S = 0.2  # between two looks at dataset.json
 SAY_S = 2.0  # a wait is logged after this time
@@ -22,9 +24,10 @@ Say = Callable[[str], object]
 class GrowingShards:
     """The training shards of one dataset that all ranks have taken. It begins with those of `windows`."""
 
-    def __init__(self, source: DataSource, windows: Windows, order: Order, *, tokens: int) -> None:
+    def __init__(self, source: SourceEntry, windows: Windows, order: Order, *, tokens: int) -> None:
         """tokens: that the run reads. The shard that completes them is the last one, and the next epoch follows."""
-        self.source, self.windows, self.order, self.tokens = source, windows, order, tokens
+        self.name, self.folder = source.name, Path(source.path)
+        self.windows, self.order, self.tokens = windows, order, tokens
         self.complete = False  # no further shard will be taken
         self._listed: list[ShardInfo] = []
 
@@ -34,7 +37,7 @@ class GrowingShards:
 
     def look(self) -> tuple[int, bool]:
         """Return how many shards dataset.json lists now, and whether they are all that the run reads."""
-        record = read_dataset(self.source.folder / RECORD)
+        record = read_dataset(self.folder / RECORD)
         train = (shard for shard in record.shards if kind_of(shard.name) == "train")
         self._listed = sorted(train, key=lambda shard: shard.name)
         held = 0
@@ -47,33 +50,27 @@ class GrowingShards:
     def take(self, count: int, complete: bool) -> None:
         """Add the shards up to this number. Raises DataError if one is not as it was prepared."""
         for shard in self._listed[len(self.windows.paths) : count]:
-            path = self.source.folder / shard.name
+            path = self.folder / shard.name
             if not shards.is_recorded(path, shard):
-                raise shards.changed(path)
+                raise DataError(f"{path} changed after the data were prepared", hint="restore the former shard")
             self.windows.add(path)
         self.order.extend(self.windows.counts)
         self.complete = complete
 
 
-def wait_for(
-    growing: Sequence[GrowingShards], needed: Sequence[int], world: World, stopping: Callable[[], bool], say: Say
-) -> float | None:
-    """Wait until the datasets cover what is needed, on all ranks. Return the seconds; None if one has to stop.
-
-    needed: sequences of each dataset.
-    """
-    begin, is_said = time.monotonic(), False
-    while lacking := [one for one, count in zip(growing, needed, strict=True) if not one.covers(count)]:
+def wait_for(needed: Mapping[GrowingShards, int], world: World, stopping: Callable[[], bool], say: Say) -> float | None:
+    """Wait until all ranks can read so many sequences of each dataset. Return the seconds; None if one has to stop."""
+    begin, seconds, is_said = time.monotonic(), 0.0, False
+    while lacking := [one for one, count in needed.items() if not one.covers(count)]:
+        if seconds > SAY_S and not is_said:
+            is_said = True
+            names = ", ".join(f"shard {len(one.windows.paths) + 1} of {one.name}" for one in lacking)
+            say(f"Data: waiting for {names}, which is prepared now")
         found = gather(world, ([one.look() for one in lacking], stopping()))
         if any(stop for _, stop in found):
             return None
         for number, one in enumerate(lacking):
             one.take(*min(seen[number] for seen, _ in found))
-        if all(one.covers(count) for one, count in zip(growing, needed, strict=True)):
-            break
-        if not is_said and time.monotonic() - begin > SAY_S:
-            is_said = True
-            names = ", ".join(f"shard {len(one.windows.paths) + 1} of {one.source.name}" for one in lacking)
-            say(f"Data: waiting for {names}, which is prepared now")
         time.sleep(POLL_S)
-    return time.monotonic() - begin
+        seconds = time.monotonic() - begin
+    return seconds

@@ -1,7 +1,6 @@
-"""Tokenizers by name: gpt2, byte, char and bpe.
+"""Tokenizers by name, of 16-bit tokens.
 
-Tokens are 16-bit integers. `gpt2` downloads its published vocabulary once. The vocabulary of `char` and `bpe` belongs
-to the dataset: tokenizer.json in the folder of its shards.
+`gpt2` downloads its published vocabulary once; that of `char` and `bpe` is tokenizer.json in the dataset's folder.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 NAMES = ("gpt2", "byte", "char", "bpe")
 FILE = "tokenizer.json"
 MAX_VOCAB = 65536  # 16-bit tokens
-LONGEST_WORD = 512  # characters of a word, or of white space, that the training of bpe merges as a whole
-WITHOUT_BREAK = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)")
 END = "<|endoftext|>"
 SEPARATOR = b"\n\n"  # the end of a document as text
 GPT2_FILES = (  # of tiktoken_ext/openai_public.py
@@ -48,29 +43,24 @@ class Tokenizer:
     name: str
     vocab_size: int
     end_of_document: int
-
-    def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text. No end of document is added, or recognized in the text."""
-        raise NotImplementedError
+    pieces: Sequence[bytes]  # the UTF-8 bytes of each token; the end of a document has none
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, on all cores if encoding is slow."""
-        return [self.encode(text) for text in texts]
-
-    def _bytes(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of a token other than the end of a document."""
+        """Return the tokens of each text. No end of document is added, or recognized in a text."""
         raise NotImplementedError
+
+    def encode(self, text: str) -> Tokens:
+        return self.encode_all([text])[0]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens: an end of document becomes a blank line, invalid UTF-8 a replacement character."""
-        parts = (SEPARATOR if token == self.end_of_document else self._bytes(int(token)) for token in tokens)
+        parts = (SEPARATOR if token == self.end_of_document else self.pieces[token] for token in tokens)
         # Joined first, because a character may have several tokens. A model may also generate invalid UTF-8.
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> npt.NDArray[np.int64] | None:
         """Return the UTF-8 length of each token, (vocab_size,), 0 for the end of a document; None if it is unknown."""
-        tokens = range(self.vocab_size)
-        return np.array([0 if token == self.end_of_document else len(self._bytes(token)) for token in tokens])
+        return np.array([len(piece) for piece in self.pieces])
 
 
 def load(name: str, folder: Path | None = None) -> Tokenizer:
@@ -82,21 +72,17 @@ def load(name: str, folder: Path | None = None) -> Tokenizer:
         return ByteTokenizer()
     if name == "gpt2":
         return Gpt2Tokenizer()
+    import tokenizers
+
     path = (folder or Path()) / FILE
     try:
         text = path.read_text(encoding="utf-8")
-        return CharTokenizer(json.loads(text)["characters"]) if name == "char" else BpeTokenizer.read(text)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is not a {name} tokenizer",
-            why=str(error),
-            hint="restore it from a copy: it must be the file that the shards were made with",
-        ) from None
-
-
-def end_of_document(name: str, folder: Path) -> int:
-    """Return the end-of-document token of a dataset, without the vocabulary of GPT-2."""
-    return VOCABULARIES[name] - 1 if name in VOCABULARIES else load(name, folder).end_of_document
+        if name == "char":
+            return CharTokenizer(json.loads(text)["characters"])
+        return BpeTokenizer(tokenizers.Tokenizer.from_str(text))
+    except Exception as error:  # broad, because tokenizers raises plain Exception
+        hint = "restore it from a copy: it must be the file that the shards were made with"
+        raise DataError(f"{path} is not a {name} tokenizer", why=str(error), hint=hint) from None
 
 
 class ByteTokenizer(Tokenizer):
@@ -105,55 +91,40 @@ class ByteTokenizer(Tokenizer):
     name = "byte"
     vocab_size = VOCABULARIES["byte"]
     end_of_document = vocab_size - 1
+    pieces = (*(bytes((byte,)) for byte in range(256)), b"")
 
-    def encode(self, text: str) -> Tokens:
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
-
-    def _bytes(self, token: int) -> bytes:
-        return bytes((token,))
+    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16) for text in texts]
 
 
 class CharTokenizer(Tokenizer):
-    """One token per character of the dataset, sorted by code point, and the last for the end of a document."""
+    """One token per character of the dataset, and the last for the end of a document."""
 
     name = "char"
 
     def __init__(self, characters: str) -> None:
-        self.characters = characters
-        self.end_of_document = len(characters)
-        self.vocab_size = len(characters) + 1
+        self.characters, self.end_of_document, self.vocab_size = characters, len(characters), len(characters) + 1
         if self.vocab_size > MAX_VOCAB:
             raise DataError(f"{len(characters)} different characters are too many", hint="choose TOKENIZER=bpe")
-        self._code_points = _code_points(characters)
-        self._order = np.argsort(self._code_points)  # a file of another program may have any
+        self.pieces = (*(character.encode() for character in characters), b"")
+        self._numbers = np.full(0x110000, -1)  # code point -> token
+        self._numbers[[ord(character) for character in characters]] = range(len(characters))
 
     @classmethod
     def trained(cls, texts: Iterable[str]) -> CharTokenizer:
-        """Return the tokenizer of all characters in the texts."""
-        found: set[str] = set()
-        for text in texts:
-            found.update(text)
-        return cls("".join(sorted(found)))
+        """Return the tokenizer of all characters in the texts, sorted by code point."""
+        return cls("".join(sorted(set().union(*texts))))
 
     def save(self, path: Path) -> None:
         write_json(path, {"type": "char", "characters": self.characters})
 
-    def encode(self, text: str) -> Tokens:
-        if unknown := set(text) - set(self.characters):
-            raise DataError(
-                f"the vocabulary has no character {min(unknown)!r}",
-                why="the char tokenizer knows only the characters of its dataset",
-                hint="remove it, or train with TOKENIZER=bpe or TOKENIZER=byte",
-            )
-        found = np.searchsorted(self._code_points, _code_points(text), sorter=self._order)
-        return self._order[found].astype(np.uint16)
-
-    def _bytes(self, token: int) -> bytes:
-        return self.characters[token].encode()
-
-
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
-    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        found = [self._numbers[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")] for text in texts]
+        for text, tokens in zip(texts, found, strict=True):
+            if tokens.min(initial=0) < 0:
+                unknown = f"the vocabulary of the dataset has no character {text[tokens.argmin()]!r}"
+                raise DataError(unknown, hint="remove it, or train with TOKENIZER=bpe or TOKENIZER=byte")
+        return [tokens.astype(np.uint16) for tokens in found]
 
 
 class BpeTokenizer(Tokenizer):
@@ -163,18 +134,23 @@ class BpeTokenizer(Tokenizer):
     end_of_document = 0
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        self._inner = inner
         if inner.token_to_id(END) != self.end_of_document:  # a file of another program: 0 would be an ordinary token
             raise ValueError(f"{END} is not token {self.end_of_document}")
-        self.vocab_size = int(inner.get_vocab_size())
         inner.encode_special_tokens = True  # <|endoftext|> in a text is ordinary text
+        self._inner, self.vocab_size = inner, int(inner.get_vocab_size())
+        # GPT-2's alphabet (bytes_to_unicode of openai/gpt-2, encoder.py): a character for each byte; those that cannot
+        # be printed have the characters from 256, in their order.
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = sorted({*range(256)} - {*printable})
+        alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+        known = {token: text for text, token in inner.get_vocab().items()} | {self.end_of_document: ""}
+        self.pieces = [bytes(alphabet[character] for character in known[token]) for token in range(self.vocab_size)]
 
     @classmethod
     def trained(cls, texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
         """Train a tokenizer with at most vocab_size tokens. The same texts give the same tokenizer.
 
-        The pre-tokenizer and alphabet are GPT-2's: no token crosses a word boundary. A word of more than LONGEST_WORD
-        characters is trained on in pieces, because the time of the training grows with the square of its length.
+        The pre-tokenizer and alphabet are GPT-2's: no token crosses a word boundary.
         """
         from tokenizers import Tokenizer as Inner
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -182,59 +158,22 @@ class BpeTokenizer(Tokenizer):
         inner = Inner(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()  # all 256 bytes: no text is unknown, whatever it was trained on
         trainer = trainers.BpeTrainer(
-            # special tokens get the first numbers; sorted, because alphabet() returns a random order
             vocab_size=vocab_size,
-            special_tokens=[END],
-            initial_alphabet=sorted(alphabet),
+            special_tokens=[END],  # gets the first number
+            # All 256 bytes: no text is unknown, whatever it was trained on. In an order that is always the same.
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        inner.train_from_iterator(_with_breaks(texts), trainer)
+        inner.train_from_iterator(texts, trainer)
         return cls(inner)
-
-    @classmethod
-    def read(cls, text: str) -> BpeTokenizer:
-        """Return the tokenizer in the text of a file. Raises ValueError if it is invalid."""
-        from tokenizers import Tokenizer as Inner
-
-        try:
-            return cls(Inner.from_str(text))
-        except Exception as error:  # broad, because the library raises plain Exception
-            raise ValueError(str(error)) from None
 
     def save(self, path: Path) -> None:
         with replacing(path) as partial:
             self._inner.save(str(partial))
 
-    def encode(self, text: str) -> Tokens:
-        return self.encode_all([text])[0]
-
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         return [np.array(each.ids, dtype=np.uint16) for each in self._inner.encode_batch_fast(texts)]
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        parts: list[list[int]] = [[]]  # divided here, because the decoder omits special tokens
-        for token in tokens:
-            parts.append([]) if token == self.end_of_document else parts[-1].append(int(token))
-        return SEPARATOR.decode().join(self._inner.decode(part) for part in parts)
-
-    def token_bytes(self) -> npt.NDArray[np.int64]:
-        sizes = np.zeros(self.vocab_size, dtype=np.int64)
-        for text, token in self._inner.get_vocab().items():
-            # In the byte alphabet each character stands for one byte.
-            sizes[token] = 0 if token == self.end_of_document else len(text)
-        return sizes
-
-
-def _with_breaks(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts, cut within runs of more than LONGEST_WORD characters that have no break."""
-    for text in texts:
-        start = 0
-        for run in WITHOUT_BREAK.finditer(text):
-            yield text[start : run.end()]
-            start = run.end()
-        yield text[start:]
 
 
 class Gpt2Tokenizer(Tokenizer):
@@ -246,18 +185,26 @@ class Gpt2Tokenizer(Tokenizer):
 
     @cached_property
     def _inner(self) -> tiktoken.Encoding:
-        return fetch_gpt2()
+        """The encoding of tiktoken, which downloads its vocabulary (1.5 MB) if it is missing."""
+        import tiktoken
 
-    def encode(self, text: str) -> Tokens:
-        # No special tokens: "<|endoftext|>" in a text is text, not the end of a document
-        return self._inner.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        paths = gpt2_paths()
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(paths[GPT2_FILES[0]].parent)
+        try:
+            return tiktoken.get_encoding("gpt2")
+        # OSError: of the network, or of requests, whose errors are OSErrors.  ValueError: another file than expected
+        except (OSError, ValueError) as error:
+            hint = "put " + " and ".join(f"{url} at {path}" for url, path in paths.items())
+            raise DataError("the vocabulary of the gpt2 tokenizer is missing", why=str(error), hint=hint) from None
+
+    @cached_property
+    def pieces(self) -> list[bytes]:  # type: ignore[override]
+        return [*map(self._inner.decode_single_token_bytes, range(self.end_of_document)), b""]
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # tiktoken releases the interpreter's lock
-            return list(pool.map(self.encode, texts))
-
-    def _bytes(self, token: int) -> bytes:
-        return self._inner.decode_single_token_bytes(token)
+        # "<|endoftext|>" in a text is ordinary text
+        found = self._inner.encode_ordinary_batch(list(texts), num_threads=len(os.sched_getaffinity(0)))
+        return [np.array(tokens, dtype=np.uint16) for tokens in found]
 
     def token_bytes(self) -> npt.NDArray[np.int64] | None:
         return None if missing_gpt2() else super().token_bytes()  # nothing is downloaded while a model trains
@@ -274,20 +221,3 @@ def gpt2_paths() -> dict[str, Path]:
 def missing_gpt2() -> list[str]:
     """Return the URLs of vocabulary files that are missing. tiktoken checks the hashes of those that are there."""
     return [url for url, path in gpt2_paths().items() if not path.is_file()]
-
-
-def fetch_gpt2() -> tiktoken.Encoding:
-    """Return the encoding of GPT-2. tiktoken downloads its vocabulary (1.5 MB) if it is missing."""
-    import tiktoken
-
-    paths = gpt2_paths()
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(paths[GPT2_FILES[0]].parent)
-    try:
-        return tiktoken.get_encoding("gpt2")
-    # OSError: of the network, or of requests, whose errors are OSErrors.  ValueError: another file than expected
-    except (OSError, ValueError) as error:
-        raise DataError(
-            "the vocabulary of the gpt2 tokenizer is missing",
-            why=str(error),
-            hint="put " + " and ".join(f"{url} at {path}" for url, path in paths.items()),
-        ) from None

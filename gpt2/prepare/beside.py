@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from gpt2.prepare.dataset import more_shards
-from kmatrix.errors import DataError, KmatrixError, reason_of
+from gpt2.prepare.progress import as_known, say
+from kmatrix.errors import KmatrixError
 from kmatrix.records.dataset import RECORD, read_dataset, tokens_to_read
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
@@ -36,12 +37,12 @@ def main() -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # also if the runner is killed
     os.nice(NICE)
+    run = RunDir(Path(sys.argv[1]))
     try:
-        values = read_json(RunDir(Path(sys.argv[1])).run_json)["train"]
-        prepare_for(TrainConfig.from_json(values))
+        prepare_for(TrainConfig.from_json(read_json(run.run_json)["train"]))
     except (KmatrixError, OSError) as error:
-        known = error if isinstance(error, KmatrixError) else DataError(str(error), why=reason_of(error))
-        print(f"error: {known.what}: {known.why}" if known.why else f"error: {known.what}", file=sys.stderr)
+        known = as_known(error, run.path)
+        say(f"error: {known.what}: {known.why}" if known.why else f"error: {known.what}")
         return 2
     return 0
 

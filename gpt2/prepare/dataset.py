@@ -17,12 +17,13 @@ from typing import Any
 
 from gpt2.data import shards, tokenizer
 from gpt2.prepare import hub, text
-from gpt2.prepare.catalog import CATALOG, DatasetRequest, PreparedDataset
+from gpt2.prepare.catalog import CATALOG, DatasetRequest
 from gpt2.prepare.progress import say
 from gpt2.prepare.writer import ShardWriter
-from kmatrix.errors import ConfigError, DataError
+from kmatrix.errors import DataError
 from kmatrix.records.dataset import (
     RECORD,
+    Dataset,
     DatasetFile,
     SourceEntry,
     kind_of,
@@ -34,25 +35,23 @@ from kmatrix.records.dataset import (
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
 from kmatrix.records.train_config import parse_mix
-from kmatrix.text import count, disk_size, plural
+from kmatrix.text import disk_size, plural
 
 DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
-WHOLE = ("stdlib", "shakespeare", "folder")  # small datasets, always prepared completely unless they are streamed
 
 
-def prepare_dataset(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
+def prepare_dataset(request: DatasetRequest, data_dir: Path) -> Dataset:
     """Find, download or tokenize a dataset."""
     if request.dataset == "mix":
         return mixture(request, data_dir)
-    known = CATALOG.get(request.dataset)
-    if known and known.terms:
-        say(f"{request.dataset}: licence {known.licence}, {known.terms}")
+    if request.named:
+        say(f"{request.dataset}: licence {request.named['licence']}")
     request = request.as_named()
     if request.streaming:
         request = replace(request, shards=1)
-    if request.dataset == "shards" and not request.shards_on_hub:
+    if request.dataset == "shards":
         return local_shards(request, data_dir / Path(request.data_path).expanduser())
-    return _prepare(request, *place_of(request, data_dir), part=request.streaming or request.dataset not in WHOLE)
+    return _prepare(request, *place_of(request, data_dir))
 
 
 def more_shards(folder: Path, *, tokens: int, block_size: int) -> None:
@@ -63,7 +62,7 @@ def more_shards(folder: Path, *, tokens: int, block_size: int) -> None:
     recipe = read_dataset(folder / RECORD).recipe
     names = [field.name for field in fields(DatasetRequest) if field.name in recipe]
     request = DatasetRequest(**{name: recipe[name] for name in names}, tokens=tokens, block_size=block_size)
-    if request.dataset == "shards" and not request.shards_on_hub:
+    if request.dataset == "shards":
         return
     place, current = place_of(request, folder.parent)
     if place != folder:
@@ -72,60 +71,51 @@ def more_shards(folder: Path, *, tokens: int, block_size: int) -> None:
             why="names, sizes or times of its files are others",
             hint="restore the files, or start a new matrix",
         )
-    _prepare(request, place, current, part=True)
+    _prepare(request, place, current)
 
 
 def place_of(request: DatasetRequest, data_dir: Path) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a dataset, and what its shards are made from."""
-    recipe, label = request.recipe, request.dataset
-    remote = request.shards_on_hub
-    if remote and request.dataset != "shards":
-        return data_dir / (remote.label if request.repository else label), recipe
+    recipe = request.recipe
+    if request.shards_on_hub:
+        return data_dir / (request.repository.replace("/", "--") or request.dataset), recipe
     # The folder's name contains the text: changed text becomes a new dataset, and runs on the old one stay comparable.
     if request.dataset == "stdlib":
         recipe["python"] = platform.python_version()
-        label = f"stdlib-{platform.python_version()}"
     elif request.dataset == "folder":
-        recipe["files"] = text.fingerprint(text.local(data_dir, request.data_path))
-    elif request.dataset == "hub" and request.text_on_hub:
-        label = request.text_on_hub.label
-    elif (known := CATALOG.get(request.dataset)) and known.by_language:
-        label = f"{request.dataset}-{request.data_path or known.language}"
+        recipe["files"] = text.local(data_dir, request.data_path).fingerprint()
     # Sorted, so that the order of the fields does not matter. 8 digits: few recipes, and a name that can be typed.
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
-    return data_dir / (f"{remote.label}-{digest}" if remote else f"{label}-{request.tokenizer}-{digest}"), recipe
+    return data_dir / f"{request.dataset}-{request.tokenizer}-{digest}", recipe
 
 
-def _prepare(request: DatasetRequest, folder: Path, recipe: dict[str, Any], *, part: bool) -> PreparedDataset:
-    """Make what is missing of a dataset. part: no more than is needed, also of a small one."""
-    made = False
+def _prepare(request: DatasetRequest, folder: Path, recipe: dict[str, Any]) -> Dataset:
+    """Make what is missing of a dataset."""
     if not _sufficient(folder, request, recipe):  # before the lock: no waiting if nothing is missing
         with locked(folder):
             # Again, because another process may have prepared it while this one waited.
-            if made := not _sufficient(folder, request, recipe):
+            if not _sufficient(folder, request, recipe):
                 if remote := request.shards_on_hub:
                     hub.fetch_shards(request, remote, folder, recipe)
                 else:
-                    _tokenize(request, folder, recipe, part=part)
-    return _prepared(folder, request, part=part, made=made)
+                    _tokenize(request, folder, recipe)
+    return _prepared(folder, request)
 
 
-def _prepared(folder: Path, request: DatasetRequest, *, part: bool, made: bool) -> PreparedDataset:
-    """Return the prepared dataset in a folder. part: only the required shards are read."""
+def _prepared(folder: Path, request: DatasetRequest) -> Dataset:
+    """Return the prepared dataset in a folder, with the shards that the request needs."""
     record = read_dataset(folder / RECORD)
-    train = [shard for shard in record.shards if kind_of(shard.name) == "train"]
     val = [shard for shard in record.shards if kind_of(shard.name) == "val"]
-    needed = request.enough(train_shards(record)) if part else None
-    read = train[:needed]
-    return PreparedDataset(
+    train = [shard for shard in record.shards if kind_of(shard.name) == "train"]
+    train = train[: request.enough(train_shards(record))]
+    return Dataset(
         path=str(folder),
-        sha256=shards.folder_sha256([*read, *val]),
+        sha256=shards.folder_sha256([*train, *val]),
         vocab_size=record.vocab_size or 0,
-        train_tokens=sum(shard.tokens for shard in read),
-        train_shards=tuple(shard.tokens for shard in read),
+        train_tokens=sum(shard.tokens for shard in train),
+        train_shards=tuple(shard.tokens for shard in train),
         val_tokens=sum(shard.tokens for shard in val),
-        shards=len(read) if part else 0,
-        made=made,
+        shards=len(train),
     )
 
 
@@ -133,7 +123,7 @@ def _record_of(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return dataset.json of a folder; None if it has another recipe, or does not match the files."""
     record = read_dataset_or_empty(folder / RECORD)
     same = record.recipe == recipe and record.shards
-    return record if same and all(shards.is_unchanged(folder / shard.name, shard) for shard in record.shards) else None
+    return record if same and all(shards.is_recorded(folder / shard.name, shard) for shard in record.shards) else None
 
 
 def _sufficient(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> bool:
@@ -142,13 +132,12 @@ def _sufficient(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -
     return record is not None and bool(record.complete or request.enough(train_shards(record)))
 
 
-def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
+def local_shards(request: DatasetRequest, folder: Path) -> Dataset:
     """Check and hash the shards in the user's folder."""
-    say(f"checking the shards in {folder}")
     size = tokenizer.load(request.tokenizer, folder).vocab_size
     about = {"dataset": request.dataset, "source": str(folder), "tokenizer": request.tokenizer}
     shards.describe(folder, size, **about, recipe=request.recipe)
-    return _prepared(folder, request, part=request.streaming, made=False)
+    return _prepared(folder, request if request.streaming else replace(request, tokens=0, shards=0))
 
 
 @contextmanager
@@ -166,50 +155,40 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tokenize(request: DatasetRequest, folder: Path, recipe: dict[str, Any], *, part: bool) -> None:
-    """Write the shards of a text dataset, or continue writing. part: only as many as are needed."""
+def _tokenize(request: DatasetRequest, folder: Path, recipe: dict[str, Any]) -> None:
+    """Write the shards of a text dataset, or continue writing, until there are as many as are needed."""
     known = _record_of(folder, recipe)
     if known is None:  # of another recipe, or damaged: shards without a record are overwritten
         (folder / RECORD).unlink(missing_ok=True)
-    # The commit of the shards that exist: other documents would follow at their position otherwise.
-    corpus = corpus_of(request, folder, known.commit if known else None)
-    size = sum(file.size for file in corpus.parts)
-    start = f", starting at file {known.position[0] + 1}" if known and known.position else ""
-    say(f"writing {folder} from {corpus.source}: {plural(len(corpus.parts), 'file')}, {disk_size(size)}{start}")
-    if part and request.tokens:
-        say(f"until {count(request.tokens)} tokens for the longest run are written")
-    ShardWriter(request, corpus, folder, recipe, request.enough if part else lambda _: False).run()
+    if request.dataset == "stdlib":
+        corpus = text.standard_library()
+    elif request.dataset == "folder":
+        corpus = text.local(folder.parent, request.data_path)
+    elif remote := request.text_on_hub:
+        # At the commit of the shards that exist: other documents would follow at their position otherwise.
+        corpus = text.from_hub(hub.listing(remote, known.commit if known else None), folder)
+    else:
+        known_file = request.named
+        corpus = text.from_web(known_file["url"], known_file["sha256"], known_file["size"], folder)
+    size = disk_size(sum(file.size for file in corpus.parts))
+    say(f"writing {folder} from {corpus.source}: {plural(len(corpus.parts), 'file')}, {size}")
+    ShardWriter(request, corpus, folder, recipe).run()
     hub.clear(folder)
 
 
-def corpus_of(request: DatasetRequest, folder: Path, commit: str | None) -> text.Corpus:
-    """Return the files of a dataset. commit: of the shards that exist."""
-    if request.dataset == "stdlib":
-        return text.standard_library(f"{platform.python_implementation()} {platform.python_version()}")
-    if request.dataset == "folder":
-        return text.local(folder.parent, request.data_path)
-    if remote := request.text_on_hub:
-        return text.from_hub(hub.listing(remote, commit), folder)
-    return text.from_web(CATALOG[request.dataset], folder)
-
-
-def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
+def mixture(request: DatasetRequest, data_dir: Path) -> Dataset:
     """Prepare the datasets of a mix, and list them with weights and hashes in its own dataset.json."""
-    if request.tokenizer not in ("gpt2", "byte"):
-        raise ConfigError(
-            f"a mix cannot use the {request.tokenizer} tokenizer",
-            why="char and bpe have a separate vocabulary for each dataset",
-            hint="choose TOKENIZER=gpt2 or TOKENIZER=byte",
-        )
     parts = parse_mix(request.mix)
+    names = [part.dataset for part in parts]
     total = sum(part.weight for part in parts)
     sources: list[SourceEntry] = []
-    prepared: list[PreparedDataset] = []
+    prepared: list[Dataset] = []
     for part in parts:
-        found = prepare_dataset(request.part(part.dataset, part.path, share=part.weight / total), data_dir)
-        alone = sum(other.dataset == part.dataset for other in parts) == 1  # losses are logged by name
+        tokens = request.tokens * part.weight // total + 1 if request.tokens else 0  # rounded up: 0 would mean all
+        alone = replace(request, dataset=part.dataset, data_path=part.path, mix="", tokens=tokens, shards=0)
+        found = prepare_dataset(alone, data_dir)
         entry = SourceEntry(
-            name=part.dataset if alone else f"{part.dataset}={part.path}",
+            name=part.dataset if names.count(part.dataset) == 1 else f"{part.dataset}={part.path}",  # losses have it
             path=found.path,
             weight=part.weight,
             shards=found.shards,
@@ -219,7 +198,7 @@ def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
         prepared.append(found)
         sources.append(entry)
     sha256 = sha256_of_mix((source.name, source.weight, source.sha256) for source in sources)
-    mixed = PreparedDataset(
+    mixed = Dataset(
         path=str(data_dir / f"mix-{sha256[:12]}"),
         sha256=sha256,
         vocab_size=prepared[0].vocab_size,
@@ -227,7 +206,6 @@ def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
         train_shards=tuple(tokens for found in prepared for tokens in found.train_shards),
         val_tokens=sum(found.val_tokens for found in prepared),
         shards=0,
-        made=any(found.made for found in prepared),
         parts=tuple((source.name, source.weight / total, source.train_tokens) for source in sources),
     )
     path = Path(mixed.path, RECORD)

@@ -1,16 +1,12 @@
-"""Progress of a preparation on stderr."""
+"""What a preparation prints: lines to stderr, an error as JSON to stdout."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 from kmatrix.errors import DataError, KmatrixError, reason_of
-from kmatrix.text import count
-
-EVERY_S = 10.0  # between two lines
 
 
 def say(line: str) -> None:
@@ -19,26 +15,14 @@ def say(line: str) -> None:
 
 def explain(error: KmatrixError | OSError, data_dir: Path) -> int:
     """Print an error of the user's as JSON to stdout, for the command that asked, and return the exit status."""
-    if isinstance(error, OSError):  # of DATA_DIR, such as a full or read-only disk
-        error = DataError(
-            f"cannot use {error.filename or data_dir}", why=reason_of(error), hint="check its permissions, and the disk"
-        )
-    print(json.dumps({"what": error.what, "why": error.why, "hint": error.hint}), flush=True)
+    known = as_known(error, data_dir)
+    print(json.dumps({"what": known.what, "why": known.why, "hint": known.hint}), flush=True)
     return 2
 
 
-class PreparationProgress:
-    """Reports the rate: `progress = PreparationProgress("tinystories", "tokens"); progress.add(1000)`."""
-
-    def __init__(self, name: str, unit: str) -> None:
-        self.name, self.unit, self.count, self.started = name, unit, 0, time.monotonic()
-        self._said = self.started
-
-    def add(self, number: int, place: str = "") -> None:
-        """Add completed work, and print a line if it is time."""
-        self.count += number
-        now = time.monotonic()
-        if now - self._said >= EVERY_S:
-            self._said = now
-            done, rate = count(self.count), count(self.count / (now - self.started))
-            say(f"{self.name}: {done} {self.unit}, {rate} {self.unit}/s{', ' if place else ''}{place}")
+def as_known(error: KmatrixError | OSError, data_dir: Path) -> KmatrixError:
+    """Return an error of DATA_DIR, such as a full or read-only disk, as one that the user can fix."""
+    if isinstance(error, KmatrixError):
+        return error
+    what = f"cannot use {error.filename or data_dir}"
+    return DataError(what, why=reason_of(error), hint="check its permissions, and the disk")

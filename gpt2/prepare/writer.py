@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +14,21 @@ import numpy as np
 from gpt2.data import shards, tokenizer
 from gpt2.data.tokenizer import Tokenizer, Tokens
 from gpt2.prepare.catalog import DatasetRequest
-from gpt2.prepare.progress import PreparationProgress, say
-from gpt2.prepare.text import Corpus, documents
+from gpt2.prepare.progress import say
+from gpt2.prepare.text import ROWS, Corpus, documents
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import RECORD, kind_of, read_dataset_or_empty
 from kmatrix.records.files import write_json
-from kmatrix.text import first_names, plural
+from kmatrix.text import count, first_names
 
-BATCH_CHARACTERS = 1 << 24  # that are tokenized at once
+AT_ONCE = 100  # documents that are tokenized at once
 BPE_CHARACTERS = 100 << 20  # that a BPE tokenizer is trained on
 FEW = 20  # with fewer plain text files, each is divided into training and validation
-LONGEST_FIRST = 8  # times the tokens of a shard: the most that the first one waits for a document for validation
+SAY_S = 10.0  # between two lines about the progress
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One document, or a part of a divided document."""
-
-    text: str
-    kind: str  # "train" or "val"
-    after: tuple[int, int]  # the document after this one: file, document in the file
-
-
-class ShardBuffer:
-    """The content of a shard that is not written yet."""
-
-    def __init__(self) -> None:
-        self.parts: list[Tokens] = []
-        self.tokens = 0
-
-    def add(self, tokens: Tokens) -> None:
-        self.parts.append(tokens)
-        self.tokens += len(tokens)
+# Text; "train" or "val"; the document after this one: file, document in the file. One may be divided into two.
+Document = tuple[str, str, tuple[int, int]]
 
 
 class ShardWriter:
@@ -55,22 +38,15 @@ class ShardWriter:
     interrupted process therefore loses at most one shard, and resuming gives the same shards.
     """
 
-    def __init__(
-        self,
-        request: DatasetRequest,
-        corpus: Corpus,
-        folder: Path,
-        recipe: Mapping[str, Any],
-        enough: Callable[[Sequence[int]], object],
-    ) -> None:
-        """enough: returns whether training shards of these numbers of tokens are all that is needed."""
-        self.request, self.corpus, self.folder, self.enough = request, corpus, folder, enough
+    def __init__(self, request: DatasetRequest, corpus: Corpus, folder: Path, recipe: Mapping[str, Any]) -> None:
+        self.request, self.corpus, self.folder = request, corpus, folder
         self.about: dict[str, Any] = {"dataset": request.dataset, "source": corpus.source, "commit": corpus.commit}
         self.about |= {"tokenizer": request.tokenizer, "recipe": recipe}  # of dataset.json
         known = read_dataset_or_empty(folder / RECORD)
         self.listed = list(known.shards)
         self.next = known.position or (0, 0)
-        self.train, self.val = ShardBuffer(), ShardBuffer()
+        # Of the shards that are not written yet
+        self.parts: dict[str, list[Tokens]] = {"val": [], "train": []}
         self.skipped: set[str] = set()  # names of files that are not text
 
     def run(self) -> None:
@@ -78,22 +54,30 @@ class ShardWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         inner = self._tokenizer()
         self.about["vocab_size"] = inner.vocab_size
-        progress = PreparationProgress(self.request.dataset, "tokens")
         end = np.array([inner.end_of_document], dtype=np.uint16)  # before each document, as in llm.c
-        for batch in self._batches():
-            encoded = inner.encode_all([document.text for document in batch])
-            for document, tokens in zip(batch, encoded, strict=True):
-                if self._add(document, np.concatenate([end, tokens])):
-                    return
-                self.next = document.after
-                progress.add(len(tokens) + 1, f"file {document.after[0] + 1} of {len(self.corpus.parts)}")
+        held = done = 0  # tokens of the next training shard, and of all documents
+        said = time.monotonic()
+        coming = self._documents()
+        while batch := list(itertools.islice(coming, AT_ONCE)):
+            for (_, kind, after), tokens in zip(batch, inner.encode_all([text for text, _, _ in batch]), strict=True):
+                size = len(tokens) + 1
+                # Of few documents none may be for validation: the first shard waits for one.
+                is_full = held and held + size > self.request.shard_tokens
+                if kind == "train" and is_full and (self.listed or self.parts["val"]):
+                    self._flush()
+                    held = 0
+                    if self.request.enough(self._tokens_of("train")):
+                        return
+                if kind == "train" or not self.listed:  # validation ends with the first shard
+                    self.parts[kind] += [end, tokens]
+                held += size if kind == "train" else 0
+                done += size
+                self.next = after
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                say(f"{count(done)} tokens written, file {self.next[0] + 1} of {len(self.corpus.parts)}")
         if self.skipped:
             say(f"skipped what is not UTF-8 text: {first_names(sorted(self.skipped))}")
-        if not self.train.tokens and not self.listed:
-            raise DataError(
-                f"no text in the {plural(len(self.corpus.parts), 'file')} of {self.corpus.source}",
-                hint="check the files and TEXT_COLUMN=",
-            )
         self.next = (len(self.corpus.parts), 0)
         self._flush()
 
@@ -101,94 +85,56 @@ class ShardWriter:
         """Return the tokenizer; train it on the corpus first if its vocabulary belongs to the dataset."""
         path, name = self.folder / tokenizer.FILE, self.request.tokenizer
         if name == "char" and not path.exists():
-            tokenizer.CharTokenizer.trained(doc.text for doc in self._documents()).save(path)
+            tokenizer.CharTokenizer.trained(text for text, _, _ in self._documents()).save(path)
         elif name == "bpe" and not path.exists():
-            texts = (doc.text for doc in self._documents() if doc.kind == "train")
+            texts = (text for text, kind, _ in self._documents() if kind == "train")
             tokenizer.BpeTokenizer.trained(_first(texts, BPE_CHARACTERS), self.request.bpe_vocab_size).save(path)
         return tokenizer.load(name, self.folder)
 
     def _documents(self) -> Iterator[Document]:
-        return itertools.chain.from_iterable(map(self._documents_of, range(self.next[0], len(self.corpus.parts))))
-
-    def _documents_of(self, number: int) -> Iterator[Document]:
-        """Yield the documents of a file, from the current position."""
-        part, percent = self.corpus.parts[number], self.request.val_percent
-        start = self.next[1] if number == self.next[0] else 0
+        """Yield the documents from the current position."""
+        percent = self.request.val_percent
         # With few files, the hash of a whole file would make the validation share a matter of luck.
-        divided = len(self.corpus.parts) < FEW and all(each.plain for each in self.corpus.parts)
-        texts = documents(self.corpus.path(part), part, self.request.text_column, self.skipped)
-        for index, text in enumerate(itertools.islice(texts, start, None), start):
-            if divided:
-                # After the first half the position is still before the document: a resumed preparation reads both.
-                cut = len(text) * (100 - percent) // 100
-                yield Document(text[:cut], "train", (number, index))
-                yield Document(text[cut:], "val", (number, index + 1))
-            else:
-                # The hash of the text decides, so that copies are on the same side. Not hash(), which differs between
-                # processes.
-                draw = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 100
-                yield Document(text, "val" if draw < percent else "train", (number, index + 1))
-
-    def _batches(self) -> Iterator[list[Document]]:
-        """Yield batches of documents. A file with many of them ends a batch, which must not wait for a download."""
-        batch: list[Document] = []
-        size = 0
-        for number in range(self.next[0], len(self.corpus.parts)):
-            for document in self._documents_of(number):
-                batch.append(document)
-                size += len(document.text)
-                if size >= BATCH_CHARACTERS:
-                    yield batch
-                    batch, size = [], 0
-            if batch and not self.corpus.parts[number].plain:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+        divided = len(self.corpus.parts) < FEW and not any(part.name.endswith(ROWS) for part in self.corpus.parts)
+        first, start = self.next
+        for number, part in enumerate(self.corpus.parts[first:], first):
+            texts = documents(self.corpus.path(part), part, self.request.text_column, self.skipped)
+            for index, text in itertools.islice(enumerate(texts), start if number == first else 0, None):
+                if divided:
+                    # After the first half the position is still before the document: a resumed preparation reads both.
+                    cut = len(text) * (100 - percent) // 100
+                    yield text[:cut], "train", (number, index)
+                    yield text[cut:], "val", (number, index + 1)
+                else:
+                    # The hash of the text decides, so that copies are on the same side. Not hash(), which differs
+                    # between processes.
+                    draw = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 100
+                    yield text, "val" if draw < percent else "train", (number, index + 1)
 
     def _tokens_of(self, kind: str) -> list[int]:
         """Return the tokens of each written shard."""
         return [shard.tokens for shard in self.listed if kind_of(shard.name) == kind]
 
-    def _add(self, document: Document, tokens: Tokens) -> bool:
-        """Add a document to its shard. Return True, without adding it, if there are enough shards."""
-        has_val = bool(self._tokens_of("val"))
-        if document.kind == "val":
-            if not has_val:  # validation is complete with the first training shard
-                self.val.add(tokens)
-            return False
-        # Of few documents none may be for validation, which ends with the first shard: it waits for one.
-        most = self.request.shard_tokens * (1 if has_val or self.val.tokens else LONGEST_FIRST)
-        if self.train.tokens and self.train.tokens + len(tokens) > most:
-            self._flush()
-            if self.enough(self._tokens_of("train")):
-                return True
-        self.train.add(tokens)
-        return False
-
     def _flush(self) -> None:
-        """Write the buffered shards, then dataset.json with the position of the next document."""
-        if not self._tokens_of("val"):
-            if not self.val.tokens or not self.train.tokens:
+        """Write the shards that are complete, then dataset.json with the position of the next document."""
+        for kind, first in (("val", 0), ("train", 1)):
+            number = len(self._tokens_of(kind)) + first
+            if self.parts[kind]:
+                path = self.folder / f"{self.request.dataset}_{kind}_{number:06d}.bin"
+                shards.write_shard(path, np.concatenate(self.parts[kind]))
+                self.listed.append(shards.read_info(path))
+                self.parts[kind] = []
+            elif number == first:
                 raise DataError(
-                    f"{self.corpus.source} has no documents for {'training' if self.val.tokens else 'validation'}",
-                    why=f"{self.request.val_percent} percent of few documents are for validation",
-                    hint="use more documents, or another VAL_PERCENT=",
+                    f"{self.corpus.source} has no documents for {'validation' if kind == 'val' else 'training'}",
+                    why=f"{self.request.val_percent} percent of its texts are for validation",
+                    hint="use more text, or another VAL_PERCENT= or TEXT_COLUMN=",
                 )
-            self._write("val", 0, self.val)
-        if self.train.tokens:
-            self._write("train", len(self._tokens_of("train")) + 1, self.train)
-            self.train = ShardBuffer()
         # After the shards: a record never lists a shard that is not complete. A shard without a record is overwritten.
         where = {"position": list(self.next), "complete": self.next[0] >= len(self.corpus.parts)}
         write_json(self.folder / RECORD, shards.record(self.listed, **self.about, **where))
         for part in self.corpus.parts[: self.next[0]]:  # not before: it would be downloaded again after a kill
             self.corpus.release(part)
-
-    def _write(self, kind: str, number: int, buffer: ShardBuffer) -> None:
-        path = self.folder / f"{self.request.dataset}_{kind}_{number:06d}.bin"
-        shards.write_shard(path, np.concatenate(buffer.parts))
-        self.listed.append(shards.read_info(path))
 
 
 def _first(texts: Iterator[str], characters: int) -> Iterator[str]:

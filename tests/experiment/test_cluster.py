@@ -10,9 +10,10 @@ from kmatrix.engines.slurm.scheduler import SlurmScheduler
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment import make
 from kmatrix.experiment.cluster.jobs import planned_attempts
-from kmatrix.experiment.inputs.data import Dataset, key
+from kmatrix.experiment.inputs.data import key
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import plan_matrix, refuse_risks
+from kmatrix.records.dataset import Dataset
 from kmatrix.records.files import write_json
 from kmatrix.records.jobs.files import read_engine
 from kmatrix.records.runs import read_run_file

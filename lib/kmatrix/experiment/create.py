@@ -17,14 +17,14 @@ from kmatrix.errors import LaunchError, is_full, reason_of
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.inputs.benchmarks import benchmark_files
-from kmatrix.experiment.inputs.data import Dataset, Key, key
+from kmatrix.experiment.inputs.data import Key, key
 from kmatrix.experiment.inputs.initial import InitialWeights, initial_fields
 from kmatrix.experiment.provenance import Code, code_of, provenance, secret_variables
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import check_own_files, new_folder
-from kmatrix.records.dataset import sha256_of_reading
+from kmatrix.records.dataset import Dataset, sha256_of_reading
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.jobs.files import LOCAL, write_engine

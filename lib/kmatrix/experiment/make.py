@@ -14,13 +14,14 @@ from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_place, create
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
-from kmatrix.experiment.inputs.data import Dataset, Key, data_lines, key, prepare_data
+from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
 from kmatrix.experiment.inputs.initial import check_fit
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.kconfig.texts import ConfigTexts
 from kmatrix.matrix.expand import assign_run
+from kmatrix.records.dataset import Dataset
 from kmatrix.records.jobs.files import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ STAGED = "KMATRIX_STAGED"  # environment variable: folder of data -> its copy on
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"{kind}.bin") for kind in ("train", "val")
 }  # patterns of the names of shards; nanoGPT's names last
+Parts = tuple[tuple[str, float, int], ...]  # name, share of the sequences and training tokens of each dataset of a mix
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -62,6 +64,20 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     shards: tuple[ShardInfo, ...] = ()
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A prepared dataset, as gpt2.prepare reports it."""
+
+    path: str  # directory of the shards
+    sha256: str  # of the shards that are read; of streamed data, of the first ones
+    vocab_size: int
+    train_tokens: int  # of the shards that are read
+    val_tokens: int
+    shards: int  # number of training shards that are read, from the first; 0: all
+    parts: Parts = ()  # of a mix
+    train_shards: tuple[int, ...] = ()  # tokens of each training shard that is read
 
 
 def sha256_of_reading(sha256: str, train: TrainConfig) -> str:

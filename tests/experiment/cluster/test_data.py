@@ -38,7 +38,6 @@ def test_small_local_and_prepared_data_are_prepared_where_the_command_runs(tmp_p
         {"dataset": "finewebedu", **GPT2, **LONG},
         {"dataset": "tinystories", **GPT2},  # of unknown size
         {"dataset": "hub", "data_path": "a/b", **GPT2},
-        {"dataset": "shards", "data_path": "hf://a/b"},
         {"dataset": "mix", "data_mix": "tinystories:1 stdlib:1", **GPT2},
     ],
 )

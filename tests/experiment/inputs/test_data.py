@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from factories import train_config
-from kmatrix.experiment.inputs.data import Dataset, KnownDataset, epochs, most_epochs, needs, overfitting, prepared
+from kmatrix.experiment.inputs.data import KnownDataset, epochs, most_epochs, needs, overfitting, prepared
+from kmatrix.records.dataset import Dataset
 from kmatrix.records.files import write_json
 from programs import Program, prepare_here
 

@@ -1,25 +1,34 @@
-"""Shards on disk, and the order in which training reads them."""
+"""Shards on disk, the order in which training reads them, alone or mixed by weight, and the validation sequences."""
 
 from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import make_data, train_fields
+from factories import make_data, prepare, train_fields
 from gpt2.data import shards
-from gpt2.data.batches import Batches, positions
-from gpt2.data.sequences import Order, Windows
+from gpt2.data.batches import Batches, check_data, current_sha256, positions
+from gpt2.data.sequences import Mix, Order, Windows
 from gpt2.evaluate import Validation
 from kmatrix.errors import DataError
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.train_config import TrainConfig, parse_mix
 from reading import SumOfTokens, batches_at, world
 
+SEED = st.integers(0, 2**31 - 1)
+WEIGHTS = st.lists(st.integers(1, 70), min_size=1, max_size=5)
+NAMES = ["shards=a", "shards=b", "shards=c"]
 
-def config_of(tmp_path, **overrides) -> TrainConfig:
-    return TrainConfig.from_json(train_fields(tmp_path, "", **overrides))
+
+def config_of(tmp_path, sha256="", **overrides) -> TrainConfig:
+    return TrainConfig.from_json(train_fields(tmp_path, sha256, **overrides))
 
 
 def write(tmp_path, tokens, name="a_train_000000.bin"):
@@ -35,29 +44,45 @@ def test_a_shard_has_the_header_of_llm_c(tmp_path):
     assert raw[1024:] == b"\x01\x00\x02\x00\x03\x00"
 
 
+SHARD = np.array([20240520, 1, 3, *[0] * 253], "<i4").tobytes() + b"\1\0\2\0\3\0"
+
+
 @pytest.mark.parametrize(
-    "change, reason",
+    ("name", "content"),
     [
-        (lambda raw: raw[:100], "100 bytes, expected 1030 for 3 tokens"),
-        (lambda raw: raw[:-1], "1029 bytes, expected 1030 for 3 tokens"),
-        (lambda raw: raw + b"\0\0", "1032 bytes, expected 1030"),
-        (lambda raw: b"\0" + raw[1:], "it begins with"),
-        (lambda raw: raw[:4] + b"\x07" + raw[5:], "it begins with 20240520, 7"),
+        ("a_train_0.bin", b""),
+        ("a_train_0.bin", SHARD[:100]),
+        ("a_train_0.bin", SHARD[:-1]),
+        ("a_train_0.bin", SHARD + b"\0\0"),
+        ("a_train_0.bin", b"\0" + SHARD[1:]),
+        ("a_train_0.bin", SHARD[:4] + b"\x07" + SHARD[5:]),  # another version
+        ("train.bin", SHARD[:-1]),
+        ("train.bin", np.arange(100, dtype="<u4").tobytes()),  # tokens of 32 bits, of 64, and of a larger vocabulary
+        ("train.bin", np.arange(100, dtype="<i8").tobytes()),
+        ("train.bin", np.arange(130_000, 130_100, dtype="<u4").tobytes()),
+        ("train.bin", b"A text of some lines.\n" * 10),
+        ("train.bin", bytes(range(101))),  # an odd size
     ],
 )
-def test_a_damaged_shard_is_refused_with_its_path_and_offset(tmp_path, change, reason):
-    path = write(tmp_path, [1, 2, 3])
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match=r"a_train_000000.bin") as raised:
-        shards.open_shard(path)
-    assert reason in raised.value.why
+def test_a_file_that_is_no_sound_shard_is_refused_by_its_path(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{tmp_path / name} is damaged or not a shard of 16-bit tokens"):
+        shards.open_shard(tmp_path / name)
+
+
+def test_nanogpt_files_are_read_and_its_pickle_is_never_opened(tmp_path):
+    for name in ("train.bin", "val.bin"):
+        np.arange(100, dtype="<u2").tofile(tmp_path / name)
+    (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/owned'\ntR.")
+    assert Windows(tmp_path, "train", block_size=4).read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
+    assert shards.describe(tmp_path, 257, dataset="shards")["train_tokens"] == 100
+    assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("kind", ["train", "val"])
 def test_a_folder_without_shards_or_with_short_ones_is_refused(tmp_path, kind):
-    with pytest.raises(DataError, match=f"has 0 {kind} shards") as raised:
+    with pytest.raises(DataError, match=f"has 0 {kind} shards"):
         Windows(tmp_path, kind, block_size=4)
-    assert f"*_{kind}_*.bin" in raised.value.why
     write(tmp_path, range(4), f"a_{kind}_000000.bin")
     with pytest.raises(DataError, match=f"has no {kind} sequence of 4 tokens"):
         Windows(tmp_path, kind, block_size=4)
@@ -74,26 +99,21 @@ def test_targets_are_the_tokens_shifted_by_one_and_windows_do_not_overlap(tmp_pa
     assert idx.is_contiguous()
 
 
-counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
-
-
-@given(counts_of_shards, st.integers(0, 2**31 - 1))
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), SEED)
 def test_every_epoch_reads_each_window_once_in_another_order(counts, seed):
     order = Order(counts, seed)
-    expected = {(shard, window) for shard, count in enumerate(counts) for window in range(count)}
+    expected = [(shard, window) for shard, count in enumerate(counts) for window in range(count)]
     for epoch in range(3):
-        read_positions = [order.at(epoch * order.windows + offset) for offset in range(order.windows)]
-        assert set(read_positions) == expected
-        assert len(read_positions) == len(expected)
-    assert len({tuple(Order((50, 50), seed + n // 2).at(n % 2 * 100 + at) for at in range(9)) for n in range(4)}) == 4
+        assert sorted(order.at(epoch * order.windows + offset) for offset in range(order.windows)) == expected
+    # Of two seeds, sources and epochs
+    many = [Order((50, 50), seed + n % 2, source=n // 2 % 2) for n in range(4)]
+    assert len({tuple(one.at(begin + at) for at in range(9)) for one in many for begin in (0, 100)}) == 8
 
 
-@settings(max_examples=40)
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 20))
-def test_all_ranks_together_read_what_one_rank_would(tmp_path_factory, size, batch, accumulation, step):
-    folder = tmp_path_factory.getbasetemp()
-    single = config_of(folder, batch_size=batch * size, gradient_accumulation=accumulation)
-    many = config_of(folder, batch_size=batch, gradient_accumulation=accumulation, num_gpus=size)
+def test_all_ranks_together_read_what_one_rank_would(size, batch, accumulation, step):
+    single = config_of(Path(), batch_size=batch * size, gradient_accumulation=accumulation)
+    many = config_of(Path(), batch_size=batch, gradient_accumulation=accumulation, num_gpus=size)
     for micro in range(accumulation):
         parts = [position for rank in range(size) for position in positions(many, world(rank, size), step, micro)]
         assert parts == list(positions(single, world(), step, micro))
@@ -103,21 +123,137 @@ def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(tmp_path):
     make_data(tmp_path)
     config = config_of(tmp_path, gradient_accumulation=2)
     uninterrupted, resumed = Batches(config, world()), batches_at(config, 3)
-    for _ in range(6):
-        uninterrupted.next()
-    for _ in range(4):
-        assert torch.equal(uninterrupted.next()[0], resumed.next()[0])
+    expected = [uninterrupted.next()[0] for _ in range(10)]
+    assert all(torch.equal(resumed.next()[0], idx) for idx in expected[6:])
+
+
+def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
+    for number in (1, 2, 3):
+        write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
+    write(tmp_path, [0] * 500, "a_val_000000.bin")
+    hashed = shards.current_sha256(tmp_path, 2)  # without dataset.json
+    shards.describe(tmp_path, 257, dataset="shards")
+    (tmp_path / "a_train_000003.bin").unlink()
+    config = config_of(tmp_path, hashed, data_shards=2, batch_size=30)
+    check_data(config)
+    assert set(Batches(config, world()).next()[0].flatten().tolist()) == {1, 2}
+    with pytest.raises(DataError, match="has 2 train shards, expected 3"):
+        Batches(config_of(tmp_path, data_shards=3), world())
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    """Three datasets of different size, mixed 65 to 34 to 1."""
+    data_dir = tmp_path_factory.mktemp("data")
+    for number, (name, tokens) in enumerate((("a", 40_001), ("b", 6_401), ("c", 321))):
+        make_data(data_dir / name, train=tokens, val=4_000, seed=number)
+    return prepare("mix", data_dir, mix="shards=a:65 shards=b:34 shards=c:1")
+
+
+def mix_config(mix, **overrides):
+    return config_of(Path(mix["path"]), mix["sha256"], **{"dataset": "mix", "block_size": 32, **overrides})
+
+
+@given(WEIGHTS, SEED, st.integers(0, 10**12))
+def test_shares_of_a_mix_are_exact_after_each_block_and_counted_without_state(weights, seed, position):
+    stream, block = Mix(weights, seed), sum(weights)
+    drawn = list(stream.drawn(position))
+    assert sum(drawn) == position
+    assert all(abs(count - position * weight / block) <= weight for count, weight in zip(drawn, weights, strict=True))
+    for at in range(position, position + 50):
+        source, number = stream.at(at)
+        assert number == drawn[source]
+        drawn[source] += 1
+    assert stream.drawn(7 * block) == tuple(7 * weight for weight in weights)
+
+
+def test_blocks_of_a_mix_are_shuffled_by_the_seed():
+    cases = ((1, 0), (1, 10), (2, 0))  # seed, first position of a block
+    blocks = [tuple(Mix((5, 5), seed).at(position)[0] for position in range(at, at + 10)) for seed, at in cases]
+    assert len(set(blocks)) == 3
+
+
+def test_each_dataset_of_a_mix_has_its_own_epochs(mix):
+    stream = Batches(mix_config(mix, batch_size=100, max_iters=30), world())
+    assert stream.orders[2].windows == 10
+    assert stream.describe() == ["Data: shards=a 1.56 epochs, shards=b 5.10 epochs, shards=c 3.00 epochs"]
+    assert stream.epoch(30) == 5  # of the dataset that is read most often
+
+
+def test_the_record_of_a_mix_has_its_datasets_and_its_hash_covers_weights_and_data(mix):
+    record = json.loads((Path(mix["path"]) / "dataset.json").read_text())
+    assert [(one["name"], one["weight"]) for one in record["sources"]] == list(zip(NAMES, (65, 34, 1), strict=True))
+    assert current_sha256(mix_config(mix)) == mix["sha256"] == record["sha256"]
+    other = prepare("mix", Path(mix["path"]).parent, mix="shards=a:64+shards=b:35+shards=c:1")
+    assert not {other["sha256"], other["path"]} & {mix["sha256"], mix["path"]}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_data_that_changed_after_planning_are_refused(tmp_path, mixed):
+    for name in "ab":
+        make_data(tmp_path / name)
+    found = {"path": str(tmp_path / "b"), "sha256": current_sha256(config_of(tmp_path / "b"))}
+    if mixed:
+        found = prepare("mix", tmp_path, mix="shards=a:1 shards=b:1")
+    config = mix_config(found, dataset="mix" if mixed else "shards")
+    (path,) = (tmp_path / "b").glob("*_train_*.bin")
+    os.utime(path, ns=(1, 1))  # a copy with the same contents
+    check_data(config)
+    path.write_bytes(path.read_bytes()[:-2] + b"\1\1")  # as a copy of another file of the same size
+    with pytest.raises(DataError, match=f"the data in {found['path']} changed after the run was planned"):
+        check_data(config)
+    make_data(tmp_path / "b", seed=5)  # prepared again: its own record is right
+    with pytest.raises(DataError, match="changed after the run was planned"):
+        check_data(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:65 b:34 c:1", [("a", "", 65), ("b", "", 34), ("c", "", 1)]),
+        ("a:0.65+b:0.34+c:0.01", [("a", "", 65), ("b", "", 34), ("c", "", 1)]),
+        ("a:50  b:50", [("a", "", 1), ("b", "", 1)]),  # in lowest terms
+        ("hub=me/mine:*.txt:2 a:1", [("hub", "me/mine:*.txt", 2), ("a", "", 1)]),
+        ("", "'' is not DATASET:WEIGHT"),
+        ("a", "'a' is not DATASET:WEIGHT"),
+        ("a:1 a:2", "a is listed twice"),
+        ("a:0 b:1", "must be above 0"),
+        ("a:1.2.3", "is not a number"),
+        ("a:0.00001 b:1", "add up to more than 10000"),
+    ],
+)
+def test_a_mix_is_parsed_or_refused_with_the_reason(text, expected):
+    if isinstance(expected, list):
+        assert [(part.dataset, part.path, part.weight) for part in parse_mix(text)] == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            parse_mix(text)
+
+
+def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mix):
+    validation = Validation(mix_config(mix), world())
+    found = validation.measure(SumOfTokens())
+    assert list(found.by_source) == NAMES
+    assert len({round(value, 3) for value in found.by_source.values()}) == 3
+    mean = sum(found.by_source[name] * weight for name, weight in zip(NAMES, (65, 34, 1), strict=True)) / 100
+    assert found.loss == pytest.approx(mean)
+    assert (validation.samples, validation.describe()) == (30, [])
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))  # a byte per token
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4, 7])
-def test_the_validation_loss_does_not_depend_on_the_micro_batch(tmp_path, batch):
+def test_the_validation_loss_depends_neither_on_the_micro_batch_nor_on_random_numbers(tmp_path, batch):
     make_data(tmp_path)
-    validation = Validation(config_of(tmp_path, batch_size=batch, eval_samples=7), world())
+    validation, model = Validation(config_of(tmp_path, batch_size=batch, eval_samples=7), world()), SumOfTokens()
     tokens = shards.open_shard(tmp_path / "random_val_000000.bin")
     total = (len(tokens) - 1) // 32
     starts = [number * total // 7 * 32 + 1 for number in range(7)]  # of the targets
     mean = float(np.mean([tokens[start : start + 32] for start in starts]))
-    assert validation.measure(SumOfTokens()).loss == pytest.approx(mean, abs=1e-4)
+    before = torch.get_rng_state()
+    assert validation.measure(model).loss == pytest.approx(mean, abs=1e-4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert validation.measure(model, lambda: True) is None  # a stop
 
 
 def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_path):
@@ -129,67 +265,10 @@ def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_p
     assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
 
 
-def test_evaluation_draws_no_random_numbers_and_restores_training_mode(tmp_path):
-    make_data(tmp_path)
-    model = SumOfTokens()
-    before = torch.get_rng_state()
-    Validation(config_of(tmp_path), world()).measure(model)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert model.training
-
-
-def test_an_interrupted_evaluation_has_no_loss(tmp_path):
-    make_data(tmp_path)
-    stop_requests = iter([False, True])
-    validation = Validation(config_of(tmp_path), world())
-    assert validation.measure(SumOfTokens(), lambda: next(stop_requests)) is None
-
-
 def test_validation_windows_are_equally_spaced_over_all_shards(tmp_path):
-    for name, size in (("a_val_000000.bin", 41), ("a_val_000001.bin", 81)):
-        shards.write_shard(tmp_path / name, np.zeros(size, dtype=np.uint16))
-    windows = Windows(tmp_path, "val", block_size=4)  # 10 and 20 windows
-    assert windows.spread(3) == [(0, 0), (1, 0), (1, 10)]
-    assert windows.spread(6) == [(0, 0), (0, 5), (1, 0), (1, 5), (1, 10), (1, 15)]
-    assert windows.spread(99) == [(0, i) for i in range(10)] + [(1, i) for i in range(20)]
-
-
-def test_nanogpt_files_are_read_and_its_pickle_is_never_opened(tmp_path):
-    for name in ("train.bin", "val.bin"):
-        np.arange(100, dtype="<u2").tofile(tmp_path / name)
-    (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/owned'\ntR.")
-    windows = Windows(tmp_path, "train", block_size=4)
-    assert windows.read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
-    assert shards.describe(tmp_path, 257, dataset="shards")["train_tokens"] == 100
-    assert not (tmp_path / "owned").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (np.arange(100, dtype="<u4"), "32 or 64 bits, expected 16"),
-        (np.arange(100, dtype="<i8"), "32 or 64 bits, expected 16"),
-        (np.arange(130_000, 130_100, dtype="<u4"), "32 or 64 bits, expected 16"),  # of a larger vocabulary
-        (np.frombuffer(b"A text of some lines.\n" * 10, dtype=np.uint8), "it is a text"),
-        (np.arange(101, dtype=np.uint8), "101 bytes are no whole number of 16-bit tokens"),
-    ],
-)
-def test_a_file_without_a_header_that_has_no_16_bit_tokens_is_refused(tmp_path, content, reason):
-    content.tofile(tmp_path / "train.bin")
-    with pytest.raises(DataError, match=r"train.bin is damaged or not a token shard") as raised:
-        shards.open_shard(tmp_path / "train.bin")
-    assert reason in raised.value.why
-
-
-def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
-    for number in (1, 2, 3):
-        write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
-    write(tmp_path, [0] * 500, "a_val_000000.bin")
-    shards.describe(tmp_path, 257, dataset="shards")
-    two_shards = shards.recorded_sha256(tmp_path, 2)
-    (tmp_path / "a_train_000003.bin").unlink()
-    assert shards.recorded_sha256(tmp_path, 2) == two_shards
-    batches = Batches(config_of(tmp_path, data_shards=2, batch_size=30), world())
-    assert set(batches.next()[0].flatten().tolist()) == {1, 2}
-    with pytest.raises(DataError, match="has 2 train shards, expected 3"):
-        Batches(config_of(tmp_path, data_shards=3), world())
+    for name, size in (("a_val_000000.bin", 41), ("a_val_000001.bin", 3), ("a_val_000002.bin", 81)):
+        write(tmp_path, np.zeros(size), name)
+    windows = Windows(tmp_path, "val", block_size=4)  # 10, 0 and 20 windows
+    assert windows.spread(3) == [(0, 0), (2, 0), (2, 10)]
+    assert windows.spread(6) == [(0, 0), (0, 5), (2, 0), (2, 5), (2, 10), (2, 15)]
+    assert windows.spread(99) == [(0, i) for i in range(10)] + [(2, i) for i in range(20)]

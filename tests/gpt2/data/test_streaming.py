@@ -9,7 +9,7 @@ import pytest
 
 from factories import make_data, prepare, train_fields
 from gpt2.data import streaming
-from gpt2.data.batches import Batches, planned_sha256
+from gpt2.data.batches import Batches, current_sha256
 from gpt2.prepare.beside import prepare_for
 from gpt2.prepare.dataset import more_shards
 from kmatrix.errors import DataError
@@ -37,7 +37,7 @@ def config_of(found, **overrides):
     values = {"data_streaming": True, "shard_tokens": 1000, "batch_size": STEP, "max_iters": 60, "dataset": "folder"}
     values |= {"data_shards": found["shards"], **overrides}
     config = TrainConfig.from_json(train_fields(Path(found["path"]), found["sha256"], **values))
-    assert planned_sha256(config) == sha256_of_reading(found["sha256"], config)
+    assert current_sha256(config) == sha256_of_reading(found["sha256"], config)
     return config
 
 
@@ -115,7 +115,7 @@ def test_a_stop_while_waiting_ends_the_wait_and_a_long_one_is_logged(tmp_path, m
 def test_a_replaced_shard_and_a_text_that_changed_meanwhile_are_refused(tmp_path, notes):
     found = data_of("folder", tmp_path / "data", notes)
     config = config_of(found)
-    assert planned_sha256(config) != found["sha256"]  # other data than the same shards in another order
+    assert current_sha256(config) != found["sha256"]  # other data than the same shards in another order
     prepare_for(config)
     path = Path(found["path"], "folder_train_000002.bin")
     path.write_bytes(path.read_bytes()[:-2] + b"\1\1")

@@ -45,4 +45,4 @@ def _is_large(data_dir: Path, run: TrainConfig, tokens: int) -> bool:
         return any(_is_large(data_dir, part, tokens) for part in parts)
     if prebuilt := prebuilt_of(run, tokens):
         return to_fetch(prebuilt, tokens, run.block_size).bytes > MOST_BYTES
-    return run.dataset not in ("folder", "shards") or run.data_path.startswith("hf://")
+    return run.dataset not in ("folder", "shards")

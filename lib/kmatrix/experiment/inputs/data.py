@@ -14,7 +14,9 @@ from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError, SchemaError
 from kmatrix.records.dataset import (
     FLAT,
+    Dataset,
     DatasetFile,
+    Parts,
     read_dataset_or_empty,
     tokens_to_read,
     train_shards,
@@ -38,21 +40,6 @@ OPTIONS = {
 IN_RECIPE = {"data_mix": "mix"}  # field -> name in dataset.json
 MANY_EPOCHS = 4  # more epochs add little: Muennighoff et al. 2023, arXiv:2305.16264
 Key = tuple[tuple[str, Any], ...]
-Parts = tuple[tuple[str, float, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    """A prepared dataset, as gpt2.prepare reports it."""
-
-    path: str  # directory of the shards
-    sha256: str  # of everything that is read
-    vocab_size: int
-    train_tokens: int  # of the shards that are read
-    val_tokens: int
-    shards: int  # number of training shards that are read, 0: all
-    parts: Parts = ()  # name, share of the sequences and training tokens per dataset of a mix; else empty
-    train_shards: tuple[int, ...] = ()  # tokens of each of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
