@@ -7,7 +7,8 @@ nats/token, which depends on the tokenizer; bits per byte are comparable across 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpt2.benchmarks.tasks import Evaluator
-from gpt2.data.sequences import Batch, Place, Windows, on_device, sequences_of, sources
+from gpt2.data.sequences import Batch, DataSource, Place, Windows, on_device, sequences_of, sources
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.inference.generate import GeneratedText, Sampling, generate
@@ -33,15 +34,13 @@ SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 64, 0.8  # of each text; it ends earlier wit
 PROMPT_SEPARATOR = "|"  # in sample_prompt, whose prompts may have spaces and commas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ValidationPart:
-    """The validation sequences of one dataset."""
+    """The validation sequences of one dataset, of all ranks."""
 
-    name: str
-    weight: int  # in the mix
+    source: DataSource
     windows: Windows
-    samples: int  # of all ranks
-    mine: list[Place]  # of this rank
+    places: list[Place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +59,21 @@ class Validation:
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:
+        """Raise DataError if a dataset has no validation sequence."""
         self.config, self.world = config, world
         self.parts: list[ValidationPart] = []
         for source in sources(config):
             windows = sequences_of(config, source, "val")
-            places = windows.spread(config.eval_samples)
-            mine = places[world.rank :: world.size]  # at most one sequence more than another rank
-            self.parts.append(
-                ValidationPart(name=source.name, weight=source.weight, windows=windows, samples=len(places), mine=mine)
-            )
-        self.samples = sum(part.samples for part in self.parts)
-        self.token_bytes = bytes_of_tokens(config, world.device)
+            self.parts.append(ValidationPart(source, windows, windows.spread(config.eval_samples)))
+        self.token_bytes: Tensor | None = None  # UTF-8 bytes of each token: (V,)
+        with suppress(DataError):  # the vocabulary is missing, which training does not need
+            if (sizes := load(config.tokenizer, Path(config.data_path)).token_bytes()) is not None:
+                self.token_bytes = torch.from_numpy(sizes).to(world.device)
 
     def describe(self) -> list[str]:
         """Return a note if the datasets have fewer sequences than asked for."""
-        wanted = self.config.eval_samples * len(self.parts)
-        return [] if self.samples == wanted else [f"Validation: all {self.samples} sequences ({wanted} asked for)"]
+        found, wanted = sum(len(part.places) for part in self.parts), self.config.eval_samples * len(self.parts)
+        return [] if found == wanted else [f"Validation: all {found} sequences ({wanted} asked for)"]
 
     @torch.no_grad()
     def measure(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> ValidationLoss | None:
@@ -83,52 +81,42 @@ class Validation:
 
         No random numbers are drawn. The model is left in training mode.
         """
-        device = self.world.device
+        device, size = self.world.device, self.config.batch_size
+        pad = size if self.config.compile else 0  # a compiled model is compiled again for each new size
         # In 64 bits, and on the device: the sum depends less on the micro-batch, and the loop never waits for the GPU.
         # Summed loss, sequences, nats of text, bytes of text
         sums = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device)
         model.eval()
         for part, part_sums in zip(self.parts, sums, strict=True):
-            for size, (idx, targets) in self._batches(part, stopping, full=self.config.compile):
+            mine = part.places[self.world.rank :: self.world.size]  # at most one sequence more than another rank
+            groups = [mine[start : start + size] for start in range(0, len(mine), size)]
+            reads = (partial(read_padded, part.windows, group, pad) for group in groups)
+            for group, (idx, targets) in zip(groups, on_device(reads, device), strict=True):
+                if stopping():
+                    break
                 begin_pass(self.config)
                 with autocast(device.type, self.config.dtype):
                     losses, loss = model(idx, targets)  # (B T,) and (), mean over the sequences
-                part_sums[0] += loss.double() * size  # the last micro-batch may be smaller: weight by sequences
-                part_sums[1] += size
+                part_sums[0] += loss.double() * len(group)  # the last may be smaller: weight by sequences
+                part_sums[1] += len(group)
                 if self.token_bytes is not None:
                     part_sums[2:] += text_costs(losses, targets.reshape(-1), self.token_bytes)
         model.train()
         # Every rank gets here, even if it stopped: a rank that returned earlier would leave the others in the sum.
         found: list[list[float]] = self.world.sum(sums).tolist()
-        if any(count != part.samples for part, (_, count, *_) in zip(self.parts, found, strict=True)):
+        if any(count != len(part.places) for part, (_, count, *_) in zip(self.parts, found, strict=True)):
             return None
         means = [total / count for total, count, *_ in found]
         bits = [nats / math.log(2) / size for *_, nats, size in found if size]  # unknown if a dataset has none
         return ValidationLoss(
             loss=self._mean(means),
-            by_source={part.name: mean for part, mean in zip(self.parts, means, strict=True)},
+            by_source={part.source.name: mean for part, mean in zip(self.parts, means, strict=True)},
             bits_per_byte=self._mean(bits) if len(bits) == len(found) else None,
         )
 
-    def _batches(
-        self, part: ValidationPart, stopping: Callable[[], bool], *, full: bool
-    ) -> Iterator[tuple[int, Batch]]:
-        """Yield this rank's sequences in micro-batches on its device, each with their number, until `stopping`.
-
-        full: fill up the last micro-batch. A compiled model is compiled again for each new size.
-        """
-        size = self.config.batch_size
-        groups = [part.mine[start : start + size] for start in range(0, len(part.mine), size)]
-        pad = size if full else 0
-        reads = (partial(read_padded, part.windows, group, pad) for group in groups)
-        for group, batch in zip(groups, on_device(reads, self.world.device), strict=True):
-            if stopping():
-                return
-            yield len(group), batch
-
     def _mean(self, values: Sequence[float]) -> float:
         """Return the weighted mean over the datasets."""
-        weights = [part.weight for part in self.parts]
+        weights = [part.source.weight for part in self.parts]
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
@@ -145,63 +133,24 @@ def text_costs(losses: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
 def read_padded(windows: Windows, places: Sequence[Place], size: int) -> Batch:
     """Return windows as idx and targets, filled up to `size` sequences that the loss does not count: each (B, T)."""
     idx, targets = windows.read(places)
-    missing = size - len(places)
-    if missing <= 0:
-        return idx, targets
     # Copies of the last sequence, because other tokens could widen the range of values that FP8 is scaled to.
-    copies = idx[-1:].expand(missing, -1)
+    copies = idx[-1:].expand(max(0, size - len(places)), -1)
     return torch.cat([idx, copies]), torch.cat([targets, torch.full_like(copies, IGNORED)])
-
-
-def bytes_of_tokens(config: TrainConfig, device: torch.device) -> Tensor | None:
-    """Return the UTF-8 bytes of each token: (V,); None if the vocabulary is missing, which training does not need."""
-    try:
-        sizes = load(config.tokenizer, Path(config.data_path)).token_bytes()
-    except DataError:
-        return None
-    return None if sizes is None else torch.from_numpy(sizes).to(device)
-
-
-class SampleTexts:
-    """Texts from the same prompts and seeds at every interval, so that only the weights make a difference."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        """Raise DataError if the tokenizer's vocabulary is missing or lacks a character of a prompt."""
-        self.seed = config.seed
-        self.tokenizer = load(config.tokenizer, Path(config.data_path))
-        self.prompts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
-        self._encoded = [self.tokenizer.encode(prompt).tolist() for prompt in self.prompts]
-
-    def texts(self, model: LanguageModel) -> list[tuple[str, str]]:
-        """Return each prompt and its text, and leave the model in training mode.
-
-        Each text has its own random generator: training continues as if none had been generated.
-        """
-        found = []
-        model.eval()
-        for number, (prompt, tokens) in enumerate(zip(self.prompts, self._encoded, strict=True)):
-            # Two equal prompts get different texts, and each the same one at every interval.
-            seed = self.seed + number
-            sampling = Sampling(max_tokens=SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=seed)
-            text = GeneratedText(tokens, sampling, self.tokenizer)
-            for _ in generate(model, text):
-                pass
-            found.append((prompt, text.text))
-        model.train()
-        return found
 
 
 class Benchmarks:
     """Runs HellaSwag, CORE and sample texts at intervals. Every rank calls it at the same steps."""
 
     def __init__(self, config: TrainConfig, world: World, log: RunLog) -> None:
-        """Raise DataError if a configured file or tokenizer is unusable."""
+        """Raise DataError if a configured file or tokenizer is unusable, or lacks a character of a prompt."""
         self.config, self.log = config, log
         self._newest: int | None = None  # step of the newest benchmarks
         self.tasks = Evaluator(config, world) if config.hellaswag or config.core else None
-        self.samples = SampleTexts(config) if config.sample_interval and world.main else None
-        for line in self.tasks.describe() if self.tasks and world.main else ():
-            log.say(line)
+        self.prompts: list[tuple[str, list[int]]] = []
+        if config.sample_interval and world.main:
+            self.tokenizer = load(config.tokenizer, Path(config.data_path))
+            texts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
+            self.prompts = [(text, self.tokenizer.encode(text).tolist()) for text in texts]
 
     def due(self, step: int) -> bool:
         """Return whether a benchmark is due for the weights after `step` updates, and was not run yet."""
@@ -217,14 +166,30 @@ class Benchmarks:
         """
         # First what all ranks do together, then what rank 0 does alone: the others wait at their next collective.
         if self.tasks and (final or is_due(step, self.config.benchmark_interval)):
-            scores = self.tasks.score(model, stopping, lambda text: self.log.say(f"Iter {step} | {text}"))
+            scores = self.tasks.score(model, stopping)
             if scores is None:
                 return  # a rank was asked to stop: the resumed attempt repeats the benchmark
             self.log.scores(step, scores)
-        if self.samples and (final or is_due(step, self.config.sample_interval)):
-            for prompt, text in self.samples.texts(model):
+        if self.prompts and (final or is_due(step, self.config.sample_interval)):
+            for prompt, text in self.samples(model):
                 self.log.event(step, "sample", f"{prompt!r}: {text!r}")  # text with line breaks stays one line
         self._newest = step
+
+    def samples(self, model: LanguageModel) -> list[tuple[str, str]]:
+        """Return each prompt and its text, and leave the model in training mode.
+
+        The seed of a text is the same at every interval, so that only the weights make a difference. Each has its own
+        random generator: training continues as if none had been generated.
+        """
+        found = []
+        model.eval()
+        for number, (prompt, tokens) in enumerate(self.prompts):
+            seed = self.config.seed + number  # two equal prompts get different texts
+            sampling = Sampling(max_tokens=SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=seed)
+            text = GeneratedText(tokens, sampling, self.tokenizer)
+            found.append((prompt, "".join(generate(model, text))))
+        model.train()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {"judged": self._newest}

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt2.benchmarks.tasks import Scores
 from gpt2.dist import World, environment
 from gpt2.machine import machines, peak_memory_mib
 from gpt2.norms import LayerNorms
@@ -176,15 +175,10 @@ class RunLog:
         self._metrics(step, {"val/loss": loss, "val/bits_per_byte": bits, **parts})
         self.say(f"Iter {step} | Validation loss {loss:.4f}" + ("" if bits is None else f" | bpb {bits:.4f}"))
 
-    def scores(self, step: int, scores: Scores) -> None:
-        """Log HellaSwag and CORE of the weights after `step` updates."""
-        values: dict[str, float] = {}
-        if found := scores.hellaswag:
-            values |= {"hellaswag/accuracy": found.accuracy, "hellaswag/accuracy_norm": found.accuracy_norm}
-        if core := scores.core:
-            values |= {"core/metric": core.core, "core/standard_error": core.standard_error}
-        self.say(f"Iter {step} | " + " | ".join(f"{name} {value:z.4f}" for name, value in values.items()))
-        self._metrics(step, values | {f"core/{task.label}": task.accuracy for task in (core.tasks if core else ())})
+    def scores(self, step: int, scores: Mapping[str, float]) -> None:
+        """Log the scores of benchmarks, by their names in the metrics, of the weights after `step` updates."""
+        self.say(f"Iter {step} | " + " | ".join(f"{name} {value:z.4f}" for name, value in scores.items()))
+        self._metrics(step, scores)
 
     def _speed(self, seconds: float) -> tuple[float, float | None]:
         """Return tokens per second, and MFU if the peak is known, of steps that take `seconds`."""

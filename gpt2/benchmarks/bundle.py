@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import DataError
-from kmatrix.text import plural
 
 TASKS, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
 FOLDER = "eval_bundle"  # of the published zip file
 ORDER_SEED = 1337  # the lines of a task are shuffled before they are cut
 HINT = "use the published file: remove this one, and it is downloaded again (docs/evaluation.md)"
-INVALID = (ValueError, KeyError, TypeError)
+INVALID = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
 
 
 class Kind(StrEnum):
@@ -55,25 +54,30 @@ class Task:
     items: tuple[Item, ...]  # in the order in which they are numbered
 
 
-Place = Path | zipfile.Path
-
-
 def read_tasks(path: Path, most: int = 0) -> list[Task]:
-    """Return the tasks of a bundle. most: examples of a task, 0: all.
-
-    Raises DataError if a file is missing or damaged.
-    """
+    """Return the tasks of a bundle. most: examples of a task, 0: all. Raises DataError if it cannot be used."""
     import yaml  # here, because runs without CORE need not have it
 
     try:
-        root: Place = path if path.is_dir() else zipfile.Path(zipfile.ZipFile(path))
+        root: Path | zipfile.Path = path if path.is_dir() else zipfile.Path(zipfile.ZipFile(path))
         root = root / FOLDER if (root / FOLDER).is_dir() else root
         rows = csv.DictReader((root / BASELINES).read_text(encoding="utf-8").splitlines())
         baselines = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}  # the file has percents
-        tasks = yaml.safe_load((root / TASKS).read_text(encoding="utf-8"))["icl_tasks"]
-        return [_task(root, task, baselines[task["label"]], most) for task in tasks]
-    except (OSError, zipfile.BadZipFile, yaml.YAMLError, *INVALID) as error:
-        raise _unreadable(path, error) from None
+        found = []
+        for task in yaml.safe_load((root / TASKS).read_text(encoding="utf-8"))["icl_tasks"]:
+            label, kind, shots = task["label"], Kind(task["icl_task_type"]), task["num_fewshot"][0]
+            text = root.joinpath(DATA, *task["dataset_uri"].split("/")).read_text(encoding="utf-8")
+            items = _items(text, kind)
+            random.Random(ORDER_SEED).shuffle(items)
+            kept = tuple(items[: most or None])
+            if shots >= len(kept):
+                raise ValueError(f"{label} shows {shots} other examples, but {len(kept)} of {len(items)} are used")
+            delimiter = task.get("continuation_delimiter", " ")
+            baseline = baselines[label]
+            found.append(Task(label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baseline, items=kept))
+    except (*INVALID, yaml.YAMLError) as error:
+        raise _unusable(path, error) from None
+    return found
 
 
 def read_hellaswag(path: Path) -> Task:
@@ -82,45 +86,22 @@ def read_hellaswag(path: Path) -> Task:
     Raises DataError if the file is missing or damaged.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-    items = tuple(_items(text, str(path), Kind.ENDING))
+        items = tuple(_items(path.read_text(encoding="utf-8"), Kind.ENDING))
+    except INVALID as error:
+        raise _unusable(path, error) from None
     return Task(label="hellaswag", kind=Kind.ENDING, shots=0, delimiter="", baseline=0.25, items=items)
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _unusable(path: Path, error: Exception) -> DataError:
     why = " ".join(f"{type(error).__name__}: {error}".split())  # errors of YAML have several lines
     return DataError(f"{path} cannot be read", why=why, hint=HINT)
 
 
-def _task(root: Place, task: Mapping[str, Any], baseline: float, most: int) -> Task:
-    label, name, shots = task["label"], f"{DATA}/{task['dataset_uri']}", task["num_fewshot"][0]
-    kind = Kind(task["icl_task_type"])
-    items = _items(root.joinpath(*name.split("/")).read_text(encoding="utf-8"), name, kind)
-    random.Random(ORDER_SEED).shuffle(items)
-    kept = items[: most or None]
-    if shots >= len(kept):
-        raise DataError(
-            f"{label} shows {plural(shots, 'other example')}, but {len(kept)} of {len(items)} are used",
-            hint="CORE_EXAMPLES=0 uses all of them",
-        )
-    delimiter = task.get("continuation_delimiter", " ")
-    return Task(label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baseline, items=tuple(kept))
-
-
-def _items(text: str, name: str, kind: Kind) -> list[Item]:
-    """Return the examples in the lines of a file."""
-    items = []
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: texts may have other line ends
-        try:
-            if line.strip():
-                items.append(_item(json.loads(line), kind))
-        except INVALID as error:
-            why = f"{type(error).__name__}: {error}"
-            raise DataError(f"{name}:{number} is not an example of its task", why=why) from None
+def _items(text: str, kind: Kind) -> list[Item]:
+    # Not splitlines: texts may have other line ends.
+    items = [_item(json.loads(line), kind) for line in text.split("\n") if line.strip()]
     if not items:
-        raise DataError(f"{name} has no examples")
+        raise ValueError("a task without examples")
     return items
 
 
@@ -138,6 +119,6 @@ def _item(line: Mapping[str, Any], kind: Kind) -> Item:
         case Kind.EXACT:
             contexts, continuations, correct = [str(line["context"]).strip()], [line["continuation"]], 0
     if not 0 <= int(correct) < len(contexts):
-        raise ValueError(f"answer {correct} of {len(contexts)}")
+        raise ValueError(f"answer {correct} of {len(contexts)} in {line}")
     # A number is shown as jinja2, with which nanochat renders the prompts, shows it.
     return Item(tuple(map(str, contexts)), tuple(map(str, continuations)), int(correct))

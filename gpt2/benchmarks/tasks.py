@@ -7,9 +7,9 @@ accuracies of llm.c. Dimensions in comments: R rows, T tokens, E width, V vocabu
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,7 @@ from gpt2.dist import World
 from gpt2.model.base import LanguageModel
 from gpt2.model.precision import autocast
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.text import count, plural
 
-PROGRESS_S = 60.0  # between two lines about a long measurement
 SHOTS_SEED = 1234  # plus the number of the example: which others are shown before it
 
 
@@ -37,7 +35,6 @@ class Question:
     spans: tuple[tuple[int, int], ...]  # first scored token, and the one after the last
     correct: int
     exact: bool  # the scored tokens have to be the most probable ones
-    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,105 +46,47 @@ class Answer:
     losses: tuple[float, ...]  # mean over the scored tokens of each row, nats/token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HellaSwagScore:
-    """Accuracies, 0 to 1, as llm.c and lm-evaluation-harness (completion style) define them."""
-
-    accuracy: float  # by the probability of the whole ending
-    accuracy_norm: float  # by the mean over its tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskScore:
-    """The score of one task of CORE."""
-
-    label: str
-    accuracy: float  # 0 to 1
-    centered: float  # 0: as good as guessing, 1: all correct
-    examples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreScore:
-    """The score of all tasks of CORE."""
-
-    core: float  # mean of the centered accuracies
-    standard_error: float  # from the number of examples alone: other examples of the same kind
-    truncated: int  # examples that exceed the context
-    tasks: tuple[TaskScore, ...]
-
-    @property
-    def examples(self) -> int:
-        return sum(task.examples for task in self.tasks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """The scores of one measurement; None: not configured."""
-
-    hellaswag: HellaSwagScore | None
-    core: CoreScore | None
-
-
 class Evaluator:
     """The tasks of a run. Rank r evaluates examples r, r + W, r + 2W, ... of each."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         """Raise DataError if a file or the tokenizer cannot be used."""
         self.config, self.world = config, world
-        self.hellaswag = [read_hellaswag(Path(config.hellaswag))] if config.hellaswag else []
-        self.core = read_tasks(Path(config.core), config.core_examples or 0) if config.core else []
-        self.tasks = [*self.hellaswag, *self.core]
-        self.examples = sum(len(task.items) for task in self.tasks)
+        self.tasks = [read_hellaswag(Path(config.hellaswag))] if config.hellaswag else []
+        self.tasks += read_tasks(Path(config.core), config.core_examples or 0) if config.core else []
         self.tokenizer = load(config.tokenizer, Path(config.data_path))
         self.tokenizer.encode("")  # loads the vocabulary, or says now that it is missing
 
-    def describe(self) -> list[str]:
-        """Return a line about each benchmark."""
-        lines = [f"HellaSwag: {len(task.items)} examples of {self.config.hellaswag}" for task in self.hellaswag]
-        if self.core:
-            examples = count(sum(len(task.items) for task in self.core))
-            lines.append(f"CORE: {plural(len(self.core), 'task')} with {examples} examples of {self.config.core}")
-        return lines
-
     @torch.no_grad()
-    def score(
-        self,
-        model: LanguageModel,
-        stopping: Callable[[], bool] = lambda: False,
-        say: Callable[[str], object] = lambda _: None,
-    ) -> Scores | None:
-        """Return the scores, the same on every rank; None if a rank was `stopping`.
+    def score(self, model: LanguageModel, stopping: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        """Return the scores by their names in the metrics, the same on every rank; None if a rank was `stopping`.
 
-        model: not compiled, because its inputs vary in length.  say: called with the progress once per minute.
+        hellaswag/accuracy, hellaswag/accuracy_norm: by the probability of the whole ending, and by its mean per token,
+        as llm.c and lm-evaluation-harness define them.  core/LABEL: accuracy of a task; core/metric: their centered
+        mean.  model: not compiled, because its inputs vary in length.
         """
-        # Correct answers by mean and by sum, examples, and those that were truncated
-        counts = torch.zeros(len(self.tasks), 4, dtype=torch.float64, device=self.world.device)
-        done, said = 0, time.monotonic()
+        # Correct answers by mean and by sum, and examples
+        counts = torch.zeros(len(self.tasks), 3, dtype=torch.float64, device=self.world.device)
         model.eval()
         for number, questions in self._groups():
             if stopping():
                 break
-            answers = answer(model, questions, dtype=self.config.dtype, padding=self.tokenizer.end_of_document)
-            counts[number, 0] += sum(one.correct for one in answers)
-            counts[number, 1] += sum(one.correct_by_sum for one in answers)
-            counts[number, 2] += len(answers)
-            counts[number, 3] += sum(one.truncated for one in questions)
-            done += len(answers)
-            if time.monotonic() - said >= PROGRESS_S:
-                said = time.monotonic()
-                say(f"Benchmarks: {count(done * self.world.size)} of {count(self.examples)} examples")
+            for one in answer(model, questions, dtype=self.config.dtype, padding=self.tokenizer.end_of_document):
+                counts[number] += counts.new_tensor([one.correct, one.correct_by_sum, 1])
         model.train()
         # As in Validation.measure: every rank gets here, and all see whether the sum is complete.
         totals: list[list[float]] = self.world.sum(counts).tolist()
-        if any(total != len(task.items) for task, (*_, total, _) in zip(self.tasks, totals, strict=True)):
+        if any(total != len(task.items) for task, (*_, total) in zip(self.tasks, totals, strict=True)):
             return None
-        hellaswag, core = None, totals[len(self.hellaswag) :]
-        if self.hellaswag:
-            by_mean, by_sum, total, _ = totals[0]
-            hellaswag = HellaSwagScore(accuracy=by_sum / total, accuracy_norm=by_mean / total)
-        correct, truncated = [int(by_mean) for by_mean, *_ in core], int(sum(cut for *_, cut in core))
-        return Scores(hellaswag=hellaswag, core=core_score(self.core, correct, truncated) if core else None)
+        scores, core = dict[str, float](), []
+        for task, (by_mean, by_sum, total) in zip(self.tasks, totals, strict=True):
+            if task.kind is Kind.ENDING:
+                scores |= {"hellaswag/accuracy": by_sum / total, "hellaswag/accuracy_norm": by_mean / total}
+            else:
+                core.append((task, by_mean / total))
+        if core:
+            scores["core/metric"], scores["core/standard_error"] = core_score(core)
+        return scores | {f"core/{task.label}": accuracy for task, accuracy in core}
 
     def _groups(self) -> Iterator[tuple[int, list[Question]]]:
         """Yield the number of a task with some questions of it: together at most a training batch, but one at least."""
@@ -165,35 +104,20 @@ class Evaluator:
                 yield number, group
 
 
-def core_score(tasks: Sequence[Task], correct: Sequence[int], truncated: int = 0) -> CoreScore:
-    """Return the score from the number of correct answers of each task.
+def core_score(accuracies: Sequence[tuple[Task, float]]) -> tuple[float, float]:
+    """Return the mean of the centered accuracies, and its standard error: that of a mean of independent binomials.
 
-    centered = (accuracy - baseline) / (1 - baseline). The standard error is that of a mean of independent binomials.
+    centered = (accuracy - baseline) / (1 - baseline): 0 is as good as guessing, 1 is all correct.
     """
-    scores, variance = [], 0.0
-    for task, number in zip(tasks, correct, strict=True):
-        size, room = len(task.items), 1 - task.baseline
-        accuracy = number / size
-        variance += accuracy * (1 - accuracy) / size / room**2
-        scores.append(
-            TaskScore(label=task.label, accuracy=accuracy, centered=(accuracy - task.baseline) / room, examples=size)
-        )
-    mean = math.fsum(score.centered for score in scores) / len(scores)
-    error = math.sqrt(variance) / len(scores)
-    return CoreScore(core=mean, standard_error=error, truncated=truncated, tasks=tuple(scores))
-
-
-def shown(task: Task, index: int) -> list[int]:
-    """Return the numbers of the examples that are shown before one."""
-    others = [number for number in range(len(task.items)) if number != index]
-    return random.Random(SHOTS_SEED + index).sample(others, task.shots)
+    centered = [(accuracy - task.baseline) / (1 - task.baseline) for task, accuracy in accuracies]
+    variance = sum(one * (1 - one) / len(task.items) / (1 - task.baseline) ** 2 for task, one in accuracies)
+    return math.fsum(centered) / len(centered), math.sqrt(variance) / len(centered)
 
 
 def prompts(task: Task, index: int) -> list[str]:
     """Return the texts of an example; of a task with exact answers first the text without the continuation."""
-    before = ""
-    for number in shown(task, index):
-        other = task.items[number]
+    before, others = "", [other for number, other in enumerate(task.items) if number != index]
+    for other in random.Random(SHOTS_SEED + index).sample(others, task.shots):
         before += f"{other.contexts[other.correct]}{task.delimiter}{other.continuations[other.correct]}\n\n"
     item = task.items[index]
     texts = [
@@ -221,8 +145,7 @@ def question(task: Task, index: int, tokenizer: Tokenizer) -> Question:
         common = common_length([row[::-1] for row in rows])
         spans = [(len(row) - common, len(row)) for row in rows]
     else:
-        common = common_length(rows)
-        spans = [(common, len(row)) for row in rows]
+        spans = [(common_length(rows), len(row)) for row in rows]
     if task.kind is Kind.EXACT:
         rows, spans = rows[1:], spans[1:]
     return Question(tuple(rows), tuple(spans), task.items[index].correct, exact=task.kind is Kind.EXACT)
@@ -230,21 +153,18 @@ def question(task: Task, index: int, tokenizer: Tokenizer) -> Question:
 
 def common_length(rows: Sequence[tuple[int, ...]]) -> int:
     """Return the number of tokens with which all rows begin."""
-    columns = zip(*rows, strict=False)
-    return next((n for n, column in enumerate(columns) if len(set(column)) > 1), min(len(row) for row in rows))
+    same = (len(set(column)) == 1 for column in zip(*rows, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, same))
 
 
 def cropped(one: Question, room: int) -> Question:
     """Return a question whose rows have at most `room` tokens: a longer one loses its beginning."""
-    if max(len(row) for row in one.rows) <= room:
-        return one
     cuts = [max(0, len(row) - room) for row in one.rows]
     return Question(
         rows=tuple(row[cut:] for row, cut in zip(one.rows, cuts, strict=True)),
         spans=tuple((max(0, first - cut), end - cut) for (first, end), cut in zip(one.spans, cuts, strict=True)),
         correct=one.correct,
         exact=one.exact,
-        truncated=True,
     )
 
 
@@ -255,12 +175,12 @@ def answer(model: LanguageModel, questions: Sequence[Question], *, dtype: str, p
     dtype: fp32 or bf16.  padding: token after the end of a row, which earlier ones cannot attend to.
     """
     rows = [row for one in questions for row in one.rows]
-    spans = [span for one in questions for span in one.spans]
     idx = torch.full((len(rows), max(len(row) for row in rows)), padding, dtype=torch.long)  # (R, T)
     for number, row in enumerate(rows):
         idx[number, : len(row)] = torch.tensor(row)
     # A token is predicted at the one before it, so the first of a row has no cost.
-    places = [(number, at - 1) for number, (first, end) in enumerate(spans) for at in range(max(1, first), end)]
+    spans = enumerate(span for one in questions for span in one.spans)
+    places = [(number, at - 1) for number, (first, end) in spans for at in range(max(1, first), end)]
     numbers = torch.tensor([number for number, _ in places], dtype=torch.long)  # (N,)
     columns = torch.tensor([column for _, column in places], dtype=torch.long)  # (N,)
     device = model.wte.weight.device

@@ -1,29 +1,22 @@
-"""Read and write checkpoint files. They are read with weights_only=True, so that they cannot run code."""
+"""Checkpoint files, and the weights in them. They are read with weights_only=True, so that they cannot run code."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt2.checkpoint.contents import out_of_memory, reason
 from kmatrix.errors import RecordError
-from kmatrix.records.checkpoints import check_file
-from kmatrix.records.decode import Count, Record, Scalar, convert
+from kmatrix.records.checkpoints import check_file, damaged
 from kmatrix.records.files import replacing
 
-
-class Head(Record, frozen=True, kw_only=True):
-    """What a checkpoint has besides tensors."""
-
-    run_id: str
-    step: Count
-    config: dict[str, Scalar]  # the fields of TrainConfig
-    model: dict[str, Any]
-    optimizer: dict[str, Any]  # empty: weights alone, such as of an imported model
+PARTS = ("run_id", "step", "config", "model", "optimizer")  # of every checkpoint
+MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def save_checkpoint(path: Path, value: dict[str, Any]) -> None:
@@ -37,11 +30,10 @@ def save_checkpoint(path: Path, value: dict[str, Any]) -> None:
 def load_checkpoint(
     path: Path, device: str | torch.device = "cpu", *, verify: bool = True, mmap: bool = True
 ) -> dict[str, Any]:
-    """Return a checkpoint.
+    """Return a checkpoint. Raises RecordError if it is missing or damaged.
 
     verify: compare the file with the SHA-256 in its description, if it has one.
     mmap: tensors are private pages of the file, which is read as they are used. Reading all of it takes longer so.
-    Raises RecordError if it is missing or damaged.
     """
     if not path.is_file():
         raise RecordError(f"{path} is missing", hint="`make list-checkpoints` lists the checkpoints")
@@ -50,15 +42,41 @@ def load_checkpoint(
     try:
         with warnings.catch_warnings(action="ignore"):  # about the pickle of another program's file
             value: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        for part in PARTS:
+            value[part]
     # Broad, because a file of another program makes zip, pickle and tensors raise exceptions of almost every type.
     except Exception as error:
         if out_of_memory(error):
             raise
-        raise damaged(path, reason(error)) from None
-    convert(value, Head, str(path))
+        # Not PyTorch's own message: it advises to load the file so that it can run code.
+        why = f"{type(error).__name__}: it has other objects than tensors and plain values, or lacks a part of {PARTS}"
+        raise damaged(path, why) from None
     return value
 
 
-def damaged(path: Path, why: str) -> RecordError:
-    """Return the error for a damaged checkpoint."""
-    return RecordError(f"{path} is damaged", why=why, hint="use another checkpoint of the run")
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is a lack of memory of this machine or of its GPU."""
+    # torch raises OutOfMemoryError for GPU memory only: the CPU's allocator and cuBLAS raise a plain RuntimeError.
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
+
+
+def saved_weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint to evaluate, sample, serve and export."""
+    found: dict[str, torch.Tensor] = value.get("evaluation") or value["model"]
+    return found
+
+
+def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return the hash of names and values, sorted by name, so that equal weights have equal hashes."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}\0{tuple(weights[name].shape)}\0".encode())
+        digest.update(bytes_of(weights[name]).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor of any dtype."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)

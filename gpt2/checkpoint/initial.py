@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.contents import saved_weights, shape_problem, weights_sha256
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.files import load_checkpoint, saved_weights, weights_sha256
 from gpt2.model.base import LanguageModel
 from kmatrix.errors import DataError, KmatrixError
 from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
@@ -23,8 +22,10 @@ from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
 def describe(path: Path) -> dict[str, Any]:
     """Return the SHA-256 of a checkpoint's weights, and the settings that a run from them must share."""
     value = load_checkpoint(path)
-    config = value["config"]
-    return {"sha256": weights_sha256(unpadded(value)), **{name: config.get(name) for name in SAME_AS_INITIAL}}
+    return {
+        "sha256": weights_sha256(unpadded(value)),
+        **{name: value["config"].get(name) for name in SAME_AS_INITIAL},
+    }
 
 
 def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -40,22 +41,18 @@ def is_table(name: str) -> bool:
 
 def initialize(model: LanguageModel, config: TrainConfig) -> None:
     """Load the weights of config.init_from. Raises DataError if they are not those that the run was planned with."""
-    path = Path(config.init_from)
-    weights = unpadded(load_checkpoint(path, next(model.parameters()).device))
+    weights = unpadded(load_checkpoint(Path(config.init_from), next(model.parameters()).device))
     found = weights_sha256(weights)
     if found != config.init_sha256:
         raise DataError(
-            f"the weights in {path} changed after the run was planned",
+            f"the weights in {config.init_from} changed after the run was planned",
             why=f"hash {found[:12]}..., expected {config.init_sha256[:12]}...",
             hint="restore the file, or create a new matrix",
         )
-    own = model.state_dict()
-    for name in filter(is_table, weights.keys() & own.keys()):
-        # Padding rows keep their initial values: they are masked out of the loss.
-        weights[name] = torch.cat([weights[name], own[name][len(weights[name]) :]])
-    if why := shape_problem(weights, {name: tuple(tensor.shape) for name, tensor in own.items()}):
-        raise DataError(f"the weights in {path} do not fit this run", why=why)
-    model.load_state_dict({name: weights[name] for name in own})
+    for name, own in model.state_dict().items():
+        if is_table(name):  # padding rows keep their initial values: they are masked out of the loss
+            weights[name] = torch.cat([weights[name], own[len(weights[name]) :]])
+    model.load_state_dict(weights)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt2.checkpoint.contents import size_of
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.checkpoint.state import TrainingState, restore, snapshot
 from gpt2.dist import gather
 from gpt2.log import RunLog
 from gpt2.optim.optimizers import each
-from kmatrix.errors import FullError, RecordError, is_full
+from kmatrix.errors import RecordError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoint, Checkpoints, check_file
 
 STOP_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
-WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
 
 
@@ -37,7 +34,7 @@ class Saver:
         self.checkpoints = Checkpoints(own_checkpoint_dir(log.dir))
         self._resumed = 0  # step at which this attempt started
         self._known: Checkpoint | None = None  # the checkpoint with the weights of its step that was written or read
-        self._seconds: float | None = None  # that the last save took
+        self._seconds = 0.0  # that the last save took
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._writing: Future[None] | None = None
         self._copies = Copies()
@@ -60,32 +57,32 @@ class Saver:
         final: of a finished run: return after it is on disk, and raise RecordError if writing failed.
         """
         self.wait()  # the copies belong to the thread until it is done
-        step = self.log.step
+        training, step = self.training, self.log.step
         # Sharded: a collective, whose result is a copy. Rank 0 has freed the memory of the checkpoint before.
-        sharded = self.training.optimizers.state_dict() if self.training.optimizers.sharded else None
-        if not self.training.world.main:
+        sharded = training.optimizers.state_dict() if training.optimizers.sharded else None
+        if not training.world.main:
             return
         loss = self.log.val[-1].loss if self.log.evaluated(step) else None
         if self._known and self._known.step == step:
             self._known = self.checkpoints.describe(self._known, val_loss=loss, final=final or self._known.final)
             return
-        value = snapshot(self.training, step=step, run_id=self.log.run_id, optimizer=sharded)
+        value = snapshot(training, step=step, run_id=self.log.run_id, optimizer=sharded)
         if final:
             self._write(value, loss, None, final=True)
             return
-        # Copies, because the next step changes the tensors
+        # Copies, because the next step changes the tensors. From a GPU they are made in stream order, before that step:
+        # the thread waits for them, not the loop.
         value |= self._copies.of({name: part for name, part in value.items() if part is not sharded})
-        self._writing = self._thread.submit(self._write, value, loss, _copies_done(self.training.world.device))
+        copied = torch.cuda.Event() if training.world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if copied:
+            copied.record()
+        self._writing = self._thread.submit(self._write, value, loss, copied, final=False)
 
     def stop(self) -> None:
-        """Save at a stop, if there is time before torchrun kills the process; a failure is an event.
-
-        Without any checkpoint it is tried anyway, because being killed while writing damages nothing.
-        """
-        seconds = self.final_s() if self._seconds else 0.0
+        """Save at a stop, if there is time before torchrun kills the process, or there is no checkpoint at all."""
+        seconds = self.final_s()
         self.wait()
-        newest = self.checkpoints.newest() if self.training.world.main else None
-        if gather(self.training.world, bool(newest) and seconds > STOP_S)[0]:
+        if gather(self.training.world, seconds > STOP_S and self.checkpoints.newest() is not None)[0]:
             why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest one is used"
             self.log.event(self.log.step, "checkpoint left out", why)
             return
@@ -93,10 +90,9 @@ class Saver:
         self.wait()
 
     def final_s(self) -> float:
-        """Return an estimate of the seconds for a checkpoint, after one that may still be written."""
-        size = 3 * size_of(dict(self.training.model.named_parameters()))  # two states per weight, as for AdamW
+        """Return the seconds for a checkpoint, after one that may still be written; 0 before the first."""
         busy = self._writing is not None and not self._writing.done()
-        return (self._seconds or size / WRITE_RATE) * (2 if busy else 1)
+        return self._seconds * (2 if busy else 1)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if any."""
@@ -108,7 +104,7 @@ class Saver:
         """Resume from a checkpoint or start from the beginning; return whether a checkpoint was restored.
 
         how: none; auto: the newest, or the beginning; latest: the newest; best; or a path.
-        A newest one that is damaged is renamed, and the one before is used.
+        A damaged one is renamed, and the one before is used.
         Raises RecordError if there is no such checkpoint, or it is of another configuration.
         """
         # One rank reads a whole file for its hash, and may rename it.
@@ -130,15 +126,11 @@ class Saver:
         if how not in (NONE, AUTO, LATEST, BEST):
             check_file(Path(how))
             return Path(how)
-        best = self.checkpoints.best()
-        possible = {NONE: [], BEST: [best] if best else []}.get(how, self.checkpoints.all()[::-1])
-        for item in possible:
+        while item := None if how == NONE else self.checkpoints.best() if how == BEST else self.checkpoints.newest():
             path = self.checkpoints.path(item)
             try:
                 check_file(path)
             except RecordError as error:  # the one before costs some steps; ending here would cost the whole run
-                if how == BEST:
-                    raise
                 self.checkpoints.set_aside(item)
                 self.log.event(0, "checkpoint refused", f"{error.what}: {error.why}")
             else:
@@ -146,38 +138,29 @@ class Saver:
                 return path
         if how in (NONE, AUTO):
             return None
-        raise RecordError(
-            f"{self.checkpoints.folder} has no checkpoint to resume from",
-            why="none was evaluated" if how == BEST else "none was written, or all are damaged",
-            hint="start from the beginning: --resume none",
-        )
+        raise RecordError(f"{self.checkpoints.folder} has no checkpoint to resume from", hint="pass --resume none")
 
     def _write(
-        self, value: dict[str, Any], val_loss: float | None, copied: Callable[[], None] | None, *, final: bool = False
+        self, value: dict[str, Any], loss: float | None, copied: torch.cuda.Event | None, *, final: bool
     ) -> None:
-        """Write one checkpoint, and delete those that it replaces. copied: waits until `value` is complete."""
+        """Write one checkpoint, and delete those that it replaces. copied: after it, `value` is complete."""
         start, step = time.perf_counter(), value["step"]
-        path = self.checkpoints.folder / f"step_{step:08d}.pt"
-        about = {"attempt": self.log.attempt, "val_loss": val_loss, "final": final}
+        about = {"attempt": self.log.attempt, "val_loss": loss, "final": final}
         if copied:
-            copied()
+            copied.synchronize()
         try:
             self._known = self.checkpoints.put(step, lambda file: torch.save(value, file), **about)
             self.checkpoints.retire(self.config.keep_checkpoints if self.config.checkpoint_interval else 1)
         # On a full disk torch's zip writer raises RuntimeError while it handles the OSError, which is the real cause.
         except (OSError, RuntimeError) as error:
-            cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            failed = (FullError if is_full(cause) else RecordError)(
-                f"{path} could not be written",
-                why=str(cause).partition("\n")[0],
-                hint="free some disk space, or set CHECKPOINT_DIR to another disk",
-            )
+            what = f"the checkpoint of step {step} could not be written to {self.checkpoints.folder}"
+            why = str(error.__context__ or error).partition("\n")[0]
             if final:
-                raise failed from error
-            self.log.event(step, "checkpoint failed", f"{failed.what}: {failed.why}")
+                raise RecordError(what, why=why, hint="free disk space, or set another CHECKPOINT_DIR") from error
+            self.log.event(step, "checkpoint failed", f"{what}: {why}")
         else:
             self._seconds = time.perf_counter() - start
-            self.log.event(step, "checkpoint", str(path))
+            self.log.event(step, "checkpoint", str(self.checkpoints.path(self._known)))
 
 
 class Copies:
@@ -202,13 +185,3 @@ class Copies:
         found = each(value, copied)
         self._memory = used
         return found
-
-
-def _copies_done(device: torch.device) -> Callable[[], None] | None:
-    """Return a function that waits until the GPU has made the copies; None on the CPU."""
-    if device.type != "cuda":
-        return None
-    # The thread waits for the event, not the loop: in the stream, the copies precede the next step's changes.
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
-    event.record()
-    return event.synchronize

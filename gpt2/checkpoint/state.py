@@ -35,59 +35,41 @@ class TrainingState:
 def snapshot(
     training: TrainingState, *, step: int, run_id: str, optimizer: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the state of a run after `step` updates.
+    """Return the state of a run after `step` updates. Its tensors are those of training, except for `evaluation`.
 
     optimizer: the states gathered from all ranks; None if each rank holds all of them.
-    The tensors are those of training: copy them, or write them before the next step.
-    The order of the data, the learning rate and the random generators are functions of the step
-    (gpt2/data/batches.py, gpt2/schedule.py), so the step is all that is stored of them.
+    The order of the data, the learning rate and random numbers depend on the step: nothing else is stored of them.
     """
-    return {
+    value = {
         "run_id": run_id,
         "step": step,
         "config": training.config.to_json(),
         "model": training.model.state_dict(),
-        **evaluation_weights(training),
         "optimizer": training.optimizers.state_dict() if optimizer is None else optimizer,
         "parts": {name: part.state_dict() for name, part in training.stateful.items()},
     }
-
-
-def evaluation_weights(training: TrainingState) -> dict[str, Any]:
-    """Return the evaluation weights by their key in the checkpoint; {} if they are the training weights."""
-    if not training.optimizers.averages:
-        return {}
-    # Clones, because the context restores the training weights in place.
-    with training.optimizers.evaluation_weights():
-        return {"evaluation": {name: weights.detach().clone() for name, weights in training.model.state_dict().items()}}
+    if training.optimizers.averages:
+        with training.optimizers.evaluation_weights():  # which restores the training weights in place
+            value["evaluation"] = {name: weights.clone() for name, weights in training.model.state_dict().items()}
+    return value
 
 
 def restore(value: Mapping[str, Any], training: TrainingState) -> None:
-    """Restore the objects from a checkpoint. Raises RecordError if it is of other training."""
+    """Restore the objects from a checkpoint. Raises RecordError if it is of other training, before any change."""
     if not value["optimizer"]:
         raise RecordError(
             "the checkpoint holds weights alone: training cannot resume from it",
             why="it was imported",
             hint="start a new run from these weights: INIT_FROM=<the file>",
         )
-    check_same_training(value, training.config)  # before anything is changed
+    saved, current = value["config"], training.config.to_json()
+    if other := [name for name in current if name not in MAY_DIFFER and saved.get(name) != current[name]]:
+        raise RecordError(
+            f"the checkpoint at step {value['step']} belongs to another configuration",
+            why="; ".join(f"{name} was {saved.get(name)} and is {current[name]}" for name in other),
+            hint="start from the beginning: --resume none",
+        )
     training.model.load_state_dict(value["model"])
     training.optimizers.load_state_dict(value["optimizer"])
     for name, part in training.stateful.items():
         part.load_state_dict(value["parts"][name])
-
-
-def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:
-    """Raise RecordError if a checkpoint's configuration differs in a field that changes the results."""
-    saved, current = value["config"], config.to_json()
-    differences = [
-        f"{name} was {saved.get(name)} and is {current[name]}"
-        for name in current
-        if name not in MAY_DIFFER and saved.get(name) != current[name]
-    ]
-    if differences:
-        raise RecordError(
-            f"the checkpoint at step {value['step']} belongs to another configuration",
-            why="; ".join(differences[:5]),
-            hint="start from the beginning: --resume none",
-        )

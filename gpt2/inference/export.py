@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2.checkpoint.contents import reason
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
 from gpt2.inference.nanochat_layout import nanochat_config, nanochat_to_hugging_face
@@ -31,24 +30,20 @@ from kmatrix.shapes import GPT2_VOCAB
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREFIX = "transformer."  # of every name except the output layer's
 HEAD = "lm_head.weight"
-
 # Hugging Face's Conv1D stores these weights as (inputs, outputs), nn.Linear as (outputs, inputs).
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 MASKS = (".attn.bias", ".attn.masked_bias")  # constants that older files store like weights
-END_TOKENS = {  # not of char, whose vocabulary is in the dataset
-    kind.name: kind.end_of_document
-    for kind in (tokenizer.Gpt2Tokenizer, tokenizer.ByteTokenizer, tokenizer.BpeTokenizer)
-}
-# Fields of config.json that change what the model computes, with the values that this trainer implements. The first is
-# transformers' default.
-COMPUTED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh approximation
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "quantization_config": (None,),
+# Not of char, whose vocabulary is in the dataset.
+END_TOKENS = {"gpt2": GPT2_VOCAB - 1, "byte": 256, "bpe": tokenizer.BpeTokenizer.end_of_document}
+# Fields of config.json that change what the model computes: transformers' defaults, which this trainer implements.
+COMPUTED: dict[str, Any] = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "n_inner": None,
 }
 SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
 
@@ -88,10 +83,9 @@ def to_config(value: Mapping[str, Any]) -> dict[str, Any]:
     ours = value["config"]
     return {
         "architectures": ["GPT2LMHeadModel"],
-        **{name: values[0] for name, values in COMPUTED.items() if values[0] is not None},
+        **COMPUTED,
         **{name: ours[name] for name in SIZES},
         "n_positions": ours["block_size"],
-        "n_inner": None,
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), ours.get("dropout", 0.0)),
         "tie_word_embeddings": ours["weight_tying"],
         "kmatrix": {
@@ -103,11 +97,9 @@ def to_config(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_config(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json as our configuration. Raises ValueError if the model does not compute what GPT-2 does."""
-    for name, values in COMPUTED.items():
-        if theirs.get(name, values[0]) not in values:
+    for name, value in COMPUTED.items():
+        if theirs.get(name, value) != value:
             raise ValueError(f"{name} is {theirs[name]!r}")
-    if theirs.get("n_inner") not in (None, 4 * theirs["n_embd"]):
-        raise ValueError(f"n_inner is {theirs['n_inner']}")
     return {
         **{name: theirs[name] for name in SIZES},
         "block_size": theirs["n_positions"],
@@ -134,30 +126,28 @@ def export(path: Path, folder: Path) -> None:
     partial.mkdir(parents=True)
     save_file(layout, partial / WEIGHTS, metadata={"format": "pt"})
     write_json(partial / CONFIG, described)
-    note = write_tokenizer(config, partial)
+    write_tokenizer(config, partial)
+    print(f"wrote {folder}: {', '.join(sorted(path.name for path in partial.iterdir()))}")
     partial.replace(folder)
-    print(f"wrote {folder}: {WEIGHTS}, {CONFIG}, {note}")
 
 
-def write_tokenizer(config: Mapping[str, Any], folder: Path) -> str:
-    """Copy the tokenizer into the folder, if it is available and supported, and describe the result."""
-    name = config["tokenizer"]
+def write_tokenizer(config: Mapping[str, Any], folder: Path) -> None:
+    """Copy the tokenizer into the folder, if transformers has one of its kind and its files are there."""
     own = Path(config["data_path"]) / tokenizer.FILE
-    if name == "gpt2" and not tokenizer.missing_gpt2():
+    if config["tokenizer"] == "gpt2" and not tokenizer.missing_gpt2():
         kind, files = (
             "GPT2Tokenizer",
             dict(zip(("merges.txt", "vocab.json"), tokenizer.gpt2_paths().values(), strict=True)),
         )
-    elif name == "bpe" and own.is_file():
+    elif config["tokenizer"] == "bpe" and own.is_file():
         kind, files = "PreTrainedTokenizerFast", {tokenizer.FILE: own}
     else:
-        return f"no tokenizer ({name})"
+        return
     for target, source in files.items():
         shutil.copyfile(source, folder / target)
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.END)
     about = {"tokenizer_class": kind, "model_max_length": config["block_size"], **special}
     write_json(folder / "tokenizer_config.json", about)
-    return ", ".join(files)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -172,7 +162,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(
             f"{folder} is not a GPT-2 in Hugging Face's format",
-            why=reason(error),
+            why=f"{type(error).__name__}: {error}",
             hint=f"name a folder with {CONFIG} and {WEIGHTS}, of a model that computes what GPT-2 does",
         ) from None
     about = {"run_id": config.get("run_id", ""), "step": config.get("step", 0)}

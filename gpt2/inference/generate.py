@@ -19,13 +19,13 @@ from gpt2.model.cache import Cache
 from kmatrix.errors import ConfigError
 from kmatrix.output import run_program
 
-MAX_TOKENS_PER_CHARACTER = 4  # UTF-8 has at most 4 bytes per character: a longer incomplete end is invalid
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of invalid UTF-8
+RANGES = "max_tokens: at least 1; temperature: 0 to 100; top_k: at least 0; top_p: 0 to 1; seed: 0 to 2^63 - 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are sampled, and when a text ends."""
+    """How tokens are sampled, and when a text ends. Raises ConfigError."""
 
     max_tokens: int = 100
     temperature: float = 1.0  # 0: take the most probable token
@@ -35,16 +35,9 @@ class Sampling:
     stop: tuple[str, ...] = ()  # strings that end the text; they are removed from it
 
     def __post_init__(self) -> None:
-        for name, valid, why in (
-            ("max_tokens", self.max_tokens >= 1, "expected an integer of at least 1"),
-            ("temperature", 0 <= self.temperature <= 100, "expected a number from 0 to 100"),
-            ("top_k", self.top_k >= 0, "expected an integer of at least 0 (0: all tokens)"),
-            ("top_p", 0 < self.top_p <= 1, "expected a number above 0 and at most 1"),
-            ("seed", 0 <= self.seed < 2**63, "expected an integer from 0 to 2^63 - 1"),
-            ("stop", all(self.stop), "stop strings must not be empty"),
-        ):
-            if not valid:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}", why=why)
+        valid = self.max_tokens >= 1 and self.top_k >= 0 and 0 <= self.seed < 2**63 and all(self.stop)
+        if not (valid and 0 <= self.temperature <= 100 and 0 < self.top_p <= 1):
+            raise ConfigError(f"{self} is impossible", why=f"{RANGES}; stop: texts that are not empty")
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -75,32 +68,22 @@ class GeneratedText:
         self.prompt = [int(token) for token in prompt] or [tokenizer.end_of_document]
         self.sampling, self.tokenizer = sampling, tokenizer
         self.tokens: list[int] = []  # sampled so far
-        self.text = ""  # decoded so far, without what may still become part of a stop string
+        self.text = ""  # without what may still change: an incomplete character, the beginning of a stop string
         # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
         self.finish: str | None = None
-        self._undecoded: list[int] = []  # an incomplete character
-        self._held_back = ""  # the newest text, as long as a stop string may begin in it
 
     def add(self, token: int) -> str:
-        """Add a token and return the new text, which may be empty."""
+        """Add a token and return the new text, which may be empty. Text that was returned is never taken back."""
         self.tokens.append(token)
-        if token == self.tokenizer.end_of_document:
-            self.finish = "stop"
-        else:
-            self._undecoded.append(token)
-            self.finish = "length" if len(self.tokens) == self.sampling.max_tokens else None
-        new = self.tokenizer.decode(self._undecoded)  # not all tokens again, which would take quadratic time
-        if new.endswith(REPLACEMENT) and not self.finish and len(self._undecoded) < MAX_TOKENS_PER_CHARACTER:
-            return ""
-        self._undecoded = []
-        new = self._held_back + new
-        if stops := [position for stop in self.sampling.stop if (position := new.find(stop)) >= 0]:
-            new, self.finish = new[: min(stops)], "stop"
-        # Text that was sent cannot be taken back.
-        keep = 0 if self.finish else max((len(stop) - 1 for stop in self.sampling.stop), default=0)
-        sent = max(0, len(new) - keep)
-        new, self._held_back = new[:sent], new[sent:]
-        self.text += new
+        ended = token == self.tokenizer.end_of_document
+        self.finish = "stop" if ended else "length" if len(self.tokens) == self.sampling.max_tokens else None
+        text = self.tokenizer.decode(self.tokens[:-1] if ended else self.tokens)
+        if stops := [position for stop in self.sampling.stop if (position := text.find(stop)) >= 0]:
+            text, self.finish = text[: min(stops)], "stop"
+        if not self.finish:
+            text = text.rstrip(REPLACEMENT)
+            text = text[: max(0, len(text) + 1 - max(map(len, self.sampling.stop), default=1))]
+        new, self.text = text[len(self.text) :], text
         return new
 
 
@@ -122,47 +105,30 @@ def generate(model: LanguageModel, text: GeneratedText) -> Iterator[str]:
             if part:
                 logits = model.extend(torch.tensor([part], device=parameter.device), cache)  # (1, V)
         # Sampled on the CPU: the generator is there, and the same seed gives the same text on every device.
-        token = sample_token(logits[0].cpu(), text.sampling, generator)
-        new = [token]
-        yield text.add(token)
-
-
-def print_text(path: Path, prompt: str, sampling: Sampling, device: str) -> None:
-    """Print the prompt and the text to stdout as it is generated, and the model, speed and seed to stderr."""
-    # Two streams, so that `> file` has nothing but the text.
-    restored = restore(path, device)
-    print(f"{path}: {restored.description}", file=sys.stderr, flush=True)
-    text = GeneratedText(restored.tokenizer.encode(prompt).tolist(), sampling, restored.tokenizer)
-    print(prompt, end="", flush=True)
-    start = time.perf_counter()
-    for new in generate(restored.model, text):
-        print(new, end="", flush=True)
-    speed = len(text.tokens) / (time.perf_counter() - start)
-    print(flush=True)
-    print(
-        f"{len(text.tokens)} tokens, {speed:.0f} tokens/s, seed {sampling.seed}, finish: {text.finish}", file=sys.stderr
-    )
+        new = [sample_token(logits[0].cpu(), text.sampling, generator)]
+        yield text.add(new[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpt2.inference.generate", description="Generate a text with a checkpoint.")
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=200)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--device", default="")
+    numbers = {"tokens": 200, "temperature": 0.8, "top-k": 200, "top-p": 1.0, "seed": 1337}
+    for name, default in {"prompt": "", **numbers, "device": ""}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     args = parser.parse_args(argv)
-    try:
-        sampling = Sampling(
-            max_tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed
-        )
-        print_text(args.checkpoint, args.prompt, sampling, args.device)
-    except KeyboardInterrupt:
-        print(flush=True)
-        return 130
+    options = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    sampling = Sampling(max_tokens=args.tokens, **options)
+    restored = restore(args.checkpoint, args.device)
+    # Two streams, so that `> file` has nothing but the text.
+    print(f"{args.checkpoint}: {restored.description}", file=sys.stderr, flush=True)
+    text = GeneratedText(restored.tokenizer.encode(args.prompt).tolist(), sampling, restored.tokenizer)
+    start = time.perf_counter()
+    print(args.prompt, end="", flush=True)
+    for new in generate(restored.model, text):
+        print(new, end="", flush=True)
+    print(flush=True)
+    speed = f"{len(text.tokens) / (time.perf_counter() - start):.0f} tokens/s"
+    print(f"{len(text.tokens)} tokens, {speed}, seed {sampling.seed}, finish: {text.finish}", file=sys.stderr)
     return 0
 
 

@@ -23,13 +23,8 @@ IN_BLOCK = {
 OUTSIDE = {"wte.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
 # Values of a shape that transformers' class computes; with others there is no layout.
 FIXED = {
-    "value_embeddings": False,
-    "smear": False,
-    "backout": False,
-    "residual_scales": False,
-    "qk_scale": 1.0,
-    "norm": "rms",
-    "activation": "relu2",
+    **dict.fromkeys(("value_embeddings", "smear", "backout", "residual_scales"), False),
+    **{"qk_scale": 1.0, "norm": "rms", "activation": "relu2"},
 }
 
 
@@ -37,17 +32,12 @@ def nanochat_to_hugging_face(weights: Mapping[str, Tensor], vocab_size: int) -> 
     """Return the weights by transformers' names, without vocabulary padding."""
     found = {}
     for name, tensor in weights.items():
-        value = tensor[:vocab_size] if name in OUTSIDE else tensor
-        found[theirs(name)] = value.clone().contiguous()  # safetensors refuses views
+        if name in OUTSIDE:
+            found[OUTSIDE[name]] = tensor[:vocab_size].clone()  # safetensors refuses views
+        else:
+            _, layer, part = name.removesuffix(".weight").split(".", 2)  # h.LAYER.PART.weight
+            found[f"model.layers.{layer}.{IN_BLOCK[part]}.weight"] = tensor.clone()
     return found
-
-
-def theirs(name: str) -> str:
-    """Return transformers' name of a weight."""
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    _, layer, part = name.removesuffix(".weight").split(".", 2)  # h.LAYER.PART.weight
-    return f"model.layers.{layer}.{IN_BLOCK[part]}.weight"
 
 
 def nanochat_config(shape: ModelShape) -> dict[str, Any]:

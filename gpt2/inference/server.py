@@ -114,11 +114,7 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
         return JSONResponse({**answer(text.text), "usage": {**sizes, "total_tokens": sum(sizes.values())}})
 
     async def refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001  (the signature of a handler)
-        status, message = 400, str(error)
-        if isinstance(error, HTTPException):
-            status, message = error.status_code, error.detail
-        elif isinstance(error, KmatrixError):
-            message = f"{error.what}: {error.why}"
+        status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (400, str(error))
         return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]
@@ -127,31 +123,28 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
     return guarded_asgi(Starlette(routes=routes, exception_handlers=handlers), hosts)
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket, before the model is loaded. Raises LaunchError if that fails."""
+def serve(path: Path, host: str, port: int, device: str) -> None:
+    """Serve a checkpoint until Ctrl+C. The response in progress then has GRACE_S seconds. Raises LaunchError."""
+    key = os.environ.get(KEY)
     try:
-        address = server_address(host).address
-        return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        address = server_address(host)
+        family = socket.AF_INET6 if ":" in address.address else socket.AF_INET
+        listener = socket.create_server((address.address, port), family=family)  # before the model is loaded
     except (OSError, OverflowError) as error:
         hint = "pass another PORT=, or PORT=0 for a free one; HOST= is an address of this machine"
         raise LaunchError(f"cannot listen on {host}, port {port}", why=str(error), hint=hint) from None
-
-
-def serve(restored: Restored, listener: socket.socket, host: str) -> None:
-    """Serve until Ctrl+C. The response in progress then has GRACE_S seconds. host: the address, as it was written."""
-    key = os.environ.get(KEY)
-    address = server_address(listener.getsockname()[0])  # the one that is bound
-    if address.is_open and not key:
-        print(f"warning: {address.address} is open to everyone: set {KEY} in the environment", file=sys.stderr)
-    url = f"http://{address.url_host}:{listener.getsockname()[1]}"
-    print(f"{restored.description}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
-    print(f'curl {url}/v1/completions -d \'{{"prompt": "The "}}\'', flush=True)
-    app = application(restored, hosts=() if address.is_open else (*address.names, host.lower()), key=key)
-    # No log of requests: what others send does not reach the terminal.
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False, ws="none"
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    with listener:
+        restored = restore(path, device)
+        if address.is_open and not key:
+            print(f"warning: {address.address} is open to everyone: set {KEY} in the environment", file=sys.stderr)
+        url = f"http://{address.url_host}:{listener.getsockname()[1]}"
+        print(f"{restored.description}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
+        print(f'curl {url}/v1/completions -d \'{{"prompt": "The "}}\'', flush=True)
+        # No log of requests: what others send does not reach the terminal.
+        app = application(restored, hosts=address.names, key=key)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        config.timeout_graceful_shutdown = GRACE_S
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,12 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", default="")
     args = parser.parse_args(argv)
-    try:
-        with listening(args.host, args.port) as listener:
-            serve(restore(args.checkpoint, args.device), listener, args.host)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    serve(args.checkpoint, args.host, args.port, args.device)
     return 0
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.contents import size_of
-
 
 class Optimizers:
     """One or more torch optimizers used as one. Learning rates are scaled from their initial values, the peaks."""
@@ -57,7 +55,10 @@ class Optimizers:
     @property
     def state_bytes(self) -> int:
         """The size of the optimizer states that this rank holds."""
-        return sum(size_of(state) for optimizer in self.optimizers for state in optimizer.state.values())
+        sizes: list[int] = []
+        for optimizer in self.optimizers:
+            each(dict(optimizer.state), lambda state: sizes.append(state.numel() * state.element_size()))
+        return sum(sizes)
 
     @property
     def averages(self) -> bool:

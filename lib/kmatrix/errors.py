@@ -49,10 +49,6 @@ class SchemaError(RecordError):
     """A file written by a newer version of kmatrix."""
 
 
-class FullError(RecordError):
-    """A file that does not fit on the disk."""
-
-
 class LaunchError(KmatrixError):
     """A matrix that cannot start on this machine."""
 
@@ -82,7 +78,7 @@ def is_full(error: BaseException | None) -> bool:
     """Return whether an error, or an error that caused it, is due to a full disk."""
     # A full disk is often reported by a library in an exception of its own, so the whole chain is searched.
     while error is not None:
-        if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in NO_SPACE):
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -37,7 +37,7 @@ def ending() -> Iterator[None]:
 
 
 def run_program(main: Callable[[], int]) -> int:
-    """Call `main` and return the exit status: its own, 0 for a closed pipe, 2 for an error that the user can fix."""
+    """Call `main` and return its status; 0 for a closed pipe, 2 for an error that the user can fix, 130 for Ctrl+C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks must not end a report
             stream.reconfigure(errors="backslashreplace")
@@ -47,6 +47,9 @@ def run_program(main: Callable[[], int]) -> int:
     except BrokenPipeError:  # `program | head` has read enough
         _discard_output()
         return 0
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     except KmatrixError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED

@@ -10,7 +10,7 @@ import torch
 from checkpoints import best_of, final_of
 from factories import make_run
 from gpt2.inference import generate
-from gpt2.inference.restore import choose_device, restore
+from gpt2.inference.restore import restore
 from kmatrix.cli import models
 from kmatrix.cli.commands import parse
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError, RecordError
@@ -104,7 +104,7 @@ def test_the_text_is_printed_with_its_checkpoint(matrix, capsys):
     assert printed.out.startswith("ab")
     for part in ("gpt2_adamw_1cpu, step 12, on cpu", "12 tokens", "seed 3"):
         assert part in printed.err
-    for word, message in (("TOKENS=-1", "max_tokens is -1"), ("DEVICE=tpu", "DEVICE=tpu is not available")):
+    for word, message in (("TOKENS=-1", "max_tokens=-1"), ("DEVICE=tpu", "DEVICE=tpu is not available")):
         with pytest.raises(KmatrixError, match=message):
             sample(word)
 
@@ -121,13 +121,12 @@ def test_a_restored_model_has_the_weights_to_evaluate(matrix, tmp_path):
     assert all(torch.equal(averaged[name], tensor + 1) for name, tensor in saved["model"].items())
     saved["config"]["arch"] = "mamba"
     torch.save(saved, tmp_path / "mamba.pt")
-    with pytest.raises(RecordError, match=r"(?s)is damaged.*unknown architecture 'mamba'"):
+    with pytest.raises(RecordError, match=r"(?s)is damaged.*mamba"):
         restore(tmp_path / "mamba.pt", "cpu")
 
 
-def test_a_missing_gpu_is_refused(monkeypatch):
+def test_a_missing_gpu_is_refused(monkeypatch, tmp_path):
     # The machine of the test may have a GPU.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("").type == "cpu"
     with pytest.raises(LaunchError, match=r"(?s)DEVICE=cuda is not available.*pass DEVICE=cpu"):
-        choose_device("cuda")
+        restore(tmp_path / "none.pt", "cuda")

@@ -12,7 +12,7 @@ from core_files import write_zip
 from factories import make_data, make_run, train, train_fields
 from gpt2.data.tokenizer import CharTokenizer
 from gpt2.dist import World
-from gpt2.evaluate import Benchmarks, SampleTexts, Validation
+from gpt2.evaluate import Benchmarks, Validation
 from gpt2.log import RunLog
 from gpt2.model.gpt2 import GPT
 from hellaswag_files import jsonl
@@ -21,7 +21,6 @@ from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.shapes import ModelShape
 from models import enlarge_weights
 from training import train_here
 
@@ -37,30 +36,31 @@ def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch
     assert Validation(TrainConfig.from_json(fields), WORLD).token_bytes is None
 
 
-def config_of(tmp_path, **overrides):
+def benchmarks_of(tmp_path, attempt=1, **fields):
     make_data(tmp_path / "data")
-    return TrainConfig.from_json(train_fields(tmp_path / "data", "", **SAMPLES, **overrides))
+    config = TrainConfig.from_json(train_fields(tmp_path / "data", "", **RUN | SAMPLES | fields))
+    log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
+    log.begin(config, WORLD)
+    return Benchmarks(config, WORLD, log), enlarge_weights(GPT(config.shape))
 
 
 def test_samples_of_equal_weights_are_equal_and_do_not_affect_training(tmp_path):
-    samples = SampleTexts(config_of(tmp_path))
-    model = enlarge_weights(GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257)))
+    benchmarks, model = benchmarks_of(tmp_path)
     before = torch.get_rng_state()
-    first = samples.texts(model)
-    assert first == samples.texts(model)
-    assert [prompt for prompt, _ in first] == ["ab"]
+    first = benchmarks.samples(model)
+    assert first == benchmarks.samples(model)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_prompts_are_separated_by_bars_and_must_be_text_of_the_tokenizer(tmp_path):
-    values = config_of(tmp_path).to_json()
     for text, prompts in (("ab", ["ab"]), ("a b|c", ["a b", "c"]), ("", [""])):
-        assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": text})).prompts == prompts
+        benchmarks, _ = benchmarks_of(tmp_path, sample_prompt=text)
+        assert [prompt for prompt, _ in benchmarks.prompts] == prompts
     CharTokenizer("xyz").save(tmp_path / "data" / "tokenizer.json")
     with pytest.raises(DataError, match="'a'"):
-        SampleTexts(TrainConfig.from_json(values | {"tokenizer": "char"}))
+        benchmarks_of(tmp_path, tokenizer="char")
 
 
 def core(folder):
@@ -80,8 +80,6 @@ def lines_with(run_dir, key):
 
 
 LINES = {  # of the output, with their number: at the interval and at the end
-    r"HellaSwag: 5 examples of ": 1,
-    r"CORE: 5 tasks with 20 examples of ": 1,
     r"Iter \d+ \| hellaswag/accuracy 0\.\d{4} \| hellaswag/accuracy_norm 0\.\d{4} \| core/metric ": 3,
     r"sample: 'ab': '.*'$": 3,
 }
@@ -125,24 +123,13 @@ def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
     assert double["val/bits_per_byte"] == pytest.approx(single["val/bits_per_byte"], rel=1e-4)
 
 
-def benchmarks_of(tmp_path, attempt=1, **more):
-    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
-    config = config_of(tmp_path, block_size=64, vocab_size=257, **hellaswag, **more)
-    log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
-    log.begin(config, WORLD)
-    return Benchmarks(config, WORLD, log), GPT(config.shape)
-
-
-def test_a_benchmark_is_not_repeated_after_a_resume(tmp_path):
-    (first, model), (second, _) = (benchmarks_of(tmp_path, attempt, **core(tmp_path)) for attempt in (1, 2))
+def test_a_benchmark_is_not_repeated_after_a_resume_unless_a_stop_ended_it(tmp_path):
+    given = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10, **core(tmp_path)}
+    (first, model), (second, _) = (benchmarks_of(tmp_path, attempt, **given) for attempt in (1, 2))
+    first.measure(10, model, lambda: True)
+    assert first.due(10)
+    assert not first.log.dir.metrics.exists()
     first.measure(10, model)
     assert second.due(10)
     second.load_state_dict(first.state_dict())
     assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
-
-
-def test_benchmarks_that_are_asked_to_stop_leave_their_step_to_the_next_attempt(tmp_path):
-    benchmarks, model = benchmarks_of(tmp_path)
-    benchmarks.measure(10, model, lambda: True)
-    assert benchmarks.due(10)
-    assert not benchmarks.log.dir.metrics.exists()

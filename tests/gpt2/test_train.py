@@ -117,7 +117,7 @@ def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
     process = forked.run(["tests/support/trainer_faults.py", str(run_dir.path)], {**environment(), "FAULT": "full:0:0"})
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "error", 12), process.stderr
-    assert "step_00000012.pt could not be written" in result["reason"]
+    assert "the checkpoint of step 12 could not be written" in result["reason"]
     assert result["final_val_loss"] == merged_metrics(run_dir.metrics)[-1].values["val/loss"] > 0
     events = [(event["step"], event["event"]) for event in read_jsonl(run_dir.events)]
     assert events == [(4, "checkpoint failed"), (8, "checkpoint failed"), (12, "failed")]

@@ -14,7 +14,7 @@ from checkpoints import add_checkpoint
 from gpt2.log import RunLog
 from gpt2.watchdog import Watchdog, kind_of
 from kmatrix.cli.running.start import print_next_steps
-from kmatrix.errors import FullError, LaunchError, RecordError, is_full
+from kmatrix.errors import LaunchError, RecordError, is_full
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.runs import Status
 from kmatrix.runner.loop import Outcome, drive
@@ -44,7 +44,6 @@ def chained_error(cause):
         (FULL_DISK, True),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
         (OSError(errno.EACCES, "Permission denied"), False),
-        (FullError("no room"), True),
         (RecordError("damaged"), False),
         (chained_error(FULL_DISK), True),
         (chained_error(OSError(errno.EIO, "Input/output error")), False),

@@ -125,11 +125,12 @@ def check_file(path: Path) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != decode(description, Checkpoint).sha256:
-        raise RecordError(
-            f"{path} is damaged",
-            why=f"its SHA-256 is not the one in {description.name}",
-            hint="use another checkpoint of the run",
-        )
+        raise damaged(path, f"its SHA-256 is not the one in {description.name}")
+
+
+def damaged(path: Path, why: str) -> RecordError:
+    """Return the error for a damaged checkpoint."""
+    return RecordError(f"{path} is damaged", why=why, hint="use another checkpoint of the run")
 
 
 def start_step(folder: Path, resume: str) -> int | None:

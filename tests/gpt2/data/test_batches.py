@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -237,7 +239,7 @@ def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mix):
     assert len({round(value, 3) for value in found.by_source.values()}) == 3
     mean = sum(found.by_source[name] * weight for name, weight in zip(NAMES, (65, 34, 1), strict=True)) / 100
     assert found.loss == pytest.approx(mean)
-    assert (validation.samples, validation.describe()) == (30, [])
+    assert (sum(len(part.places) for part in validation.parts), validation.describe()) == (30, [])
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))  # a byte per token
 
 
@@ -258,11 +260,14 @@ def test_the_validation_loss_depends_neither_on_the_micro_batch_nor_on_random_nu
 
 def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_path):
     make_data(tmp_path, val=32 * 7 + 1)  # fewer than asked for
-    parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3)).parts[0].mine for rank in range(3)]
-    validation = Validation(config_of(tmp_path), world())
-    assert sorted(index for part in parts for index in part) == validation.parts[0].mine
-    assert validation.samples == 7
-    assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
+    parts = []
+    for rank in range(3):
+        own = Validation(config_of(tmp_path, num_gpus=3), world(rank, 3))
+        own.world = SimpleNamespace(**asdict(own.world), sum=lambda sums: parts.append(sums[0].clone()) or sums)
+        own.measure(SumOfTokens())
+    loss, count = sum(parts)[:2].tolist()
+    assert [part[1] for part in parts] == [3, 2, 2]
+    assert loss / count == pytest.approx(Validation(config_of(tmp_path), world()).measure(SumOfTokens()).loss)
 
 
 def test_validation_windows_are_equally_spaced_over_all_shards(tmp_path):

@@ -96,7 +96,7 @@ def test_packed_rows_begin_with_a_document_are_read_once_per_epoch_and_do_not_de
 def test_packed_rows_are_other_data_than_the_flat_stream_also_for_validation(documents):
     config = config_of(documents)
     validation = Validation(config, world())
-    assert set(validation.parts[0].windows.read(validation.parts[0].mine)[0][:, 0].tolist()) == {END}
+    assert set(validation.parts[0].windows.read(validation.parts[0].places)[0][:, 0].tolist()) == {END}
     flat = TrainConfig.from_json(train_fields(*documents))
     assert current_sha256(flat) == documents[1]
     assert current_sha256(config) not in (None, documents[1])

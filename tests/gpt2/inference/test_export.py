@@ -63,25 +63,14 @@ def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path
     with torch.no_grad():
         logits, _ = model(idx)
         assert (logits - hf_model.eval()(idx).logits).abs().max() < 1e-5
-        assert run(tmp_path / "hf", f"--output={tmp_path / 'back.pt'}") == 0
-        value = load_checkpoint(tmp_path / "back.pt")
-        assert torch.equal(load_model(value, tmp_path).eval()(idx)[0], logits)
+        hf_model.save_pretrained(tmp_path / "theirs")
+        for folder in ("theirs", "hf"):
+            assert run(tmp_path / folder, f"--output={tmp_path / f'{folder}.pt'}") == 0
+            value = load_checkpoint(tmp_path / f"{folder}.pt")
+            assert torch.equal(load_model(value, tmp_path).eval()(idx)[0], logits)
     for name, weights in model.state_dict().items():
         assert torch.equal(value["model"][name], weights), name
     assert (value["step"], value["run_id"]) == (7, "0123456789")
-
-
-@pytest.mark.process
-def test_a_directory_written_by_transformers_is_read(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}
-    hf_model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
-    hf_model.save_pretrained(tmp_path / "hf")
-    assert run(tmp_path / "hf", f"--output={tmp_path / 'a.pt'}") == 0
-    model = load_model(load_checkpoint(tmp_path / "a.pt"), tmp_path).eval()
-    idx = torch.arange(16)[None]
-    with torch.no_grad():
-        assert (model(idx)[0] - hf_model(idx).logits).abs().max() < 1e-5
 
 
 def test_the_weights_to_evaluate_and_a_trained_tokenizer_are_exported(tmp_path):
@@ -104,11 +93,10 @@ CHANGES = {
     "activation_function is 'relu'": {"activation_function": "relu"},
     "model_type is 'llama'": {"model_type": "llama"},
     "n_inner is 100": {"n_inner": 100},
-    "n_head": {"n_head": None},
-    "scale_attn_weights is False": {"scale_attn_weights": False},
+    "is not divisible": {"n_head": 3},
     "layer_norm_epsilon is 1e-06": {"layer_norm_epsilon": 1e-6},
-    "h.2.ln_1.weight is missing": {"n_layer": 5},
-    "the model has no h.1": {"n_layer": 1},
+    "h.2.ln_1.weight": {"n_layer": 5},
+    "h.1.": {"n_layer": 1},
 }
 
 
@@ -119,15 +107,12 @@ def test_another_model_is_refused_by_name_and_nothing_is_overwritten(tmp_path):
     original = json.loads(path.read_text())
     for expected, change in CHANGES.items():
         path.write_text(json.dumps(original | change))
-        with pytest.raises(KmatrixError) as error:
+        with pytest.raises(KmatrixError, match=f"(?s){tmp_path / 'hf'}.*{expected}"):
             run(tmp_path / "hf", f"--output={tmp_path / 'b.pt'}")
-        assert expected in str(error.value)
-        assert str(tmp_path / "hf") in str(error.value)
     with pytest.raises(KmatrixError, match=r"OUTPUT=.*hf exists"):
         run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
-    (tmp_path / "empty").mkdir()
     with pytest.raises(KmatrixError, match="is not a GPT-2 in Hugging Face's format"):
-        run(tmp_path / "empty", f"--output={tmp_path / 'b.pt'}")
+        run(tmp_path, f"--output={tmp_path / 'b.pt'}")
 
 
 @pytest.mark.process
