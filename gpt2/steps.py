@@ -132,11 +132,6 @@ def distributed(model: nn.Module, config: TrainConfig, steps: Steps) -> Distribu
     return ddp
 
 
-def evaluated(model: nn.Module) -> nn.Module:
-    """Return the model without DDP, whose forward pass communicates."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
 def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Clip the gradients to `max_norm` (0: no clipping), and return the norm before clipping."""
     if max_norm:

@@ -12,8 +12,8 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -39,16 +39,8 @@ from gpt2.optim.builders import build_optimizers
 from gpt2.optim.sharded import shard
 from gpt2.profiling import profiler
 from gpt2.schedule import scale, step_seed
-from gpt2.steps import StepNumbers, Steps, clip, distributed, evaluated
-from gpt2.stopping import (
-    CHECKPOINT,
-    EVALUATION,
-    STEP,
-    Budget,
-    EndReason,
-    check_finite,
-    stops_early,
-)
+from gpt2.steps import StepNumbers, Steps, clip, distributed
+from gpt2.stopping import CHECKPOINT, EVALUATION, STEP, Budget, EndReason, check_finite, stops_early
 from gpt2.watchdog import END, Watchdog, one_line
 from kmatrix.errors import KmatrixError
 from kmatrix.records.files import read_json
@@ -154,12 +146,14 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
             if ended_by is EndReason.STOP:
                 return ended_by
             if ended_by or EVALUATION in due:
-                with phase(log, watchdog, EVALUATION), optimizers.evaluation_weights():
+                watchdog.work(EVALUATION, step)
+                with log.phase(EVALUATION), optimizers.evaluation_weights():
                     ended_by = evaluate(parts, log, stopping, ended_by)
             if ended_by:
                 return ended_by
             if saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
-                with phase(log, watchdog, CHECKPOINT):
+                watchdog.work(CHECKPOINT, step)
+                with log.phase(CHECKPOINT):
                     saver.save()
             steps.restart()  # none of this is part of the next step's time
 
@@ -185,14 +179,6 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
         ended_by = finish_step(parts, log, numbers)
 
 
-@contextmanager
-def phase(log: RunLog, watchdog: Watchdog, kind: str) -> Iterator[None]:
-    """Record work between two steps, for the watchdog, the budget, and the report."""
-    watchdog.work(kind, log.step)
-    with log.phase(kind):
-        yield
-
-
 def due_before(parts: Parts, log: RunLog, step: int) -> list[str]:
     """Return what is due before a step, and not done yet."""
     is_evaluated = step % parts.state.config.eval_interval != 0 or log.evaluated(step)
@@ -204,7 +190,7 @@ def evaluate(parts: Parts, log: RunLog, stopping: Callable[[], bool], ended_by: 
     """Measure and log what is due before the next step, or at the end. Return why the loop must end, if it must."""
     step, config = log.step, parts.state.config
     if (ended_by or step % config.eval_interval == 0) and not log.evaluated(step):
-        found = parts.validation.measure(evaluated(parts.model), stopping)
+        found = parts.validation.measure(parts.compiled, stopping)
         if found is None:
             return EndReason.STOP
         check_finite(step, {"validation loss": found.loss})
@@ -287,7 +273,8 @@ class Parts:
     """What the loop of one rank works with."""
 
     state: TrainingState  # configuration, ranks, model, optimizers: what a checkpoint holds
-    model: nn.Module  # the same weights as those of `state`, compiled and with DDP as configured
+    compiled: nn.Module  # the same weights as those of `state`, compiled as configured
+    model: nn.Module  # with DDP, whose forward pass communicates
     batches: Batches
     validation: Validation
     benchmarks: Benchmarks
@@ -325,9 +312,7 @@ def set_up(
     log.begin(config, world, adjusted=adjusted, attention=kernels_of(raw, config, world.device))
 
     # Everything that a checkpoint holds
-    stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks}
-    if pruner:
-        stateful["pruner"] = pruner
+    stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks, **({"pruner": pruner} if pruner else {})}
     state = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     saver = Saver(state, log)
     resumed = saver.resume(resume)
@@ -342,12 +327,11 @@ def set_up(
     # raw and model share their parameters. Checkpoints are of raw: the names do not depend on the compiler. DDP comes
     # after the weights were restored: it sends those of rank 0 to the other ranks, so all certainly start equal.
     steps = Steps(world)
-    model = compile_model(raw, config) if config.compile else raw
-    if world.size > 1:
-        model = distributed(model, config, steps)
+    compiled = compile_model(raw, config) if config.compile else raw
+    model = distributed(compiled, config, steps) if world.size > 1 else compiled
     keep_gradients(raw, optimizers, config)
     recorder = profiler(config.profile if world.main else "", log.dir.profile, done=log.step)
-    return Parts(state, model, batches, validation, benchmarks, budget, saver, steps, recorder)
+    return Parts(state, compiled, model, batches, validation, benchmarks, budget, saver, steps, recorder)
 
 
 if __name__ == "__main__":

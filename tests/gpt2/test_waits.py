@@ -1,4 +1,4 @@
-"""No optimizer waits for the GPU in a step, except where its method needs it.
+"""No step waits for the GPU, except where the method of its optimizer needs it.
 
 The double of a GPU is the device "meta": its tensors have no values, so that everything fails that would read one.
 Counters that optimizers keep in CPU memory are read as on a GPU, without a wait.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -17,10 +17,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import no_waits
+from factories import make_run
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.adafactor import Adafactor
 from gpt2.optim.builders import BUILDERS, build_optimizers
+from kmatrix.records.files import read_json
+from kmatrix.records.train_config import TrainConfig
 from optim_factory import SHAPE, Settings, run_steps
+from training import train_here
 
 DEVICE = torch.device("meta")
 STEPS = 9  # with resets by SPAM, clipped spikes, and several decompositions by SOAP
@@ -137,3 +142,43 @@ def test_the_double_notices_that_pytorchs_adafactor_waits():
 
     assert waiting_steps(torch.optim.Adafactor([parameter]), [parameter], steps=1)
     assert not waiting_steps(Adafactor([parameter]), [parameter], steps=1)
+
+
+# The whole step of the loop
+
+RUN = {"batch_size": 2, "gradient_accumulation": 2, "log_interval": 3, "eval_interval": 4, "max_iters": 7}
+RUN |= {"n_layer": 1, "eval_samples": 2, "save_checkpoint": False, "save_best": False, "schedule": "constant"}
+PRUNED = {"pruning_warmup": 0.0, "pruning_ramp_end": 0.9, "pruning_frequency": 2, "target_sparsity": 0.5}
+
+
+def of_optimizer(name):
+    """Return the fields of a run with an optimizer at its defaults."""
+    values = asdict(Settings(optimizer=name, learning_rate=1e-3, spam_interval=4, spam_warmup_steps=2))
+    fields = {field: value for field, value in values.items() if field in TrainConfig.names()}
+    return fields | {"max_iters": RUN["max_iters"]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        of_optimizer("muon"),
+        of_optimizer("adamwprune") | {"pruning": "state", **PRUNED},
+        {"pruning": "movement", **PRUNED},
+        {"pruning": "magnitude", **PRUNED},
+    ],
+    ids=["muon", "state", "movement", "magnitude"],
+)
+def test_a_step_reads_no_tensor(tmp_path, monkeypatch, fields):
+    no_waits.install(monkeypatch.setattr)
+    run_dir = make_run(tmp_path, **RUN | fields)
+    trained = train_here(run_dir)
+    assert (trained.returncode, read_json(run_dir.result)["reason"]) == (0, None)
+    assert read_json(run_dir.result)["step"] == RUN["max_iters"]
+
+
+def test_a_step_that_reads_one_is_noticed(tmp_path, monkeypatch):
+    no_waits.install(monkeypatch.setattr)
+    monkeypatch.setattr("gpt2.train.clip", lambda parameters, _: parameters[0].grad.norm().item())
+    run_dir = make_run(tmp_path, **RUN)
+    train_here(run_dir)
+    assert "in <lambda>" in read_json(run_dir.result)["reason"]

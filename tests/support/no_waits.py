@@ -2,12 +2,10 @@
 
 On a GPU, PyTorch itself raises at each operation that waits for it.
 On the CPU every tensor can be read at once, so the double allows by place what a GPU run reads without waiting.
-WAITS_ALLOWED: more places, "FILE:FUNCTION", separated by spaces.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +24,6 @@ ALLOWED = {
     ("gpt2/optim/spam.py", "_weaken"),  # on the CPU alone
     ("gpt2/optim/adafactor.py", "_tensors"),  # a counter of steps, which is on the CPU
     ("torch/optim/optimizer.py", "_get_value"),  # a counter of steps, which is on the CPU
-    *(tuple(place.split(":")) for place in os.environ.get("WAITS_ALLOWED", "").split()),
 }
 
 
