@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpt2.benchmarks.tasks import Evaluator
-from gpt2.data.sequences import Batch, DataSource, Place, Windows, on_device, sequences_of, sources
+from gpt2.data.sequences import Batch, Place, Windows, on_device, sequences_of, sources
 from gpt2.data.tokenizer import load
 from gpt2.dist import World
 from gpt2.inference.generate import GeneratedText, Sampling, generate
@@ -28,6 +28,7 @@ from gpt2.model.compiled import begin_pass
 from gpt2.model.loss import IGNORED
 from gpt2.model.precision import autocast
 from kmatrix.errors import DataError
+from kmatrix.records.dataset import SourceEntry
 from kmatrix.records.train_config import TrainConfig
 
 SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 64, 0.8  # of each text; it ends earlier with its document
@@ -38,7 +39,7 @@ PROMPT_SEPARATOR = "|"  # in sample_prompt, whose prompts may have spaces and co
 class ValidationPart:
     """The validation sequences of one dataset, of all ranks."""
 
-    source: DataSource
+    source: SourceEntry
     windows: Windows
     places: list[Place]
 
