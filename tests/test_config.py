@@ -174,6 +174,7 @@ def test_ranks_that_cannot_share_a_batch_by_size_are_refused_with_the_largest_mi
     ],
 )
 def test_a_benchmark_that_cannot_be_asked_is_refused_before_a_run_begins(program, arguments, reason):
+    program.write("")
     assert reason in program.refused(DRY, *arguments)
 
 

@@ -27,6 +27,7 @@ from kmatrix.records.dataset import (
     DatasetFile,
     SourceEntry,
     kind_of,
+    parse_mix,
     read_dataset,
     read_dataset_or_empty,
     sha256_of_mix,
@@ -34,7 +35,6 @@ from kmatrix.records.dataset import (
 )
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
-from kmatrix.records.train_config import parse_mix
 from kmatrix.text import disk_size, plural
 
 DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")

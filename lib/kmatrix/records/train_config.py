@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
-from math import gcd, lcm
 from typing import Any, Self
 
 from kmatrix.errors import ConfigError, RecordError
@@ -207,18 +204,9 @@ class TrainConfig:
     @property
     def shape(self) -> ModelShape:
         """The sizes and parts of the model. Raises ValueError if they are missing or impossible."""
-        parts = {name: getattr(self, name) for name in NANOCHAT_FIELDS} if self.arch in NANOCHAT else {}
-        return ModelShape(
-            arch=self.arch,
-            n_layer=self.n_layer,
-            n_head=self.n_head,
-            n_embd=self.n_embd,
-            block_size=self.block_size,
-            vocab_size=self.vocab_size,
-            bias=self.bias,
-            weight_tying=self.weight_tying,
-            **parts,
-        )
+        parts = NANOCHAT_FIELDS if self.arch in NANOCHAT else ()
+        names = [one.name for one in fields(ModelShape) if one.name in parts or one.name not in NANOCHAT_FIELDS]
+        return ModelShape(**{name: getattr(self, name) for name in names})
 
     @property
     def ranks_per_node(self) -> int:
@@ -284,51 +272,3 @@ def budget_s(train: TrainConfig) -> float | None:
     """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
     limits = (train.max_time, cost_limit_s(train))
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-MOST_SEQUENCES = 10_000  # upper bound of the sum of integer weights: finer ones would need too long a cycle
-LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][a-z]{3}")  # ISO 639 and ISO 15924, as FineWeb-2 and FinePDFs name folders
-BY_LANGUAGE = ("fineweb2", "finepdfs")  # datasets whose path is a language
-PART = re.compile(r"([a-z][a-z0-9]*)(?:=(.+))?:([0-9.]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class MixPart:
-    """One dataset of a mix."""
-
-    dataset: str
-    path: str  # "" if the dataset needs none
-    weight: int  # sequences per cycle; a cycle is the sum of all weights
-
-
-def parse_mix(text: str) -> tuple[MixPart, ...]:
-    """Return the parts of "DATASET:WEIGHT DATASET=PATH:WEIGHT ...", weights as integers without a common divisor.
-
-    Raises ValueError if the text is not a mix.
-    """
-    found: list[tuple[str, str, Fraction]] = []
-    for word in re.split(r"[\s+]+", text.strip()):
-        match = PART.fullmatch(word)
-        if not match:
-            raise ValueError(f"{word!r} is not DATASET:WEIGHT or DATASET=PATH:WEIGHT")
-        try:
-            # Exact: as floats, 0.1 and 0.2 have no small common multiple.
-            weight = Fraction(match[3])
-        except ValueError:
-            raise ValueError(f"{match[3]!r} in {word!r} is not a number") from None
-        if not weight:
-            raise ValueError(f"the weight in {word!r} must be above 0")
-        found.append((match[1], match[2] or "", weight))
-    names = [part[:2] for part in found]
-    twice = next((name for name, _ in names if names.count((name, _)) > 1), None)
-    if twice:
-        raise ValueError(f"{twice} is listed twice")
-    # Smallest integers in the same proportion.
-    scale = lcm(*(weight.denominator for _, _, weight in found))
-    whole = [int(weight * scale) for _, _, weight in found]
-    divisor = gcd(*whole)
-    if sum(whole) // divisor > MOST_SEQUENCES:
-        raise ValueError(f"the weights {' '.join(map(str, whole))} add up to more than {MOST_SEQUENCES}")
-    return tuple(
-        MixPart(dataset, path, weight // divisor) for (dataset, path, _), weight in zip(found, whole, strict=True)
-    )

@@ -21,7 +21,8 @@ from gpt2.data.batches import Batches, check_data, current_sha256, positions
 from gpt2.data.sequences import Mix, Order, Windows
 from gpt2.evaluate import Validation
 from kmatrix.errors import DataError
-from kmatrix.records.train_config import TrainConfig, parse_mix
+from kmatrix.records.dataset import parse_mix
+from kmatrix.records.train_config import TrainConfig
 from reading import SumOfTokens, batches_at, world
 
 SEED = st.integers(0, 2**31 - 1)
@@ -220,7 +221,7 @@ def test_data_that_changed_after_planning_are_refused(tmp_path, mixed):
         ("a", "'a' is not DATASET:WEIGHT"),
         ("a:1 a:2", "a is listed twice"),
         ("a:0 b:1", "must be above 0"),
-        ("a:1.2.3", "is not a number"),
+        ("a:1.2.3", "is not DATASET:WEIGHT"),
         ("a:0.00001 b:1", "add up to more than 10000"),
     ],
 )
