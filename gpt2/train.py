@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from torch.profiler import profile
 from gpt2 import dist, prune
 from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.saver import Saver
-from gpt2.checkpoint.state import Stateful, TrainingState
+from gpt2.checkpoint.state import TrainingState
 from gpt2.data.batches import Batches, check_data
 from gpt2.evaluate import Benchmarks, Validation
 from gpt2.log import RunLog
@@ -312,7 +312,7 @@ def set_up(
     log.begin(config, world, adjusted=adjusted, attention=kernels_of(raw, config, world.device))
 
     # Everything that a checkpoint holds
-    stateful: dict[str, Stateful] = {"log": log, "benchmarks": benchmarks, **({"pruner": pruner} if pruner else {})}
+    stateful: dict[str, Any] = {"log": log, "benchmarks": benchmarks, **({"pruner": pruner} if pruner else {})}
     state = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     saver = Saver(state, log)
     resumed = saver.resume(resume)

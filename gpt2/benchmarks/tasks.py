@@ -11,11 +11,12 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from gpt2.benchmarks.bundle import Kind, Task, read_hellaswag, read_tasks
 from gpt2.data.tokenizer import Tokenizer, load
@@ -160,12 +161,9 @@ def common_length(rows: Sequence[tuple[int, ...]]) -> int:
 def cropped(one: Question, room: int) -> Question:
     """Return a question whose rows have at most `room` tokens: a longer one loses its beginning."""
     cuts = [max(0, len(row) - room) for row in one.rows]
-    return Question(
-        rows=tuple(row[cut:] for row, cut in zip(one.rows, cuts, strict=True)),
-        spans=tuple((max(0, first - cut), end - cut) for (first, end), cut in zip(one.spans, cuts, strict=True)),
-        correct=one.correct,
-        exact=one.exact,
-    )
+    rows = tuple(row[cut:] for row, cut in zip(one.rows, cuts, strict=True))
+    spans = tuple((max(0, first - cut), end - cut) for (first, end), cut in zip(one.spans, cuts, strict=True))
+    return replace(one, rows=rows, spans=spans)
 
 
 @torch.no_grad()
@@ -174,15 +172,12 @@ def answer(model: LanguageModel, questions: Sequence[Question], *, dtype: str, p
 
     dtype: fp32 or bf16.  padding: token after the end of a row, which earlier ones cannot attend to.
     """
-    rows = [row for one in questions for row in one.rows]
-    idx = torch.full((len(rows), max(len(row) for row in rows)), padding, dtype=torch.long)  # (R, T)
-    for number, row in enumerate(rows):
-        idx[number, : len(row)] = torch.tensor(row)
+    rows = [torch.tensor(row) for one in questions for row in one.rows]
+    idx = pad_sequence(rows, batch_first=True, padding_value=padding)  # (R, T)
     # A token is predicted at the one before it, so the first of a row has no cost.
     spans = enumerate(span for one in questions for span in one.spans)
     places = [(number, at - 1) for number, (first, end) in spans for at in range(max(1, first), end)]
-    numbers = torch.tensor([number for number, _ in places], dtype=torch.long)  # (N,)
-    columns = torch.tensor([column for _, column in places], dtype=torch.long)  # (N,)
+    numbers, columns = torch.tensor(places, dtype=torch.long).view(-1, 2).T  # each (N,)
     device = model.wte.weight.device
     with autocast(device.type, dtype):
         x = model.residual_stream(idx[:, :-1].to(device))  # (R, T - 1, E): the last token predicts nothing

@@ -22,10 +22,8 @@ from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
 def describe(path: Path) -> dict[str, Any]:
     """Return the SHA-256 of a checkpoint's weights, and the settings that a run from them must share."""
     value = load_checkpoint(path)
-    return {
-        "sha256": weights_sha256(unpadded(value)),
-        **{name: value["config"].get(name) for name in SAME_AS_INITIAL},
-    }
+    settings = {name: value["config"].get(name) for name in SAME_AS_INITIAL}
+    return {"sha256": weights_sha256(unpadded(value)), **settings}
 
 
 def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gpt2.dist import World
 from gpt2.model.base import LanguageModel
 from gpt2.optim.optimizers import Optimizers
 from kmatrix.errors import RecordError
 from kmatrix.records.train_config import MAY_DIFFER, TrainConfig
-
-
-class Stateful(Protocol):
-    """An object whose state is part of a checkpoint, made of tensors, numbers, strings, lists and dicts only."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +21,8 @@ class TrainingState:
     world: World
     model: LanguageModel
     optimizers: Optimizers
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)  # by name: histories, clocks, masks
+    # By name: histories and masks, whose state_dict has tensors, numbers, strings, lists and dicts only
+    stateful: Mapping[str, Any] = field(default_factory=dict)
 
 
 def snapshot(

@@ -125,7 +125,7 @@ def export(path: Path, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # of an interrupted export
     partial.mkdir(parents=True)
     save_file(layout, partial / WEIGHTS, metadata={"format": "pt"})
-    write_json(partial / CONFIG, described)
+    (partial / CONFIG).write_text(json.dumps(described, indent=2), encoding="utf-8")
     write_tokenizer(config, partial)
     print(f"wrote {folder}: {', '.join(sorted(path.name for path in partial.iterdir()))}")
     partial.replace(folder)
@@ -147,11 +147,7 @@ def write_tokenizer(config: Mapping[str, Any], folder: Path) -> None:
         shutil.copyfile(source, folder / target)
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.END)
     about = {"tokenizer_class": kind, "model_max_length": config["block_size"], **special}
-    write_json(folder / "tokenizer_config.json", about)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
 
 
 def read_folder(folder: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from gpt2.inference.restore import Restored, restore
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.hosts import LOOPBACK, AsgiApp, guarded_asgi, server_address
 from kmatrix.output import run_program
-from kmatrix.records.decode import Record, convert, decode_bytes
+from kmatrix.records.decode import Record, decode_bytes
 
 KEY = "KMATRIX_API_KEY"  # environment variable with the required API key
 GRACE_S = 5  # for the response in progress after Ctrl+C
@@ -51,9 +51,7 @@ class Completion(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def parse(body: bytes, restored: Restored) -> tuple[GeneratedText, bool]:
     """Return the text to generate, and whether it is streamed. Raises KmatrixError; no parameter is ignored."""
-    given = decode_bytes(body, dict[str, Any], "the request")
-    # null is as good as absent
-    asked = convert({name: value for name, value in given.items() if value is not None}, Completion, "the request")
+    asked = decode_bytes(body, Completion, "the request")
     if asked.model not in ("", restored.name):
         raise ConfigError(f"{asked.model} is not served here", why=f"the model is {restored.name}")
     sampling = Sampling(
