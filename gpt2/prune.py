@@ -7,7 +7,7 @@ so each computes the same masks without communication.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,7 @@ class Ramp:
                 why=f"the run has {config.max_iters} steps",
                 hint="set GPT2_PRUNING_WARMUP below GPT2_PRUNING_RAMP_END, or train for longer",
             )
-        return cls(
-            target=config.target_sparsity,
-            begin=begin,
-            end=end,
-            every=config.pruning_frequency,
-        )
+        return cls(target=config.target_sparsity, begin=begin, end=end, every=config.pruning_frequency)
 
     def due(self, updates: int) -> bool:
         """Return whether the masks change after this many updates."""
@@ -85,9 +80,7 @@ class Pruner:
         self.optimizers = optimizers
         self.total = sum(matrix.numel() for matrix in self.matrices)
         self.pruned = [torch.zeros_like(matrix, dtype=torch.bool) for matrix in self.matrices]
-        # The scores of the weights so far.
-        moves = self.method == "movement"
-        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if moves else []
+        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices if self.method == "movement"]
         self.begun = self.waiting = False
         # (updates, zeros) of the newest mask changes. Zeros stay on the device until the log reads them, a step later,
         # because copying at once would make the loop wait for the GPU.
@@ -96,36 +89,35 @@ class Pruner:
     @torch.no_grad()
     def gradients(self) -> None:
         """Update the movement scores with a step's averaged gradients, and zero the gradients of pruned weights."""
-        found = [(number, matrix.grad) for number, matrix in enumerate(self.matrices) if matrix.grad is not None]
-        if self.movement and found:
-            scores, weights = ([tensors[number] for number, _ in found] for tensors in (self.movement, self.matrices))
-            # A factor that is the same in all steps, such as the learning rate, decides no order.
-            torch._foreach_addcmul_(scores, [grad for _, grad in found], weights, value=-1)
-        # Otherwise pruned weights would count in the norm that clips, and keep feeding the optimizer's moments.
-        if self.begun:
-            for number, grad in found:
-                grad.masked_fill_(self.pruned[number], 0.0)
+        for number, matrix in enumerate(self.matrices):
+            if matrix.grad is None:
+                continue
+            if self.movement:  # a factor that is the same in all steps, such as the learning rate, decides no order
+                self.movement[number].addcmul_(matrix.grad, matrix, value=-1)
+            # Otherwise pruned weights would count in the norm that clips, and keep feeding the optimizer's moments.
+            if self.begun:
+                matrix.grad.masked_fill_(self.pruned[number], 0.0)
 
     @torch.no_grad()
     def weights(self, updates: int) -> None:
         """Zero pruned weights after an update, and prune more if that is due."""
         # If SPAM has just reset the moments, the change waits until they can rank weights again.
         self.waiting = self.waiting or self.ramp.due(updates)
-        if self.waiting and self.optimizers.warmed_up:
-            self._prune(self.ramp.sparsity(updates))
-            self.waiting, self.begun = False, True
-            self._zero_pruned()
-            self._measured.append((updates, self._count_zeros()))
-        elif self.begun:
-            self._zero_pruned()  # momentum and weight decay move them even without a gradient
+        changed = self.waiting and self.optimizers.warmed_up
+        if changed:
+            # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
+            pairs = zip(map(self._score, range(len(self.matrices))), self.pruned, strict=True)
+            scores = [score.masked_fill(gone, -torch.inf) for score, gone in pairs]
+            self.pruned = lowest(scores, round(self.ramp.sparsity(updates) * self.total))
+        if changed or self.begun:  # in each step: momentum and weight decay move them even without a gradient
+            for matrix, gone in zip(self.matrices, self.pruned, strict=True):
+                matrix.masked_fill_(gone, 0.0)
+        if changed:
+            self.begun, self.waiting = True, False
+            self._measured.append((updates, torch.stack([(matrix == 0).sum() for matrix in self.matrices]).sum()))
 
-    def sparsity(self, updates: int | None = None) -> float:
-        """Return the share of zeros in the pruned matrices.
-
-        updates: as counted at the last change of the masks until then; None: counted now.
-        """
-        if updates is None:
-            return float(self._count_zeros()) / self.total
+    def sparsity(self, updates: int) -> float:
+        """Return the share of zeros in the pruned matrices, as counted at the last change until so many updates."""
         place = max((n for n, (at, _) in enumerate(self._measured) if at <= updates), default=0)
         at, zeros = self._measured[place]
         self._measured[place] = (at, float(zeros))  # copied from the device only once
@@ -133,42 +125,26 @@ class Pruner:
 
     def state_dict(self) -> dict[str, Any]:
         measured = [(at, float(zeros)) for at, zeros in self._measured]
-        flags = {"begun": self.begun, "waiting": self.waiting}
-        return {"pruned": self.pruned, "movement": self.movement, "measured": measured, **flags}
+        return {"pruned": self.pruned, "movement": self.movement, "measured": measured, "waiting": self.waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine, saved = [*self.pruned, *self.movement], [*state["pruned"], *state["movement"]]
         for tensor, value in zip(mine, saved, strict=True):
             tensor.copy_(value)
-        self.begun, self.waiting = state["begun"], state["waiting"]
+        self.waiting = state["waiting"]
         self._measured = deque(((int(at), float(zeros)) for at, zeros in state["measured"]), maxlen=LAG)
+        self.begun = self._measured[-1][0] > 0
 
-    def _prune(self, share: float) -> None:
-        """Extend the masks to `share` of all matrices together."""
-        # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
-        pairs = zip(self._scores(), self.pruned, strict=True)
-        self.pruned = lowest([score.masked_fill(gone, -torch.inf) for score, gone in pairs], round(share * self.total))
-
-    def _scores(self) -> Iterable[torch.Tensor]:
+    def _score(self, number: int) -> torch.Tensor:
+        """Return the scores of a matrix by its number."""
+        matrix = self.matrices[number]
         if self.method == "magnitude":
-            return (matrix.abs() for matrix in self.matrices)
-        if self.movement:
-            return self.movement
-        return (self._state_score(matrix) for matrix in self.matrices)
-
-    def _state_score(self, matrix: torch.Tensor) -> torch.Tensor:
+            return matrix.abs()
+        if self.method == "movement":
+            return self.movement[number]
         state = next(o.state[matrix] for o in self.optimizers.optimizers if matrix in o.state)
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        score: torch.Tensor = matrix.square() * mean.abs() / (square.sqrt() + TINY)
+        score: torch.Tensor = matrix.square() * state["exp_avg"].abs() / (state["exp_avg_sq"].sqrt() + TINY)
         return score
-
-    def _zero_pruned(self) -> None:
-        for matrix, gone in zip(self.matrices, self.pruned, strict=True):
-            matrix.masked_fill_(gone, 0.0)
-
-    def _count_zeros(self) -> torch.Tensor:
-        """Count the zeros in all matrices. The result stays on the device."""
-        return torch.stack([(matrix == 0).sum() for matrix in self.matrices]).sum()
 
 
 def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:

@@ -61,6 +61,10 @@ def step(model, optimizers, pruner, number):
     optimizers.zero_grad()
 
 
+def counted(pruner):
+    return sum(int((matrix == 0).sum()) for matrix in pruner.matrices) / pruner.total
+
+
 def zeros(matrices):
     return [(matrix == 0).clone() for matrix in matrices]
 
@@ -127,7 +131,7 @@ def test_pruned_weights_stay_zero_and_the_target_is_reached_exactly(config):
 
     total = sum(matrix.numel() for matrix in pruner.matrices)
     assert sum(int(mask.sum()) for mask in before) == round(0.5 * total)
-    assert pruner.sparsity() == pytest.approx(0.5, abs=1 / total)
+    assert counted(pruner) == pytest.approx(0.5, abs=1 / total)
     assert all(int((p == 0).sum()) == 0 for p in model.parameters() if id(p) in others and p.ndim == 2)
 
 
@@ -211,9 +215,9 @@ def test_state_pruning_waits_until_the_moments_recover_from_a_reset():
     model, optimizers, pruner = start(config)  # due after 8, 16 and 17 updates; the moments are reset after 8 and 16
     changes = []
     for number in range(20):
-        before = pruner.sparsity()
+        before = counted(pruner)
         step(model, optimizers, pruner, number)
-        if pruner.sparsity() != before:
+        if counted(pruner) != before:
             changes.append(number + 1)
 
     assert changes == [12, 20]  # half an interval after each reset
@@ -224,7 +228,7 @@ def test_the_sparsity_of_a_step_is_that_after_as_many_updates():
     sparsities = [0.0]
     for number in range(20):
         step(model, optimizers, pruner, number)
-        sparsities.append(pruner.sparsity())
+        sparsities.append(counted(pruner))
         assert pruner.sparsity(number) == sparsities[number]
         assert pruner.sparsity(number + 1) == sparsities[number + 1]
 
@@ -232,11 +236,7 @@ def test_the_sparsity_of_a_step_is_that_after_as_many_updates():
 
 
 @pytest.mark.parametrize("cut", [5, 11])
-@pytest.mark.parametrize(
-    "config",
-    [LEGAL[7], *LEGAL[-4:]],
-    ids=label,
-)
+@pytest.mark.parametrize("config", [LEGAL[7], *LEGAL[-4:]], ids=label)
 def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut, tmp_path):
     uninterrupted, optimizers, pruner = start(config)
     for number in range(20):
@@ -251,7 +251,7 @@ def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut,
     model, optimizers, resumed = start(config, seed=99)
     for name, item in {"model": model, "optimizer": optimizers, "pruner": resumed}.items():
         item.load_state_dict(saved[name])
-    assert resumed.sparsity() == pruner.sparsity()
+    assert counted(resumed) == counted(pruner)
     assert resumed.sparsity(cut) == pruner.sparsity(cut)
     for number in range(cut, 20):
         step(model, optimizers, resumed, number)
