@@ -55,7 +55,7 @@ class RunLog:
         self.train_loss: float | None = None  # of the newest line
         self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
         self.seconds = array("d")  # of each step of this attempt; 8 bytes each, because there may be millions
-        self.since_line, self.compute_s = 0, 0.0  # steps since the last line, and the compute time of this rank in them
+        self._recent: list[StepNumbers] = []  # steps since the last line
         self._phases = phases_of_node(run_dir)
         for path in (run_dir.metrics, run_dir.events) if main else ():
             end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
@@ -135,15 +135,16 @@ class RunLog:
         assert self.world
         step = numbers.step
         self.seconds.append(numbers.seconds)
-        self.since_line, self.compute_s = self.since_line + 1, self.compute_s + numbers.compute_s
+        self._recent.append(numbers)
         if step % self.config.log_interval and step != self.config.max_iters - 1:
             return
         # The mean since the last line: a single step says little on a shared machine
-        seconds = statistics.fmean(self.seconds[-self.since_line :])
+        recent, self._recent, self.train_loss = self._recent, [], numbers.loss
+        seconds = statistics.fmean(each.seconds for each in recent)
         if step:  # the first one includes warm-up
-            line = {"step": step, "steps": self.since_line, "compute_ms": 1e3 * self.compute_s / self.since_line}
-            append_jsonl(self.dir.timings(self.world.rank), line | {"step_ms": 1e3 * seconds})
-        self.since_line, self.compute_s, self.train_loss = 0, 0.0, numbers.loss
+            compute = statistics.fmean(each.compute_s for each in recent)
+            line = {"step": step, "steps": len(recent), "compute_ms": 1e3 * compute, "step_ms": 1e3 * seconds}
+            append_jsonl(self.dir.timings(self.world.rank), line)
         speed, used = self._speed(seconds)
         values = {  # W&B and TensorBoard group charts by the part of a key before the slash
             "train/loss": numbers.loss,

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gpt2.dist import World
 from kmatrix.records.train_config import TrainConfig
 
-Mark = float | torch.cuda.Event  # a time: seconds on the CPU's clock, or an event in the GPU's stream
 # DDP broadcasts buffers before each forward pass; the model's are constants. Newer PyTorch renamed the option.
 IS_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if IS_NEW else "broadcast_buffers": False}
@@ -93,7 +92,8 @@ class Steps:
         read, self._posted = self._posted, None
         return read() if read else None
 
-    def _now(self) -> Mark:
+    def _now(self) -> Any:
+        """Return the time: seconds on the CPU's clock, or an event in the GPU's stream."""
         if self.world.device.type == "cpu":
             return time.perf_counter()
         # The CPU runs ahead of the GPU: only an event in the stream has the time at which the work was done.

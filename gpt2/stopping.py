@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records.run_lock import launched_at
@@ -16,6 +17,9 @@ MARGIN = 1.2  # the end is expected to take this much longer than measured: endi
 STEPS_LEFT = 4  # that run after the decision at most
 END_S = 0.5  # time to write the last files
 STEP, EVALUATION, CHECKPOINT = "step", "evaluation", "checkpoint"  # kinds of work
+
+
+boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # s
 
 
 class EndReason(StrEnum):
@@ -40,7 +44,7 @@ class Budget:
         known = {reason: limit for reason, limit in limits.items() if limit is not None}
         self.ended_by = min(known, key=known.__getitem__, default=None)  # the one that is used up first
         self._limit_s = min(known.values(), default=math.inf)
-        self._clock = clock or seconds_of_this_boot
+        self._clock = clock or boot_clock
         self._began = (launched_at() or self._clock()) - before_s
 
     @property
@@ -65,10 +69,6 @@ class Budget:
         end = longest.get(EVALUATION, 0.0) + final_s()
         before = sum(longest.get(kind, 0.0) for kind in next_due)
         return self.spent_s + steps + before + MARGIN * end + END_S > self._limit_s
-
-
-def seconds_of_this_boot() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def stops_early(config: TrainConfig, losses: Sequence[float]) -> bool:

@@ -81,18 +81,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     dist.finish(code)
 
 
-def train(
-    run: Mapping[str, object],
-    log: RunLog,
-    stop: dist.Stop,
-    watchdog: Watchdog,
-    *,
-    resume: str = "none",
-    micro_batch: int | None = None,
-) -> int:
-    """Train, write the result and return the exit status. Failures are exceptions."""
+def train(run: Mapping[str, Any], log: RunLog, stop: dist.Stop, watchdog: Watchdog, **options: Any) -> int:
+    """Train, write the result and return the exit status. Failures are exceptions. options: of `set_up`."""
     with log.phase("set-up"):
-        parts = set_up(run, log, watchdog, resume=resume, micro_batch=micro_batch)
+        parts = set_up(run, log, watchdog, **options)
     world, saver = parts.state.world, parts.saver
     gc.collect()
     gc.freeze()  # objects that live as long as the run: later collections skip them
@@ -285,12 +277,11 @@ class Parts:
 
 
 def set_up(
-    run: Mapping[str, object], log: RunLog, watchdog: Watchdog, *, resume: str, micro_batch: int | None
+    run: Mapping[str, Any], log: RunLog, watchdog: Watchdog, *, resume: str = "none", micro_batch: int | None = None
 ) -> Parts:
     """Make all parts of the training, and restore their state from a checkpoint if `resume` says so."""
     # Configuration and process group
-    values = run.get("train")
-    planned = TrainConfig.from_json(values if isinstance(values, dict) else {})
+    planned = TrainConfig.from_json(run.get("train", {}))
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
     watchdog.begin(config.stall_factor)
     world = dist.start(config)

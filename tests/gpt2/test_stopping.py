@@ -153,7 +153,7 @@ def ended(run_dir):
 
 def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoint(tmp_path, monkeypatch):
     seconds = itertools.count()
-    monkeypatch.setattr(stopping, "seconds_of_this_boot", lambda: next(seconds) / 10)
+    monkeypatch.setattr(stopping, "boot_clock", lambda: next(seconds) / 10)
     run_dir = make_run(tmp_path, **FOREVER, max_time=2.5)
     trained = train_here(run_dir)
     step = ended(run_dir)[-1]
