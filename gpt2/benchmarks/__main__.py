@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2.data.download import fetch
-from gpt2.prepare.progress import explain, say
+from gpt2.prepare import explain, say
+from gpt2.prepare.hub import fetch_url
 from kmatrix.errors import KmatrixError
 from kmatrix.experiment.inputs.benchmarks import PUBLISHED
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             (url, sha256), path = URLS[name], args.data_dir.absolute() / PUBLISHED[name]
             if not path.is_file():  # one that is there is used, whatever it holds
                 say(f"downloading {path} from {url}")
-                fetch(url, path, sha256=sha256)
+                fetch_url(url, path, sha256=sha256)
     except KeyboardInterrupt:
         return 130
     except (KmatrixError, OSError) as error:

@@ -54,11 +54,9 @@ class Windows:
         for path in shards.find(folder, kind, count):
             self.add(path)
         if not len(self):
-            raise DataError(
-                f"{folder} has no {kind} sequence of {block_size} tokens",
-                why="no shard is longer than that; with DATA_LAYOUT=bestfit, none has end-of-document tokens",
-                hint="use more data or a shorter BLOCK_SIZE",
-            )
+            why = "no shard is longer than that; with DATA_LAYOUT=bestfit, none has end-of-document tokens"
+            hint = "use more data or a shorter BLOCK_SIZE"
+            raise DataError(f"{folder} has no {kind} sequence of {block_size} tokens", why=why, hint=hint)
 
     def add(self, path: Path) -> None:
         """Add a shard after the others."""

@@ -57,11 +57,8 @@ def open_shard(path: Path) -> Tokens:
     # nanoGPT's names may have a header. Tokens cannot look like MAGIC: GPT-2's vocabulary does not have its first half.
     if path.name in WITHOUT_HEADER and magic != MAGIC and not size % 2 and _may_be_tokens(raw):
         return np.frombuffer(mapped, dtype="<u2")
-    raise DataError(
-        f"{path} is damaged or not a shard of 16-bit tokens",
-        why=f"{size} bytes with the header {magic}, {version}, {count}; expected {MAGIC}, {VERSION}, number of tokens",
-        hint="download or create the shard again (docs/data.md)",
-    )
+    why = f"{size} bytes with the header {magic}, {version}, {count}; expected {MAGIC}, {VERSION}, number of tokens"
+    raise DataError(f"{path} is damaged or not a shard of 16-bit tokens", why=why, hint="make it again (docs/data.md)")
 
 
 def _may_be_tokens(raw: bytes) -> bool:
@@ -89,11 +86,8 @@ def find(folder: Path, kind: str, count: int = 0) -> list[Path]:
     # A set, because a name may match several patterns; sorted, because folders list files in any order.
     paths = sorted({path for pattern in KINDS[kind] for path in folder.glob(pattern)})
     if len(paths) < max(count, 1):
-        raise DataError(
-            f"{folder} has {len(paths)} {kind} shards, expected {count or 'one or more'}",
-            why=f"their names match {' or '.join(KINDS[kind])}",
-            hint="run `make prepare-data` (docs/data.md)",
-        )
+        what = f"{folder} has {len(paths)} {kind} shards, expected {count or 'one or more'}"
+        raise DataError(what, why=f"their names match {' or '.join(KINDS[kind])}", hint="run `make prepare-data`")
     return paths[:count] if count else paths
 
 
@@ -104,34 +98,21 @@ def describe(folder: Path, vocab_size: int, **about: object) -> dict[str, Any]:
     """
     known = {shard.name: shard for shard in read_dataset_or_empty(folder / RECORD).shards}
     listed = [read_info(path, known.get(path.name)) for kind in KINDS for path in find(folder, kind)]
-    for shard in listed:
-        check_tokens(shard, folder, vocab_size)
     value = record(listed, vocab_size=vocab_size, **about)
     with suppress(OSError):  # a read-only folder: the hash is computed again next time
         write_json(folder / RECORD, value)
     return value
 
 
-def check_tokens(shard: ShardInfo, folder: Path, vocab_size: int) -> None:
-    """Raise DataError if a shard has a token outside the vocabulary."""
-    if shard.max_token >= vocab_size:
-        raise DataError(
-            f"{folder / shard.name} has the token {shard.max_token}",
-            why=f"the tokenizer has {vocab_size} tokens, 0 to {vocab_size - 1}",
-            hint="choose the tokenizer of the shards (make menuconfig, Data)",
-        )
-
-
-def record(listed: Sequence[ShardInfo], **about: object) -> dict[str, Any]:
-    """Return dataset.json of these shards."""
-    tokens = {kind: sum(shard.tokens for shard in listed if kind_of(shard.name) == kind) for kind in KINDS}
-    return {
-        **about,
-        "sha256": folder_sha256(listed),
-        "train_tokens": tokens["train"],
-        "val_tokens": tokens["val"],
-        "shards": [as_json(shard) for shard in listed],
-    }
+def record(listed: Sequence[ShardInfo], vocab_size: int, **about: object) -> dict[str, Any]:
+    """Return dataset.json of these shards. Raises DataError if one has a token outside the vocabulary."""
+    for shard in listed:
+        if shard.max_token >= vocab_size:
+            why = f"the tokenizer has {vocab_size} tokens, 0 to {vocab_size - 1}"
+            raise DataError(f"{shard.name} has the token {shard.max_token}", why=why, hint="choose its TOKENIZER=")
+    train, val = (sum(shard.tokens for shard in listed if kind_of(shard.name) == kind) for kind in KINDS)
+    numbers = {"vocab_size": vocab_size, "sha256": folder_sha256(listed), "train_tokens": train, "val_tokens": val}
+    return {**about, **numbers, "shards": [as_json(shard) for shard in listed]}
 
 
 def read_info(path: Path, known: ShardInfo | None = None) -> ShardInfo:
@@ -145,14 +126,8 @@ def read_info(path: Path, known: ShardInfo | None = None) -> ShardInfo:
     tokens = open_shard(path)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return ShardInfo(
-        name=path.name,
-        tokens=len(tokens),
-        sha256=sha256,
-        size=stat.st_size,
-        mtime_ns=stat.st_mtime_ns,
-        max_token=int(tokens.max(initial=0)),
-    )
+    size, mtime_ns, most = stat.st_size, stat.st_mtime_ns, int(tokens.max(initial=0))
+    return ShardInfo(name=path.name, tokens=len(tokens), sha256=sha256, size=size, mtime_ns=mtime_ns, max_token=most)
 
 
 def is_recorded(path: Path, shard: ShardInfo) -> bool:

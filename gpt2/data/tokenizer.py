@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-NAMES = ("gpt2", "byte", "char", "bpe")
 FILE = "tokenizer.json"
 MAX_VOCAB = 65536  # 16-bit tokens
 END = "<|endoftext|>"
@@ -148,14 +147,11 @@ class BpeTokenizer(Tokenizer):
 
     @classmethod
     def trained(cls, texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
-        """Train a tokenizer with at most vocab_size tokens. The same texts give the same tokenizer.
-
-        The pre-tokenizer and alphabet are GPT-2's: no token crosses a word boundary.
-        """
+        """Train a tokenizer with at most vocab_size tokens. The same texts give the same tokenizer."""
         from tokenizers import Tokenizer as Inner
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        inner = Inner(models.BPE())
+        inner = Inner(models.BPE())  # with GPT-2's pre-tokenizer and alphabet: no token crosses a word boundary
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -192,8 +188,7 @@ class Gpt2Tokenizer(Tokenizer):
         os.environ["TIKTOKEN_CACHE_DIR"] = str(paths[GPT2_FILES[0]].parent)
         try:
             return tiktoken.get_encoding("gpt2")
-        # OSError: of the network, or of requests, whose errors are OSErrors.  ValueError: another file than expected
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # of the network, or another file than expected
             hint = "put " + " and ".join(f"{url} at {path}" for url, path in paths.items())
             raise DataError("the vocabulary of the gpt2 tokenizer is missing", why=str(error), hint=hint) from None
 

@@ -8,11 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records.dataset import whole_windows
-
-WITHOUT_SIZE = ("tokens", "block_size", "shards", "streaming")  # fields of a request that a longer run changes
-OF_TEXT = ("text_column", "val_percent", "shard_tokens")  # fields of a request that only text needs
-
+from kmatrix.records.dataset import enough_shards
 
 # Name -> entry; the file describes the fields.
 CATALOG: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
@@ -44,11 +40,12 @@ class DatasetRequest:
     @property
     def recipe(self) -> dict[str, Any]:
         """The fields that decide the content of the dataset, as in dataset.json, without the requested size."""
-        # Fields without effect must not create a second copy of the dataset.
-        without = set(WITHOUT_SIZE)
+        # Nor fields without effect, which must not create a second copy of the dataset.
+        without = {"tokens", "block_size", "shards", "streaming"}
+        if self.shards_on_hub or self.dataset == "shards":
+            without |= {"text_column", "val_percent", "shard_tokens"}
         without |= set() if self.tokenizer == "bpe" else {"bpe_vocab_size"}
         without |= set() if self.repository else {"repository"}
-        without |= set(OF_TEXT) if self.shards_on_hub or self.dataset == "shards" else set()
         return {name: value for name, value in asdict(self).items() if name not in without}
 
     @property
@@ -71,9 +68,6 @@ class DatasetRequest:
 
     def enough(self, tokens_of_shards: Sequence[int]) -> int | None:
         """Return how many of these training shards, in order, hold what is requested; None if all are needed."""
-        held = 0
-        for number, tokens in enumerate(tokens_of_shards, 1):
-            held += whole_windows(tokens, self.block_size)
-            if number == self.shards or (self.tokens and not self.shards and held >= self.tokens):
-                return number
-        return None
+        if self.shards:
+            return self.shards if self.shards <= len(tokens_of_shards) else None
+        return enough_shards(tokens_of_shards, self.tokens, self.block_size)

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.data import shards, tokenizer
-from gpt2.prepare import hub, text
+from gpt2.prepare import hub, say, text
 from gpt2.prepare.catalog import CATALOG, DatasetRequest
-from gpt2.prepare.progress import say
 from gpt2.prepare.writer import ShardWriter
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import (
@@ -26,15 +26,16 @@ from kmatrix.records.dataset import (
     Dataset,
     DatasetFile,
     SourceEntry,
-    kind_of,
     parse_mix,
     read_dataset,
     read_dataset_or_empty,
     sha256_of_mix,
+    tokens_to_read,
     train_shards,
 )
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import disk_size, plural
 
 DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
@@ -49,29 +50,33 @@ def prepare_dataset(request: DatasetRequest, data_dir: Path) -> Dataset:
     request = request.as_named()
     if request.streaming:
         request = replace(request, shards=1)
-    if request.dataset == "shards":
-        return local_shards(request, data_dir / Path(request.data_path).expanduser())
+    if request.dataset == "shards":  # the user's: they are checked and hashed
+        folder = data_dir / Path(request.data_path).expanduser()
+        size = tokenizer.load(request.tokenizer, folder).vocab_size
+        about = {"dataset": "shards", "source": str(folder), "tokenizer": request.tokenizer}
+        shards.describe(folder, size, **about, recipe=request.recipe)
+        return _prepared(folder, request if request.streaming else replace(request, tokens=0, shards=0))
     return _prepare(request, *place_of(request, data_dir))
 
 
-def more_shards(folder: Path, *, tokens: int, block_size: int) -> None:
-    """Make further shards of a dataset until it holds this many tokens for training; 0: all.
+def prepare_for(config: TrainConfig) -> None:
+    """Prepare all that a run with streamed data reads. Another process for the same dataset waits until this one ends.
 
-    Raises DataError if its text has changed since its first shards were made.
+    Raises DataError if a text has changed since its first shards were made.
     """
-    recipe = read_dataset(folder / RECORD).recipe
-    names = [field.name for field in fields(DatasetRequest) if field.name in recipe]
-    request = DatasetRequest(**{name: recipe[name] for name in names}, tokens=tokens, block_size=block_size)
-    if request.dataset == "shards":
-        return
-    place, current = place_of(request, folder.parent)
-    if place != folder:
-        raise DataError(
-            f"the text of {folder} has changed while runs read it",
-            why="names, sizes or times of its files are others",
-            hint="restore the files, or start a new matrix",
-        )
-    _prepare(request, place, current)
+    folder = Path(config.data_path)
+    mixed = read_dataset(folder / RECORD).sources
+    total = sum(source.weight for source in mixed)
+    for place, share in [(Path(source.path), source.weight / total) for source in mixed] or [(folder, 1.0)]:
+        recipe = read_dataset(place / RECORD).recipe
+        known = {field.name: recipe[field.name] for field in fields(DatasetRequest) if field.name in recipe}
+        request = DatasetRequest(**known, tokens=tokens_to_read(config, share=share), block_size=config.block_size)
+        if request.dataset != "shards":
+            now, current = place_of(request, place.parent)
+            if now != place:  # names, sizes or times of its files are others
+                hint = "restore the files, or start a new matrix"
+                raise DataError(f"the text of {place} has changed while runs read it", hint=hint)
+            _prepare(request, place, current)
 
 
 def place_of(request: DatasetRequest, data_dir: Path) -> tuple[Path, dict[str, Any]]:
@@ -91,23 +96,24 @@ def place_of(request: DatasetRequest, data_dir: Path) -> tuple[Path, dict[str, A
 
 def _prepare(request: DatasetRequest, folder: Path, recipe: dict[str, Any]) -> Dataset:
     """Make what is missing of a dataset."""
-    if not _sufficient(folder, request, recipe):  # before the lock: no waiting if nothing is missing
+
+    def is_made() -> bool:
+        record = _record_of(folder, recipe)
+        return record is not None and bool(record.complete or request.enough(train_shards(record)))
+
+    if not is_made():  # before the lock: no waiting if nothing is missing
         with locked(folder):
-            # Again, because another process may have prepared it while this one waited.
-            if not _sufficient(folder, request, recipe):
-                if remote := request.shards_on_hub:
-                    hub.fetch_shards(request, remote, folder, recipe)
-                else:
-                    _tokenize(request, folder, recipe)
+            if not is_made():  # again, because another process may have prepared it while this one waited
+                make = hub.fetch_shards if request.shards_on_hub else _tokenize
+                make(request, folder, recipe)
+                shutil.rmtree(folder / hub.DOWNLOADS, ignore_errors=True)
     return _prepared(folder, request)
 
 
 def _prepared(folder: Path, request: DatasetRequest) -> Dataset:
     """Return the prepared dataset in a folder, with the shards that the request needs."""
     record = read_dataset(folder / RECORD)
-    val = [shard for shard in record.shards if kind_of(shard.name) == "val"]
-    train = [shard for shard in record.shards if kind_of(shard.name) == "train"]
-    train = train[: request.enough(train_shards(record))]
+    train, val = record.of_kind("train")[: request.enough(train_shards(record))], record.of_kind("val")
     return Dataset(
         path=str(folder),
         sha256=shards.folder_sha256([*train, *val]),
@@ -124,20 +130,6 @@ def _record_of(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     record = read_dataset_or_empty(folder / RECORD)
     same = record.recipe == recipe and record.shards
     return record if same and all(shards.is_recorded(folder / shard.name, shard) for shard in record.shards) else None
-
-
-def _sufficient(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> bool:
-    """Return whether a folder has all that the request needs."""
-    record = _record_of(folder, recipe)
-    return record is not None and bool(record.complete or request.enough(train_shards(record)))
-
-
-def local_shards(request: DatasetRequest, folder: Path) -> Dataset:
-    """Check and hash the shards in the user's folder."""
-    size = tokenizer.load(request.tokenizer, folder).vocab_size
-    about = {"dataset": request.dataset, "source": str(folder), "tokenizer": request.tokenizer}
-    shards.describe(folder, size, **about, recipe=request.recipe)
-    return _prepared(folder, request if request.streaming else replace(request, tokens=0, shards=0))
 
 
 @contextmanager
@@ -168,12 +160,10 @@ def _tokenize(request: DatasetRequest, folder: Path, recipe: dict[str, Any]) -> 
         # At the commit of the shards that exist: other documents would follow at their position otherwise.
         corpus = text.from_hub(hub.listing(remote, known.commit if known else None), folder)
     else:
-        known_file = request.named
-        corpus = text.from_web(known_file["url"], known_file["sha256"], known_file["size"], folder)
+        corpus = text.from_web(request.named, folder)
     size = disk_size(sum(file.size for file in corpus.parts))
     say(f"writing {folder} from {corpus.source}: {plural(len(corpus.parts), 'file')}, {size}")
     ShardWriter(request, corpus, folder, recipe).run()
-    hub.clear(folder)
 
 
 def mixture(request: DatasetRequest, data_dir: Path) -> Dataset:
@@ -186,17 +176,10 @@ def mixture(request: DatasetRequest, data_dir: Path) -> Dataset:
     for part in parts:
         tokens = request.tokens * part.weight // total + 1 if request.tokens else 0  # rounded up: 0 would mean all
         alone = replace(request, dataset=part.dataset, data_path=part.path, mix="", tokens=tokens, shards=0)
-        found = prepare_dataset(alone, data_dir)
-        entry = SourceEntry(
-            name=part.dataset if names.count(part.dataset) == 1 else f"{part.dataset}={part.path}",  # losses have it
-            path=found.path,
-            weight=part.weight,
-            shards=found.shards,
-            sha256=found.sha256,
-            train_tokens=found.train_tokens,
-        )
-        prepared.append(found)
-        sources.append(entry)
+        prepared.append(found := prepare_dataset(alone, data_dir))
+        name = part.dataset if names.count(part.dataset) == 1 else f"{part.dataset}={part.path}"  # losses have it
+        about = {key: getattr(found, key) for key in ("path", "shards", "sha256", "train_tokens")}
+        sources.append(SourceEntry(name=name, weight=part.weight, **about))
     sha256 = sha256_of_mix((source.name, source.weight, source.sha256) for source in sources)
     mixed = Dataset(
         path=str(data_dir / f"mix-{sha256[:12]}"),

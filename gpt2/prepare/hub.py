@@ -1,4 +1,4 @@
-"""Files of a dataset on Hugging Face: their list, their download, and prebuilt token shards among them.
+"""Downloads: files of a dataset on Hugging Face, prebuilt token shards among them, and single files on the web.
 
 huggingface_hub continues downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE from the environment.
 """
@@ -6,22 +6,24 @@ huggingface_hub continues downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_
 from __future__ import annotations
 
 import fnmatch
-import shutil
+import hashlib
+import http.client
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2.data import shards, tokenizer
+from gpt2.prepare import say
 from gpt2.prepare.catalog import DatasetRequest
-from gpt2.prepare.progress import say
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import RECORD, ShardInfo, kind_of, read_dataset_or_empty
-from kmatrix.records.files import write_json
-from kmatrix.text import count, disk_size, plural
+from kmatrix.records.files import write_bytes, write_json
+from kmatrix.text import count, disk_size
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -53,17 +55,15 @@ def listing(address: str, commit: str | None = None) -> Listing:
         tree = list(HfApi().list_repo_tree(name, repo_type="dataset", revision=commit, recursive=True))
     files = [item for item in tree if isinstance(item, RepoFile) and _fits(item.path, patterns)]
     if not files:
-        raise DataError(
-            f"{name} has no files that match {', '.join(patterns)}",
-            hint=f"name them: DATA_PATH={name}:PATTERN, or try {name}@refs/convert/parquet, which Hugging Face makes",
-        )
+        hint = f"name them: DATA_PATH={name}:PATTERN, or try {name}@refs/convert/parquet, which Hugging Face makes"
+        raise DataError(f"{name} has no files that match {', '.join(patterns)}", hint=hint)
     return Listing(name, commit, sorted(files, key=lambda file: file.path))
 
 
 def _fits(path: str, patterns: list[str]) -> bool:
     """Return whether a path matches. A pattern with a slash applies to the whole path, else to the file name."""
     leads_out = path.startswith("/") or ".." in path.split("/")  # a mirror must not write outside the folder
-    names = (path if "/" in each else PurePosixPath(path).name for each in patterns)
+    names = (path if "/" in each else Path(path).name for each in patterns)
     return not leads_out and any(map(fnmatch.fnmatchcase, names, patterns))
 
 
@@ -93,63 +93,62 @@ def fetch(found: Listing, path: str, folder: Path) -> Path:
         return Path(hf_hub_download(name, path, repo_type="dataset", revision=found.commit, local_dir=place))
 
 
-def clear(folder: Path) -> None:
-    """Delete the downloads of a folder."""
-    shutil.rmtree(folder / DOWNLOADS, ignore_errors=True)
+def fetch_url(url: str, path: Path, *, sha256: str) -> Path:
+    """Return the path of a file on the web, downloaded unless it is there. Raises DataError if it has changed."""
+    if path.is_file():
+        return path
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(f"cannot download {url}", why=str(error), hint="run it again with network access") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DataError(f"{url} has changed", hint=f"put the original file at {path}")
+    write_bytes(path, content)
+    return path
 
 
-def fetch_shards(request: DatasetRequest, address: str, folder: Path, recipe: dict[str, Any]) -> None:
+def fetch_shards(request: DatasetRequest, folder: Path, recipe: dict[str, Any]) -> None:
     """Download the validation shards and the required training shards, in their order, and write dataset.json.
 
     Existing shards are not downloaded again. dataset.json is updated after each shard.
     """
     record = read_dataset_or_empty(folder / RECORD)
     known = {shard.name: shard for shard in record.shards if record.recipe == recipe}
-    found = listing(address, record.commit if known else None)  # later shards are of the same commit
-    val, train = ([file for file in found.files if kind_of(_name(file)) == kind] for kind in ("val", "train"))
+    found = listing(request.shards_on_hub, record.commit if known else None)  # later shards are of the same commit
+    val, train = ([file for file in found.files if kind_of(file.path) == kind] for kind in ("val", "train"))
     needed = request.enough([(file.size - shards.HEADER_BYTES) // 2 for file in train]) or len(train)
     required = [*val, *train[:needed]]
-    missing = [file for file in required if not (folder / _name(file)).is_file()]
-    size = disk_size(sum(file.size for file in missing))
-    say(f"{needed} of {len(train)} training shards; downloading {plural(len(missing), 'file')}, {size}")
+    size = disk_size(sum(file.size for file in required if not (folder / Path(file.path).name).is_file()))
+    say(f"{needed} of {len(train)} training shards of {found.repository}; {size} to download")
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = tokenizer.load(request.tokenizer).vocab_size
     about: dict[str, Any] = {"dataset": request.dataset, "source": found.repository, "commit": found.commit}
-    about |= {"tokenizer": request.tokenizer, "recipe": recipe, "vocab_size": vocab_size}
+    about |= {"tokenizer": request.tokenizer, "recipe": recipe}
     # Never fewer than a run may read now
     listed = {name: shard for name, shard in known.items() if shards.is_recorded(folder / name, shard)}
     # What did not begin is cancelled after an error. In order: a run that waits for the next one reads it then.
-    done = ThreadPoolExecutor(AT_ONCE).map(lambda file: _shard(found, file, folder, known, vocab_size), required)
+    done = ThreadPoolExecutor(AT_ONCE).map(lambda file: _shard(found, file, folder, known), required)
     for number, shard in enumerate(done, 1):
         listed[shard.name] = shard
-        # "complete": the repository has no more shards, so a longer run need not ask
-        complete = number == len(required) and needed == len(train)
-        write_json(folder / RECORD, shards.record(list(listed.values()), **about, complete=complete))
+        complete = number == len(required) and needed == len(train)  # the repository has no more
+        write_json(folder / RECORD, shards.record(list(listed.values()), vocab_size, **about, complete=complete))
         say(f"{shard.name}: {count(shard.tokens)} tokens, {number} of {len(required)} shards")
-    clear(folder)
     try:  # now, because training may run on a node without network access: sample texts need it, not the shards
         tokenizer.load("gpt2").encode("")
     except DataError as error:
         say(f"note: bits per byte and sample texts are not available: {error.what} ({error.why})")
 
 
-def _name(file: RepoFile) -> str:
-    return PurePosixPath(file.path).name
-
-
-def _shard(found: Listing, file: RepoFile, folder: Path, known: dict[str, ShardInfo], vocab_size: int) -> ShardInfo:
+def _shard(found: Listing, file: RepoFile, folder: Path, known: dict[str, ShardInfo]) -> ShardInfo:
     """Return a shard of the repository, downloaded and verified unless it is there."""
-    path = folder / _name(file)
+    path = folder / Path(file.path).name
     is_there = path.is_file() and path.stat().st_size == file.size
     source = path if is_there else fetch(found, file.path, folder)
     shard = shards.read_info(source, known.get(path.name))
     if file.lfs and file.lfs.sha256 != shard.sha256:  # small files are not in LFS
         source.unlink()
-        raise DataError(
-            f"{found.repository}: {file.path} differs from the repository's listing",
-            why=f"SHA-256 {shard.sha256[:12]}..., expected {file.lfs.sha256[:12]}...",
-            hint="run it again; if it fails again, HF_ENDPOINT may name a broken mirror",
-        )
-    shards.check_tokens(shard, folder, vocab_size)  # before it is moved: what is in the folder is used
+        hint = "run it again; if it fails again, HF_ENDPOINT may name a broken mirror"
+        raise DataError(f"{found.repository}: {file.path} differs from the repository's listing", hint=hint)
     source.replace(path)
     return shard

@@ -10,11 +10,11 @@ import platform
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpt2.data.download import fetch
 from gpt2.data.shards import check_name
 from gpt2.prepare import hub
 from kmatrix.errors import DataError
@@ -64,10 +64,10 @@ def from_hub(found: hub.Listing, folder: Path) -> Corpus:
     )
 
 
-def from_web(url: str, sha256: str, size: int, folder: Path) -> Corpus:
+def from_web(named: Mapping[str, Any], folder: Path) -> Corpus:
     """Return the file of a named dataset that is one text on the web. It is kept in the folder."""
-    part = TextPart(url.rsplit("/", 1)[-1], size)
-    return Corpus(url, [part], lambda _: fetch(url, folder / part.name, sha256=sha256))
+    url, part = named["url"], TextPart(named["url"].rsplit("/", 1)[-1], named["size"])
+    return Corpus(url, [part], lambda _: hub.fetch_url(url, folder / part.name, sha256=named["sha256"]))
 
 
 def local(data_dir: Path, pattern: str) -> Corpus:
@@ -77,8 +77,9 @@ def local(data_dir: Path, pattern: str) -> Corpus:
     """
     wanted = data_dir / Path(pattern).expanduser()
     if wanted.is_dir():
-        visible = (path for path in wanted.rglob("*") if "/." not in f"/{path.relative_to(wanted)}")
-        found = _files(pattern, visible, wanted)
+        found = _files(
+            pattern, (path for path in wanted.rglob("*") if "/." not in f"/{path.relative_to(wanted)}"), wanted
+        )
     else:
         found = _files(pattern, map(Path, glob.iglob(str(wanted), recursive=True)), data_dir)  # noqa: PTH207
     if not found.parts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import numpy as np
 
 from gpt2.data import shards, tokenizer
 from gpt2.data.tokenizer import Tokenizer, Tokens
+from gpt2.prepare import say
 from gpt2.prepare.catalog import DatasetRequest
-from gpt2.prepare.progress import say
 from gpt2.prepare.text import ROWS, Corpus, documents
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import RECORD, kind_of, read_dataset_or_empty
@@ -24,9 +23,6 @@ from kmatrix.text import count, first_names
 AT_ONCE = 100  # documents that are tokenized at once
 BPE_CHARACTERS = 100 << 20  # that a BPE tokenizer is trained on
 FEW = 20  # with fewer plain text files, each is divided into training and validation
-SAY_S = 10.0  # between two lines about the progress
-
-
 # Text; "train" or "val"; the document after this one: file, document in the file. One may be divided into two.
 Document = tuple[str, str, tuple[int, int]]
 
@@ -55,8 +51,7 @@ class ShardWriter:
         inner = self._tokenizer()
         self.about["vocab_size"] = inner.vocab_size
         end = np.array([inner.end_of_document], dtype=np.uint16)  # before each document, as in llm.c
-        held = done = 0  # tokens of the next training shard, and of all documents
-        said = time.monotonic()
+        held = 0  # tokens of the next training shard
         coming = self._documents()
         while batch := list(itertools.islice(coming, AT_ONCE)):
             for (_, kind, after), tokens in zip(batch, inner.encode_all([text for text, _, _ in batch]), strict=True):
@@ -71,11 +66,7 @@ class ShardWriter:
                 if kind == "train" or not self.listed:  # validation ends with the first shard
                     self.parts[kind] += [end, tokens]
                 held += size if kind == "train" else 0
-                done += size
                 self.next = after
-            if time.monotonic() - said > SAY_S:
-                said = time.monotonic()
-                say(f"{count(done)} tokens written, file {self.next[0] + 1} of {len(self.corpus.parts)}")
         if self.skipped:
             say(f"skipped what is not UTF-8 text: {first_names(sorted(self.skipped))}")
         self.next = (len(self.corpus.parts), 0)
@@ -123,15 +114,13 @@ class ShardWriter:
                 path = self.folder / f"{self.request.dataset}_{kind}_{number:06d}.bin"
                 shards.write_shard(path, np.concatenate(self.parts[kind]))
                 self.listed.append(shards.read_info(path))
+                say(f"{path.name}: {count(self.listed[-1].tokens)} tokens")
                 self.parts[kind] = []
             elif number == first:
-                raise DataError(
-                    f"{self.corpus.source} has no documents for {'validation' if kind == 'val' else 'training'}",
-                    why=f"{self.request.val_percent} percent of its texts are for validation",
-                    hint="use more text, or another VAL_PERCENT= or TEXT_COLUMN=",
-                )
+                what = f"{self.corpus.source} has no documents for {'validation' if kind == 'val' else 'training'}"
+                raise DataError(what, hint="use more text, or another VAL_PERCENT= or TEXT_COLUMN=")
         # After the shards: a record never lists a shard that is not complete. A shard without a record is overwritten.
-        where = {"position": list(self.next), "complete": self.next[0] >= len(self.corpus.parts)}
+        where: dict[str, Any] = {"position": list(self.next), "complete": self.next[0] >= len(self.corpus.parts)}
         write_json(self.folder / RECORD, shards.record(self.listed, **self.about, **where))
         for part in self.corpus.parts[: self.next[0]]:  # not before: it would be downloaded again after a kill
             self.corpus.release(part)

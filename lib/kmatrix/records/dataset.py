@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
@@ -72,6 +73,10 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
 
+    def of_kind(self, kind: str) -> list[ShardInfo]:
+        """Return the shards of one kind ("train" or "val"), in the order in which they are read."""
+        return sorted((shard for shard in self.shards if kind_of(shard.name) == kind), key=lambda shard: shard.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
@@ -119,6 +124,12 @@ def whole_windows(tokens: int, block_size: int) -> int:
     return max(0, tokens - 1) // block_size * block_size
 
 
+def enough_shards(tokens_of_shards: Sequence[int], tokens: int, block_size: int) -> int | None:
+    """Return how many of these shards, in order, hold `tokens` tokens; None if all do not, or if it is 0: all."""
+    held = itertools.accumulate(whole_windows(count, block_size) for count in tokens_of_shards)
+    return next((number for number, have in enumerate(held, 1) if 0 < tokens <= have), None)
+
+
 def local_copy(folder: Path) -> Path:
     """Return the copy of a data folder on a disk of this node; the folder itself without one."""
     try:
@@ -137,7 +148,7 @@ def kind_of(name: str) -> str:
 def train_shards(record: DatasetFile) -> tuple[int, ...]:
     """Return the tokens of each training shard; of a mix, those of all its datasets that are read."""
     if not record.sources:
-        return tuple(shard.tokens for shard in record.shards if kind_of(shard.name) == "train")
+        return tuple(shard.tokens for shard in record.of_kind("train"))
     found: list[int] = []
     for source in record.sources:
         tokens = train_shards(read_dataset_or_empty(Path(source.path) / RECORD))

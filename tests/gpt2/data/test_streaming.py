@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from factories import make_data, prepare, train_fields
-from gpt2.data import streaming
+from gpt2.data import batches as module
 from gpt2.data.batches import Batches, current_sha256
-from gpt2.prepare.beside import prepare_for
-from gpt2.prepare.dataset import more_shards
+from gpt2.prepare.dataset import prepare_for
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import sha256_of_reading
 from kmatrix.records.train_config import TrainConfig
@@ -72,14 +72,14 @@ def test_a_run_reads_growing_data_as_it_reads_finished_ones(tmp_path, monkeypatc
     config = config_of(found, **fields)
     (folder,) = (tmp_path / "data").glob("folder-*")
     assert len(list(folder.glob("*.bin"))) == 2  # the first one, and that for validation
-    waits = []
+    waits, more = [], 900 if kind == "folder" else 1200  # tokens: three quarters of a mix are of the folder
 
     def wait(_):
         """Prepare one more shard each time that the run waits."""
         waits.append(len(list(folder.glob("*_train_*.bin"))))
-        more_shards(folder, tokens=900 * (waits[-1] + 1), block_size=config.block_size)
+        prepare_for(replace(config, data_tokens=more * (waits[-1] + 1)))
 
-    monkeypatch.setattr(streaming.time, "sleep", wait)
+    monkeypatch.setattr(module.time, "sleep", wait)
     batches = Batches(config, world())
     growing = rows(batches, config.max_iters)
     assert len(waits) > 1
@@ -94,8 +94,8 @@ def test_ranks_take_what_all_of_them_see_and_one_that_stops_stops_all(tmp_path, 
     prepare_for(config)
     batches = Batches(config, world())
     other = iter([([(2, False)], False), ([(2, False)], True)])  # another node sees a new file later
-    monkeypatch.setattr(streaming, "gather", lambda _, mine: [mine, next(other)])
-    monkeypatch.setattr(streaming.time, "sleep", lambda _: None)
+    monkeypatch.setattr(module, "gather", lambda _, mine: [mine, next(other)])
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
     batches.seek(config.max_iters - 1)
     assert batches.wait(lambda: False, print) is None
     assert len(batches.windows[0].paths) == 2
@@ -104,8 +104,8 @@ def test_ranks_take_what_all_of_them_see_and_one_that_stops_stops_all(tmp_path, 
 def test_a_stop_while_waiting_ends_the_wait_and_a_long_one_is_logged(tmp_path, monkeypatch, notes):
     config = config_of(data_of("folder", tmp_path / "data", notes))
     batches = Batches(config, world())
-    monkeypatch.setattr(streaming.time, "sleep", lambda _: None)
-    monkeypatch.setattr(streaming, "SAY_S", 0.0)
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(module, "SAY_S", 0.0)
     stops, lines = iter([False, False, True]), []
     batches.seek(20)
     assert batches.wait(lambda: next(stops), lines.append) is None

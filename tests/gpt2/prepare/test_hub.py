@@ -56,7 +56,7 @@ def test_only_the_needed_shards_are_downloaded_retried_and_verified_with_a_token
     assert [(folder / name).read_bytes() for name in train] == [shard(1), shard(2)]
     # Tried again after the broken connection, and not downloaded again after the error.
     assert len(hub.fetched_ranges(f"{SHARDS}/finewebedu_train_000001.bin")) == 2
-    assert "2 of 5 training shards; downloading 1 file, 81 kB" in completed.stderr
+    assert f"2 of 5 training shards of {SHARDS}; 81 kB to download" in completed.stderr
     assert not hub.fetched_ranges(f"{SHARDS}/README.md")
     printed = completed.stderr + completed.stdout + wrong.stdout + wrong.stderr + (folder / "dataset.json").read_text()
     assert not [key for key in ("hf_secret", "hf_wrong") if key in printed]

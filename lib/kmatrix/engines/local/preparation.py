@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from kmatrix.records.paths import program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.status.state import JobState, RunPlan
 
-ERROR = "error: "  # begins the line in which gpt2.prepare.beside says why it failed
+ERROR = '{"what": '  # begins the line in which gpt2.prepare says why it failed
 
 
 def start_preparation(run: RunPlan, tree: ProcessTree, *, python: Path, root: Path) -> subprocess.Popen[bytes] | None:
     """Start the preparation of a run with streamed data; None for another run. It ends with the trainer."""
     if not read_run_file_or_empty(run.dir).train.data_streaming:
         return None
-    command = [str(python), "-m", "gpt2.prepare.beside", str(run.dir.path)]
+    command = [str(python), "-m", "gpt2.prepare", f"--run={run.dir.path}"]
     # In a session of its own: Ctrl+C ends the run first.
     return tree.start_companion(command, cwd=root, env=program_environment(root), start_new_session=True)
 
@@ -28,5 +29,5 @@ def why_it_failed(run: RunPlan, state: JobState, code: int) -> str:
     """Return why the preparation of a run failed: its last error in the log of the run. code: its exit status."""
     with open_to_read(run.dir.output_log) as log:
         errors = [line for line in last_lines(log, start=state.log_start or 0) if line.startswith(ERROR)]
-    why = errors[-1].removeprefix(ERROR).strip() if errors else f"exit status {code}"
-    return f"its data could not be prepared: {why}"
+    error = json.loads(errors[-1]) if errors else {"what": f"exit status {code}", "why": ""}
+    return f"its data could not be prepared: {': '.join(filter(None, (error['what'], error['why'])))}"
