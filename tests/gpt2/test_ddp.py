@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import torch
 
 import forked
 from checkpoints import final_of
-from factories import ROOT, environment, make_run, ranks_of, train_command, trainer
+from factories import environment, make_run, ranks_of, trainer
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
@@ -29,14 +27,11 @@ FAULTS = ("tests/support/trainer_faults.py",)
 FOREVER = {"num_gpus": 2, "max_iters": 1_000_000, "eval_interval": 1_000_000}
 
 
-def start_training(run_dir, *arguments, fault="none:0:0", attempt=1, torchrun=False, **variables):
-    """Start the ranks of a run with one fault in it. torchrun: by the real one, which takes seconds to start."""
+def start_training(run_dir, *arguments, fault="none:0:0", attempt=1, **variables):
+    """Start the ranks of a run with one fault in it."""
     known = {**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}}
-    if not torchrun:
-        program = [*trainer(run_dir, attempt=attempt, program=FAULTS), *arguments]
-        return forked.start(program, known, ranks=ranks_of(run_dir))
-    command = train_command(run_dir, program=FAULTS)
-    return subprocess.Popen(command, cwd=ROOT, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = [*trainer(run_dir, attempt=attempt, program=FAULTS), *arguments]
+    return forked.start(program, known, ranks=ranks_of(run_dir))
 
 
 def output_of(process, timeout=240):
@@ -106,9 +101,8 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     first, second = weights_of_ranks(tmp_path / "weights")
     assert all(torch.equal(weights, second[name]) for name, weights in first.items())
     pruned = torch.cat([w.flatten() for name, w in first.items() if name.startswith("h.") and w.ndim == 2])
-    assert (
-        read_json(run_dir.result)["sparsity"] == (pruned == 0).double().mean() == round(0.6 * len(pruned)) / len(pruned)
-    )
+    share = round(0.6 * len(pruned)) / len(pruned)
+    assert read_json(run_dir.result)["sparsity"] == (pruned == 0).double().mean() == share
 
 
 # How all ranks end
@@ -194,19 +188,6 @@ def test_a_rank_that_hangs_ends_the_run_and_is_named_with_its_place(tmp_path, fa
     assert line in end.reason
     if run_dir.result.exists():
         assert ended(run_dir) == ("failed", "stall", None)
-
-
-@pytest.mark.nightly
-def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
-    run_dir = make_run(tmp_path, **FOREVER)
-    process = start_training(run_dir, torchrun=True)
-    wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        # The second signal must arrive while the first one is handled.
-        time.sleep(0.1)
-    output_of(process)
-    assert read_json(run_dir.result)["status"] == "stopped"
 
 
 @pytest.mark.nightly

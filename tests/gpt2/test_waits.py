@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 import no_waits
 from factories import make_run
 from gpt2.model.gpt2 import GPT
-from gpt2.optim.adafactor import Adafactor
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from kmatrix.records.files import read_json
 from kmatrix.records.train_config import TrainConfig
@@ -135,13 +134,6 @@ class Reading(torch.optim.SGD):
 def test_the_double_notices_a_read(read):
     parameter = nn.Parameter(torch.empty(3, device=DEVICE))
     assert waiting_steps(Reading([parameter], read), [parameter], steps=1)
-
-
-def test_the_double_notices_that_pytorchs_adafactor_waits():
-    parameter = nn.Parameter(torch.empty(3, 2, device=DEVICE))
-
-    assert waiting_steps(torch.optim.Adafactor([parameter]), [parameter], steps=1)
-    assert not waiting_steps(Adafactor([parameter]), [parameter], steps=1)
 
 
 # The whole step of the loop

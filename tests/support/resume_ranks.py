@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,36 +24,32 @@ from optim_factory import Settings
 from training import StopAfter
 
 STEPS, EPOCH = 12, 5  # steps of a run, and of an epoch
-SPECIAL: dict[str, dict[str, Any]] = {
-    "spam": {"spam_interval": 4, "spam_warmup_steps": 2},
-    "soap": {"soap_frequency": 3},
-}
+SPECIAL = {"spam_interval": 4, "spam_warmup_steps": 2, "soap_frequency": 3}
 PRUNED = {"target_sparsity": 0.5, "pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": 2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(NamedTuple):
     """One run in parts. stop: updates after which the first part is asked to stop; it ends one step later."""
 
     name: str
+    fields: dict[str, Any]
     stop: int = 6
-    fields: dict[str, Any] = field(default_factory=dict)
 
 
 def cases() -> Iterator[Case]:
     """Yield every optimizer with dropout, and stops at the border of an epoch."""
+    plain = {"dropout": 0.1}
     for name in sorted(BUILDERS):
         for base in ("adam", "adamw", "adamwadv", "adamwspam") if name == "adamwprune" else ("",):
-            special = {key: value for values in SPECIAL.values() for key, value in values.items()}
-            special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
-            settings = asdict(Settings(optimizer=name, learning_rate=1e-3)) | special
-            yield Case(name=f"{name}{base and '-'}{base}", fields=settings | {"dropout": 0.1})
+            pruned = {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
+            fields = asdict(Settings(optimizer=name, learning_rate=1e-3)) | SPECIAL | pruned | plain
+            yield Case(f"{name}{base and '-'}{base}", fields)
             if name in ("adamw", "muon"):  # with several ranks, each holds a share of the states
-                yield Case(name=f"{name}-sharded", fields=settings | {"dropout": 0.1, "zero_stage": 1})
+                yield Case(f"{name}-sharded", fields | {"zero_stage": 1})
     for method in ("magnitude", "movement"):
-        yield Case(name=method, fields={"dropout": 0.1, "pruning": method, **PRUNED})
-    yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
-    yield Case(name="start", stop=0, fields={"dropout": 0.1})
+        yield Case(method, {"pruning": method, **PRUNED, **plain})
+    yield Case("border", plain, stop=2 * EPOCH - 1)
+    yield Case("start", plain, stop=0)
 
 
 def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
