@@ -102,12 +102,7 @@ def train(run: Mapping[str, Any], log: RunLog, stop: dist.Stop, watchdog: Watchd
         saver.stop()
         log.end("stopped", kind="signal", reason=reason)
     else:
-        code, final = dist.EXIT_FINISHED, parts.state.config.save_checkpoint
-        if final or saver.wanted(log.step):
-            # Wait: result.json comes last, and a run whose final checkpoint cannot be written is not finished.
-            with log.phase(CHECKPOINT):
-                saver.save(final=final)
-                saver.wait()
+        code = dist.EXIT_FINISHED
         log.finish(str(ended_by))
     leave_together(world, log)
     return code
@@ -135,18 +130,19 @@ def loop(parts: Parts, log: RunLog, stop: dist.Stop, watchdog: Watchdog) -> EndR
             # A step's numbers arrive one step late: wait for them before its weights are evaluated or saved.
             arrived = finish_step(parts, log, steps.drain())
             ended_by = ended_by or arrived
-            if ended_by is EndReason.STOP:
-                return ended_by
-            if ended_by or EVALUATION in due:
+            if ended_by is not EndReason.STOP and (ended_by or EVALUATION in due):
                 watchdog.work(EVALUATION, step)
                 with log.phase(EVALUATION), optimizers.evaluation_weights():
                     ended_by = evaluate(parts, log, stopping, ended_by)
-            if ended_by:
+            if ended_by is EndReason.STOP:
                 return ended_by
-            if saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
+            is_final = ended_by is not None and config.save_checkpoint
+            if is_final or saver.wanted(step):  # last: it has the losses above, and knows whether it is the best
                 watchdog.work(CHECKPOINT, step)
                 with log.phase(CHECKPOINT):
-                    saver.save()
+                    saver.save(final=is_final)
+            if ended_by:
+                return ended_by
             steps.restart()  # none of this is part of the next step's time
 
         watchdog.work(STEP, step)
