@@ -1,96 +1,72 @@
-"""The learning rate schedule, point by point and as properties."""
+"""What depends on the step alone: the learning rate, point by point and as properties, and the seed of dropout."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.schedule import scale
+from gpt2.schedule import scale, step_seed
+
+SETTINGS = {"schedule": "cosine", "learning_rate": 1.0, "min_lr": 0.1, "warmup_steps": 0, "max_iters": 11}
+SETTINGS |= {"wsd_decay_fraction": 0.36}  # 0.36 x 11 steps: the last 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The fields of TrainConfig that determine the rate."""
-
-    schedule: str = "cosine"
-    learning_rate: float = 1.0
-    min_lr: float = 0.1
-    warmup_steps: int = 0
-    max_iters: int = 11
-    wsd_decay_fraction: float | None = None
-
-
-@st.composite
-def settings(draw: st.DrawFn) -> Settings:
-    peak = draw(st.floats(1e-6, 10))
-    return Settings(
-        schedule=draw(st.sampled_from(["cosine", "linear", "constant", "wsd"])),
-        learning_rate=peak,
-        min_lr=peak * draw(st.floats(0, 1)),
-        warmup_steps=draw(st.integers(0, 60)),
-        max_iters=draw(st.integers(1, 80)),
-        wsd_decay_fraction=draw(st.floats(0.001, 1)),
-    )
-
-
-def test_warm_up_rises_linearly_and_is_never_zero():
-    config = Settings(warmup_steps=4, max_iters=100)
-    assert [scale(config, step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+def settings(**fields):
+    """Return the fields of TrainConfig that determine the rate."""
+    return SimpleNamespace(**SETTINGS | fields)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "points"),
+    ("fields", "points"),
     [
-        ("cosine", {0: 1.0, 5: 0.55, 10: 0.1}),
-        ("cosine", {2: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.2))}),
-        ("linear", {0: 1.0, 2: 0.82, 5: 0.55, 10: 0.1}),
-        ("constant", {0: 1.0, 5: 1.0, 10: 1.0}),
-        ("wsd", {0: 1.0, 6: 1.0, 8: 0.55, 9: 0.325, 10: 0.1}),
+        ({}, {0: 1.0, 2: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.2)), 5: 0.55, 10: 0.1}),
+        ({"schedule": "linear"}, {0: 1.0, 2: 0.82, 5: 0.55, 10: 0.1}),
+        ({"schedule": "constant"}, {0: 1.0, 5: 1.0, 10: 1.0}),
+        ({"schedule": "wsd"}, {0: 1.0, 6: 1.0, 8: 0.55, 9: 0.325, 10: 0.1}),
+        ({"schedule": "wsd", "wsd_decay_fraction": 0.0}, dict.fromkeys(range(11), 1.0)),
+        ({"warmup_steps": 4, "max_iters": 100}, {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1.0}),
     ],
 )
-def test_the_rate_matches_values_calculated_by_hand(schedule, points):
-    config = Settings(schedule=schedule, wsd_decay_fraction=0.36)  # 0.36 x 11 steps: the last 4
-    assert {step: scale(config, step) for step in points} == pytest.approx(points)
+def test_the_rate_matches_values_calculated_by_hand(fields, points):
+    assert {step: scale(settings(**fields), step) for step in points} == pytest.approx(points)
 
 
 def test_the_cosine_schedule_matches_nanogpt():
-    config = Settings(learning_rate=6e-4, min_lr=6e-5, warmup_steps=20, max_iters=201)
-
     def nanogpt(step: int) -> float:  # nanoGPT's get_lr with lr_decay_iters at the last step
         if step < 20:
             return 6e-4 * (step + 1) / 21
         ratio = (step - 20) / (200 - 20)
         return 6e-5 + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (6e-4 - 6e-5)
 
+    config = settings(learning_rate=6e-4, min_lr=6e-5, warmup_steps=20, max_iters=201)
     rates = [scale(config, step) * 6e-4 for step in range(201)]
     assert rates == pytest.approx([nanogpt(step) for step in range(201)], rel=1e-9)
 
 
-@given(settings())
-def test_the_last_step_has_the_minimum_rate(config):
-    if config.schedule != "constant" and config.warmup_steps < config.max_iters:
-        assert scale(config, config.max_iters - 1) == pytest.approx(config.min_lr / config.learning_rate)
+@given(
+    st.sampled_from(["cosine", "linear", "constant", "wsd"]),
+    st.floats(0, 1),
+    st.integers(0, 60),
+    st.integers(1, 80),
+    st.floats(0.001, 1),
+)
+def test_the_rate_rises_to_its_peak_and_then_falls_to_its_minimum(schedule, least, warm_up, steps, decay):
+    fields = {"min_lr": least, "warmup_steps": warm_up, "max_iters": steps, "wsd_decay_fraction": decay}
+    config = settings(schedule=schedule, **fields)
+    rates = [scale(config, step) for step in range(max(steps, warm_up) + 5)]
+    assert all(0 < a < b <= 1 for a, b in pairwise(rates[:warm_up]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(rates[warm_up:]))
+    assert all(least - 1e-12 <= rate <= 1.0 + 1e-12 for rate in rates[warm_up:])
+    if schedule != "constant" and warm_up < steps:
+        assert rates[steps - 1] == pytest.approx(least)
 
 
-@given(settings(), st.integers(0, 200))
-def test_after_warm_up_the_rate_is_between_its_minimum_and_its_peak(config, beyond):
-    minimum = config.min_lr / config.learning_rate
-    assert minimum - 1e-12 <= scale(config, config.warmup_steps + beyond) <= 1.0 + 1e-12
-
-
-@given(settings())
-def test_the_rate_rises_until_the_end_of_warm_up_and_never_again(config):
-    rates = [scale(config, step) for step in range(max(config.max_iters, config.warmup_steps) + 5)]
-    rise, rest = rates[: config.warmup_steps], rates[config.warmup_steps :]
-    assert all(a < b for a, b in pairwise(rise))
-    assert all(a >= b - 1e-12 for a, b in pairwise(rest))
-
-
-def test_a_wsd_that_never_decays_is_constant():
-    config = Settings(schedule="wsd", wsd_decay_fraction=0.0)
-    assert {scale(config, step) for step in range(11)} == {1.0}
+def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible():
+    seeds = {step_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
+    assert len(seeds) == 8
+    assert step_seed(1, 2, 3) == step_seed(1, 2, 3)
