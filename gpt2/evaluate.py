@@ -107,18 +107,18 @@ class Validation:
         found: list[list[float]] = self.world.sum(sums).tolist()
         if any(count != len(part.places) for part, (_, count, *_) in zip(self.parts, found, strict=True)):
             return None
+        weights = [part.source.weight for part in self.parts]
+
+        def weighted(values: Sequence[float]) -> float:
+            return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
         means = [total / count for total, count, *_ in found]
         bits = [nats / math.log(2) / size for *_, nats, size in found if size]  # unknown if a dataset has none
         return ValidationLoss(
-            loss=self._mean(means),
+            loss=weighted(means),
             by_source={part.source.name: mean for part, mean in zip(self.parts, means, strict=True)},
-            bits_per_byte=self._mean(bits) if len(bits) == len(found) else None,
+            bits_per_byte=weighted(bits) if len(bits) == len(found) else None,
         )
-
-    def _mean(self, values: Sequence[float]) -> float:
-        """Return the weighted mean over the datasets."""
-        weights = [part.source.weight for part in self.parts]
-        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 def text_costs(losses: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:

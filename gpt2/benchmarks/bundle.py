@@ -42,7 +42,7 @@ class Item:
     correct: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One task: HellaSwag, or one of CORE."""
 
@@ -72,9 +72,7 @@ def read_tasks(path: Path, most: int = 0) -> list[Task]:
             kept = tuple(items[: most or None])
             if shots >= len(kept):
                 raise ValueError(f"{label} shows {shots} other examples, but {len(kept)} of {len(items)} are used")
-            delimiter = task.get("continuation_delimiter", " ")
-            baseline = baselines[label]
-            found.append(Task(label=label, kind=kind, shots=shots, delimiter=delimiter, baseline=baseline, items=kept))
+            found.append(Task(label, kind, shots, task.get("continuation_delimiter", " "), baselines[label], kept))
     except (*INVALID, yaml.YAMLError) as error:
         raise _unusable(path, error) from None
     return found
@@ -89,7 +87,7 @@ def read_hellaswag(path: Path) -> Task:
         items = tuple(_items(path.read_text(encoding="utf-8"), Kind.ENDING))
     except INVALID as error:
         raise _unusable(path, error) from None
-    return Task(label="hellaswag", kind=Kind.ENDING, shots=0, delimiter="", baseline=0.25, items=items)
+    return Task("hellaswag", Kind.ENDING, shots=0, delimiter="", baseline=0.25, items=items)
 
 
 def _unusable(path: Path, error: Exception) -> DataError:

@@ -135,13 +135,12 @@ def question(task: Task, index: int, tokenizer: Tokenizer) -> Question:
     Scored is what differs: the tokens after the common beginning, or of a schema the common end; of HellaSwag the
     ending, which is encoded by itself.
     """
+    item = task.items[index]
     if task.kind is Kind.ENDING:
-        item = task.items[index]
         context, *endings = (tuple(tokenizer.encode(text).tolist()) for text in (item.contexts[0], *item.continuations))
         whole = tuple(context + ending for ending in endings)
         return Question(whole, tuple((len(context), len(row)) for row in whole), item.correct, exact=False)
-    begin = (tokenizer.end_of_document,)
-    rows = [begin + tuple(int(token) for token in tokenizer.encode(text)) for text in prompts(task, index)]
+    rows = [(tokenizer.end_of_document, *tokenizer.encode(text).tolist()) for text in prompts(task, index)]
     if task.kind is Kind.SCHEMA:
         common = common_length([row[::-1] for row in rows])
         spans = [(len(row) - common, len(row)) for row in rows]
@@ -149,7 +148,7 @@ def question(task: Task, index: int, tokenizer: Tokenizer) -> Question:
         spans = [(common_length(rows), len(row)) for row in rows]
     if task.kind is Kind.EXACT:
         rows, spans = rows[1:], spans[1:]
-    return Question(tuple(rows), tuple(spans), task.items[index].correct, exact=task.kind is Kind.EXACT)
+    return Question(tuple(rows), tuple(spans), item.correct, exact=task.kind is Kind.EXACT)
 
 
 def common_length(rows: Sequence[tuple[int, ...]]) -> int:

@@ -161,9 +161,8 @@ def read_folder(folder: Path) -> dict[str, Any]:
             why=f"{type(error).__name__}: {error}",
             hint=f"name a folder with {CONFIG} and {WEIGHTS}, of a model that computes what GPT-2 does",
         ) from None
-    about = {"run_id": config.get("run_id", ""), "step": config.get("step", 0)}
-    value = {**about, "config": config, "optimizer": {}, "model": weights}
-    return value | {"model": load_model(value, folder).state_dict()}
+    value = {"run_id": config.get("run_id", ""), "step": config.get("step", 0), "config": config, "optimizer": {}}
+    return {**value, "model": load_model({**value, "model": weights}, folder).state_dict()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

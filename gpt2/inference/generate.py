@@ -20,7 +20,6 @@ from kmatrix.errors import ConfigError
 from kmatrix.output import run_program
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of invalid UTF-8
-RANGES = "max_tokens: at least 1; temperature: 0 to 100; top_k: at least 0; top_p: 0 to 1; seed: 0 to 2^63 - 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,10 @@ class Sampling:
     def __post_init__(self) -> None:
         valid = self.max_tokens >= 1 and self.top_k >= 0 and 0 <= self.seed < 2**63 and all(self.stop)
         if not (valid and 0 <= self.temperature <= 100 and 0 < self.top_p <= 1):
-            raise ConfigError(f"{self} is impossible", why=f"{RANGES}; stop: texts that are not empty")
+            ranges = (
+                "max_tokens: at least 1; temperature: 0 to 100; top_k: at least 0; top_p: 0 to 1; seed: 0 to 2^63 - 1"
+            )
+            raise ConfigError(f"{self} is impossible", why=f"{ranges}; stop: texts that are not empty")
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
