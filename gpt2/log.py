@@ -231,7 +231,7 @@ class RunLog:
             "device": world.device.type,
             "device_name": world.device_name,
             "params": config.shape.params,
-            "sparsity": self.pruner.sparsity(self.step) if self.pruner and end.get("ended_by") else None,
+            "sparsity": self.pruner.sparsity(self.step) if self.pruner and status != "failed" else None,
         }
 
     def finish(self, ended_by: str) -> None:
