@@ -18,6 +18,7 @@ import torch.distributed
 from kmatrix.errors import LaunchError
 from kmatrix.records.run_lock import launcher_died
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.shapes import cpu_name
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 TIMEOUT_S = 1800  # of collectives, like the watchdog's limit for a first step: ranks may compile for different times
@@ -95,15 +96,6 @@ def gather(world: World, value: Any) -> list[Any]:
     found: list[Any] = [None] * world.size
     torch.distributed.all_gather_object(found, value)
     return found
-
-
-def cpu_name() -> str:
-    """Return the processor's model name."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (no path of ours)
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return os.uname().machine
 
 
 class Stop:

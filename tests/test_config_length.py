@@ -13,9 +13,10 @@ from factories import make_run, train_config
 from kmatrix.config import Length, length, with_vocabulary
 from kmatrix.experiment.plan import equal_budget
 from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import cpu_name, cpu_speed
+from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.risk import START_S
 from kmatrix.records.files import read_json, write_json
+from kmatrix.shapes import cpu_name
 from programs import Program
 
 DRY = "test-matrix-dry-run"

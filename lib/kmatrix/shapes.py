@@ -1,10 +1,13 @@
-"""Parameters, FLOPs and peak speeds of models, in plain arithmetic."""
+"""Parameters and FLOPs of models, and names and peak speeds of devices."""
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 GPT2_VOCAB = 50257  # 50,000 merges, 256 bytes and the end-of-document token
 BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
@@ -250,6 +253,14 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
         if re.search(rf"\b{name}\b", device_name, re.IGNORECASE):  # word boundary: an RTX A1000 is not an A100
             return peaks.get(dtype)
     return None
+
+
+def cpu_name() -> str:
+    """Return the model name of the processor of this machine."""
+    with suppress(OSError):
+        if found := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
+            return found[1].strip()
+    return platform.machine()
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float | None, devices: int) -> float | None:

@@ -8,9 +8,9 @@ import pytest
 
 from factories import make_run, train_config
 from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import FASTER, SLOWER, cpu_name, cpu_speed
+from kmatrix.plan.cpu import FASTER, SLOWER, cpu_speed
 from kmatrix.records.files import read_json, write_json
-from kmatrix.shapes import ModelShape
+from kmatrix.shapes import ModelShape, cpu_name
 from kmatrix.status.cpu_runs import CpuRuns
 
 TRAIN = train_config(cpu_threads=1)

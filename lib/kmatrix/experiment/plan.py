@@ -34,7 +34,7 @@ from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.matrix.rules import AUTO, read_settings, with_seeds
 from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import CpuSpeed, cpu_name, cpu_speed
+from kmatrix.plan.cpu import CpuSpeed, cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
@@ -43,6 +43,7 @@ from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig, budget_s
 from kmatrix.runner.resume import too_few_gpus
+from kmatrix.shapes import cpu_name
 from kmatrix.status.cpu_runs import CpuRuns
 from kmatrix.status.estimate import EstimateSource, MeasuredRuns, measured_on, newest_speed
 from kmatrix.text import duration, first_names, plural

@@ -22,9 +22,9 @@ from pathlib import Path
 from kmatrix.experiment.code_patch import CodePatch, LeftOut, code_patch, git
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import cpu_name
 from kmatrix.records.runs import Provenance
 from kmatrix.redaction.redactor import is_key, redactor
+from kmatrix.shapes import cpu_name
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
     *("torch", "numpy", "tiktoken", "pytorch_optimizer"),

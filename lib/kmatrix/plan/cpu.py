@@ -1,17 +1,14 @@
-"""Describe the CPU of this machine for plans: its name and its expected speed."""
+"""The expected speed of the CPU of this machine, for plans."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kmatrix.packing import usable_cores
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
 
-CPUINFO = Path("/proc/cpuinfo")
 # No training reaches this per core, in FLOP/s: a CPU with AMX at 4 GHz has a peak of 8 TFLOP/s in bfloat16.
 PEAK = 8e12
 # FLOP/s per core that training reaches, from slow to fast machines, before anything was measured on this one.
@@ -60,13 +57,3 @@ def cores_used(train: TrainConfig, there: int | None = None) -> int:
     """Return how many cores the ranks of a run compute on: of this machine, or of `there` cores."""
     cores = usable_cores() if there is None else there
     return min(cores, (train.num_gpus or 1) * train.cpu_threads) if train.cpu_threads else cores
-
-
-def cpu_name() -> str:
-    """Return the model name of the processor."""
-    try:
-        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

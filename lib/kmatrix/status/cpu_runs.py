@@ -9,11 +9,11 @@ from pathlib import Path
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import CpuSpeed, cores_used, cpu_name, cpu_speed
+from kmatrix.plan.cpu import CpuSpeed, cores_used, cpu_speed
 from kmatrix.records.paths import RunDir, matrix_dirs
 from kmatrix.records.runs import Status, read_result, read_run_file
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.shapes import ModelShape
+from kmatrix.shapes import ModelShape, cpu_name
 
 MATRICES, RUNS = 20, 100  # the newest ones that are read: a plan must not read thousands of files
 ALIKE = 4.0  # runs of models up to this factor smaller or larger count: kernels of small models are slower
