@@ -23,31 +23,21 @@ from gpt2.evaluate import Validation
 from kmatrix.errors import DataError
 from kmatrix.records.dataset import parse_mix
 from kmatrix.records.train_config import TrainConfig
-from reading import SumOfTokens, batches_at, world
+from reading import SumOfTokens, world
 
 SEED = st.integers(0, 2**31 - 1)
-WEIGHTS = st.lists(st.integers(1, 70), min_size=1, max_size=5)
-NAMES = ["shards=a", "shards=b", "shards=c"]
+SHARES = {"shards=a": 65, "shards=b": 34, "shards=c": 1}
+SHARD = np.array([20240520, 1, 3, *[0] * 253], "<i4").tobytes() + b"\1\0\2\0\3\0"  # [1, 2, 3] as llm.c writes it
 
 
 def config_of(tmp_path, sha256="", **overrides) -> TrainConfig:
     return TrainConfig.from_json(train_fields(tmp_path, sha256, **overrides))
 
 
-def write(tmp_path, tokens, name="a_train_000000.bin"):
-    shards.write_shard(tmp_path / name, tokens)
-    return tmp_path / name
-
-
-def test_a_shard_has_the_header_of_llm_c(tmp_path):
-    path = write(tmp_path, [1, 2, 3])
-    assert shards.open_shard(path).tolist() == [1, 2, 3]
-    raw = path.read_bytes()
-    assert np.frombuffer(raw[:1024], "<i4").tolist() == [20240520, 1, 3] + [0] * 253
-    assert raw[1024:] == b"\x01\x00\x02\x00\x03\x00"
-
-
-SHARD = np.array([20240520, 1, 3, *[0] * 253], "<i4").tobytes() + b"\1\0\2\0\3\0"
+def test_a_shard_is_in_the_format_of_llm_c(tmp_path):
+    shards.write_shard(tmp_path / "a_train_0.bin", [1, 2, 3])
+    assert (tmp_path / "a_train_0.bin").read_bytes() == SHARD
+    assert shards.open_shard(tmp_path / "a_train_0.bin").tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -77,22 +67,17 @@ def test_nanogpt_files_are_read_and_its_pickle_is_never_opened(tmp_path):
     for name in ("train.bin", "val.bin"):
         np.arange(100, dtype="<u2").tofile(tmp_path / name)
     (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/owned'\ntR.")
-    assert Windows(tmp_path, "train", block_size=4).read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
     assert shards.describe(tmp_path, 257, dataset="shards")["train_tokens"] == 100
+    assert Windows(tmp_path, "train", block_size=4).read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("kind", ["train", "val"])
-def test_a_folder_without_shards_or_with_short_ones_is_refused(tmp_path, kind):
-    with pytest.raises(DataError, match=f"has 0 {kind} shards"):
-        Windows(tmp_path, kind, block_size=4)
-    write(tmp_path, range(4), f"a_{kind}_000000.bin")
-    with pytest.raises(DataError, match=f"has no {kind} sequence of 4 tokens"):
-        Windows(tmp_path, kind, block_size=4)
-
-
 def test_targets_are_the_tokens_shifted_by_one_and_windows_do_not_overlap(tmp_path):
-    write(tmp_path, range(14))
+    with pytest.raises(DataError, match="has 0 train shards"):
+        Windows(tmp_path, "train", block_size=4)
+    shards.write_shard(tmp_path / "a_train_000000.bin", range(14))
+    with pytest.raises(DataError, match="has no train sequence of 14 tokens"):
+        Windows(tmp_path, "train", block_size=14)
     windows = Windows(tmp_path, "train", block_size=4)
     idx, targets = windows.read([(0, 0), (0, 2)])
     assert len(windows) == 3
@@ -122,22 +107,12 @@ def test_all_ranks_together_read_what_one_rank_would(size, batch, accumulation, 
         assert parts == list(positions(single, world(), step, micro))
 
 
-def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(tmp_path):
-    make_data(tmp_path)
-    config = config_of(tmp_path, gradient_accumulation=2)
-    uninterrupted, resumed = Batches(config, world()), batches_at(config, 3)
-    expected = [uninterrupted.next()[0] for _ in range(10)]
-    assert all(torch.equal(resumed.next()[0], idx) for idx in expected[6:])
-
-
 def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
-    for number in (1, 2, 3):
-        write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
-    write(tmp_path, [0] * 500, "a_val_000000.bin")
-    hashed = shards.current_sha256(tmp_path, 2)  # without dataset.json
+    for name in ("train_000001", "train_000002", "train_000003", "val_000000"):
+        shards.write_shard(tmp_path / f"a_{name}.bin", [int(name[-1])] * 500)
+    config = config_of(tmp_path, shards.current_sha256(tmp_path, 2), data_shards=2, batch_size=30)
     shards.describe(tmp_path, 257, dataset="shards")
     (tmp_path / "a_train_000003.bin").unlink()
-    config = config_of(tmp_path, hashed, data_shards=2, batch_size=30)
     check_data(config)
     assert set(Batches(config, world()).next()[0].flatten().tolist()) == {1, 2}
     with pytest.raises(DataError, match="has 2 train shards, expected 3"):
@@ -146,18 +121,18 @@ def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    """Three datasets of different size, mixed 65 to 34 to 1."""
+    """Three datasets of different size."""
     data_dir = tmp_path_factory.mktemp("data")
     for number, (name, tokens) in enumerate((("a", 40_001), ("b", 6_401), ("c", 321))):
         make_data(data_dir / name, train=tokens, val=4_000, seed=number)
-    return prepare("mix", data_dir, mix="shards=a:65 shards=b:34 shards=c:1")
+    return prepare("mix", data_dir, mix=" ".join(f"{name}:{share}" for name, share in SHARES.items()))
 
 
 def mix_config(mix, **overrides):
     return config_of(Path(mix["path"]), mix["sha256"], **{"dataset": "mix", "block_size": 32, **overrides})
 
 
-@given(WEIGHTS, SEED, st.integers(0, 10**12))
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=5), SEED, st.integers(0, 10**12))
 def test_shares_of_a_mix_are_exact_after_each_block_and_counted_without_state(weights, seed, position):
     stream, block = Mix(weights, seed), sum(weights)
     drawn = list(stream.drawn(position))
@@ -168,25 +143,18 @@ def test_shares_of_a_mix_are_exact_after_each_block_and_counted_without_state(we
         assert number == drawn[source]
         drawn[source] += 1
     assert stream.drawn(7 * block) == tuple(7 * weight for weight in weights)
+    of_seeds = [Mix((50, 50), one) for one in (seed, seed + 1)]
+    assert len({tuple(one.at(begin + at)[0] for at in range(99)) for one in of_seeds for begin in (0, 100)}) == 4
 
 
-def test_blocks_of_a_mix_are_shuffled_by_the_seed():
-    cases = ((1, 0), (1, 10), (2, 0))  # seed, first position of a block
-    blocks = [tuple(Mix((5, 5), seed).at(position)[0] for position in range(at, at + 10)) for seed, at in cases]
-    assert len(set(blocks)) == 3
-
-
-def test_each_dataset_of_a_mix_has_its_own_epochs(mix):
-    stream = Batches(mix_config(mix, batch_size=100, max_iters=30), world())
-    assert stream.orders[2].windows == 10
+def test_each_dataset_of_a_mix_has_its_own_epochs_and_their_hash_covers_weights(mix):
+    config = mix_config(mix, batch_size=100, max_iters=30)
+    stream = Batches(config, world())
     assert stream.describe() == ["Data: shards=a 1.56 epochs, shards=b 5.10 epochs, shards=c 3.00 epochs"]
     assert stream.epoch(30) == 5  # of the dataset that is read most often
-
-
-def test_the_record_of_a_mix_has_its_datasets_and_its_hash_covers_weights_and_data(mix):
     record = json.loads((Path(mix["path"]) / "dataset.json").read_text())
-    assert [(one["name"], one["weight"]) for one in record["sources"]] == list(zip(NAMES, (65, 34, 1), strict=True))
-    assert current_sha256(mix_config(mix)) == mix["sha256"] == record["sha256"]
+    assert {one["name"]: one["weight"] for one in record["sources"]} == SHARES
+    assert current_sha256(config) == mix["sha256"] == record["sha256"]
     other = prepare("mix", Path(mix["path"]).parent, mix="shards=a:64+shards=b:35+shards=c:1")
     assert not {other["sha256"], other["path"]} & {mix["sha256"], mix["path"]}
 
@@ -236,44 +204,33 @@ def test_a_mix_is_parsed_or_refused_with_the_reason(text, expected):
 def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mix):
     validation = Validation(mix_config(mix), world())
     found = validation.measure(SumOfTokens())
-    assert list(found.by_source) == NAMES
     assert len({round(value, 3) for value in found.by_source.values()}) == 3
-    mean = sum(found.by_source[name] * weight for name, weight in zip(NAMES, (65, 34, 1), strict=True)) / 100
-    assert found.loss == pytest.approx(mean)
-    assert (sum(len(part.places) for part in validation.parts), validation.describe()) == (30, [])
+    assert found.loss == pytest.approx(sum(found.by_source[name] * share for name, share in SHARES.items()) / 100)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))  # a byte per token
+    assert (sum(len(part.places) for part in validation.parts), validation.describe()) == (30, [])
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4, 7])
-def test_the_validation_loss_depends_neither_on_the_micro_batch_nor_on_random_numbers(tmp_path, batch):
-    make_data(tmp_path)
-    validation, model = Validation(config_of(tmp_path, batch_size=batch, eval_samples=7), world()), SumOfTokens()
-    tokens = shards.open_shard(tmp_path / "random_val_000000.bin")
-    total = (len(tokens) - 1) // 32
-    starts = [number * total // 7 * 32 + 1 for number in range(7)]  # of the targets
-    mean = float(np.mean([tokens[start : start + 32] for start in starts]))
-    before = torch.get_rng_state()
-    assert validation.measure(model).loss == pytest.approx(mean, abs=1e-4)
+@pytest.mark.parametrize(("batch", "size"), [(1, 1), (3, 1), (4, 3), (7, 1), (7, 2)])
+def test_the_validation_loss_depends_neither_on_the_micro_batch_nor_on_ranks_or_random_numbers(tmp_path, batch, size):
+    make_data(tmp_path, val=32 * 7 + 1)  # fewer sequences than asked for
+    parts, before, model = [], torch.get_rng_state(), SumOfTokens()
+    for rank in range(size):
+        own = Validation(config_of(tmp_path, batch_size=batch, num_gpus=size), world(rank, size))
+        own.world = SimpleNamespace(**asdict(own.world), sum=lambda sums: parts.append(sums[0].clone()) or sums)
+        assert own.measure(model, lambda: True) is None  # a stop
+        parts.pop()
+        own.measure(model)
+    loss, count = sum(parts)[:2].tolist()
+    assert count == 7
+    targets = shards.open_shard(tmp_path / "random_val_000000.bin")[1:]
+    assert loss / count == pytest.approx(float(np.mean(targets)), abs=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
-    assert validation.measure(model, lambda: True) is None  # a stop
-
-
-def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_path):
-    make_data(tmp_path, val=32 * 7 + 1)  # fewer than asked for
-    parts = []
-    for rank in range(3):
-        own = Validation(config_of(tmp_path, num_gpus=3), world(rank, 3))
-        own.world = SimpleNamespace(**asdict(own.world), sum=lambda sums: parts.append(sums[0].clone()) or sums)
-        own.measure(SumOfTokens())
-    loss, count = sum(parts)[:2].tolist()
-    assert [part[1] for part in parts] == [3, 2, 2]
-    assert loss / count == pytest.approx(Validation(config_of(tmp_path), world()).measure(SumOfTokens()).loss)
 
 
 def test_validation_windows_are_equally_spaced_over_all_shards(tmp_path):
     for name, size in (("a_val_000000.bin", 41), ("a_val_000001.bin", 3), ("a_val_000002.bin", 81)):
-        write(tmp_path, np.zeros(size), name)
+        shards.write_shard(tmp_path / name, np.zeros(size))
     windows = Windows(tmp_path, "val", block_size=4)  # 10, 0 and 20 windows
     assert windows.spread(3) == [(0, 0), (2, 0), (2, 10)]
     assert windows.spread(6) == [(0, 0), (0, 5), (2, 0), (2, 5), (2, 10), (2, 15)]

@@ -50,20 +50,18 @@ def prepare_folder(notes, data_dir, tokenizer="byte", **options):
     return prepare("folder", data_dir, str(notes), tokenizer, val_percent=20, **options)
 
 
-def shards_of(result, kind="train"):
+def tokens_in(result, kind):
     return [shards.open_shard(path) for path in shards.find(Path(result["path"]), kind)]
 
 
 def documents_in(result, kind):
     """Return the documents in the shards of one kind, in byte tokens."""
-    found = [bytes(part.astype("u1")) for each in shards_of(result, kind) for part in split(each)]
-    return [part.decode() for part in found]
-
-
-def split(tokens):
-    assert tokens[0] == 256, "a document without its beginning"
-    starts = [*(tokens == 256).nonzero()[0], len(tokens)]
-    return [tokens[start + 1 : end] for start, end in itertools.pairwise(starts)]
+    found = []
+    for tokens in tokens_in(result, kind):
+        assert tokens[0] == 256, "a document without its beginning"
+        starts = [*(tokens == 256).nonzero()[0], len(tokens)]
+        found += [bytes(tokens[a + 1 : b].astype("u1")).decode() for a, b in itertools.pairwise(starts)]
+    return found
 
 
 def test_texts_become_documents_of_which_no_copy_is_in_both_training_and_validation(notes, tmp_path):
@@ -96,27 +94,25 @@ def test_a_second_call_reads_no_text_and_other_texts_or_damage_are_noticed(notes
 
 def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, tmp_path, monkeypatch):
     expected = prepare_folder(notes, tmp_path / "a", shard_tokens=1000)
-    train = shards_of(expected)
+    train = tokens_in(expected, "train")
     assert all(tokens[0] == 256 and len(tokens) <= 1000 for tokens in train)  # whole documents
     assert len(train) > 3
     write = shards.write_shard
     for number in range(1 + len(train)):
-        data = tmp_path / str(number)
-        done = []
+        left = [write] * number  # shards before the kill
 
-        def write_or_die(path, tokens, done=done, number=number):
-            if len(done) == number:
-                path.with_name(f".{path.name}.left").write_bytes(bytes(100))
-                raise KeyboardInterrupt
-            done.append(write(path, tokens))
+        def write_or_die(path, tokens, left=left):
+            path.with_name(f".{path.name}.left").write_bytes(bytes(100))
+            left.pop()(path, tokens)
 
         monkeypatch.setattr(shards, "write_shard", write_or_die)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_folder(notes, data, shard_tokens=1000)
+        with pytest.raises(IndexError):
+            prepare_folder(notes, tmp_path / str(number), shard_tokens=1000)
         monkeypatch.undo()
-        made = {path: path.stat().st_mtime_ns for path in data.rglob("*_train_*.bin")}
+        made = {path: path.stat().st_mtime_ns for path in (tmp_path / str(number)).rglob("*_train_*.bin")}
         assert len(made) == max(0, number - 1)
-        assert prepare_folder(notes, data, shard_tokens=1000)["sha256"] == expected["sha256"]
+        found = prepare_folder(notes, tmp_path / str(number), shard_tokens=1000)
+        assert found["sha256"] == expected["sha256"]
         assert all(path.stat().st_mtime_ns == time for path, time in made.items())
 
 
@@ -137,13 +133,12 @@ def test_a_vocabulary_built_from_the_text_is_stored_next_to_the_shards(notes, tm
 
 
 def test_only_the_requested_number_of_shards_is_written_and_more_can_be_added_later(notes, tmp_path):
-    made = [
+    few, more, again, everything = (
         prepare_folder(notes, tmp_path, shard_tokens=1000, tokens=tokens, block_size=10)
         for tokens in (1500, 3500, 1500, 0)
-    ]
-    assert [one["shards"] for one in made[:3]] == [2, 4, 2]
-    assert made[0] == made[2]
-    assert made[3]["train_tokens"] > made[1]["train_tokens"]
+    )
+    assert (few["shards"], more["shards"], again) == (2, 4, few)
+    assert everything["train_tokens"] > more["train_tokens"]
 
 
 def test_parts_of_the_standard_library_that_differ_between_builds_are_excluded(tmp_path, monkeypatch):
