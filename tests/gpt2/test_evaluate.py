@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core_files import write_zip
-from factories import make_data, make_run, train, train_fields
+from factories import make_data, make_run, train_fields
 from gpt2.data.tokenizer import CharTokenizer
 from gpt2.dist import World
 from gpt2.evaluate import Benchmarks, Validation
@@ -109,18 +109,6 @@ def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
     train_here(plain)
     assert process.returncode == 0, process.stdout
     assert read_json(plain.result)["final_val_loss"] == read_json(run_dir.result)["final_val_loss"]
-
-
-@pytest.mark.process
-def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
-    run_dir, _ = evaluated_run
-    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "benchmark_interval": 10}
-    two_ranks = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag, **core(tmp_path))
-    assert train(two_ranks).returncode == 0
-    single, double = (merged_metrics(run.metrics)[-1].values for run in (run_dir, two_ranks))
-    assert single["hellaswag/accuracy"] == double["hellaswag/accuracy"]
-    assert single["core/metric"] == double["core/metric"]
-    assert double["val/bits_per_byte"] == pytest.approx(single["val/bits_per_byte"], rel=1e-4)
 
 
 def test_a_benchmark_is_not_repeated_after_a_resume_unless_a_stop_ended_it(tmp_path):

@@ -7,16 +7,16 @@ import json
 import pytest
 import torch
 
-import forked
-from factories import environment, make_data, make_run, train, train_config, train_fields, trainer
+from factories import make_data, make_run, train_config, train_fields
 from gpt2.checkpoint.files import save_checkpoint
 from gpt2.checkpoint.initial import describe, initialize, main
 from gpt2.checkpoint.state import snapshot
 from gpt2.evaluate import Validation
 from gpt2.model.registry import build_model
 from kmatrix.errors import DataError
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.runs import merged_metrics
 from reading import training_state, world
+from training import train_here
 
 NANOCHAT = {
     **{"arch": "nanochat", "bias": False, "weight_tying": False, "dropout": 0.0, "n_kv_head": 0, "norm": "rms"},
@@ -58,19 +58,15 @@ def test_the_program_prints_a_description_whatever_the_padding_or_an_error(tmp_p
     assert "is damaged" in json.loads(capsys.readouterr().out)["what"]
 
 
-@pytest.mark.process
-def test_every_rank_starts_from_the_weights_and_resumes_without_them(tmp_path):
+def test_a_run_starts_from_the_weights_and_resumes_without_them(tmp_path):
     path, source = checkpoint_in(tmp_path)
     sha256 = make_data(tmp_path / "data")
-    given = {"data_path": tmp_path / "data", "data_sha256": sha256, "num_gpus": 2, "max_iters": 1}
+    given = {"data_path": tmp_path / "data", "data_sha256": sha256, "max_iters": 1}
     run = make_run(tmp_path, init_from=str(path), init_sha256=describe(path)["sha256"], **given)
-    completed = train(run)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    config = TrainConfig.from_json(train_fields(tmp_path / "data", sha256))
-    expected = Validation(config, world()).measure(source, lambda: False).loss
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert lines[0]["val/loss"] == pytest.approx(expected, abs=1e-5)
+    first = train_here(run)
+    expected = Validation(train_config(**train_fields(tmp_path / "data", sha256)), world()).measure(source).loss
+    assert merged_metrics(run.metrics)[0].values["val/loss"] == pytest.approx(expected, abs=1e-5)
     path.unlink()  # a resumed run does not need them
-    resumed = forked.run([*trainer(run, attempt=2), "--resume", "latest"], environment(), ranks=2)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert ["Initial weights: " in output for output in (completed.stdout, resumed.stdout)] == [True, False]
+    resumed = train_here(run, attempt=2, resume="latest")
+    assert ["Initial weights: " in one.stdout for one in (first, resumed)] == [True, False]
+    assert resumed.returncode == 0
