@@ -24,9 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
 from gpt2 import dist, prune
-from gpt2.checkpoint.initial import initialize
-from gpt2.checkpoint.saver import Saver
-from gpt2.checkpoint.state import TrainingState
+from gpt2.checkpoint import Saver, TrainingState, initialize
 from gpt2.data.batches import Batches, check_data
 from gpt2.evaluate import Benchmarks, Validation
 from gpt2.log import RunLog

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from gpt2 import dist
-from gpt2.checkpoint.files import out_of_memory
+from gpt2.checkpoint import out_of_memory
 from gpt2.log import RunLog
 from gpt2.stopping import NotFiniteError
 from kmatrix.errors import DataError, KmatrixError, is_full

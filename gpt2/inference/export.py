@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
+from gpt2.checkpoint import load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
 from gpt2.inference.nanochat_layout import nanochat_config, nanochat_to_hugging_face
 from gpt2.inference.restore import load_model

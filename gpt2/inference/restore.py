@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.files import load_checkpoint, saved_weights
+from gpt2.checkpoint import load_checkpoint, saved_weights
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.model.base import LanguageModel
 from gpt2.model.precision import configure_precision

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.files import bytes_of, load_checkpoint, weights_sha256
+from gpt2.checkpoint import bytes_of, load_checkpoint, weights_sha256
 from kmatrix.output import run_program
 
 

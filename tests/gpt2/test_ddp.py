@@ -12,7 +12,7 @@ import torch
 import forked
 from checkpoints import final_of
 from factories import environment, make_run, ranks_of, trainer
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint import load_checkpoint
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import Status, merged_metrics

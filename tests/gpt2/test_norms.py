@@ -7,7 +7,7 @@ import torch
 
 from checkpoints import final_of
 from factories import make_run
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint import load_checkpoint
 from gpt2.model.gpt2 import GPT
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from factories import train_fields
-from gpt2.checkpoint.files import load_checkpoint, save_checkpoint, saved_weights
-from gpt2.checkpoint.state import TrainingState, snapshot
+from gpt2.checkpoint import TrainingState, load_checkpoint, save_checkpoint, saved_weights, snapshot
 from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import build_optimizers

@@ -7,7 +7,7 @@ import pytest
 import forked
 from checkpoints import final_of
 from factories import environment
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint import load_checkpoint
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from checkpoints import final_of
 from factories import make_run, train_fields
 from gpt2 import stopping
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint import load_checkpoint
 from gpt2.stopping import (
     CHECKPOINT,
     END_S,

@@ -13,7 +13,7 @@ import forked
 from checkpoints import final_of
 from factories import environment, make_data, make_run, train_fields
 from gpt2 import dist
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint import load_checkpoint
 from gpt2.data.batches import Batches
 from gpt2.dist import World
 from gpt2.log import RunLog

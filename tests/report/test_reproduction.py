@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster_factory import make_engine
-from gpt2.checkpoint.files import weights_sha256
+from gpt2.checkpoint import weights_sha256
 from gpt2.inference import weights
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import MatrixDir, RunDir

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.state import TrainingState
+from gpt2.checkpoint import TrainingState
 from gpt2.data.batches import Batches
 from gpt2.dist import World
 from gpt2.model.base import LanguageModel

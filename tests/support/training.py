@@ -56,7 +56,7 @@ def train_here(run_dir: RunDir, *, attempt: int = 1, stop_after: int | None = No
     log = RunLog(run_dir, "0123456789", attempt, main=True)
     dog, stop = watchdog.Watchdog(log, 0), StopAfter(log, stop_after)
     output, threads = io.StringIO(), torch.get_num_threads()
-    no_threads = mock.patch.multiple("gpt2.checkpoint.saver", ThreadPoolExecutor=DirectPool)
+    no_threads = mock.patch.multiple("gpt2.checkpoint", ThreadPoolExecutor=DirectPool)
     with no_threads, mock.patch.object(dog, "begin"), torch.random.fork_rng(), redirect_stdout(output):
         try:
             code = train.train(read_json(run_dir.run_json), log, stop, dog, **options)  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from factories import train_config
-from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
-from gpt2.checkpoint.state import restore, snapshot
+from gpt2.checkpoint import load_checkpoint, restore, save_checkpoint, snapshot
 from gpt2.inference.restore import load_model
 from gpt2.model.registry import build_model
 from kmatrix.errors import RecordError

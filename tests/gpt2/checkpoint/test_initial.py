@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from factories import make_data, make_run, train_config, train_fields
-from gpt2.checkpoint.files import save_checkpoint
-from gpt2.checkpoint.initial import describe, initialize, main
-from gpt2.checkpoint.state import snapshot
+from gpt2.checkpoint import describe, initialize, main, save_checkpoint, snapshot
 from gpt2.evaluate import Validation
 from gpt2.model.registry import build_model
 from kmatrix.errors import DataError

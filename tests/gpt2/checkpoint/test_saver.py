@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
-from gpt2.checkpoint import saver
-from gpt2.checkpoint.files import load_checkpoint
-from gpt2.checkpoint.saver import Copies, Saver
+from gpt2 import checkpoint
+from gpt2.checkpoint import Copies, Saver, load_checkpoint
 from gpt2.log import RunLog
 from gpt2.model.registry import build_model
 from gpt2.optim.optimizers import each
@@ -132,7 +131,7 @@ def test_a_failed_save_is_an_event_and_that_of_a_finished_run_an_error(tmp_path,
 
 @pytest.mark.process
 def test_a_stop_saves_unless_the_last_save_took_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(saver, "STOP_S", -1.0)
+    monkeypatch.setattr(checkpoint, "STOP_S", -1.0)
     run = Run(tmp_path)
     for step in (3, 5):  # without any checkpoint it is tried anyway
         run.set_updates(step).stop()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from factories import make_data, train_fields
-from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
-from gpt2.checkpoint.state import TrainingState, snapshot
+from gpt2.checkpoint import TrainingState, load_checkpoint, save_checkpoint, snapshot
 from gpt2.data.tokenizer import BpeTokenizer
 from gpt2.dist import World
 from gpt2.inference import export

@@ -1,25 +1,156 @@
-"""Save the state of a run in the background, and resume from it."""
+"""Checkpoints: the complete state of a run, written in the background, and read without running code.
+
+python -m gpt2.checkpoint CHECKPOINT...   describes the weights that runs start from (INIT_FROM).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import sys
 import time
+import warnings
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt2.checkpoint.files import load_checkpoint
-from gpt2.checkpoint.state import TrainingState, restore, snapshot
-from gpt2.dist import gather
+from gpt2.dist import World, gather
 from gpt2.log import RunLog
-from gpt2.optim.optimizers import each
-from kmatrix.errors import RecordError
+from gpt2.model.base import LanguageModel
+from gpt2.optim.optimizers import Optimizers, each
+from kmatrix.errors import DataError, KmatrixError, RecordError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
-from kmatrix.records.checkpoints import Checkpoint, Checkpoints, check_file
+from kmatrix.records.checkpoints import Checkpoint, Checkpoints, check_file, damaged
+from kmatrix.records.files import replacing
+from kmatrix.records.train_config import MAY_DIFFER, SAME_AS_INITIAL, TrainConfig
 
+PARTS = ("run_id", "step", "config", "model", "optimizer")  # of every checkpoint
+MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 STOP_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
+
+
+def save_checkpoint(path: Path, value: dict[str, Any]) -> None:
+    """Write a checkpoint to a file of its own: complete, or not at all."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_checkpoint(
+    path: Path, device: str | torch.device = "cpu", *, verify: bool = True, mmap: bool = True
+) -> dict[str, Any]:
+    """Return a checkpoint. Raises RecordError if it is missing or damaged.
+
+    verify: compare the file with the SHA-256 in its description, if it has one.
+    mmap: tensors are private pages of the file, which is read as they are used. Reading all of it takes longer so.
+    """
+    if not path.is_file():
+        raise RecordError(f"{path} is missing", hint="`make list-checkpoints` lists the checkpoints")
+    if verify:
+        check_file(path)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the pickle of another program's file
+            value: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        for part in PARTS:
+            value[part]
+    # Broad, because a file of another program makes zip, pickle and tensors raise exceptions of almost every type.
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        # Not PyTorch's own message: it advises to load the file so that it can run code.
+        why = f"{type(error).__name__}: it has other objects than tensors and plain values, or lacks a part of {PARTS}"
+        raise damaged(path, why) from None
+    return value
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is a lack of memory of this machine or of its GPU."""
+    # torch raises OutOfMemoryError for GPU memory only: the CPU's allocator and cuBLAS raise a plain RuntimeError.
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
+
+
+def saved_weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint to evaluate, sample, serve and export."""
+    found: dict[str, torch.Tensor] = value.get("evaluation") or value["model"]
+    return found
+
+
+def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return the hash of names and values, sorted by name, so that equal weights have equal hashes."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}\0{tuple(weights[name].shape)}\0".encode())
+        digest.update(bytes_of(weights[name]).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor of any dtype."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """The objects whose state a checkpoint holds."""
+
+    config: TrainConfig
+    world: World
+    model: LanguageModel
+    optimizers: Optimizers
+    # By name: histories and masks, whose state_dict has tensors, numbers, strings, lists and dicts only
+    stateful: Mapping[str, Any] = field(default_factory=dict)
+
+
+def snapshot(
+    training: TrainingState, *, step: int, run_id: str, optimizer: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the state of a run after `step` updates. Its tensors are those of training, except for `evaluation`.
+
+    optimizer: the states gathered from all ranks; None if each rank holds all of them.
+    The order of the data, the learning rate and random numbers depend on the step: nothing else is stored of them.
+    """
+    value = {
+        "run_id": run_id,
+        "step": step,
+        "config": training.config.to_json(),
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizers.state_dict() if optimizer is None else optimizer,
+        "parts": {name: part.state_dict() for name, part in training.stateful.items()},
+    }
+    if training.optimizers.averages:
+        with training.optimizers.evaluation_weights():  # which restores the training weights in place
+            value["evaluation"] = {name: weights.clone() for name, weights in training.model.state_dict().items()}
+    return value
+
+
+def restore(value: Mapping[str, Any], training: TrainingState) -> None:
+    """Restore the objects from a checkpoint. Raises RecordError if it is of other training, before any change."""
+    if not value["optimizer"]:
+        raise RecordError(
+            "the checkpoint holds weights alone: training cannot resume from it",
+            why="it was imported",
+            hint="start a new run from these weights: INIT_FROM=<the file>",
+        )
+    saved, current = value["config"], training.config.to_json()
+    if other := [name for name in current if name not in MAY_DIFFER and saved.get(name) != current[name]]:
+        raise RecordError(
+            f"the checkpoint at step {value['step']} belongs to another configuration",
+            why="; ".join(f"{name} was {saved.get(name)} and is {current[name]}" for name in other),
+            hint="start from the beginning: --resume none",
+        )
+    training.model.load_state_dict(value["model"])
+    training.optimizers.load_state_dict(value["optimizer"])
+    for name, part in training.stateful.items():
+        part.load_state_dict(value["parts"][name])
 
 
 class Saver:
@@ -185,3 +316,51 @@ class Copies:
         found = each(value, copied)
         self._memory = used
         return found
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the SHA-256 of a checkpoint's weights, and the settings that a run from them must share."""
+    value = load_checkpoint(path)
+    settings = {name: value["config"].get(name) for name in SAME_AS_INITIAL}
+    return {"sha256": weights_sha256(unpadded(value)), **settings}
+
+
+def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint to evaluate, without the rows that pad the vocabulary."""
+    rows = value["config"]["vocab_size"]
+    return {name: weights[:rows] if is_table(name) else weights for name, weights in saved_weights(value).items()}
+
+
+def is_table(name: str) -> bool:
+    """Return whether a weight has a row per token, and so rows for the padding of the vocabulary."""
+    return name in ("wte.weight", "lm_head.weight") or name.startswith("value_embeds.")
+
+
+def initialize(model: LanguageModel, config: TrainConfig) -> None:
+    """Load the weights of config.init_from. Raises DataError if they are not those that the run was planned with."""
+    weights = unpadded(load_checkpoint(Path(config.init_from), next(model.parameters()).device))
+    found = weights_sha256(weights)
+    if found != config.init_sha256:
+        raise DataError(
+            f"the weights in {config.init_from} changed after the run was planned",
+            why=f"hash {found[:12]}..., expected {config.init_sha256[:12]}...",
+            hint="restore the file, or create a new matrix",
+        )
+    for name, own in model.state_dict().items():
+        if is_table(name):  # padding rows keep their initial values: they are masked out of the loss
+            weights[name] = torch.cat([weights[name], own[len(weights[name]) :]])
+    model.load_state_dict(weights)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the descriptions of checkpoints as a JSON list, or the error of the first that cannot be used."""
+    try:
+        print(json.dumps([describe(Path(path)) for path in (sys.argv[1:] if argv is None else argv)]))
+    except KmatrixError as error:
+        print(json.dumps({"what": error.what, "why": error.why, "hint": error.hint}))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

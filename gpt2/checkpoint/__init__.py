@@ -1,1 +1,0 @@
-"""Checkpoints: written atomically, verified when read, and complete enough to resume bit for bit."""
