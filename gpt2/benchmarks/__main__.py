@@ -13,7 +13,6 @@ from pathlib import Path
 from gpt2.prepare import explain, say
 from gpt2.prepare.hub import fetch_url
 from kmatrix.errors import KmatrixError
-from kmatrix.experiment.inputs.benchmarks import PUBLISHED
 
 URLS = {  # address and SHA-256
     "hellaswag": (  # the last commit of https://github.com/rowanz/hellaswag, 12 MB
@@ -35,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         for name in args.names:
-            (url, sha256), path = URLS[name], args.data_dir.absolute() / PUBLISHED[name]
+            url, sha256 = URLS[name]
+            path = args.data_dir.absolute() / url.rpartition("/")[2]
             if not path.is_file():  # one that is there is used, whatever it holds
                 say(f"downloading {path} from {url}")
                 fetch_url(url, path, sha256=sha256)

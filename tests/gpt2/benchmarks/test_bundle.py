@@ -68,21 +68,21 @@ def test_what_is_damaged_is_refused_with_the_reason(tmp_path):
 
 @pytest.mark.process
 def test_a_file_is_downloaded_once_and_one_that_is_there_is_kept(tmp_path, capsys, monkeypatch):
-    assert program.URLS.keys() == PUBLISHED.keys()
+    assert {name: url.rpartition("/")[2] for name, (url, _) in program.URLS.items()} == PUBLISHED
     body, path = b"PK" + bytes(range(256)) * 200, tmp_path / "data" / PUBLISHED["core"]
 
     def run():
         return program.main(["core", "--data-dir", str(path.parent)])
 
-    with LocalServer({"bundle": body}) as server:
-        monkeypatch.setitem(program.URLS, "core", (server.url("bundle"), hashlib.sha256(body).hexdigest()))
-        server.cut["bundle"] = [1000]
+    with LocalServer({path.name: body}) as server:
+        monkeypatch.setitem(program.URLS, "core", (server.url(path.name), hashlib.sha256(body).hexdigest()))
+        server.cut[path.name] = [1000]
         assert run() == 2  # broken off
-        server.files["bundle"] = body[:-1] + b"?"
+        server.files[path.name] = body[:-1] + b"?"
         assert run() == 2
         assert "has changed" in json.loads(capsys.readouterr().out.splitlines()[-1])["what"]
         assert not path.exists()
-        server.files["bundle"] = body
+        server.files[path.name] = body
         assert run() == 0
         assert path.read_bytes() == body
         path.write_bytes(b"own")
