@@ -75,7 +75,7 @@ def start(config: TrainConfig) -> World:
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
     device = torch.device("cpu")
-    if config.device == "cuda":  # CUDA_VISIBLE_DEVICES is the runner's: it decides which GPUs these are
+    if config.device != "cpu":  # CUDA_VISIBLE_DEVICES is the runner's: it decides which GPUs these are
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)  # else whatever says only "cuda" allocates on GPU 0, from every rank
     backend = config.ddp_backend if size > 1 else None

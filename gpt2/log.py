@@ -11,7 +11,6 @@ import time
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt2.dist import World, environment
@@ -56,11 +55,13 @@ class RunLog:
         self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
         self.seconds = array("d")  # of each step of this attempt; 8 bytes each, because there may be millions
         self._recent: list[StepNumbers] = []  # steps since the last line
-        self._phases = phases_of_node(run_dir)
-        for path in (run_dir.metrics, run_dir.events) if main else ():
-            end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
-        if self._phases:
-            end_torn_line(self._phases)
+        _, local_rank, _, node, _ = environment()
+        recording = NodeDir(run_dir, node).recording
+        # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
+        self._phases = recording.phases if local_rank == 0 and recording.path.is_dir() else None
+        for path in (*((run_dir.metrics, run_dir.events) if main else ()), self._phases):
+            if path:
+                end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
 
     def begin(self, config: TrainConfig, world: World, **about: Any) -> None:
         """Write run_used.json: the effective fields, the machines of all ranks, and what `about` says."""
@@ -250,14 +251,6 @@ class RunLog:
         # A run that was moved while it trained continues at its new path: a result at the old one would be lost there.
         if self.main and self.dir.path.is_dir():
             write_json(self.dir.result, finite(self.result(status, **end)))
-
-
-def phases_of_node(run_dir: RunDir) -> Path | None:
-    """Return the file of the phases of this node, for its first rank; None for others, and if nothing watches it."""
-    _, local_rank, _, node, _ = environment()
-    recording = NodeDir(run_dir, node).recording
-    # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
-    return recording.phases if local_rank == 0 and recording.path.is_dir() else None
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,11 +47,6 @@ class Budget:
         self._clock = clock or boot_clock
         self._began = (launched_at() or self._clock()) - before_s
 
-    @property
-    def spent_s(self) -> float:
-        """Seconds that all attempts at the run have taken."""
-        return self._clock() - self._began
-
     def is_up(
         self, took: Mapping[str, Collection[float]], next_due: Collection[str], final_s: Callable[[], float]
     ) -> bool:
@@ -68,7 +63,8 @@ class Budget:
         steps = STEPS_LEFT * max(list(took.get(STEP, ()))[1:][-RECENT:], default=0.0)  # the first one compiles
         end = longest.get(EVALUATION, 0.0) + final_s()
         before = sum(longest.get(kind, 0.0) for kind in next_due)
-        return self.spent_s + steps + before + MARGIN * end + END_S > self._limit_s
+        spent = self._clock() - self._began
+        return spent + steps + before + MARGIN * end + END_S > self._limit_s
 
 
 def stops_early(config: TrainConfig, losses: Sequence[float]) -> bool:
