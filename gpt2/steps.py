@@ -1,10 +1,14 @@
-"""The numbers of each step, averaged over the ranks and read one step late, so that the loop never waits for a GPU."""
+"""The numbers of each step, averaged over the ranks and read one step late, so that the loop never waits for a GPU.
+
+And what else belongs to a step: DDP, clipping, and a profile of some steps.
+"""
 
 from __future__ import annotations
 
 import inspect
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +16,7 @@ import torch.distributed
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, schedule
 
 from gpt2.dist import World
 from kmatrix.records.train_config import TrainConfig
@@ -137,3 +142,18 @@ def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
     if max_norm:
         return nn.utils.clip_grad_norm_(parameters, max_norm)  # a tensor, like below: reading it would wait for the GPU
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def profiler(span: str, path: Path, *, done: int) -> profile | None:
+    """Return a started profiler of steps i to j - 1 of a span "i:j", to be stepped after each step.
+
+    None without a span, and for a run that begins behind i.  done: steps before this attempt.
+    """
+    first, last = map(int, span.split(":")) if span else (-1, -1)
+    if first < done:
+        return None
+    warm_up = min(1, first - done)  # steps
+    when = schedule(skip_first=first - done - warm_up, wait=0, warmup=warm_up, active=last - first, repeat=1)
+    found = profile(schedule=when, on_trace_ready=lambda trace: trace.export_chrome_trace(str(path)))
+    found.start()
+    return found

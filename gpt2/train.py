@@ -35,9 +35,8 @@ from gpt2.model.registry import build_model, configure
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
 from gpt2.optim.sharded import shard
-from gpt2.profiling import profiler
 from gpt2.schedule import scale, step_seed
-from gpt2.steps import StepNumbers, Steps, clip, distributed
+from gpt2.steps import StepNumbers, Steps, clip, distributed, profiler
 from gpt2.stopping import CHECKPOINT, EVALUATION, STEP, Budget, EndReason, check_finite, stops_early
 from gpt2.watchdog import END, Watchdog, one_line
 from kmatrix.errors import KmatrixError
