@@ -1,12 +1,14 @@
 """Checkpoints: the complete state of a run, written in the background, and read without running code.
 
-python -m gpt2.checkpoint CHECKPOINT...   describes the weights that runs start from (INIT_FROM).
+python -m gpt2.checkpoint describe CHECKPOINT...   the weights that runs start from (INIT_FROM)
+python -m gpt2.checkpoint compare WAS.pt NOW.pt    the weights of two checkpoints of one configuration
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -352,10 +354,28 @@ def initialize(model: LanguageModel, config: TrainConfig) -> None:
     model.load_state_dict(weights)
 
 
+def compare(was: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return equality, number of tensors and of differing ones, SHA-256 of the second, and the largest difference.
+
+    was, now: weights of one model.  by: the difference; None if there is none, or it is not finite.
+    """
+    differences = {
+        name: (was[name].double() - now[name].double()).abs().max().item()
+        for name in now
+        if not torch.equal(bytes_of(was[name]), bytes_of(now[name]))  # bytes, because NaN != NaN and 0.0 == -0.0
+    }
+    most = max(differences, key=lambda name: differences[name], default=None)
+    by = differences[most] if most and math.isfinite(differences[most]) else None  # JSON has no infinity
+    counts = {"equal": not differences, "tensors": len(now), "differing": len(differences)}
+    return {**counts, "sha256": weights_sha256(now), "most": most, "by": by}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the descriptions of checkpoints as a JSON list, or the error of the first that cannot be used."""
+    """Describe checkpoints, or compare two, as JSON; or print the error of the first that cannot be used."""
+    how, *paths = map(Path, sys.argv[1:] if argv is None else argv)
     try:
-        print(json.dumps([describe(Path(path)) for path in (sys.argv[1:] if argv is None else argv)]))
+        weights = (load_checkpoint(path)["model"] for path in paths)
+        print(json.dumps(compare(*weights) if how.name == "compare" else [describe(path) for path in paths]))
     except KmatrixError as error:
         print(json.dumps({"what": error.what, "why": error.why, "hint": error.hint}))
         return 2

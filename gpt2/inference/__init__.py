@@ -1,1 +1,1 @@
-"""Programs that use a trained model: sample, serve, export, import and compare checkpoints."""
+"""Programs that use a trained model: sample, serve, export and import checkpoints."""

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from cluster_factory import make_engine
-from gpt2.checkpoint import weights_sha256
-from gpt2.inference import weights
+from gpt2.checkpoint import compare, weights_sha256
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.reproduction import (
@@ -160,10 +159,10 @@ def test_a_micro_batch_halved_by_out_of_memory_is_named(runs):
 
 def test_weights_are_equal_only_bit_for_bit():
     tensors = {"a": torch.zeros(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.bfloat16)}
-    same = weights.compare(tensors, {name: value.clone() for name, value in tensors.items()})
+    same = compare(tensors, {name: value.clone() for name, value in tensors.items()})
     assert (same["equal"], same["tensors"], same["differing"]) == (True, 3, 0)
     assert same["sha256"] == weights_sha256(dict(reversed(tensors.items())))
     other = tensors | {"b": torch.tensor(1.25), "c": tensors["c"] * 2}
-    found = weights.compare(tensors, other)
+    found = compare(tensors, other)
     assert (found["equal"], found["differing"], found["most"], found["by"]) == (False, 2, "c", 1.0)
     assert found["sha256"] != same["sha256"]

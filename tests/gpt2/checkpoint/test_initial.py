@@ -47,12 +47,12 @@ def test_the_weights_are_loaded_for_any_padding_of_the_vocabulary_and_refused_if
 def test_the_program_prints_a_description_whatever_the_padding_or_an_error(tmp_path, capsys):
     (tmp_path / "b").mkdir()
     (path, _), (padded, _) = checkpoint_in(tmp_path), checkpoint_in(tmp_path / "b", vocab_multiple=64)
-    assert main([str(path), str(padded)]) == 0
+    assert main(["describe", str(path), str(padded)]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert first == second
     assert first["n_embd"] == 32
     path.write_bytes(b"text")
-    assert main([str(padded), str(path)]) == 2
+    assert main(["describe", str(padded), str(path)]) == 2
     assert "is damaged" in json.loads(capsys.readouterr().out)["what"]
 
 

@@ -155,16 +155,16 @@ def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:
         paths.append(str(checkpoints.path(final)))
     # In a process of its own: reading the weights needs torch, which kmatrix never imports.
     done = subprocess.run(
-        [sys.executable, "-m", "gpt2.inference.weights", *paths],
+        [sys.executable, "-m", "gpt2.checkpoint", "compare", *paths],
         env=program_environment(),
         capture_output=True,
         text=True,
         check=False,
     )
+    lines = done.stdout.strip().splitlines() or ['{"what": "the trainer printed no error"}']
+    found = json.loads(lines[-1])  # the last line: libraries may print warnings before
     if done.returncode:
-        why = done.stderr.strip().splitlines()
-        return None, f"weights not compared: {why[0] if why else 'the trainer printed no error'}"
-    found = json.loads(done.stdout.strip().splitlines()[-1])  # the last line: libraries may print warnings before
+        return None, f"weights not compared: {found['what']}"
     if found["equal"]:
         return True, f"equal bit for bit: the final weights, SHA-256 {found['sha256'][:12]}"
     apart = "" if found["by"] is None else f" by {found['by']:.3g}"

@@ -57,7 +57,7 @@ def read_initial(texts: Collection[str]) -> dict[str, InitialWeights]:
     # In a process of its own: reading the weights needs torch, which kmatrix never imports.
     need_torch()
     done = subprocess.run(
-        [sys.executable, "-m", "gpt2.checkpoint", *map(str, paths.values())],
+        [sys.executable, "-m", "gpt2.checkpoint", "describe", *map(str, paths.values())],
         env=program_environment(),
         cwd=ROOT,
         capture_output=True,
