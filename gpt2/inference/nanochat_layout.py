@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kmatrix.errors import ConfigError
-from kmatrix.shapes import ModelShape
+from kmatrix.shapes import ROPE_BASE, ModelShape
 
 # Ours -> transformers', inside of a block and outside.
 IN_BLOCK = {
@@ -42,7 +42,8 @@ def nanochat_to_hugging_face(weights: Mapping[str, Tensor], vocab_size: int) -> 
 
 def nanochat_config(shape: ModelShape) -> dict[str, Any]:
     """Return config.json for a shape. Raises ConfigError if transformers' NanoChat cannot compute the model."""
-    other = [f"{name} is {getattr(shape, name)}" for name, value in FIXED.items() if getattr(shape, name) != value]
+    parts = {name: getattr(shape, name) for name in FIXED}
+    other = [f"{name} is {part}" for name, part in parts.items() if part not in (None, FIXED[name])]
     if min(shape.windows) < shape.block_size:
         other.append(f"window_pattern is {shape.window_pattern}")
     if other:
@@ -64,7 +65,7 @@ def nanochat_config(shape: ModelShape) -> dict[str, Any]:
         "hidden_act": "relu2",
         "attention_bias": False,
         "rms_norm_eps": torch.finfo(torch.float32).eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base or ROPE_BASE},
         "final_logit_softcapping": shape.logit_softcap or None,
         "tie_word_embeddings": False,
         "pad_token_id": None,  # transformers' default, token 1, would get no gradient

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpt2.model.precision import configure_precision
 from gpt2.model.registry import MODELS
 from kmatrix.errors import LaunchError
 from kmatrix.records.checkpoints import damaged
-from kmatrix.shapes import ModelShape
+from kmatrix.shapes import MODEL_FIELDS, ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,9 @@ def restore(path: Path, device: str = "") -> Restored:
 def load_model(value: Mapping[str, Any], path: Path) -> LanguageModel:
     """Return the model of a checkpoint with its weights. path: of the file, for the RecordError of a damaged one."""
     config = value["config"]
-    # GPT-2's configuration has null for the fields of nanochat.
-    given = {one.name: config[one.name] for one in fields(ModelShape) if config.get(one.name) is not None}
     try:
-        model = MODELS[config["arch"]](ModelShape(**given), vocab_multiple=config["vocab_multiple"])
+        shape = ModelShape(**{name: config[name] for name in MODEL_FIELDS if name in config})
+        model = MODELS[config["arch"]](shape, vocab_multiple=config["vocab_multiple"])
         model.load_state_dict(saved_weights(value))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(path, " ".join(f"{type(error).__name__}: {error}".split())) from None

@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
         x = self.residual_stream(idx)  # (B, T, E)
         if targets is None:
             return self.logits(x), None
-        cap = self.shape.logit_softcap
+        cap = self.shape.logit_softcap or 0.0
         rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)  # (B T, E) and (B T,)
         if chunk := self._chunk_rows(x):
             return chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk, cap)

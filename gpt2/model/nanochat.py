@@ -26,7 +26,7 @@ from gpt2.model.attention import (
 )
 from gpt2.model.base import Embedding, LanguageModel, Linear
 from gpt2.model.cache import Cache, Layer
-from kmatrix.shapes import GATE_CHANNELS, SMEAR_CHANNELS, ModelShape
+from kmatrix.shapes import GATE_CHANNELS, ROPE_BASE, SMEAR_CHANNELS, ModelShape
 
 EPSILON = torch.finfo(torch.float32).eps  # of every RMSNorm, also in bfloat16: the default of torch.nn.functional
 GATE_FACTOR = 3.0  # bound of the gate of a value embedding
@@ -53,7 +53,7 @@ def norm_of(shape: ModelShape) -> nn.Module:
 def rotary_tables(shape: ModelShape) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the rotary embedding (Su et al. 2021, arXiv:2104.09864): each (T, D / 2)."""
     channels = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
-    frequencies = 1.0 / (shape.rope_base ** (channels / shape.head_dim))
+    frequencies = 1.0 / ((shape.rope_base or ROPE_BASE) ** (channels / shape.head_dim))
     angles = torch.outer(torch.arange(shape.block_size, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 
@@ -74,7 +74,7 @@ class NanoChatAttention(nn.Module):
     def __init__(self, shape: ModelShape, layer: int) -> None:
         super().__init__()
         self.n_head, self.kv_heads, self.head_dim = shape.n_head, shape.kv_heads, shape.head_dim
-        self.qk_scale = shape.qk_scale
+        self.qk_scale = shape.qk_scale or 1.0
         kv_width = shape.kv_heads * shape.head_dim
         self.c_q = Linear(shape.n_embd, shape.n_embd, bias=False)
         self.c_k = Linear(shape.n_embd, kv_width, bias=False)

@@ -17,7 +17,7 @@ from kmatrix.records.dataset import BY_LANGUAGE, LANGUAGE, MixPart, parse_mix
 from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.jobs.forms import variables_of
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.shapes import NAMED, NANOCHAT, SMEAR_CHANNELS, VOCABULARIES, WINDOWS, ModelShape, by_depth
+from kmatrix.shapes import MODEL_FIELDS, NAMED, NANOCHAT, SMEAR_CHANNELS, VOCABULARIES, WINDOWS, ModelShape, by_depth
 from kmatrix.text import plural
 
 PREFIX = "GPT2_"
@@ -150,9 +150,7 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
 
 def batch_by_size(fields: Mapping[str, Any]) -> int:
     """Return the global batch in sequences by nanochat's rule, from the sizes and the parts that decide it."""
-    names = ("arch", "n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-    parts = ("n_kv_head", "value_embeddings") if fields["arch"] in NANOCHAT else ()
-    return batch_sequences(ModelShape(**{name: fields[name] for name in (*names, *parts)}))
+    return batch_sequences(ModelShape(**{name: fields[name] for name in MODEL_FIELDS if name in fields}))
 
 
 @functools.cache  # by symbol: there are some hundred, read for each run of a large matrix

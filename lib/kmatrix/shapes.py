@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 GPT2_VOCAB = 50257  # 50,000 merges, 256 bytes and the end-of-document token
@@ -15,28 +15,39 @@ VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}  # of char and bpe the d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The dimensions and parts of a model. The fields from `n_kv_head` on belong to nanochat's architectures."""
+class ModelFields:
+    """What decides the model: fields of ModelShape and of a run's configuration, each one a symbol CONFIG_GPT2_X.
 
-    arch: str = "gpt2"
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int  # tokens of context
-    vocab_size: int  # tokens, without padding
+    From `n_kv_head` on they belong to nanochat's architectures. None: the model has no such part.
+    """
+
+    arch: str = "gpt2"  # class in gpt2.model.registry.MODELS
+    n_layer: int = 0
+    n_head: int = 0
+    n_embd: int = 0
+    block_size: int = 0  # tokens of context
+    vocab_size: int = 0  # tokens, without padding
     bias: bool = True
     weight_tying: bool = True  # the output layer shares the token embedding
-    n_kv_head: int = 0  # heads of keys and values; 0: as many as of queries
-    value_embeddings: bool = False  # on every second layer, the last included
-    smear: bool = False  # each token gets a share of the one before
-    backout: bool = False  # the middle of the residual stream is subtracted at its end
-    residual_scales: bool = False  # a factor of the residual stream and of its start before each layer
-    window_pattern: str = "L"  # per layer, repeated: L whole context, S a quarter; the last layer sees the whole
-    qk_scale: float = 1.0  # factor of normalized queries and keys
-    rope_base: float = 10_000.0
-    logit_softcap: float = 0.0  # bound of the logits; 0: none
-    norm: str = "rms"  # rms: without parameters; layer: layer norm with gains
-    activation: str = "relu2"  # relu2 or gelu
+    n_kv_head: int | None = None  # heads of keys and values; 0: as many as of queries
+    value_embeddings: bool | None = None  # on every second layer, the last included
+    smear: bool | None = None  # each token gets a share of the one before
+    backout: bool | None = None  # the middle of the residual stream is subtracted at its end
+    residual_scales: bool | None = None  # a factor of the residual stream and of its start before each layer
+    window_pattern: str | None = None  # per layer, repeated: L whole context, S a quarter; the last layer: L
+    qk_scale: float | None = None  # factor of normalized queries and keys
+    rope_base: float | None = None  # of rotary positions
+    logit_softcap: float | None = None  # bound of the logits; 0: none
+    norm: str | None = None  # rms: without parameters; layer: layer norm with gains
+    activation: str | None = None  # relu2 or gelu
+
+
+MODEL_FIELDS = tuple(one.name for one in fields(ModelFields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape(ModelFields):
+    """The dimensions and parts of a model."""
 
     def __post_init__(self) -> None:
         if not self.n_head or self.n_embd % self.n_head:
@@ -55,6 +66,11 @@ class ModelShape:
         return self.n_kv_head or self.n_head
 
     @property
+    def kv_width(self) -> int:
+        """Channels of keys, and of values."""
+        return self.kv_heads * self.head_dim
+
+    @property
     def is_nanochat(self) -> bool:
         """Return whether the architecture is one of nanochat's."""
         return self.arch in NANOCHAT
@@ -70,18 +86,47 @@ class ModelShape:
         return (*found[:-1], self.block_size)
 
     def _kind(self, layer: int) -> str:
-        return self.window_pattern[layer % len(self.window_pattern)]
+        pattern = self.window_pattern or "L"
+        return pattern[layer % len(pattern)]
 
     def has_value_embedding(self, layer: int) -> bool:
         """Return whether a layer adds an embedding of the token to its values."""
-        return self.value_embeddings and layer % 2 == (self.n_layer - 1) % 2
+        return bool(self.value_embeddings) and layer % 2 == (self.n_layer - 1) % 2
+
+    @property
+    def _value_embeddings(self) -> int:
+        return sum(self.has_value_embedding(layer) for layer in range(self.n_layer))
+
+    @property
+    def tables(self) -> list[tuple[int, int]]:
+        """The sides of the embeddings and the output layer, without vocabulary padding."""
+        table = (self.vocab_size, self.n_embd)
+        if not self.is_nanochat:
+            return [table, (self.block_size, self.n_embd), *([] if self.weight_tying else [table])]
+        return [table, table] + [(self.vocab_size, self.kv_width)] * self._value_embeddings
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """The sides of the matrices in all blocks."""
+        d, kv = self.n_embd, self.kv_width
+        attention = [(d, d), (kv, d), (kv, d), (d, d)] if self.is_nanochat else [(3 * d, d), (d, d)]
+        gates = [(self.kv_heads, GATE_CHANNELS)] * self._value_embeddings
+        return [*attention, (4 * d, d), (d, 4 * d)] * self.n_layer + gates
+
+    @property
+    def small_params(self) -> int:
+        """The parameters outside of tables and matrices in blocks: gains, biases, and nanochat's factors and smear."""
+        d, layers = self.n_embd, self.n_layer
+        if not self.is_nanochat:
+            gains = (2 * layers + 1) * d
+            return gains + (gains + layers * (3 * d + d + 4 * d + d) if self.bias else 0)
+        factors = bool(self.backout) + 2 * layers * bool(self.residual_scales)
+        return factors + (SMEAR_CHANNELS + 1) * bool(self.smear) + (2 * layers + 2) * d * (self.norm == "layer")
 
     @property
     def block_matrices(self) -> int:
-        """Return the parameters of the matrices in blocks: 12 d^2 per layer, less with grouped queries, and gates."""
-        d, kv = self.n_embd, self.kv_heads * self.head_dim
-        gates = sum(self.has_value_embedding(layer) for layer in range(self.n_layer)) * self.kv_heads * GATE_CHANNELS
-        return self.n_layer * (10 * d * d + 2 * d * kv) + gates
+        """Return the parameters of the matrices in blocks."""
+        return sum(rows * columns for rows, columns in self.matrices)
 
     @property
     def scaling_params(self) -> int:
@@ -94,35 +139,9 @@ class ModelShape:
         return self.scaling_params if self.arch == "nanochat" else self.params
 
     @property
-    def block_params(self) -> int:
-        """Return the parameters of one transformer block: 12 d^2, plus biases and gains."""
-        d = self.n_embd
-        if self.is_nanochat:  # the mean, because only some layers have the gate of a value embedding
-            return self.block_matrices // self.n_layer + (2 * d if self.norm == "layer" else 0)
-        matrices = 12 * d * d  # qkv 3, projection 1, MLP 4 + 4
-        gains = 2 * d
-        biases = (3 * d + d + 4 * d + d) + 2 * d if self.bias else 0
-        return matrices + gains + biases
-
-    @property
     def params(self) -> int:
         """Return all parameters, with position embeddings and without vocabulary padding."""
-        if self.is_nanochat:
-            return self._nanochat_params
-        head = 0 if self.weight_tying else self.vocab_size * self.n_embd
-        final_norm = self.n_embd * (2 if self.bias else 1)  # gain, bias
-        embeddings = (self.vocab_size + self.block_size) * self.n_embd
-        return embeddings + self.n_layer * self.block_params + final_norm + head
-
-    @property
-    def _nanochat_params(self) -> int:
-        """Return all parameters of nanochat's architectures, without vocabulary padding."""
-        d, layers = self.n_embd, self.n_layer
-        tables = sum(self.has_value_embedding(layer) for layer in range(layers))
-        embeddings = 2 * self.vocab_size * d + tables * self.vocab_size * self.kv_heads * self.head_dim
-        scalars = self.backout + self.smear * (SMEAR_CHANNELS + 1) + self.residual_scales * 2 * layers
-        gains = (2 * layers + 2) * d if self.norm == "layer" else 0
-        return embeddings + self.block_matrices + scalars + gains
+        return sum(rows * columns for rows, columns in self.tables) + self.block_matrices + self.small_params
 
     @property
     def flops_per_token(self) -> float:
@@ -134,7 +153,7 @@ class ModelShape:
         as in nanochat (nanochat/gpt.py, 92d63d4).
         """
         if self.is_nanochat:
-            products = self.scaling_params + self.smear * SMEAR_CHANNELS
+            products = self.scaling_params + bool(self.smear) * SMEAR_CHANNELS
             keys = sum(min(window, self.block_size) for window in self.windows)
             return 6.0 * products + 12.0 * self.n_embd * keys
         looked_up = self.block_size + (0 if self.weight_tying else self.vocab_size)
@@ -145,6 +164,7 @@ class ModelShape:
 NANOCHAT = ("nanochat", "nanochat2025")  # architectures of https://github.com/karpathy/nanochat
 WINDOWS = re.compile("[LS]+")  # a window pattern
 GATE_CHANNELS = 12  # of a layer's input, which the gate of its value embedding reads
+ROPE_BASE = 10_000.0  # of rotary positions, if the model names none
 SMEAR_CHANNELS = 24  # of a token, which the gate of the smear reads
 
 NAMED = {  # layers, heads, width: Radford et al. 2019, table 2

@@ -9,13 +9,13 @@ import pytest
 import forked
 from factories import environment, make_run, ranks_of, trainer
 from kmatrix.records.files import read_json
-from kmatrix.records.train_config import NANOCHAT_FIELDS
 
 pytestmark = pytest.mark.nightly  # graphs take seconds each; the mode of the compiler: test_precisions.py
 COUNTED = ("tests/support/counted_graphs.py",)
-NANOCHAT = dict(
-    zip(NANOCHAT_FIELDS, (1, True, True, True, True, "SL", 1.2, 10_000.0, 15.0, "rms", "relu2"), strict=True)
-)
+NANOCHAT = {
+    **{"n_kv_head": 1, "value_embeddings": True, "smear": True, "backout": True, "residual_scales": True},
+    **{"window_pattern": "SL", "qk_scale": 1.2, "logit_softcap": 15.0, "norm": "rms", "activation": "relu2"},
+}
 OF_NANOCHAT = {"bias": False, "weight_tying": False, **NANOCHAT}
 ARCHITECTURES = {
     "gpt2": {},

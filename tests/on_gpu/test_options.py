@@ -11,16 +11,17 @@ from gpt2.model.fp8 import CAPABILITY
 from gpt2.optim.builders import BUILDERS
 from kmatrix.records.files import read_json
 from kmatrix.records.jobs.ranks import first_failure
-from kmatrix.records.train_config import NANOCHAT_FIELDS, TrainConfig
+from kmatrix.records.train_config import TrainConfig
 from on_gpu_runs import FAULTS, WAITS, Place, losses
 from optim_factory import Settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 STEPS = 20
 RUN = {"max_iters": STEPS, "eval_interval": 10, "checkpoint_interval": 10, "save_best": False}
-NANOCHAT = dict(
-    zip(NANOCHAT_FIELDS, (1, True, True, True, True, "SL", 1.2, 10_000.0, 15.0, "rms", "relu2"), strict=True)
-)
+NANOCHAT = {
+    **{"n_kv_head": 1, "value_embeddings": True, "smear": True, "backout": True, "residual_scales": True},
+    **{"window_pattern": "SL", "qk_scale": 1.2, "logit_softcap": 15.0, "norm": "rms", "activation": "relu2"},
+}
 OLDER = {"n_kv_head": 0, "value_embeddings": False, "smear": False, "backout": False, "residual_scales": False}
 ARCHITECTURES = {
     "gpt2": {},

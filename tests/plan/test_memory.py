@@ -156,7 +156,3 @@ def test_fp8_and_recomputation_save_their_share_of_the_activations():
     usual = on_gpu("350m", 8, compile=True).activations
     assert 0.6 < on_gpu("350m", 8, compile=True, fp8=True).activations / usual < 0.75
     assert 0.1 < on_gpu("350m", 8, compile=True, recompute=True).activations / usual < 0.2
-
-
-def test_a_custom_optimizer_leaves_the_peak_unknown():
-    assert memory(sizes(2, 64, 32, 300), fields(1, optimizer="signsgd")).total is None

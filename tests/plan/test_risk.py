@@ -88,7 +88,6 @@ def test_an_impossible_run_has_a_reason_and_a_hint(name):
     [
         (replace(TRAIN, max_time=36000.0), {}),
         (replace(TRAIN, batch_size=240), {"device": replace(A10G, memory=None)}),
-        (replace(TRAIN, batch_size=240, optimizer="mine"), {}),
         (replace(TRAIN, max_time=1.0), {"device": UNKNOWN_GPU}),  # its peak is unknown
         (replace(ON_CPU, batch_size=240), {"cpu": replace(CPU, fast=400e9)}),  # only states are planned on the CPU
     ],

@@ -138,12 +138,11 @@ def _run_line(run: Run, needs: str) -> str:
 def _needs(kind: RunKind) -> str:
     """Return the devices, length, size and memory of the runs of a kind."""
     config, known = kind.config, kind.forecast
-    memory = f", memory over {memory_size(known.state_mib * 2**20)}" if known.state_mib is not None else ""
     devices = plural(config.ranks, "cpu" if config.device == "cpu" else "gpu")
     return (
         f"{devices}, global batch {plural(config.global_batch, 'sequence')}, {_run_length(config)}, "
         f"{count(known.params)} parameters"
-        f", {flop_count(known.flops)}{memory}"
+        f", {flop_count(known.flops)}, memory over {memory_size(known.state_mib * 2**20)}"
         f"{f' [skipped here: {kind.lacks}]' if kind.lacks else ''}{' [impossible here]' if kind.risks else ''}"
     )
 
@@ -272,9 +271,9 @@ def _forecast_lines(
         yield _line("energy", used)
     if (price := train.machine_hour_price if cpu else train.gpu_hour_price) is not None:
         yield _line("cost", f"at ${price:g} per {'machine' if cpu else 'GPU'} hour")
-    if kept := disk(shape, train, config.steps):
-        files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
-        yield _line("disk", f"at most {files}" if kept.files else "no checkpoints")
+    kept = disk(shape, train, config.steps)
+    files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
+    yield _line("disk", f"at most {files}" if kept.files else "no checkpoints")
 
 
 def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]:
@@ -284,11 +283,11 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
     costs = [money(cost) for second in seconds if (cost := gpu_cost(second, train)) is not None]
     kept = disk(shape, train, config.steps)
     if cpu is None:
-        size = None if needed.total is None else memory_size(needed.total, device.memory)
+        size = memory_size(needed.total, device.memory)
         fits = str(fit(needed, device))
         largest = largest_batch(shape, train, device)
     else:  # what the process takes beside its states is not planned
-        size = None if needed.least is None else f"over {memory_size(needed.least)}"
+        size = f"over {memory_size(needed.least)}"
         fits, largest = None, None
     cells = [
         device.name,
@@ -300,7 +299,7 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
         None if largest is None else str(largest),
         " to ".join(duration(second) for second in seconds),
         " to ".join(costs),
-        disk_size(kept.bytes) if kept else None,
+        disk_size(kept.bytes),
     ]
     return [cell or UNKNOWN for cell in cells]
 
@@ -376,11 +375,7 @@ def _memory(needed: MemoryNeed) -> str:
         "backward of a block": needed.block,
         "logits": needed.logits,
     }
-    listed = ", ".join(
-        f"{name} {'unknown' if size is None else memory_size(size)}" for name, size in parts.items() if size != 0
-    )
-    if needed.total is None:
-        return f"peak unknown, like the optimizer states ({listed})"
+    listed = ", ".join(f"{name} {memory_size(size)}" for name, size in parts.items() if size != 0)
     return f"per rank: {listed}; and {memory_size(OVERHEAD)} for libraries"
 
 

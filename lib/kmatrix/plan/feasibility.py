@@ -41,7 +41,7 @@ class Fit(StrEnum):
 
 def fit(need: MemoryNeed, device: GpuModel) -> Fit:
     """Return whether a run fits a GPU, next to its libraries."""
-    if need.total is None or device.memory is None:
+    if device.memory is None:
         return Fit.UNKNOWN
     room = device.memory - OVERHEAD
     if need.total > room:
@@ -134,15 +134,12 @@ class Disk:
         return self.files * self.each
 
 
-def disk(shape: ModelShape, train: TrainConfig, steps: int) -> Disk | None:
-    """Return the disk space of checkpoints, None if the optimizer is unknown."""
-    kept = states(shape, train)
-    if kept is None:
-        return None
+def disk(shape: ModelShape, train: TrainConfig, steps: int) -> Disk:
+    """Return the disk space of checkpoints."""
     # Schedule-Free trains on one set of weights and evaluates another; a checkpoint contains both.
     averaged = shape.params if train.optimizer == "schedulefree" else 0
     return Disk(
-        each=BYTES * (shape.params + averaged + kept + masks(shape, train)),
+        each=BYTES * (shape.params + averaged + states(shape, train) + masks(shape, train)),
         files=_files(train, steps),
     )
 

@@ -5,7 +5,7 @@ The activations are counted from gpt2/model/; tests compare the sum with measure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kmatrix.records.train_config import TrainConfig
@@ -20,22 +20,16 @@ COMPILED_LOGIT = {"bf16": 2.5, "fp32": 5.0}
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
 FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
 MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
-# Numbers per parameter that an optimizer stores: of matrices in blocks, of other parameters.
+# Numbers per parameter that an optimizer stores: of matrices in blocks, of other parameters. Those that are not here
+# store two, as Adam does.
 STATES = {
     "sgd": (1, 1),
-    "adam": (2, 2),
-    "adamw": (2, 2),
     "adamwadv": (3, 3),
-    "adamwspam": (2, 2),
-    "adamwprune": (2, 2),
     "muon": (1, 2),
     "muon_nanochat": (1, 2),  # and a value per row or column
     "muon_nanochat2025": (1, 2),
     "adafactor": (0, 0),
     "lion": (1, 1),
-    "adopt": (2, 2),
-    "soap": (2, 2),
-    "schedulefree": (2, 2),
 }
 CUDA_GRAPHS = ("reduce_overhead", "max_autotune")  # modes with gradients from the start (gpt2.model.compiled)
 SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
@@ -47,7 +41,7 @@ class MemoryNeed:
 
     weights: float
     gradients: float
-    states: float | None  # this rank's optimizer states, and pruning masks; None if the optimizer is unknown
+    states: float  # this rank's optimizer states, and pruning masks
     copies: float  # 16-bit copies of the weights
     activations: float  # stored by the layers for the backward pass
     block: float  # extra for the backward pass of one block; the whole block with activation checkpointing
@@ -59,10 +53,8 @@ class MemoryNeed:
     twice: bool = False  # the compiled backward pass returns its gradients together, next to the accumulated ones
 
     @property
-    def total(self) -> float | None:
+    def total(self) -> float:
         """The peak: at the start of the backward pass, or at the end of the step with all gradients."""
-        if self.states is None:
-            return None
         # Two candidates: the start of the backward pass, with all activations and the logits, and its end, with all
         # gradients and the last block, or the gradient of the embedding, or the copies of LOG_NORMS. Without
         # accumulation and DDP, gradients do not exist yet at the start. The backward pass of a layer frees its 16-bit
@@ -74,9 +66,9 @@ class MemoryNeed:
         return kept + max(begins, ends)
 
     @property
-    def least(self) -> float | None:
+    def least(self) -> float:
         """Weights, gradients and optimizer states: a device with less memory can never train the model."""
-        return None if self.states is None else self.weights + self.gradients + self.states
+        return self.weights + self.gradients + self.states
 
 
 def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
@@ -86,13 +78,12 @@ def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
     ranks = train.num_gpus
     tokens = train.batch_size * shape.block_size
     chunk = _chunk(wide, train, tokens)
-    kept = states_per_rank(wide, train)
     graphs = train.compile and train.compile_mode in CUDA_GRAPHS
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
     return MemoryNeed(
         weights=BYTES * wide.params,
         gradients=BYTES * wide.params,
-        states=None if kept is None else BYTES * (kept + masks(wide, train)),
+        states=BYTES * (states_per_rank(wide, train) + masks(wide, train)),
         copies=copies,
         activations=_activations(wide, train, tokens),
         block=tokens * _way_back(wide, train),
@@ -139,7 +130,7 @@ def _parts(shape: ModelShape, *, half: bool) -> float:
     size, shared = 2 if half else 4, shape.kv_heads / shape.n_head
     values = sum(shape.has_value_embedding(layer) for layer in range(shape.n_layer)) / shape.n_layer
     norms = (12 if half else 8) * (1 + shared) / 2
-    return norms + 4 * shape.residual_scales + 4 * values * shared - 2 * size * (1 - shared)
+    return norms + 4 * bool(shape.residual_scales) + 4 * values * shared - 2 * size * (1 - shared)
 
 
 def _way_back(shape: ModelShape, train: TrainConfig) -> float:
@@ -185,7 +176,7 @@ def _chunk(shape: ModelShape, train: TrainConfig, tokens: int) -> int:
 
 def _norms(shape: ModelShape) -> float:
     """Return the bytes of LOG_NORMS (gpt2.norms): a copy of all weights, and the update of the largest layer."""
-    largest = max(shape.block_params, shape.vocab_size * shape.n_embd)
+    largest = max(shape.block_matrices // shape.n_layer, shape.vocab_size * shape.n_embd)
     return BYTES * (shape.params + largest)
 
 
@@ -196,30 +187,26 @@ class Forecast:
     params: int  # without padding of the vocabulary
     tokens: int  # of the whole run
     flops: float  # of the whole run
-    state_mib: float | None  # MiB of weights, gradients and optimizer states per rank, without activations
+    state_mib: float  # MiB of weights, gradients and optimizer states per rank, without activations
 
 
 def forecast(shape: ModelShape, train: TrainConfig, *, tokens: int) -> Forecast:
     """Return the parameters, tokens, FLOP and minimum memory of a run. tokens: of the whole run."""
-    kept = states_per_rank(shape, train)
-    if kept is not None:
-        kept += masks(shape, train)
-    mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
+    kept = states_per_rank(shape, train) + masks(shape, train)
+    mib = BYTES * (2 * shape.params + kept) / 2**20
     return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
 
 
-def states(shape: ModelShape, train: TrainConfig) -> float | None:
-    """Return how many 32-bit numbers the optimizer stores, None for an unknown optimizer.
+def states(shape: ModelShape, train: TrainConfig) -> float:
+    """Return how many 32-bit numbers the optimizer stores.
 
     Muon stores one number per parameter of the matrices in blocks and two for the rest (AdamW).
     Adafactor stores one row and one column per matrix, which is negligible.
     SOAP stores two square matrices and their eigenvectors per matrix.
     """
-    if train.optimizer not in STATES:
-        return None
     in_blocks = shape.block_matrices
     matrix, other = _states_each(train)
-    squares = _squares_of(_matrices(shape)) if train.optimizer == "soap" else 0
+    squares = _squares_of([*shape.tables, *shape.matrices]) if train.optimizer == "soap" else 0
     return in_blocks * matrix + (shape.params - in_blocks) * other + squares
 
 
@@ -227,20 +214,20 @@ def _states_each(train: TrainConfig) -> tuple[int, int]:
     """Return the numbers per parameter: of matrices in blocks, of other parameters."""
     # AMSGrad stores the largest mean square so far. adamwadv has it in STATES; as a base of adamwprune it is added.
     largest = bool(train.amsgrad) or (train.optimizer == "adamwprune" and train.adamwprune_base == "adamwadv")
-    matrix, other = STATES[train.optimizer]
+    matrix, other = STATES.get(train.optimizer, (2, 2))
     return matrix + largest, other + largest
 
 
-def states_per_rank(shape: ModelShape, train: TrainConfig) -> float | None:
-    """Return how many 32-bit numbers the optimizer stores on the rank with the most, None for an unknown optimizer.
+def states_per_rank(shape: ModelShape, train: TrainConfig) -> float:
+    """Return how many 32-bit numbers the optimizer stores on the rank with the most.
 
     With ZERO_STAGE=1 each large tensor has one owner (gpt2.optim.sharded).
     """
     everything = states(shape, train)
-    if everything is None or not train.zero_stage or train.num_gpus == 1:
+    if not train.zero_stage or train.num_gpus == 1:
         return everything
     matrix, other = _states_each(train)
-    tensors = [(a, b, other) for a, b in _tables(shape)] + [(a, b, matrix) for a, b in _block_matrices(shape)]
+    tensors = [(a, b, other) for a, b in shape.tables] + [(a, b, matrix) for a, b in shape.matrices]
     held = [a * b * each for a, b, each in tensors]
     if train.optimizer == "soap":
         held = [size + _squares_of([(a, b)]) for size, (a, b, _) in zip(held, tensors, strict=True)]
@@ -261,34 +248,9 @@ def masks(shape: ModelShape, train: TrainConfig) -> float:
     return shape.block_matrices * kept
 
 
-def _squares_of(matrices: Sequence[tuple[int, int]]) -> int:
+def _squares_of(matrices: Iterable[tuple[int, int]]) -> int:
     """Return how many numbers SOAP's preconditioners and their eigenvectors have."""
     return 2 * sum(side * side for sides in matrices for side in sides if side <= SOAP_WIDEST)
-
-
-def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
-    """Return the sides of all matrices of the model."""
-    return [*_tables(shape), *_block_matrices(shape)]
-
-
-def _tables(shape: ModelShape) -> list[tuple[int, int]]:
-    """Return the sides of the embeddings and the output layer."""
-    d = shape.n_embd
-    tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2)
-    if shape.is_nanochat:
-        with_values = sum(shape.has_value_embedding(layer) for layer in range(shape.n_layer))
-        tables += [(shape.vocab_size, shape.kv_heads * shape.head_dim)] * with_values
-    else:
-        tables.append((shape.block_size, d))
-    return tables
-
-
-def _block_matrices(shape: ModelShape) -> list[tuple[int, int]]:
-    """Return the sides of the matrices in the blocks."""
-    d = shape.n_embd
-    kv = shape.kv_heads * shape.head_dim
-    attention = [(d, d), (kv, d), (kv, d), (d, d)] if shape.is_nanochat else [(3 * d, d), (d, d)]
-    return [*attention, (4 * d, d), (d, 4 * d)] * shape.n_layer
 
 
 def warnings(train: TrainConfig) -> list[str]:

@@ -42,7 +42,7 @@ def risks(shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, c
 
 def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Risk | None:
     need = memory(shape, train)
-    if need.total is None or need.least is None or device.memory is None:
+    if device.memory is None:
         return None
     certain = need.least > device.memory
     # On the CPU only weights, gradients and states are planned.

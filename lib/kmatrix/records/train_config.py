@@ -8,18 +8,10 @@ from typing import Any, Self
 
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.records.decode import Amount, Int, Size, convert
-from kmatrix.shapes import NANOCHAT, ModelShape
+from kmatrix.shapes import MODEL_FIELDS, ModelFields, ModelShape
 
-# The parts of nanochat's models; None with other architectures.
-NANOCHAT_FIELDS = (
-    *("n_kv_head", "value_embeddings", "smear", "backout", "residual_scales", "window_pattern", "qk_scale"),
-    *("rope_base", "logit_softcap", "norm", "activation"),
-)
 # Fields that a run has to share with the checkpoint that it starts from.
-SAME_AS_INITIAL = (
-    *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
-    *NANOCHAT_FIELDS,
-)
+SAME_AS_INITIAL = (*MODEL_FIELDS, "tokenizer")
 
 
 def neutral(default: Any) -> Any:
@@ -36,38 +28,20 @@ def how(default: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(ModelFields):
     """The configuration of a run: each symbol CONFIG_GPT2_X is the field x.
 
-    None: the symbol does not apply to this run. The planner sets every field, and the trainer needs all of them; for
-    other readers the defaults stand for fields that a file does not have. The fields without a symbol come last.
+    The first are ModelFields; those without a symbol come last. None: the symbol does not apply to this run.
+    The planner sets every field, and the trainer needs all of them; for other readers the defaults stand for fields
+    that a file does not have.
     """
 
     # Model
     model: str = ""  # name in kmatrix.shapes.NAMED, "depth" or "custom"
-    arch: str = "gpt2"  # class in gpt2.model.registry.MODELS
     depth: int | None = None  # layers; with aspect_ratio and head_dim it decides the sizes of model "depth"
     aspect_ratio: int | None = None  # width per layer
     head_dim: int | None = None
-    n_layer: Size = 0
-    n_head: Size = 0
-    n_embd: Size = 0
-    block_size: Size = 0  # tokens per sequence
     dropout: float = 0.0
-    bias: bool = True
-    weight_tying: bool = True
-    # Parts of nanochat's models, up to activation
-    n_kv_head: Size | None = None  # heads of keys and values; 0: as many as of queries
-    value_embeddings: bool | None = None
-    smear: bool | None = None
-    backout: bool | None = None
-    residual_scales: bool | None = None
-    window_pattern: str | None = None  # L or S per layer, repeated
-    qk_scale: Amount | None = None
-    rope_base: Amount | None = None
-    logit_softcap: Amount | None = None  # 0: none
-    norm: str | None = None
-    activation: str | None = None
     init_from: str = how("")  # checkpoint with the initial weights; "": random weights
     vocab_multiple: int = 0  # the embedding is padded to a multiple of this
 
@@ -183,8 +157,7 @@ class TrainConfig:
     stall_factor: float = neutral(0.0)  # multiple of the usual step time
     profile: str = neutral("")  # "i:j": profile steps i to j - 1; "": off
 
-    # Without a symbol
-    vocab_size: Size = 0
+    # Without a symbol, as vocab_size
     global_batch: Size = 0  # sequences per step, all ranks
     data_sha256: str = ""
     init_sha256: str = ""  # of the initial weights in init_from
@@ -204,9 +177,7 @@ class TrainConfig:
     @property
     def shape(self) -> ModelShape:
         """The sizes and parts of the model. Raises ValueError if they are missing or impossible."""
-        parts = NANOCHAT_FIELDS if self.arch in NANOCHAT else ()
-        names = [one.name for one in fields(ModelShape) if one.name in parts or one.name not in NANOCHAT_FIELDS]
-        return ModelShape(**{name: getattr(self, name) for name in names})
+        return ModelShape(**{name: getattr(self, name) for name in MODEL_FIELDS})
 
     @property
     def ranks_per_node(self) -> int:

@@ -16,8 +16,7 @@ from gpt2.inference.restore import load_model
 from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
 from kmatrix.errors import KmatrixError
-from kmatrix.records.train_config import NANOCHAT_FIELDS, TrainConfig
-from kmatrix.shapes import ModelShape
+from kmatrix.records.train_config import TrainConfig
 
 WORLD = World(rank=0, size=1, device=torch.device("cpu"))
 KINDS = {
@@ -26,9 +25,6 @@ KINDS = {
     "an output layer of its own": {"weight_tying": False},
     "a padded vocabulary": {"vocab_multiple": 64, "weight_tying": False},
 }
-
-
-PARTS = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, logit_softcap=15.0)  # of 2025
 
 
 def checkpoint_in(folder, **fields):
@@ -117,8 +113,7 @@ def test_another_model_is_refused_by_name_and_nothing_is_overwritten(tmp_path):
 @pytest.mark.process
 def test_nanochat_of_2025_is_exported_and_parts_that_transformers_lacks_are_refused(tmp_path):
     transformers = pytest.importorskip("transformers")
-    parts = {name: getattr(PARTS, name) for name in NANOCHAT_FIELDS}
-    arch = {"arch": "nanochat2025", "bias": False, "weight_tying": False, **parts}
+    arch = {"arch": "nanochat2025", "bias": False, "weight_tying": False, "logit_softcap": 15.0}
     model = checkpoint_in(tmp_path, **arch)
     assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 0
     twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
