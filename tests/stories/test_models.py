@@ -33,7 +33,13 @@ SMALL = (
     *("DATASET=folder", "DATA_PATH=texts", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n"),
     *("EVAL_INTERVAL=40", "WARMUP_STEPS=10", "LEARNING_RATE=3e-3", "OPTIMIZER=adamw"),
 )
-MEASURED = ("MAX_ITERS=80", "HELLASWAG=hellaswag.jsonl", "SAMPLE_INTERVAL=40", "SAMPLE_PROMPT=the cat")
+MEASURED = (
+    "MAX_ITERS=80",
+    "HELLASWAG=hellaswag.jsonl",
+    "BENCHMARK_INTERVAL=40",
+    "SAMPLE_INTERVAL=40",
+    "SAMPLE_PROMPT=the cat",
+)
 
 
 @pytest.fixture(scope="module")
