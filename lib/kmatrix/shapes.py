@@ -109,9 +109,10 @@ class ModelShape(ModelFields):
     def matrices(self) -> list[tuple[int, int]]:
         """The sides of the matrices in all blocks."""
         d, kv = self.n_embd, self.kv_width
-        attention = [(d, d), (kv, d), (kv, d), (d, d)] if self.is_nanochat else [(3 * d, d), (d, d)]
+        layer = [(d, d), (kv, d), (kv, d), (d, d)] if self.is_nanochat else [(3 * d, d), (d, d)]
+        layer += [(4 * d, d), (d, 4 * d)]
         gates = [(self.kv_heads, GATE_CHANNELS)] * self._value_embeddings
-        return [*attention, (4 * d, d), (d, 4 * d)] * self.n_layer + gates
+        return layer * self.n_layer + gates
 
     @property
     def small_params(self) -> int:

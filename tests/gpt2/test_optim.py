@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
-from gpt2.optim.groups import block_matrices, decay_groups
+from gpt2.optim.groups import block_matrices
 from kmatrix.depth_rule import RULES
 from kmatrix.errors import ConfigError
 from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, run_steps
@@ -204,16 +203,3 @@ def test_an_unknown_optimizer_is_refused_with_the_known_ones():
         "muon_nanochat2025, schedulefree, sgd, soap",
     ):
         build_optimizers(Settings(optimizer="adamv"), MatrixModel())
-
-
-def test_the_optimizer_of_the_documentation_trains(monkeypatch):
-    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
-    code = text.split("<!-- example -->")[1].split("```python\n")[1].split("```")[0]
-    namespace = {"torch": torch, "nn": nn, "Any": object, "decay_groups": decay_groups}
-    exec(code, namespace)
-    monkeypatch.setitem(BUILDERS, "signsgd", namespace["signsgd"])
-    model = MatrixModel()
-    optimizers = build_optimizers(Settings(optimizer="signsgd", learning_rate=0.01), model)
-    before, grad = model.bias.detach().clone(), gradients(model.bias, steps=1)[0]
-    apply_gradients(optimizers, model.bias, [grad], model)
-    assert torch.allclose(model.bias.detach(), before - 0.01 * grad.sign())
