@@ -79,18 +79,6 @@ class LanguageModel(nn.Module):
         self.register_buffer("padding_bias", padding_bias(shape.vocab_size, rows), persistent=False)
 
     @property
-    def params(self) -> int:
-        """Number of parameters without vocabulary padding; equals `shape.params`."""
-        padding = self.wte.num_embeddings - self.shape.vocab_size
-        return sum(p.numel() for p in self.parameters()) - padding * sum(table.shape[1] for table in self.tables)
-
-    @property
-    def tables(self) -> list[Tensor]:
-        """The matrices with a row per token of the vocabulary, padding included: each (padded V, width)."""
-        tied = self.head is self.wte.weight
-        return [self.wte.weight] if tied else [self.wte.weight, self.head]
-
-    @property
     @abstractmethod
     def head(self) -> Tensor:
         """Weights of the output layer: (padded V, E)."""

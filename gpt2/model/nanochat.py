@@ -191,11 +191,6 @@ class NanoChat(LanguageModel):
     def head(self) -> Tensor:
         return self.lm_head.weight
 
-    @property
-    def tables(self) -> list[Tensor]:
-        embeddings = [module.weight for module in self.value_embeds.values() if isinstance(module, nn.Embedding)]
-        return [self.wte.weight, *embeddings, self.head]
-
     def residual_stream(self, idx: Tensor) -> Tensor:
         path, t = self.attention_path(idx), idx.shape[1]
         x = self.stream(self.ln_e(self.wte(idx)))  # (B, T, E)

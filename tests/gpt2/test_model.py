@@ -70,7 +70,7 @@ def test_the_named_sizes_have_the_published_number_of_parameters(name, count):
     shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
     with torch.device("meta"):
         model = GPT(shape, vocab_multiple=64)
-    assert model.params == shape.params == count
+    assert sum(p.numel() for p in model.parameters()) - 47 * width == shape.params == count
     assert len(model.wte.weight) == 50304
 
 
@@ -80,7 +80,7 @@ def test_the_parameter_count_follows_bias_and_tying(bias, tying):
     shape = replace(SHAPE, bias=bias, weight_tying=tying)
     model = GPT(shape, vocab_multiple=16)
     padding = 3 * SHAPE.n_embd * (1 if tying else 2)
-    assert model.params == shape.params == sum(p.numel() for p in model.parameters()) - padding
+    assert shape.params == sum(p.numel() for p in model.parameters()) - padding
     assert any(name.endswith("bias") for name, _ in model.named_parameters()) == bias
 
 
