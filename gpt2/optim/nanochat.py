@@ -42,6 +42,10 @@ POLAR_EXPRESS = (
 )
 SAFETY, LEAST = 1.01, 1e-6  # factor and summand of a matrix's norm before the first step
 BETA2 = 0.9  # of NorMuon's second moment
+KINDS = {  # of parameters by their names; others are embeddings if they are matrices, else scales
+    **{"wte": EMBEDDING, "lm_head": HEAD, "value_embeds": VALUES, "x0_lambdas": START_SCALES},
+    **dict.fromkeys(("smear_gate", "smear_lambda", "backout_lambda"), SMEAR),
+}
 LEAST_VARIANCE = 1e-10  # of NorMuon
 
 
@@ -95,26 +99,14 @@ def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
     A tied embedding is the output layer, whose rate it needs. Gains and biases have the rate of the residual scales.
     """
-    matrices = {id(matrix) for matrix in block_matrices(model)}  # by identity: == of tensors compares their values
-    head = next((id(p) for name, p in model.named_parameters() if "lm_head" in name.split(".")), None)
+    matrices = set(block_matrices(model))
+    has_head = any("lm_head" in name.split(".") for name, _ in model.named_parameters())
     found: dict[str, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if id(parameter) in matrices:
-            continue
-        words = name.split(".")
-        if "wte" in words:
-            kind = HEAD if head is None else EMBEDDING
-        elif id(parameter) == head:
-            kind = HEAD
-        elif "value_embeds" in words:
-            kind = VALUES
-        elif words[-1] == "x0_lambdas":
-            kind = START_SCALES
-        elif {"smear_gate", "smear_lambda", "backout_lambda"} & set(words):
-            kind = SMEAR
-        else:
-            kind = EMBEDDING if parameter.ndim >= 2 else SCALES
-        found.setdefault(kind, []).append(parameter)
+        if parameter not in matrices:
+            other = EMBEDDING if parameter.ndim >= 2 else SCALES
+            kind = next((KINDS[word] for word in name.split(".") if word in KINDS), other)
+            found.setdefault(HEAD if "wte" in name.split(".") and not has_head else kind, []).append(parameter)
     return found
 
 

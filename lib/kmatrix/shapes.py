@@ -16,7 +16,7 @@ VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}  # of char and bpe the d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFields:
-    """What decides the model: fields of ModelShape and of a run's configuration, each one a symbol CONFIG_GPT2_X.
+    """What decides the model: fields of ModelShape and of a run's configuration; all but the vocabulary are symbols.
 
     From `n_kv_head` on they belong to nanochat's architectures. None: the model has no such part.
     """
