@@ -220,7 +220,7 @@ def loss(place: Place) -> Iterator[Measured]:
     The trainer's is that of a model without blocks, whose embedding and last norm are part of the time.
     """
     shape = place.shape
-    configure_precision(place.device, "bf16")
+    configure_precision(place.device)
     rows, vocab = place.rows, padded(shape.vocab_size, 64)
     flops = 6.0 * rows * vocab * shape.n_embd
     x, head = (place.random(n, shape.n_embd).requires_grad_() for n in (rows, vocab))

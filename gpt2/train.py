@@ -28,7 +28,6 @@ from gpt2.checkpoint import Saver, TrainingState, initialize
 from gpt2.data.batches import Batches, check_data
 from gpt2.evaluate import Benchmarks, Validation
 from gpt2.log import RunLog
-from gpt2.model.attention_kernel import kernels_of
 from gpt2.model.compiled import begin_pass, compile_model, keep_gradients
 from gpt2.model.precision import autocast
 from gpt2.model.registry import build_model, configure
@@ -285,7 +284,7 @@ def set_up(
         log.say(line)
 
     # Model and optimizer
-    log.say(configure(config, world.device))
+    configure(config, world.device)
     raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
     optimizers = shard(build_optimizers(config, raw), config.zero_stage, world)
     pruner = prune.build(config, raw, optimizers)
@@ -293,7 +292,7 @@ def set_up(
         log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
     log.optimizers, log.pruner = optimizers, pruner
     adjusted = changes(planned, config, "another micro-batch was asked for")
-    log.begin(config, world, adjusted=adjusted, attention=kernels_of(raw, config, world.device))
+    log.begin(config, world, adjusted=adjusted)
 
     # Everything that a checkpoint holds
     stateful: dict[str, Any] = {"log": log, "benchmarks": benchmarks, **({"pruner": pruner} if pruner else {})}

@@ -45,7 +45,7 @@ def restore(path: Path, device: str = "") -> Restored:
         raise LaunchError(f"DEVICE={kind} is not available", hint=f"pass DEVICE={' or DEVICE='.join(available)}")
     value = load_checkpoint(path)
     config, model = value["config"], load_model(value, path)
-    configure_precision(kind, "fp32")
+    configure_precision(kind)
     return Restored(
         model=model.to(kind, torch.bfloat16 if kind == "cuda" and config.get("dtype") == "bf16" else None).eval(),
         tokenizer=load(config["tokenizer"], Path(config["data_path"])),

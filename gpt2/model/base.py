@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from gpt2.model import fp8
 from gpt2.model.cache import Cache
 from gpt2.model.loss import capped, chunked_cross_entropy, cross_entropy, padding_bias, soft_cap
-from gpt2.model.precision import attention_path, has_amx
 from kmatrix.shapes import ModelShape, loss_rows, padded
 
 
@@ -70,7 +69,6 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.dropout = shape, dropout
-        self.amx = has_amx()  # here, because the forward pass may be compiled
         self.recompute, self.loss_chunk = recompute, loss_chunk
         self.bf16_stream, self.fp8 = bf16_stream, fp8
         rows = padded(shape.vocab_size, vocab_multiple)  # V padded: GPUs prefer 50304 to 50257 (nanoGPT)
@@ -117,17 +115,6 @@ class LanguageModel(nn.Module):
         """Return the logits (..., V) after the residual stream (..., E); in fp32 if they are capped."""
         logits = functional.linear(x, self.head)[..., : self.shape.vocab_size]
         return soft_cap(logits.float(), self.shape.logit_softcap) if self.shape.logit_softcap else logits
-
-    def attention_path(self, idx: Tensor) -> str:
-        """Return the faster attention for tokens (B, T): "sdpa" or "matmul". Raises ValueError above the context."""
-        t = idx.shape[1]
-        if t > self.shape.block_size:
-            raise ValueError(f"{t} tokens in a sequence, but the model's context is {self.shape.block_size}")
-        device = idx.device.type
-        dtype = "bf16" if torch.is_autocast_enabled(device) else "fp32"
-        if device == "cpu" and self.training and self.dropout > 0:
-            return "matmul"  # on the CPU, SDPA with dropout is not fused
-        return attention_path(device, dtype, t, amx=self.amx)
 
     def stream(self, x: Tensor) -> Tensor:
         """Return the start of the residual stream (B, T, E) in its precision: the blocks keep it."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpt2.model.attention import causal_mask, plain_attention
+from gpt2.model.attention import attention
 from gpt2.model.base import Embedding, LanguageModel, Linear
 from gpt2.model.cache import Cache, Layer
 from kmatrix.shapes import ModelShape
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.c_attn = Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
         self.c_proj = Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
 
-    def forward(self, x: Tensor, path: str, mask: Tensor, past: Layer | None = None) -> Tensor:
+    def forward(self, x: Tensor, past: Layer | None = None) -> Tensor:
         b, t, e = x.shape  # (B, T, E)
         # One product for all three, in the order of the published c_attn: queries, keys, values.
         qkv = self.c_attn(x).view(b, t, 3, self.n_head, e // self.n_head)  # (B, T, 3, H, D)
@@ -36,11 +36,8 @@ class Attention(nn.Module):
         if past:
             # Not is_causal: it aligns the first query with the first key, and new queries are the last of K tokens.
             y = functional.scaled_dot_product_attention(q, *past.extend(k, v), attn_mask=past.mask)
-        elif path == "sdpa":
-            # is_causal instead of a mask, because the flash kernels on GPUs do not take one.
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         else:
-            y = plain_attention(q, k, v, mask, dropout)
+            y = attention(q, k, v, dropout=dropout)
         # y: (B, H, T, D)
         y = self.c_proj(y.transpose(1, 2).reshape(b, t, e))  # (B, T, E)
         return functional.dropout(y, dropout) if dropout else y
@@ -71,8 +68,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
         self.mlp = Mlp(shape, dropout)
 
-    def forward(self, x: Tensor, path: str, mask: Tensor, past: Layer | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), path, mask, past)  # (B, T, E)
+    def forward(self, x: Tensor, past: Layer | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), past)  # (B, T, E)
         added: Tensor = self.mlp(self.ln_2(x))
         return x + added
 
@@ -84,8 +81,6 @@ class GPT(LanguageModel):
     dropout, options: see LanguageModel.
     """
 
-    causal_mask: Tensor
-
     def __init__(self, shape: ModelShape, *, seed: int = 1337, dropout: float = 0.0, **options: Any) -> None:
         super().__init__(shape, seed=seed, dropout=dropout, **options)
         self.wpe = Embedding(shape.block_size, shape.n_embd)
@@ -93,8 +88,6 @@ class GPT(LanguageModel):
         self.ln_f = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
         # Tied to the token embedding in GPT-2 (Press and Wolf 2017, arXiv:1608.05859)
         self.lm_head = None if shape.weight_tying else Linear(shape.n_embd, self.wte.num_embeddings, bias=False)
-        # Not persistent: a constant, which would tie checkpoints to the block size of the attention.
-        self.register_buffer("causal_mask", causal_mask(shape.block_size), persistent=False)
         self._draw_weights(torch.Generator().manual_seed(seed))
         self.select_fp8()
 
@@ -103,7 +96,7 @@ class GPT(LanguageModel):
         positions, layers = cache.append(idx.shape[1])
         x = self.wte(idx) + self.wpe(positions)  # (B, Q, E)
         for block, past in zip(self.h, layers, strict=True):
-            x = block(x, "sdpa", self.causal_mask, past)  # (B, Q, E)
+            x = block(x, past)  # (B, Q, E)
         # Only the last token predicts something new: the output layer would dominate the time of a long prompt.
         return self.logits(self.ln_f(x[:, -1])).float()  # (B, V)
 
@@ -112,11 +105,10 @@ class GPT(LanguageModel):
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
     def residual_stream(self, idx: Tensor) -> Tensor:
-        path, t = self.attention_path(idx), idx.shape[1]
-        x = self.stream(self.wte(idx) + self.wpe.weight[:t])  # (B, T, E)
+        x = self.stream(self.wte(idx) + self.wpe.weight[: idx.shape[1]])  # (B, T, E)
         x = functional.dropout(x, self.dropout) if self.training and self.dropout else x
         for block in self.h:
-            x = self.run_block(block, x, path, self.causal_mask)
+            x = self.run_block(block, x)
         normed: Tensor = self.ln_f(x)  # GPT-2 adds this norm after the last block (Radford et al. 2019, section 2.3)
         return normed
 

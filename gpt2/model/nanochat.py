@@ -16,14 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpt2.model.attention import (
-    causal_mask,
-    fused_attention,
-    plain_attention,
-    repeat_heads,
-    window_mask,
-    windowed_attention,
-)
+from gpt2.model.attention import attention, fused_attention, window_mask
 from gpt2.model.base import Embedding, LanguageModel, Linear
 from gpt2.model.cache import Cache, Layer
 from kmatrix.shapes import GATE_CHANNELS, ROPE_BASE, SMEAR_CHANNELS, ModelShape
@@ -84,12 +77,12 @@ class NanoChatAttention(nn.Module):
         self.ve_gate = Linear(GATE_CHANNELS, shape.kv_heads, bias=False) if has_gate else None
 
     def forward(
-        self, x: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], how: tuple[str, Tensor, bool] | Layer
+        self, x: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], how: Tensor | Layer | None
     ) -> Tensor:
         """Return the attention output (B, T, E).
 
         embedded: the value embeddings of the tokens, (B, T, K D).  rotary: cosines and sines of the positions.
-        how: the cache, or the path, the mask and whether that is of a window.
+        how: the cache, or the mask of the layer's window, if it has one.
         """
         b, t, e = x.shape
         q = self.c_q(x).view(b, t, self.n_head, self.head_dim)
@@ -105,14 +98,7 @@ class NanoChatAttention(nn.Module):
         if isinstance(how, Layer):
             y = fused_attention(q, *how.extend(k, v), mask=how.mask)
         else:
-            path, mask, has_window = how
-            if has_window:
-                y = windowed_attention(q, k, v, path, mask)
-            elif path == "sdpa":
-                y = fused_attention(q, k, v)
-            else:
-                k, v = (repeat_heads(part, self.n_head) for part in (k, v))
-                y = plain_attention(q, k, v, mask, 0.0)
+            y = attention(q, k, v, window=how)
         output: Tensor = self.c_proj(y.transpose(1, 2).reshape(b, t, e))
         return output
 
@@ -142,7 +128,7 @@ class NanoChatBlock(nn.Module):
         self.attn, self.mlp = NanoChatAttention(shape, layer), NanoChatMlp(shape)
 
     def forward(
-        self, x: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], how: tuple[str, Tensor, bool] | Layer
+        self, x: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], how: Tensor | Layer | None
     ) -> Tensor:
         x = x + self.attn(self.ln_1(x), embedded, rotary, how)  # (B, T, E)
         added: Tensor = self.mlp(self.ln_2(x))
@@ -156,7 +142,6 @@ class NanoChat(LanguageModel):
     options: see LanguageModel; dropout is not part of this architecture.
     """
 
-    causal_mask: Tensor
     window_mask: Tensor
     cos: Tensor
     sin: Tensor
@@ -180,7 +165,6 @@ class NanoChat(LanguageModel):
         self.lm_head = Linear(shape.n_embd, rows, bias=False)
         # Not persistent: constants, which would tie checkpoints to the block size of the attention.
         short = min(shape.windows)
-        self.register_buffer("causal_mask", causal_mask(shape.block_size), persistent=False)
         self.register_buffer("window_mask", window_mask(min(short, shape.block_size)), persistent=False)
         for name, table in zip(("cos", "sin"), rotary_tables(shape), strict=True):
             self.register_buffer(name, table, persistent=False)
@@ -192,13 +176,11 @@ class NanoChat(LanguageModel):
         return self.lm_head.weight
 
     def residual_stream(self, idx: Tensor) -> Tensor:
-        path, t = self.attention_path(idx), idx.shape[1]
+        t = idx.shape[1]
         x = self.stream(self.ln_e(self.wte(idx)))  # (B, T, E)
         if self.smear_gate is not None:
             x = torch.cat([x[:, :1], self._smeared(x[:, 1:], x[:, :-1])], dim=1)
-        full = (path, self.causal_mask, False)
-        short = (path, self.window_mask, True)
-        ways = [short if window < t - 1 else full for window in self.shape.windows]
+        ways = [self.window_mask if window < t - 1 else None for window in self.shape.windows]
         return self._blocks(x, idx, (self.cos[:t], self.sin[:t]), ways)
 
     @torch.no_grad()
@@ -226,7 +208,7 @@ class NanoChat(LanguageModel):
         x: Tensor,
         idx: Tensor,
         rotary: tuple[Tensor, Tensor],
-        ways: list[tuple[str, Tensor, bool]] | list[Layer],
+        ways: list[Tensor | None] | list[Layer],
     ) -> Tensor:
         """Return the residual stream after all blocks and the last norm, from the embedded tokens x (B, T, E)."""
         start, middle = x, x

@@ -33,8 +33,8 @@ def build_model(config: TrainConfig) -> LanguageModel:
     )
 
 
-def configure(config: TrainConfig, device: torch.device) -> str:
-    """Set precision, determinism and attention kernel of this process, and return a line for the log.
+def configure(config: TrainConfig, device: torch.device) -> None:
+    """Set precision, determinism and attention kernel of this process.
 
     Raises ConfigError if the device or the installation lacks what is configured.
     """
@@ -42,4 +42,4 @@ def configure(config: TrainConfig, device: torch.device) -> str:
         check_device(device)
     configure_determinism(deterministic=config.deterministic)
     choose_kernel(config, device)
-    return configure_precision(device.type, config.dtype)
+    configure_precision(device.type)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import gpt2.model.base
 from factories import train_config
 from gpt2.model.precision import autocast
 from gpt2.model.registry import MODELS
@@ -102,10 +101,8 @@ GATE = ("short", "both", "norms", "nanochat-vocabulary")  # one of each kind of 
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in GATE else pytest.mark.nightly) for n in STEPS])
-def test_the_planned_peak_equals_the_measured_peak(name, monkeypatch):
-    """With AMX tiles, attention is fused on the CPU as on GPUs."""
+def test_the_planned_peak_equals_the_measured_peak(name):
     shape, train, error = STEPS[name]
-    monkeypatch.setattr(gpt2.model.base, "has_amx", lambda: True)
     assert above_weights(memory(shape, train)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
 
 
