@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpt2.checkpoint import load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
-from gpt2.inference.nanochat_layout import nanochat_config, nanochat_to_hugging_face
+from gpt2.inference.nanochat_layout import SIZES, nanochat_config, nanochat_to_hugging_face, refuse_parts
 from gpt2.inference.restore import load_model
 from kmatrix.errors import ConfigError
 from kmatrix.output import run_program
@@ -45,7 +45,7 @@ COMPUTED: dict[str, Any] = {
     "add_cross_attention": False,
     "n_inner": None,
 }
-SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
+COMMON = ("n_layer", "n_head", "n_embd", "vocab_size")  # fields with the same name there
 
 
 def to_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def to_config(value: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         **COMPUTED,
-        **{name: ours[name] for name in SIZES},
+        **{name: ours[name] for name in COMMON},
         "n_positions": ours["block_size"],
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), ours.get("dropout", 0.0)),
         "tie_word_embeddings": ours["weight_tying"],
@@ -101,7 +101,7 @@ def from_config(theirs: Mapping[str, Any]) -> dict[str, Any]:
         if theirs.get(name, value) != value:
             raise ValueError(f"{name} is {theirs[name]!r}")
     return {
-        **{name: theirs[name] for name in SIZES},
+        **{name: theirs[name] for name in COMMON},
         "block_size": theirs["n_positions"],
         "weight_tying": theirs.get("tie_word_embeddings", True),
         **{"arch": "gpt2", "bias": True, "vocab_multiple": 1},
@@ -118,6 +118,7 @@ def export(path: Path, folder: Path) -> None:
         described = nanochat_config(model.shape)
         layout = nanochat_to_hugging_face(model.state_dict(), model.shape.vocab_size)
     else:
+        refuse_parts(model.shape, SIZES, {"arch": "gpt2"})
         described, layout = to_config(value), to_hugging_face(model.state_dict(), config)
     end_token = END_TOKENS.get(config["tokenizer"])
     described |= {"bos_token_id": end_token, "eos_token_id": end_token, "torch_dtype": "float32"}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kmatrix.errors import ConfigError
-from kmatrix.shapes import ROPE_BASE, ModelShape
+from kmatrix.shapes import MODEL_FIELDS, ROPE_BASE, ModelShape
 
 # Ours -> transformers', inside of a block and outside.
 IN_BLOCK = {
@@ -21,11 +21,10 @@ IN_BLOCK = {
     "mlp.c_proj": "mlp.fc2",
 }
 OUTSIDE = {"wte.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
-# Values of a shape that transformers' class computes; with others there is no layout.
-FIXED = {
-    **dict.fromkeys(("value_embeddings", "smear", "backout", "residual_scales"), False),
-    **{"qk_scale": 1.0, "norm": "rms", "activation": "relu2"},
-}
+SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "weight_tying")
+# Fields of nanochat's models that config.json has, and values of others that transformers' class computes.
+GIVEN = (*SIZES, "arch", "n_kv_head", "rope_base", "logit_softcap")
+FIXED = {"qk_scale": 1.0, "norm": "rms", "activation": "relu2"}
 
 
 def nanochat_to_hugging_face(weights: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
@@ -40,18 +39,21 @@ def nanochat_to_hugging_face(weights: Mapping[str, Tensor], vocab_size: int) -> 
     return found
 
 
+def refuse_parts(shape: ModelShape, given: Collection[str], fixed: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a field of a model is neither `given` in config.json, nor empty, nor as in `fixed`."""
+    parts = {name: getattr(shape, name) for name in MODEL_FIELDS if name not in given}
+    if other := [f"{name} is {part}" for name, part in parts.items() if part and part != fixed.get(name)]:
+        raise ConfigError(
+            f"transformers cannot compute this model of type {shape.arch!r}",
+            why="; ".join(other),
+            hint="export GPT-2 as published, or a model with the parts of nanochat2025 (docs/nanochat.md)",
+        )
+
+
 def nanochat_config(shape: ModelShape) -> dict[str, Any]:
     """Return config.json for a shape. Raises ConfigError if transformers' NanoChat cannot compute the model."""
-    parts = {name: getattr(shape, name) for name in FIXED}
-    other = [f"{name} is {part}" for name, part in parts.items() if part not in (None, FIXED[name])]
-    if min(shape.windows) < shape.block_size:
-        other.append(f"window_pattern is {shape.window_pattern}")
-    if other:
-        raise ConfigError(
-            f"transformers' NanoChat cannot compute this model of type {shape.arch!r}",
-            why="; ".join(other),
-            hint="only models with the parts of nanochat2025 can be exported (docs/nanochat.md)",
-        )
+    windowed = min(shape.windows) < shape.block_size
+    refuse_parts(shape, GIVEN if windowed else (*GIVEN, "window_pattern"), FIXED)
     return {
         "architectures": ["NanoChatForCausalLM"],
         "model_type": "nanochat",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from gpt2.checkpoint import TrainingState, load_checkpoint, save_checkpoint, sna
 from gpt2.data.tokenizer import BpeTokenizer
 from gpt2.dist import World
 from gpt2.inference import export
+from gpt2.inference.nanochat_layout import SIZES, refuse_parts
 from gpt2.inference.restore import load_model
 from gpt2.model.registry import build_model
 from gpt2.optim.builders import build_optimizers
 from kmatrix.errors import KmatrixError
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.shapes import ModelShape
 
 WORLD = World(rank=0, size=1, device=torch.device("cpu"))
 KINDS = {
@@ -124,3 +127,11 @@ def test_nanochat_of_2025_is_exported_and_parts_that_transformers_lacks_are_refu
     checkpoint_in(tmp_path / "new", **arch | {"arch": "nanochat", "smear": True})
     with pytest.raises(KmatrixError, match=r"(?s)cannot compute.*smear is True"):
         run(tmp_path / "new/a.pt", f"--output={tmp_path / 'hf2'}")
+
+
+def test_a_part_that_gpt2_of_transformers_lacks_is_refused():
+    shape = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257)
+    refuse_parts(shape, SIZES, {"arch": "gpt2"})
+    for name, part in {"arch": "mine", "activation": "relu2", "smear": True}.items():
+        with pytest.raises(KmatrixError, match=f"{name} is {part}"):
+            refuse_parts(replace(shape, **{name: part}), SIZES, {"arch": "gpt2"})
