@@ -40,42 +40,30 @@ def build_optimizers(config: Any, model: nn.Module) -> Optimizers:
 
 def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return SGD with L2 regularization (weight decay is added to the gradient)."""
-    # torch raises a ValueError with its own argument names; the user knows the symbols.
-    if config.sgd_nesterov and not config.sgd_momentum:
-        raise ConfigError(
-            "SGD with Nesterov momentum has a momentum of 0",
-            why="Nesterov's method looks ahead along the momentum, and there is none",
-            hint="set GPT2_SGD_MOMENTUM above 0 (0.9 is usual), or GPT2_SGD_NESTEROV=n",
-        )
-    groups = decay_groups(model.parameters(), config.weight_decay)
     options = {"lr": config.learning_rate, "momentum": config.sgd_momentum, "nesterov": bool(config.sgd_nesterov)}
     # fused, here and below: one kernel for all parameters, instead of several small ones per parameter.
-    return [torch.optim.SGD(groups, fused=True, **options)]
+    return [torch.optim.SGD(_groups(config, model), fused=True, **options)]
 
 
 def adam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return Adam with L2 regularization (weight decay is added to the gradient)."""
-    groups = decay_groups(model.parameters(), config.weight_decay)
-    return [torch.optim.Adam(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
+    return [torch.optim.Adam(_groups(config, model), **_adam_options(config))]
 
 
 def adamw(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
-    groups = decay_groups(model.parameters(), config.weight_decay)
-    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
+    return [torch.optim.AdamW(_groups(config, model), **_adam_options(config))]
 
 
 def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return AdamW with AMSGrad, whose second moment never decreases (Reddi et al. 2018, arXiv:1904.09237)."""
-    groups = decay_groups(model.parameters(), config.weight_decay)
-    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, amsgrad=True, **_adam_options(config))]
+    return [torch.optim.AdamW(_groups(config, model), amsgrad=True, **_adam_options(config))]
 
 
 def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals."""
     own = {"theta": config.spam_theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
-    options = {**own, **_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
-    return [Spam(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
+    return [Spam(_groups(config, model), **own, amsgrad=bool(config.amsgrad), **_adam_options(config))]
 
 
 def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -87,8 +75,8 @@ def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     if base == "adamwspam":
         return adamwspam(config, model)
     kind = torch.optim.Adam if base == "adam" else torch.optim.AdamW
-    options = {**_adam_options(config), "amsgrad": bool(config.amsgrad) or base == "adamwadv", "fused": True}
-    return [kind(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
+    amsgrad = bool(config.amsgrad) or base == "adamwadv"
+    return [kind(_groups(config, model), amsgrad=amsgrad, **_adam_options(config))]
 
 
 def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -98,7 +86,7 @@ def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     and to treat queries, keys and values as three matrices.
     """
     matrices = block_matrices(model)
-    in_muon = {id(parameter) for parameter in matrices}  # by identity: == of tensors compares their values
+    in_muon = {id(parameter) for parameter in matrices}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in in_muon]
     return [  # Muon first: `Optimizers.lr`, which the log shows, is the rate of the first group
         Muon(
@@ -112,7 +100,7 @@ def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
             adjust_lr_fn=config.muon_adjust_lr_fn,
         ),
         torch.optim.AdamW(
-            decay_groups(rest, config.weight_decay), lr=config.muon_adamw_lr, fused=True, **_adam_options(config)
+            decay_groups(rest, config.weight_decay), **(_adam_options(config) | {"lr": config.muon_adamw_lr})
         ),
     ]
 
@@ -122,13 +110,8 @@ def adafactor(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
     Source: Shazeer and Stern 2018, arXiv:1804.04235.
     """
-    groups = decay_groups(model.parameters(), config.weight_decay)
     options = {"lr": config.learning_rate, "beta2_decay": config.adafactor_beta2_decay, "d": config.adafactor_clip}
-    return [Adafactor(groups, **options)]
-
-
-def _adam_options(config: Any) -> dict[str, Any]:
-    return {"betas": (config.beta1, config.beta2), "eps": config.epsilon}
+    return [Adafactor(_groups(config, model), **options)]
 
 
 def lion(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -138,7 +121,8 @@ def lion(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """
     from pytorch_optimizer import Lion
 
-    return [Lion(_groups(config, model), lr=config.learning_rate, betas=_betas(config), foreach=True)]
+    betas = (config.beta1, config.beta2)
+    return [Lion(_groups(config, model), lr=config.learning_rate, betas=betas, foreach=True)]
 
 
 def adopt(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -148,8 +132,7 @@ def adopt(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """
     from pytorch_optimizer import ADOPT
 
-    options = {"betas": _betas(config), "eps": config.epsilon, "weight_decouple": True, "foreach": True}
-    return [ADOPT(_groups(config, model), lr=config.learning_rate, **options)]
+    return [ADOPT(_groups(config, model), weight_decouple=True, foreach=True, **_options(config))]
 
 
 def soap(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -159,8 +142,7 @@ def soap(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """
     from pytorch_optimizer import SOAP
 
-    options = {"betas": _betas(config), "eps": config.epsilon, "precondition_frequency": config.soap_frequency}
-    return [SOAP(_groups(config, model), lr=config.learning_rate, **options)]
+    return [SOAP(_groups(config, model), precondition_frequency=config.soap_frequency, **_options(config))]
 
 
 def schedulefree(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -170,8 +152,7 @@ def schedulefree(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """
     from pytorch_optimizer import ScheduleFreeAdamW
 
-    options = {"betas": _betas(config), "eps": config.epsilon, "foreach": True}
-    return [ScheduleFreeAdamW(_groups(config, model), lr=config.learning_rate, **options)]
+    return [ScheduleFreeAdamW(_groups(config, model), foreach=True, **_options(config))]
 
 
 BUILDERS: dict[str, Builder] = {
@@ -196,5 +177,10 @@ def _groups(config: Any, model: nn.Module) -> list[dict[str, Any]]:
     return decay_groups(model.parameters(), config.weight_decay)
 
 
-def _betas(config: Any) -> tuple[float, float]:
-    return (config.beta1, config.beta2)
+def _options(config: Any) -> dict[str, Any]:
+    """Return the options that all relatives of Adam have."""
+    return {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
+
+
+def _adam_options(config: Any) -> dict[str, Any]:
+    return {**_options(config), "fused": True}

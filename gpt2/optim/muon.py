@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,24 +37,28 @@ class Muon(torch.optim.Muon):
 
     def _update(self, matrices: list[Tensor], parts: int, group: Mapping[str, Any]) -> None:
         """Update matrices (A, B) of one shape, with the same number of projections."""
-        grads = [matrix.grad for matrix in matrices if matrix.grad is not None]
-        for matrix, grad in zip(matrices, grads, strict=True):
-            if not self.state[matrix]:
-                self.state[matrix]["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
-        # torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.
-        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-        updates = torch._foreach_lerp(grads, momenta, group["momentum"]) if group["nesterov"] else momenta
-        x = projected(updates, parts, self.dtype)  # (N P, A / P, B)
-        del updates  # before the iteration takes more memory
-        x = orthogonal(x, steps=group["ns_steps"], factors=group["ns_coefficients"], least=group["eps"])
+        x = projected(self._averaged(matrices, group), parts, self.dtype)  # (N P, A / P, B)
+        # The norm of each matrix bounds its largest singular value, which the iteration needs to be at most 1.
+        x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp_(min=group["eps"]))
+        x = iterated(x, [group["ns_coefficients"]] * group["ns_steps"])
         rate = group["lr"] * muon_ratio(group["adjust_lr_fn"], *x.shape[-2:])
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(matrices, whole(x, matrices), alpha=-rate)
 
+    def _averaged(self, matrices: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
+        """Update the momentum of matrices with gradients; return it, or Nesterov's, which looks ahead along it."""
+        grads = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        momenta: list[Tensor] = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        # torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        return list(torch._foreach_lerp(grads, momenta, group["momentum"])) if group["nesterov"] else momenta
+
 
 def batches(matrices: Sequence[nn.Parameter], parts: Mapping[nn.Parameter, int]) -> Iterator[tuple[list[Tensor], int]]:
-    """Yield the matrices that have a gradient, in batches of one shape and number of projections, with that number."""
+    """Yield the matrices that have a gradient, in batches of one shape and number of projections, with the number."""
     alike: dict[tuple[tuple[int, ...], int], list[Tensor]] = {}
     for matrix in matrices:
         if matrix.grad is not None:
@@ -65,7 +69,7 @@ def batches(matrices: Sequence[nn.Parameter], parts: Mapping[nn.Parameter, int])
             yield found[first : first + size], count
 
 
-def projected(matrices: list[Tensor] | tuple[Tensor, ...], parts: int, dtype: torch.dtype) -> Tensor:
+def projected(matrices: list[Tensor], parts: int, dtype: torch.dtype) -> Tensor:
     """Return a copy of N matrices (A, B) of P projections each, as one tensor (N P, A / P, B)."""
     rows, columns = matrices[0].shape
     x = torch.empty(len(matrices), rows, columns, dtype=dtype, device=matrices[0].device)
@@ -87,34 +91,19 @@ def muon_ratio(name: str | None, rows: int, columns: int) -> float:
     return math.sqrt(max(1, rows / columns))  # the author's
 
 
-def orthogonal(x: Tensor, *, steps: int, factors: tuple[float, float, float], least: float) -> Tensor:
-    """Return matrices (N, A, B) with singular values near 1, by Newton-Schulz iterations. Overwrites x.
-
-    X <- a X + (b G + c G G) X with G = X X'. Source: Jordan et al. 2024.  least: lower bound of the norm.
-    """
-    # The norm of each matrix bounds its largest singular value, which the iteration needs to be at most 1.
-    x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp_(min=least))
-    return iterated(x, [factors] * steps)
-
-
 def iterated(x: Tensor, factors: Sequence[tuple[float, float, float]]) -> Tensor:
     """Return matrices (N, A, B) after X <- a X + (b G + c G G) X for each a, b, c; G = X X', of the shorter side.
 
-    On the CPU each matrix has its own products, for equal bits in a batch of any size: with sharded states a rank has
-    only some of the matrices (gpt2.optim.sharded), and BLAS rounds by the number of products that it gets at once.
-    There are no kernels to start there, which is what a batch saves.
+    Newton-Schulz iterations (Jordan et al. 2024), towards singular values of 1. On the CPU each matrix has its own
+    products, for equal bits in a batch of any size: with sharded states a rank has only some of the matrices, and BLAS
+    rounds by the number of products that it gets at once.
     """
     if x.device.type == "cpu":
         return torch.stack([_iterated(matrix, factors, torch.mm, torch.addmm) for matrix in x.unbind()])
     return _iterated(x, factors, torch.bmm, torch.baddbmm)
 
 
-def _iterated(
-    x: Tensor,
-    factors: Sequence[tuple[float, float, float]],
-    product: Callable[..., Tensor],
-    sum_and_product: Callable[..., Tensor],
-) -> Tensor:
+def _iterated(x: Tensor, factors: Sequence[tuple[float, float, float]], product: Any, sum_and_product: Any) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     for a, b, c in factors:

@@ -14,22 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.optim.groups import block_matrices, projections
-from gpt2.optim.muon import Muon, batches, iterated, muon_ratio, projected, whole
-from kmatrix.depth_rule import (
-    EMBEDDING,
-    HEAD,
-    RULES,
-    SCALES,
-    SMEAR,
-    START_SCALES,
-    VALUES,
-    OptimizerRule,
-    adam_rate,
-    decay_fraction_at,
-    matrix_decay,
-    matrix_rate,
-    momentum_at,
-)
+from gpt2.optim.muon import Muon, iterated, muon_ratio, projected, whole
+from kmatrix import depth_rule
+from kmatrix.depth_rule import EMBEDDING, HEAD, RULES, SCALES, SMEAR, START_SCALES, VALUES
 
 # Polar Express (Amsel et al. 2025, arXiv:2505.16932) for five steps, with the safety factor 1.01: a, b, c of
 # X <- a X + (b G + c G G) X with G = X X'. nanochat/optim.py, 92d63d4.
@@ -42,45 +29,47 @@ POLAR_EXPRESS = (
 )
 SAFETY, LEAST = 1.01, 1e-6  # factor and summand of a matrix's norm before the first step
 BETA2 = 0.9  # of NorMuon's second moment
+LEAST_VARIANCE = 1e-10  # of NorMuon
 KINDS = {  # of parameters by their names; others are embeddings if they are matrices, else scales
     **{"wte": EMBEDDING, "lm_head": HEAD, "value_embeds": VALUES, "x0_lambdas": START_SCALES},
     **dict.fromkeys(("smear_gate", "smear_lambda", "backout_lambda"), SMEAR),
 }
-LEAST_VARIANCE = 1e-10  # of NorMuon
 
 
 def muon_nanochat(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return nanochat's optimizer of 2026."""
-    rule = RULES[config.optimizer]
     tokens = config.tokens_per_step
-    return [
-        NanochatMuon(
-            block_matrices(model),
-            parts=projections(model),
-            lr=matrix_rate(rule, config.learning_rate, tokens),
-            weight_decay=matrix_decay(rule, config.weight_decay, config.shape, tokens),
-            dtype=torch.bfloat16 if config.dtype == "bf16" else torch.float32,
-            schedule=MuonSchedule(config, rule),
-        ),
-        adam_by_kind(config, model),
-    ]
+    muon = NanochatMuon(
+        block_matrices(model),
+        parts=projections(model),
+        lr=depth_rule.matrix_rate(RULES[config.optimizer], config.learning_rate, tokens),
+        weight_decay=depth_rule.matrix_decay(RULES[config.optimizer], config.weight_decay, config.shape, tokens),
+    )
+    muon.dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
+    return [scheduled(config, muon), adam_by_kind(config, model)]
 
 
 def muon_nanochat2025(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return nanochat's optimizer of October 2025: PyTorch's Muon, with a schedule of the momentum."""
-    rule = RULES[config.optimizer]
-    muon = ScheduledMuon(
-        block_matrices(model),
-        parts=projections(model),
-        lr=matrix_rate(rule, config.learning_rate, config.tokens_per_step),
-        weight_decay=config.weight_decay,
-        momentum=rule.momentum[0],
-        nesterov=True,
-        ns_steps=5,
-        adjust_lr_fn="original",
-        schedule=MuonSchedule(config, rule),
-    )
-    return [muon, adam_by_kind(config, model)]
+    rate = depth_rule.matrix_rate(RULES[config.optimizer], config.learning_rate, config.tokens_per_step)
+    muon = Muon(block_matrices(model), parts=projections(model), lr=rate, weight_decay=config.weight_decay)
+    return [scheduled(config, muon), adam_by_kind(config, model)]
+
+
+def scheduled(config: Any, muon: Any) -> Muon:
+    """Return Muon, whose momentum and weight decay depend on the 0-based step from now on."""
+    rule, steps = RULES[config.optimizer], config.max_iters
+    decay_steps = round((config.wsd_decay_fraction or 0.0) * steps) if config.schedule == "wsd" else 0
+    for group in muon.param_groups:
+        group["first_decay"] = group["weight_decay"]  # in the group, and so in checkpoints
+
+    def begin_step(step: int) -> None:
+        for group in muon.param_groups:
+            group["momentum"] = depth_rule.momentum_at(rule, step, steps, decay_steps)
+            group["weight_decay"] = group["first_decay"] * depth_rule.decay_fraction_at(rule, step, steps)
+
+    muon.begin_step = begin_step
+    return muon  # type: ignore[no-any-return]
 
 
 def adam_by_kind(config: Any, model: nn.Module) -> torch.optim.Optimizer:
@@ -89,7 +78,7 @@ def adam_by_kind(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     groups = []
     for kind, parameters in parameters_by_kind(model).items():
         part = rule.adam[kind]
-        rate = adam_rate(part, width=config.shape.n_embd, tokens_per_step=config.tokens_per_step)
+        rate = depth_rule.adam_rate(part, width=config.shape.n_embd, tokens_per_step=config.tokens_per_step)
         groups.append({"params": parameters, "lr": rate, "betas": part.betas, "weight_decay": part.decay})
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=rule.epsilon, fused=True)
 
@@ -110,87 +99,23 @@ def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     return found
 
 
-class MuonSchedule:
-    """Momentum and weight decay of Muon by the step."""
-
-    def __init__(self, config: Any, rule: OptimizerRule) -> None:
-        self.rule, self.steps = rule, config.max_iters
-        fraction = config.wsd_decay_fraction if config.schedule == "wsd" else None
-        self.decay_steps = round((fraction or 0.0) * self.steps)
-
-    def apply(self, group: dict[str, Any], step: int) -> None:
-        """Set momentum and decay of a group for a 0-based step."""
-        group["momentum"] = momentum_at(self.rule, step, self.steps, self.decay_steps)
-        # From the first value, which is in the group and so in checkpoints.
-        group["weight_decay"] = group["first_decay"] * decay_fraction_at(self.rule, step, self.steps)
-
-
-class ScheduledMuon(Muon):
-    """Muon whose momentum follows a schedule."""
-
-    def __init__(self, params: Any, *, schedule: MuonSchedule, **muon: Any) -> None:
-        super().__init__(params, **muon)
-        self.schedule = schedule
-        for group in self.param_groups:
-            group["first_decay"] = group["weight_decay"]
-
-    def begin_step(self, step: int) -> None:
-        """Apply the schedule of a 0-based step."""
-        for group in self.param_groups:
-            self.schedule.apply(group, step)
-
-
-class NanochatMuon(torch.optim.Optimizer):
+class NanochatMuon(Muon):
     """Muon as in nanochat in 2026.
 
     In order: Nesterov momentum; rows of equal norm (MuonEq); orthogonalization by Polar Express; a fixed norm (Muon+);
     a second moment per row or column (NorMuon, Li et al. 2025, arXiv:2510.05491); weight decay only of entries that the
     update does not increase (cautious, Chen et al. 2025, arXiv:2510.12402).
-    parts: number of projections in a matrix, stacked by rows; 1 if it is not listed.  dtype: of the orthogonalization.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        *,
-        parts: Mapping[nn.Parameter, int],
-        lr: float,
-        weight_decay: float,
-        dtype: torch.dtype,
-        schedule: MuonSchedule | None,
-    ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "first_decay": weight_decay, "momentum": 0.95}
-        super().__init__(params, defaults)
-        self.parts, self.dtype, self.schedule = parts, dtype, schedule
-
-    def begin_step(self, step: int) -> None:
-        """Apply the schedule of a 0-based step."""
-        for group in self.param_groups:
-            if self.schedule:
-                self.schedule.apply(group, step)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002  (torch's signature)
-        for group in self.param_groups:
-            for matrices, parts in batches(group["params"], self.parts):
-                self._update(matrices, parts, group)
 
     def _update(self, matrices: list[Tensor], parts: int, group: Mapping[str, Any]) -> None:
         """Update matrices (P A, B) of one shape, of P projections each."""
-        grads = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        x = projected(self._averaged(matrices, group), parts, self.dtype)  # (N P, A, B)
         rows, columns = len(matrices[0]) // parts, matrices[0].shape[1]
+        short = (parts, rows, 1) if rows >= columns else (parts, 1, columns)
         for matrix in matrices:
-            if not self.state[matrix]:
-                short = (parts, rows, 1) if rows >= columns else (parts, 1, columns)
-                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            if "second_moment" not in self.state[matrix]:
                 self.state[matrix]["second_moment"] = torch.zeros(short, device=matrix.device)
-        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         seconds = [self.state[matrix]["second_moment"] for matrix in matrices]
-        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-        updates = torch._foreach_lerp(grads, momenta, group["momentum"])  # Nesterov
-        x = projected(updates, parts, self.dtype)  # (N P, A, B)
-        del updates  # before the iteration takes more memory
-
         second = torch.cat(seconds)
         x = normalized_columns(polar_express(normalized_rows(x)), second)  # in 32 bits
         torch._foreach_copy_(seconds, torch.split(second, parts))

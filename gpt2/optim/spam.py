@@ -45,9 +45,10 @@ class Spam(torch.optim.AdamW):
             group["steps"] += 1
             # AdamW creates its states in its first step: until then there is nothing to reset or to compare with.
             states = [(p.grad, self.state[p]) for p in group["params"] if p.grad is not None and self.state[p]]
-            if self.interval and self.since_reset == 0:
-                _reset_moments([state for _, state in states])
-            elif self.theta and self.since_reset >= CLIP_AFTER:
+            if states and self.interval and self.since_reset == 0:
+                # The step count stays, so bias correction does not restart.
+                torch._foreach_zero_([state[name] for _, state in states for name in MOMENTS if name in state])
+            elif states and self.theta and self.since_reset >= CLIP_AFTER:
                 _clip_spikes([grad for grad, _ in states], [state["exp_avg_sq"] for _, state in states], self.theta)
             group["lr"] *= self.rate_factor
             group["weight_decay"] /= self.rate_factor  # AdamW decays by rate x decay, which the warm-up must not change
@@ -69,16 +70,8 @@ class Spam(torch.optim.AdamW):
 
 
 # torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.
-def _reset_moments(states: list[dict[str, torch.Tensor]]) -> None:
-    """Set all moments to 0. The step count stays, so bias correction does not restart."""
-    if moments := [state[name] for state in states for name in MOMENTS if name in state]:
-        torch._foreach_zero_(moments)
-
-
 def _clip_spikes(grads: list[torch.Tensor], second: list[torch.Tensor], theta: float) -> None:
     """Clip every entry to the square root of theta times its second moment. NaN stays NaN."""
-    if not grads:  # foreach functions refuse empty lists
-        return
     # Not clamp: minimum and maximum take tensors as bounds and propagate NaN, which the loop has to see.
     bounds = torch._foreach_sqrt(torch._foreach_mul(second, theta))
     torch._foreach_minimum_(grads, bounds)

@@ -191,11 +191,6 @@ def test_a_state_loaded_into_fresh_optimizers_keeps_their_peaks():
     assert restored.lr == pytest.approx(1e-2)
 
 
-def test_nesterov_without_momentum_is_refused_with_a_hint():
-    with pytest.raises(ConfigError, match="hint: set GPT2_SGD_MOMENTUM above 0"):
-        build_optimizers(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), MatrixModel())
-
-
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
     with pytest.raises(
         ConfigError,
