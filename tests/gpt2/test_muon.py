@@ -56,14 +56,16 @@ def test_without_parts_weights_and_momentum_on_the_cpu_are_pytorchs_bit_for_bit(
         assert all(torch.equal(a, b) for a, b in zip(kind, other, strict=True))
 
 
-def test_each_projection_is_updated_like_a_matrix_of_its_own_by_pytorch(threads):
+@pytest.mark.parametrize("ratio", ["original", "match_rms_adamw"])
+def test_each_projection_is_updated_like_a_matrix_of_its_own_by_pytorch(threads, ratio):
     fused = nn.Parameter(torch.cat(drawn([(46, 46)] * 3, seed=0)))
-    optimizer = Muon([fused], parts={fused: 3}, lr=0.02, weight_decay=0.1)
+    optimizer = Muon([fused], parts={fused: 3}, lr=0.02, weight_decay=0.1, adjust_lr_fn=ratio)
     for step in range(3):
         fused.grad = torch.cat(drawn([(46, 46)] * 3, seed=step + 1))
         optimizer.step()
 
-    assert torch.equal(fused.detach(), torch.cat(updated(torch.optim.Muon, [(46, 46)] * 3)[0]))
+    expected = updated(torch.optim.Muon, [(46, 46)] * 3, adjust_lr_fn=ratio)[0]
+    assert torch.equal(fused.detach(), torch.cat(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -17,7 +17,7 @@ from resume_ranks import STEPS, cases
 
 PROGRAM = "tests/support/resume_ranks.py"
 CASES = {case.name: case for case in cases()}
-# In the gate, by ranks; the others nightly. That each optimizer restores its state bit for bit is in test_optim.py.
+# In the gate, by ranks; the others nightly. That each optimizer restores its state is in test_optimizers.py.
 QUICK = {
     1: ("adamw", "adamwprune-adamw", "border", "start"),
     2: ("adamw", "muon", "adamw-sharded", "muon-sharded"),
