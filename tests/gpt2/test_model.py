@@ -191,24 +191,6 @@ def test_bfloat16_is_close_to_fp32_and_its_loss_is_fp32(forced_path):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("multiple", [1, 64])
-def test_the_chunked_head_has_the_same_loss_and_gradients(dtype, multiple):
-    idx, targets = random_tokens()
-    results = []
-    for rows in (0, 7):  # 72 rows: ten chunks and a remainder
-        model = enlarge_weights(GPT(SHAPE, vocab_multiple=multiple, loss_chunk=rows))
-        with autocast("cpu", dtype):
-            loss = model(idx, targets)[1]
-        (0.25 * loss).backward()
-        results.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
-    (loss, complete), (chunked_loss, chunked) = results
-    tolerance = 1e-6 if dtype == "fp32" else 1e-2  # bfloat16 has 8 bits of mantissa in each gradient of the logits
-    assert chunked_loss == pytest.approx(loss, rel=min(tolerance, 1e-5))
-    for a, b in zip(complete, chunked, strict=True):
-        assert (a - b).norm() <= tolerance * a.norm()
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(monkeypatch, dtype):
     shape = replace(SHAPE, vocab_size=40000)
     calls = []
