@@ -73,7 +73,8 @@ def loss_alone(  # noqa: PLR0917  (as above)
     losses, total = torch.empty(len(x), device=x.device), torch.zeros((), device=x.device)
     for start in range(0, len(x), rows):
         label = labels[start : start + rows]
-        log_probs = functional.log_softmax(_logits(x[start : start + rows], w, bias, cap), dim=-1)  # (rows, V padded)
+        z = _product(x[start : start + rows], w, bias, cap)
+        log_probs = functional.log_softmax(capped(z, bias, cap), dim=-1)  # (rows, V padded)
         losses[start : start + rows] = functional.nll_loss(log_probs, label, reduction="none")
         total += functional.nll_loss(log_probs, label, reduction="sum")
     return losses, total / (labels != IGNORED).sum()
@@ -102,8 +103,8 @@ def loss_and_gradients(  # noqa: PLR0917  (as above)
     for start in range(0, len(x), rows):
         part, label = x[start : start + rows], labels[start : start + rows, None]
         # The products are outside of what is compiled: those of the vendor's library are the fastest.
-        z = functional.linear(part, w, None if cap or bias is None else bias.to(x.dtype))  # (rows, V padded)
-        sum_, d = between_products(z, bias if cap else None, label, cap, len(x))
+        z = _product(part, w, bias, cap)
+        sum_, d = between_products(z, bias, label, cap, len(x))
         del z
         total -= sum_
         torch.mm(d, w, out=dx[start : start + rows])  # (rows, E)
@@ -166,16 +167,14 @@ def _compiled_gradient(backend: Any) -> Any:
     return torch.compile(_fusable_gradient, dynamic=False, backend=backend)
 
 
-def _logits(x: Tensor, head: Tensor, bias: Tensor | None, cap: float) -> Tensor:
-    """Return the logits of some rows in fp32: (rows, V padded)."""
-    if not cap:
-        return functional.linear(x, head, None if bias is None else bias.to(x.dtype)).float()
-    return capped(functional.linear(x, head), bias, cap)
+def _product(x: Tensor, head: Tensor, bias: Tensor | None, cap: float) -> Tensor:
+    """Return what `capped` takes, for some rows: (rows, V padded)."""
+    return functional.linear(x, head, None if cap or bias is None else bias.to(x.dtype))
 
 
 def capped(z: Tensor, bias: Tensor | None, cap: float) -> Tensor:
-    """Return logits in fp32 from their product (rows, V padded): capped, then with the bias, which is not finite."""
-    logits = soft_cap(z.float(), cap) if cap else z.float()
-    if bias is None:
-        return logits
-    return logits.add_(bias) if cap else logits + bias  # in place: capped logits are a new tensor
+    """Return logits in fp32 (rows, V padded). The bias is not finite: a product has it already unless there is a cap."""
+    if not cap:
+        return z.float()
+    logits = soft_cap(z.float(), cap)
+    return logits if bias is None else logits.add_(bias)  # in place: capped logits are a new tensor
