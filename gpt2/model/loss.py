@@ -173,7 +173,7 @@ def _product(x: Tensor, head: Tensor, bias: Tensor | None, cap: float) -> Tensor
 
 
 def capped(z: Tensor, bias: Tensor | None, cap: float) -> Tensor:
-    """Return logits in fp32 (rows, V padded). The bias is not finite: a product has it already unless there is a cap."""
+    """Return logits in fp32 (rows, V padded). A product has the bias, which is not finite, unless there is a cap."""
     if not cap:
         return z.float()
     logits = soft_cap(z.float(), cap)

@@ -17,6 +17,7 @@ from torch import nn
 
 from gpt2.dist import World
 from gpt2.optim.optimizers import Optimizers, each
+from kmatrix.errors import ConfigError
 from kmatrix.shapes import owners
 
 
@@ -123,5 +124,16 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shard(optimizers: Optimizers, stage: int, world: World) -> Optimizers:
-    """Return the optimizers with states sharded over the ranks if the stage is 1 and there are several ranks."""
-    return ShardedOptimizers(*optimizers.optimizers, world=world) if stage and world.size > 1 else optimizers
+    """Return the optimizers with states sharded over the ranks if the stage is 1 and there are several ranks.
+
+    Raises ConfigError for optimizers that average the weights.
+    """
+    if not stage or world.size == 1:
+        return optimizers
+    if optimizers.averages:
+        raise ConfigError(
+            "an optimizer that averages the weights cannot be sharded",
+            why="a rank has the averages of its share only, and evaluates all of the model",
+            hint="set ZERO_STAGE=0",
+        )
+    return ShardedOptimizers(*optimizers.optimizers, world=world)

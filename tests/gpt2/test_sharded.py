@@ -12,6 +12,7 @@ from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.sharded import shard
+from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.files import read_json
 from kmatrix.shapes import UPDATED_BY_ALL, owners
@@ -78,6 +79,12 @@ def test_one_rank_or_stage_0_keeps_the_ordinary_optimizers():
     assert shard(optimizers, 1, alone) is shard(optimizers, 0, two) is optimizers
     assert not optimizers.sharded
     assert shard(build_optimizers(Settings(), GPT(SHAPE)), 1, two).sharded
+
+
+def test_averages_of_weights_are_refused_because_a_rank_would_evaluate_its_share_only():
+    averaging = build_optimizers(Settings(optimizer="schedulefree"), GPT(SHAPE))
+    with pytest.raises(ConfigError, match="averages the weights cannot be sharded"):
+        shard(averaging, 1, World(rank=0, size=2, device=torch.device("cpu")))
 
 
 @pytest.mark.parametrize("name", WHOLE)

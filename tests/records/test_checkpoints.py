@@ -42,6 +42,7 @@ def test_after_a_resume_from_an_earlier_one_the_newest_is_the_last_written(tmp_p
     for step, attempt in ((1, 1), (2, 1), (3, 1), (2, 2)):
         add_checkpoint(tmp_path, step, attempt=attempt)
     assert steps(Checkpoints(tmp_path).all()) == [1, 3, 2]
+    assert Checkpoints(tmp_path).newest().step == start_step(tmp_path, "auto") == 2
 
 
 @pytest.mark.parametrize(
