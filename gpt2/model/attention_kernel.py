@@ -11,6 +11,7 @@ from gpt2.model.attention import fused_attention
 from kmatrix.errors import ConfigError
 from kmatrix.records.train_config import TrainConfig
 
+KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 FLASH_PACKAGES = {"flash3": "FA3", "flash4": "FA4"}  # PyTorch's names of separately installed kernels
 OTHERS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _CHOSEN = ExitStack()  # a choice holds as long as the process: it is never closed
@@ -21,7 +22,7 @@ def choose_kernel(config: TrainConfig, device: torch.device) -> None:
     wanted = config.attention_kernel or "auto"
     if device.type != "cuda" or wanted == "auto":
         return
-    first = SDPBackend.CUDNN_ATTENTION if wanted == "cudnn" else SDPBackend.FLASH_ATTENTION
+    first = KERNELS["flash" if wanted in FLASH_PACKAGES else wanted]
     try:
         if package := FLASH_PACKAGES.get(wanted):
             activate_flash_attention_impl(package)
