@@ -51,7 +51,10 @@ class Completion(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def parse(body: bytes, restored: Restored) -> tuple[GeneratedText, bool]:
     """Return the text to generate, and whether it is streamed. Raises KmatrixError; no parameter is ignored."""
-    asked = decode_bytes(body, Completion, "the request")
+    try:
+        asked = decode_bytes(body, Completion, "the request")
+    except KmatrixError as error:
+        raise ConfigError("the request is not supported", why=error.why) from None
     if asked.model not in ("", restored.name):
         raise ConfigError(f"{asked.model} is not served here", why=f"the model is {restored.name}")
     sampling = Sampling(
