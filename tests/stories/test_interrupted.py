@@ -86,7 +86,7 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
             result = program(*command, f"TARGET={copy}")
             refused = outside and command[0] in ("continue", "test-rerun")
             assert result.status == (2 if refused else 0), result.err
-            assert not refused or "may be another matrix's" in result.err
+            assert not refused or f"belong to {original}" in result.err
         assert (tree(original), tree(disk) if outside else {}) == before
         if not outside:
             assert set(statuses(program, copy).values()) == {"finished"}
@@ -94,9 +94,7 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
             continue
         # CHECKPOINT_DIR on the command line gives the copy a folder of its own; the original's is refused.
         own = tmp_path / f"disk_{number}"
-        assert "has the checkpoints of another matrix" in program.refused(
-            "continue", f"TARGET={copy}", f"CHECKPOINT_DIR={disk}"
-        )
+        assert f"belong to {original}" in program.refused("continue", f"TARGET={copy}", f"CHECKPOINT_DIR={disk}")
         program.check("test-rerun", f"TARGET={copy}", f"CHECKPOINT_DIR={own}")
         assert (tree(original), tree(disk)) == before
     # The original itself is free to do all of this, also after it was renamed.
