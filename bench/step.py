@@ -72,7 +72,7 @@ class Trained:
     loss: float | None  # of the last step, nats/token
     tokens: int  # per step
     mfu: float | None
-    states_mib: float | None = None  # of the optimizer, on the rank with most
+    states_mib: float | None = None  # of the optimizer, on rank 0
     power: Mapping[str, float] = field(default_factory=dict)  # of the GPU (Sensors.since)
 
 
