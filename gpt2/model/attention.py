@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# In bfloat16 on a CPU, products are faster up to here: docs/decisions/0003-attention-and-precision-on-the-cpu.md
+# On a CPU, products are faster up to here: docs/decisions/0003-attention-and-precision-on-the-cpu.md
 PRODUCTS_MAX_TOKENS = 256
 ROWS = 256  # queries per block of attention in a window
 
@@ -60,7 +60,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = No
 
 def by_products(q: Tensor) -> bool:
     """Return whether matrix products are faster than fused attention for queries (B, H, T, D)."""
-    return q.device.type == "cpu" and q.dtype is torch.bfloat16 and q.shape[2] <= PRODUCTS_MAX_TOKENS
+    return q.device.type == "cpu" and q.shape[2] <= PRODUCTS_MAX_TOKENS
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:

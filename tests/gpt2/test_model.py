@@ -212,15 +212,18 @@ def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(mon
     [
         ("cpu", torch.bfloat16, 256, True),
         ("cpu", torch.bfloat16, 257, False),
-        ("cpu", torch.float32, 128, False),
+        ("cpu", torch.float32, 128, True),
         ("meta", torch.bfloat16, 128, False),
     ],
 )
-def test_products_compute_attention_of_short_texts_in_bfloat16_on_the_cpu(device, dtype, tokens, expected):
+def test_products_compute_attention_of_short_texts_on_the_cpu(device, dtype, tokens, expected):
     assert by_products(torch.empty(1, 1, tokens, 2, device=device, dtype=dtype)) == expected
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "highest"), ("cuda", "high")])
-def test_products_of_32_bits_are_exact_on_the_cpu_and_tf32_on_gpus(device, expected):
+@pytest.mark.parametrize(
+    ("device", "has_amx", "expected"), [("cpu", False, "medium"), ("cpu", True, "highest"), ("cuda", False, "high")]
+)
+def test_products_of_32_bits_are_exact_on_the_cpu_and_tf32_on_gpus(device, has_amx, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_amx})
     configure_precision(device)
     assert torch.get_float32_matmul_precision() == expected
