@@ -10,6 +10,8 @@ import torch
 import torch._inductor.config
 import torch.utils.deterministic
 
+from kmatrix.shapes import cpu_info
+
 
 def configure_precision(device: str) -> None:
     """Set the products of 32-bit matrices: TF32 on GPUs, which TRAINER_ENV=NVIDIA_TF32_OVERRIDE=0 disables.
@@ -17,7 +19,7 @@ def configure_precision(device: str) -> None:
     On the CPU "medium" is oneDNN in 32 bits, whose threads wait less for each other than MKL's if the cores are shared.
     With AMX it would round to bfloat16. Measurements: docs/decisions/0003-attention-and-precision-on-the-cpu.md
     """
-    rounds = torch.cpu.get_capabilities().get("amx_bf16", False)
+    rounds = "amx_bf16" in cpu_info()  # PyTorch 2.9 does not tell
     torch.set_float32_matmul_precision("high" if device == "cuda" else "highest" if rounds else "medium")
 
 

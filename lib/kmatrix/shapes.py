@@ -278,10 +278,15 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
 
 def cpu_name() -> str:
     """Return the model name of the processor of this machine."""
+    found = re.search(r"^model name\s*: (.*)$", cpu_info(), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def cpu_info() -> str:
+    """Return what Linux says about the processor of this machine, "" if nothing."""
     with suppress(OSError):
-        if found := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
-            return found[1].strip()
-    return platform.machine()
+        return Path("/proc/cpuinfo").read_text("utf-8")
+    return ""
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float | None, devices: int) -> float | None:
