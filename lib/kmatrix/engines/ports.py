@@ -1,0 +1,91 @@
+"""The port between the runner and the places where jobs run. A job trains one run: its program is `kmatrix run`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from kmatrix.errors import LaunchError
+
+
+class UnreachableError(LaunchError):
+    """The scheduler does not answer. It says nothing about its jobs, which go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a run needs, per node. Runs of one shape are submitted together."""
+
+    nodes: int = 1
+    gpus: int = 0
+    cpus: int = 1
+    memory_mib: int | None = None  # None: the scheduler's default
+    seconds: int | None = None  # time limit of the job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The runs of a submission: task -> run. Its folder has what the scheduler gets."""
+
+    folder: Path  # jobs/N of the matrix, absolute
+    label: str  # of the matrix
+    shape: Shape
+    runs: tuple[str, ...]
+    is_last: bool = False  # not runs, but the job after them: the next seeds, or the report
+
+    @property
+    def name(self) -> str:
+        """The name of its job, by which it is found again."""
+        return f"{self.label}-{self.folder.name}"
+
+
+class Phase(StrEnum):
+    WAITS = "waits"
+    RUNS = "runs"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A job of a matrix, as its scheduler shows it."""
+
+    number: str  # of the submission: the name of its folder in jobs/
+    task: int
+    id: str  # as users know it: 12_3
+    phase: Phase
+    state: str  # in the scheduler's words
+    reason: str = ""  # the same
+    nodes: str = ""
+    starts: float | None = None  # Unix seconds, expected
+
+
+class Scheduler(Protocol):
+    """This machine, Slurm or Kubernetes. Each call may raise UnreachableError; `submit` also LaunchError."""
+
+    name: str
+    most: int  # runs of a submission
+    most_wide: int  # the same, for runs over several nodes
+
+    def check(self, shapes: Sequence[Shape]) -> Iterator[LaunchError]:
+        """Yield why jobs of these shapes would never start, each with the argument that fixes it."""
+
+    def script(self, batch: Batch) -> tuple[str, str]:
+        """Return the name and the text of the file that `submit` hands over."""
+
+    def submit(self, batch: Batch, after: Sequence[str] = ()) -> str:
+        """Submit a file that is written; return the id of the job. after: ids of jobs that have to end before."""
+
+    def poll(self, label: str) -> list[Seen]:
+        """Return the jobs of a matrix that the scheduler knows, also those that ended lately."""
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Ask jobs to save and end; those that wait never start."""
+
+
+def label_of(matrix: Path) -> str:
+    """Return the label of the jobs of a matrix. A copy, or a matrix that was moved, has another one."""
+    return f"km-{hashlib.sha256(str(matrix.resolve()).encode()).hexdigest()[:8]}"
