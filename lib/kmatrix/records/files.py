@@ -6,13 +6,14 @@ one.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -20,6 +21,10 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from kmatrix.own_file import open_own, open_to_read, opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
 from kmatrix.redaction.redactor import redact_json
+
+# Called with a word and the path before each change of a file: tests let a process die there, or another one be faster.
+before: Callable[[str, Path], object] = lambda what, path: None
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})  # storage without hard links
 
 
 @contextmanager
@@ -34,6 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{host}.{os.urandom(4).hex()}.partial")
     try:
         yield temporary
+        before("rename", path)
         temporary.replace(path)
     finally:
         # After the rename there is nothing to delete; after an exception, a half-written file.
@@ -47,6 +53,45 @@ def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True, pa
     parents: as for `write_bytes`.
     """
     write_bytes(path, json_text(value).encode(), durable=durable, parents=parents)
+
+
+def create_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Make a JSON file that must not exist, complete, in a folder that exists.
+
+    Of two processes on any hosts, one succeeds. Raises FileExistsError.
+    """
+    data = json_text(value).encode()
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename[:16]}.{os.urandom(4).hex()}.partial")
+    with _named(path):
+        try:
+            before("write", temporary)
+            with _create(temporary, private=False) as file:
+                file.write(data)
+            before("link", path)
+            os.link(temporary, path)  # as O_EXCL, but a kill leaves no empty file
+        except OSError as error:
+            if error.errno == errno.EEXIST and temporary.stat().st_nlink == 2:
+                return  # made, and the answer of a server of NFS was lost: link(2)
+            if error.errno not in NO_LINKS:
+                raise
+            with open(path, "xb", opener=opener) as file:
+                file.write(data)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def move(path: Path, target: Path) -> None:
+    """Rename a file or a folder."""
+    before("move", path)
+    path.rename(target)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names in a folder, none without it. On NFS a list is fresh where looking for a name may not be."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def json_text(value: Mapping[str, Any]) -> str:
@@ -68,6 +113,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool 
     with _named(path):
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
+        before("write", path)
         with replacing(path) as temporary, _create(temporary, private=private) as file:
             file.write(data)
             file.flush()
@@ -180,6 +226,7 @@ def _is_shared(entry: os.DirEntry[str]) -> bool:
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
     """Append one line to an append-only log, without keys: the whole line, or nothing if an OSError is raised."""
     line = (json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n").encode()
+    before("append", path)
     with _named(path), _appending, open(path, "ab", buffering=0, opener=opener) as file:
         size, rest = file.seek(0, os.SEEK_END), line
         try:

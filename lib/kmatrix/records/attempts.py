@@ -1,0 +1,235 @@
+"""Who trains a run: attempts/N.json, made by one process, and the lock of the run on each host.
+
+The newest number has the run. Its maker alone replaces the file: with each pulse, and at its end. Whoever finds a newer
+number than its own kills its ranks and writes nothing more. An attempt without an end, whose process is gone, was
+killed. So the file is claim, fence, pulse and record at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kmatrix.clock import clock
+from kmatrix.errors import KmatrixError
+from kmatrix.records.decode import Amount, Count, Int, Record, UnixTime, as_json, decode_bytes, replaced
+from kmatrix.records.files import create_json, names, write_json
+from kmatrix.records.lock import boot_id
+
+PULSE_S = 10.0  # between two writes on network storage
+STALE_S = 100.0  # an older file has no writer: some pulses, and caches of network storage of up to a minute
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})  # storage without flock: there pulses decide
+LOCK_TRIES_S = 0.5  # a reader holds a lock for some microseconds
+TRAIN, ARCHIVE = "train", "archive"
+
+
+class TakenError(KmatrixError):
+    """Another process has the run."""
+
+
+class Exit(Record, frozen=True, kw_only=True):
+    """The exit of a rank."""
+
+    rank: Count
+    code: Int  # negative after a signal
+    host: str = ""
+
+
+class End(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How an attempt ended."""
+
+    kind: str  # finished, oom, nan, gpu lost, signal, stopped ...: the table of `kmatrix.status.fold`
+    reason: str = ""
+    step: Count = 0  # of the newest checkpoint
+    seconds: Amount = 0.0  # of the attempt, by the monotonic clock
+    at: UnixTime = 0.0
+    exits: tuple[Exit, ...] = ()  # in their order: the first one is the cause
+    lost: tuple[str, ...] = ()  # UUIDs of lost GPUs
+    log_tail: tuple[str, ...] = ()  # last lines of output.log, of a failure
+
+
+class Attempt(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """attempts/N.json: a process that has, or had, the run."""
+
+    number: Count = 0
+    what: str = TRAIN  # or "archive": a rerun moves the files of the former attempts to archive/INTO
+    into: Count = 0
+    job: str = ""  # of a scheduler; empty on one machine
+    host: str = ""
+    boot: str = ""
+    pid: Count = 0
+    started: UnixTime = 0.0
+    resume: str = "none"  # none, auto, latest, best, or a path
+    micro_batch: Count | None = None  # sequences; None: that of run.json
+    step: Count = 0  # of the newest checkpoint when it began
+    gpus: tuple[str, ...] = ()  # UUIDs, of this node
+    nodes: Count = 1
+    address: str = ""  # of rank 0, for the ranks of all nodes
+    port: Count = 0
+    code: str = ""  # SHA-256 of the trainer's sources
+    ordered: bool = False  # a person asked for it
+    stop: str = ""  # why its ranks were asked to stop; written before they are
+    pulse: Count = 0
+    seconds: Amount = 0.0  # since its start, at the last pulse
+    end: End | None = None
+
+
+def folder(run: Path) -> Path:
+    return run / "attempts"
+
+
+def path_of(run: Path, number: int) -> Path:
+    return folder(run) / f"{number}.json"
+
+
+def numbers(run: Path) -> list[int]:
+    """Return the numbers of all attempts, in order."""
+    found = (name.removesuffix(".json") for name in names(folder(run)) if name.endswith(".json"))
+    return sorted(int(name) for name in found if name.isdecimal())
+
+
+def read_all(run: Path) -> tuple[Attempt, ...]:
+    """Return all attempts, in order. Raises RecordError if one is damaged."""
+    return tuple(one for number in numbers(run) if (one := read(run, number)) is not None)
+
+
+def read(run: Path, number: int) -> Attempt | None:
+    """Return an attempt, None without its file. Raises RecordError if it is damaged.
+
+    One without content (storage without hard links, and a kill before it was written) has its number.
+    """
+    path = path_of(run, number)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return decode_bytes(data, Attempt, str(path)) if data else Attempt(number=number)
+
+
+def write(run: Path, mine: Attempt, *, durable: bool = False) -> None:
+    """Replace the file of an attempt; only its maker does. Raises OSError."""
+    write_json(path_of(run, mine.number), as_json(mine), durable=durable, parents=False)
+
+
+def this_process(host: str = "", boot: str = "") -> Attempt:
+    """Return an attempt of this process, without a number."""
+    return Attempt(
+        host=host or socket.gethostname(), boot=boot or boot_id() or "", pid=os.getpid(), started=clock.now()
+    )
+
+
+def is_here(one: Attempt, other: Attempt) -> bool:
+    """Return whether one lock excludes both. Containers of one kernel may have mounts, and so locks, of their own."""
+    return (one.boot, one.host) == (other.boot, other.host)
+
+
+def try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds a lock until it is closed, also by the programs that inherit it; None: it is held.
+
+    On storage without flock the descriptor holds nothing: there only pulses decide.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(handle)
+            raise
+    return handle
+
+
+def lock(path: Path) -> int | None:
+    """Return `try_lock`, after some tries."""
+    until = clock.monotonic() + LOCK_TRIES_S
+    while (handle := try_lock(path)) is None and clock.monotonic() < until:
+        clock.sleep(0.01)
+    return handle
+
+
+def release(handle: int) -> None:
+    """Release a lock of this process."""
+    os.close(handle)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process on this host holds a lock; for readers, who may not be allowed to write."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def beats(run: Path, one: Attempt) -> bool:
+    """Return whether an attempt of another host was rewritten lately, for display: `wait_for_former` knows for sure.
+
+    By the clock of this host, because readers write nothing; it may differ by less than STALE_S.
+    """
+    if is_here(one, this_process()):
+        return False
+    try:
+        return abs(clock.now() - path_of(run, one.number).stat().st_mtime) < STALE_S
+    except OSError:
+        return False
+
+
+def wait_for_former(run: Path, former: Attempt, mine: Attempt) -> Iterator[None]:
+    """Wait until the process of an attempt without an end is known to be gone. Each `yield` is a short wait.
+
+    On this host there is nothing to wait for: the caller has the lock. Raises TakenError if it lives.
+    """
+    if former.end is not None or is_here(former, mine):
+        return
+    while clock.age_s(path_of(run, former.number)) < STALE_S:
+        yield
+        now = read(run, former.number)
+        if now is not None and (now.pulse != former.pulse or now.end is not None):
+            raise TakenError(f"job {now.job} on {now.host} trains it" if now.end is None else "it has just ended")
+
+
+def take(run: Path, mine: Attempt) -> None:
+    """Make the file of an attempt, whose number is one more than the newest: a compare-and-swap.
+
+    Raises TakenError if another process was faster.
+    """
+    try:
+        create_json(path_of(run, mine.number), as_json(mine))
+    except FileExistsError:
+        raise TakenError("another process has just taken it") from None
+
+
+def beat(run: Path, mine: Attempt, seconds: float) -> Attempt | None:
+    """Show that this process lives; None: it must leave at once, and write nothing more.
+
+    seconds: since the start of the attempt.
+    """
+    found = numbers(run)
+    if not found or found[-1] != mine.number:  # a newer one has the run, or the folder was moved
+        return None
+    mine = replaced(mine, pulse=mine.pulse + 1, seconds=seconds)
+    with suppress(OSError):  # a full disk: the next pulse tries again
+        write(run, mine)
+    return mine
+
+
+def finish(run: Path, mine: Attempt, end: End) -> None:
+    """Record how an attempt ended. Raises TakenError if a newer one has the run: then nothing more is written."""
+    if numbers(run)[-1:] != [mine.number]:
+        raise TakenError("another process has the run now, or it was moved: nothing more is written")
+    write(run, replaced(mine, end=end, seconds=end.seconds), durable=True)
