@@ -23,7 +23,7 @@ from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional,
 from kmatrix.redaction.redactor import redact_json
 
 # Called with a word and the path before each change of a file: tests let a process die there, or another one be faster.
-before: Callable[[str, Path], object] = lambda what, path: None
+before: Callable[[str, Path], object] = lambda _what, _path: None
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})  # storage without hard links
 
 
@@ -89,7 +89,7 @@ def move(path: Path, target: Path) -> None:
 def names(folder: Path) -> list[str]:
     """Return the names in a folder, none without it. On NFS a list is fresh where looking for a name may not be."""
     try:
-        return os.listdir(folder)
+        return os.listdir(folder)  # noqa: PTH208 (names are enough)
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -269,6 +269,8 @@ class RunResult(Record, frozen=True, kw_only=True):
     world_size: Count | None = None  # ranks
     device: str | None = None  # "cuda" or "cpu"
     device_name: str | None = None
+    used: dict[str, Scalar] = field(default_factory=dict)  # the training fields that were used
+    adjusted: tuple[Adjustment, ...] = ()  # how they differ from run.json, and why
 
     def belongs_to(self, run_id: str | None, attempt: int) -> bool:
         """Return whether this attempt of the run wrote the result."""

@@ -1,0 +1,70 @@
+"""What users ask of a matrix: continue, hold, release. With or without a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kmatrix.clock import clock
+from kmatrix.records.control import Again, Request, allow, change
+from kmatrix.records.decode import replaced
+from kmatrix.records.runs import Status
+from kmatrix.status.fold import DAMAGED, STOPPED, rule_of
+from kmatrix.status.look import Look
+
+
+def go_on(
+    seen: Look,
+    *,
+    retry_failed: bool = False,
+    resume: str = "auto",
+    micro_batch: int | None = None,
+    only: Iterable[str] = (),
+    settings: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Order one more attempt of each run that does not go on by itself; return their names. Twice is once.
+
+    Only a person asks so. An order has the number of the attempt that it follows, so that it is void after a kill, for
+    a second command, and in a job that starts again. only: names of runs; empty: all.
+    """
+    chosen = set(only) or set(seen.states)
+    again: dict[str, Again] = {}
+    for name, state in seen.states.items():
+        asks = rule_of(state.kind).by_continue or (
+            state.status is Status.FAILED and retry_failed and state.kind != DAMAGED
+        )
+        is_open = state.status in (Status.STOPPED, Status.FAILED)
+        if name in chosen and is_open and (asks or micro_batch is not None or resume != "auto"):
+            again[name] = Again(after=state.number, resume=resume, micro_batch=micro_batch)
+    if again or settings is not None:
+        change(
+            seen.path,
+            lambda known: replaced(
+                known, again={**known.again, **again}, settings=known.settings if settings is None else dict(settings)
+            ),
+        )
+    allow(seen.path)
+    return list(again)
+
+
+def hold(seen: Look, names: Iterable[str]) -> None:
+    """Hold runs: one that trains saves a checkpoint and stops, the others do not start."""
+    asked = dict.fromkeys(names, Request(time=clock.now()))
+    change(seen.path, lambda known: replaced(known, runs={**asked, **known.runs}))
+
+
+def release(seen: Look, names: Iterable[str]) -> None:
+    """Release runs: one that was stopped by its request goes on by itself."""
+    chosen = set(names)
+
+    def changed_by(name: str) -> bool:
+        return seen.states[name].kind == STOPPED and seen.files[name].request is not None
+
+    again = {name: Again(after=seen.states[name].number) for name in chosen if changed_by(name)}
+    change(
+        seen.path,
+        lambda known: replaced(
+            known,
+            runs={name: one for name, one in known.runs.items() if name not in chosen},
+            again={**known.again, **again},
+        ),
+    )
