@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -22,8 +22,11 @@ from kmatrix.own_file import open_own, open_to_read, opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
 from kmatrix.redaction.redactor import redact_json
 
-# Called with a word and the path before each change of a file: tests let a process die there, or another one be faster.
-before: Callable[[str, Path], object] = lambda _what, _path: None
+
+def before(_what: str, _path: Path) -> None:
+    """Be called before each change of a file: tests let a process die here, or another one be faster."""
+
+
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})  # storage without hard links
 
 
