@@ -302,3 +302,22 @@ def test_an_attempt_whose_former_one_ended_while_it_was_taken_is_void(matrix: Pa
     assert [*lead] == []
     assert [one.end and one.end.kind for one in attempts.read_all(matrix / "a")] == [None, "void"]
     assert state_of(matrix).status is Status.FINISHED
+
+
+def test_a_silent_scheduler_stops_no_run_whose_attempt_is_written(matrix: Path) -> None:
+    attempts.folder(matrix / "a").mkdir(parents=True)
+    attempts.write(matrix / "a", Attempt(number=1, job="12_3", host="n7", boot="n7", pulse=5))
+    assert state_of(matrix).status is Status.RUNNING
+    os.utime(attempts.path_of(matrix / "a", 1), (0, 0))
+    assert (state_of(matrix).status, state_of(matrix).kind) == (Status.STOPPED, "lost")
+    assert look(matrix, ["a"]).states["a"].status is Status.RUNNING  # its scheduler says so
+
+
+def test_a_damaged_file_fails_its_run_alone_and_is_named_with_its_field(matrix: Path) -> None:
+    runs = [{"name": name, "run_id": "id"} for name in ("a", "b")]
+    write_json(matrix / "matrix.json", {"name": "m", "runs": runs})
+    ended(matrix, "stopped")
+    attempts.path_of(matrix / "a", 1).write_text('{"number": "one"}', encoding="utf-8")
+    states = look(matrix).states
+    assert states["a"].reason == "attempts/1.json is damaged: number: expected int, got str"
+    assert (states["a"].kind, states["a"].is_due, states["b"].is_due) == ("damaged", False, True)

@@ -7,6 +7,7 @@ prints its story.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -234,6 +235,7 @@ class World:
         self.clock = clock.real = WorldClock()
         self.hosts = [f"host{number}" for number in range(hosts)]
         self.has_one_boot = self.dice.random() < 0.2  # containers of one kernel, with locks of their own
+        self.has_links = self.dice.random() < 0.9
         self.crashes, self.stopped_at = True, None
         self.pulse_s, self.tick_s = (1.0, 0.3) if hosts == 1 else (10.0, 3.0)
         files.before = self._before  # type: ignore[assignment]
@@ -274,6 +276,8 @@ class World:
 
     def _before(self, what: str, path: Path) -> None:
         self.clock.written[str(path)] = self.clock.t
+        if what == "link" and not self.has_links:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         if not self.stack or not self.crashes:
             return
         actor = self.stack[-1]
