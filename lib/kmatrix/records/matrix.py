@@ -5,7 +5,7 @@ So a look at 10,000 runs reads one file, a deleted folder of a run comes back, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +72,37 @@ def merged(common: Mapping[str, Any], own: Mapping[str, Any], without: Iterable[
     return {name: value for name, value in common.items() if name not in left} | dict(own)
 
 
-def split(runs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the values of run.json of all runs as those in common, and what differs: the form of matrix.json."""
+def common_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the values of run.json of all runs share. Those of `symbols` and `train` are compared one by one."""
     first = runs[0] if runs else {}
-    common = {
-        key: value for key, value in first.items() if key not in OWN and all(run.get(key) == value for run in runs)
-    }
+    shared = {key: value for key, value in first.items() if key not in OWN and _all_have(runs, key, value)}
     for key in DIFFERING:
-        shared = first.get(key, {}).items()
-        common[key] = {name: value for name, value in shared if all(run[key].get(name, run) == value for run in runs)}
-    found = []
-    for run in runs:
-        own = {key: value for key, value in run.items() if key not in common}
-        for key in DIFFERING:
-            own[key] = {name: value for name, value in run[key].items() if name not in common[key]}
-        found.append(own)
-    return common, found
+        inner = [run.get(key, {}) for run in runs]
+        shared[key] = {name: value for name, value in first.get(key, {}).items() if _all_have(inner, name, value)}
+    return shared
+
+
+def _all_have(runs: Sequence[Mapping[str, Any]], key: str, value: object) -> bool:
+    return all(key in run and run[key] == value for run in runs)
+
+
+def planned(common: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run as matrix.json has it: its values of run.json that differ from the common ones."""
+    own = {key: value for key, value in run.items() if key in OWN or key not in common or common[key] != value}
+    lacks = {}
+    for key in DIFFERING:
+        mine, shared = run.get(key, {}), common.get(key, {})
+        own[key] = {name: value for name, value in mine.items() if name not in shared or shared[name] != value}
+        lacks[key] = [name for name in shared if name not in mine]
+    return own | {"without": {key: names for key, names in lacks.items() if names}}
+
+
+def whole(common: Mapping[str, Any], planned_run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of run.json of a run, as `planned` was given them."""
+    own = {key: value for key, value in planned_run.items() if key not in ("without", "config")}
+    without = planned_run.get("without", {})
+    inner = {key: merged(common.get(key, {}), own.get(key, {}), without.get(key, ())) for key in DIFFERING}
+    return {**common, **own, **inner}
 
 
 def make_files(matrix: Path, name: str) -> None:
@@ -96,17 +111,12 @@ def make_files(matrix: Path, name: str) -> None:
     if (path / "run.json").exists():
         return
     value = decode(matrix / "matrix.json", dict[str, Any])
-    planned = next((run for run in value.get("runs", ()) if run.get("name") == name), None)
-    if planned is None:
+    found = next((run for run in value.get("runs", ()) if run.get("name") == name), None)
+    if found is None:
         raise RecordError(
             f"{matrix / 'matrix.json'} has no run {name}", hint="check the name: `make status` lists them"
         )
-    common, without = value.get("common", {}), planned.get("without", {})
-    whole = {**common, **{key: planned[key] for key in planned if key not in ("without", "config")}}
-    for key in DIFFERING:
-        whole[key] = merged(common.get(key, {}), planned.get(key, {}), without.get(key, ()))
-    whole.pop("config", None)
     lines = (matrix / "config.txt").read_text(encoding="utf-8").split("\n") if (matrix / "config.txt").exists() else []
-    own = planned.get("config", {})
+    own = found.get("config", {})
     write_text(path / ".config", "\n".join(own.get(line, line) for line in lines))
-    write_json(path / "run.json", {**whole, "matrix": value.get("name")})
+    write_json(path / "run.json", {**whole(value.get("common", {}), found), "matrix": value.get("name")})
