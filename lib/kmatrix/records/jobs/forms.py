@@ -139,6 +139,10 @@ def _matches(pattern: re.Pattern[str], rule: str) -> Callable[[str], str]:
 # Name of the form in $(form,NAME) -> why a text is invalid, "" if it is valid. An empty text always is.
 FORMS: dict[str, Callable[[str], str]] = {
     "name": _matches(NAME, "expected one name of letters, digits and . _ - + @"),
+    "names": _matches(
+        re.compile(rf"{NAME.pattern}(?:,{NAME.pattern})*"),
+        "expected names of letters, digits and . _ - + @, with commas",
+    ),
     "time": lambda text: (
         "" if job_seconds(text) else "expected a time up to 366 days: 90m, 12h, 2d12h, or as for sbatch, 90, 1-12:00:00"
     ),

@@ -1,0 +1,213 @@
+"""Submission: no run has two live jobs, whatever is lost between sbatch and its answer; what was cancelled stays so."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from callable_slurm import FakeSlurm
+from kmatrix.engines import jobs
+from kmatrix.engines.ports import Phase, Shape, UnreachableError
+from kmatrix.engines.slurm_jobs import Slurm
+from kmatrix.engines.slurm_nodes import SlurmSettings
+from kmatrix.errors import LaunchError
+from kmatrix.records import files
+
+ONE, WIDE, LAST = Shape(gpus=1, cpus=4, seconds=7200), Shape(nodes=2, gpus=2, cpus=4), Shape(seconds=300)
+
+
+@pytest.fixture
+def fake():
+    return FakeSlurm()
+
+
+@pytest.fixture
+def slurm(fake):
+    return Slurm(SlurmSettings(), run=fake)
+
+
+def ignore(line):
+    pass
+
+
+def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_path, fake, slurm):
+    said = []
+    long = Shape(gpus=1, cpus=4, seconds=9000)
+
+    number = jobs.submit(tmp_path, slurm, {"a": ONE, "l": long, "b": ONE, "w": WIDE}, said.append, last=LAST)
+
+    assert number == 4
+    assert said == [
+        "job 11: 1 run on 2 nodes with 2 GPUs",
+        "job 12: 1 run on 1 node with 1 GPU, at most 2h30m",
+        "job 13: 2 runs, each on 1 node with 1 GPU, at most 2h00m",
+        "job 14: the next seeds, or the report, after all others",
+    ]
+    assert "--dependency=afterany:11:12:13" in fake.calls[-1]
+    assert (tmp_path / "jobs/0003/runs").read_text() == "a\nb\n"
+
+
+def test_only_runs_without_a_live_job_are_submitted(tmp_path, fake, slurm):
+    jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore)
+    fake.jobs["11_1"].state = "TIMEOUT"
+
+    assert jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore) == 1
+    found = {run: (job.id, job.phase) for run, job in jobs.look(tmp_path, slurm).items()}
+    assert found == {"a": ("11_0", Phase.WAITS), "b": ("12", Phase.WAITS)}
+
+
+def test_there_is_one_last_job_and_it_waits_for_all(tmp_path, fake, slurm):
+    jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
+    jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
+    assert list(fake.live()) == ["11", "12"]
+
+    jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore, last=LAST)
+
+    assert list(fake.live()) == ["11", "13", "14"]
+    assert any("--dependency=afterany:11:13" in words for words in fake.calls)
+
+
+def test_the_last_job_submits_another_one_after_the_next_seeds(tmp_path, fake, slurm):
+    jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
+    fake.jobs["11"].state, fake.jobs["12"].state = "COMPLETED", "RUNNING"
+
+    jobs.submit(tmp_path, slurm, {"b": ONE}, ignore, last=LAST)
+
+    assert list(fake.live()) == ["12", "13", "14"]
+
+
+def test_cancel_leaves_the_report_and_a_copy_has_no_jobs(tmp_path, fake, slurm):
+    matrix, copy = tmp_path / "a", tmp_path / "b"
+    for folder in (matrix, copy):
+        folder.mkdir()
+        (folder / "jobs/0001").mkdir(parents=True)
+        (folder / "jobs/0001/runs").write_text("old\n")
+    jobs.submit(matrix, slurm, {"r": ONE, "s": ONE, "w": WIDE}, ignore, last=LAST)
+
+    assert (jobs.look(copy, slurm), jobs.cancel(copy, slurm)) == ({}, 0)
+    assert jobs.cancel(matrix, slurm) == 3
+    assert [job.state for job in fake.jobs.values()] == ["CANCELLED"] * 3 + ["PENDING"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_lost_answer_submits_nothing_twice(tmp_path, fake, slurm, when, monkeypatch):
+    monkeypatch.setattr(files, "before", lambda what, _: setattr(fake, "silent", when if what == "submit" else ""))
+    with pytest.raises(UnreachableError, match="does not answer") as lost:
+        jobs.submit(tmp_path, slurm, {"a": ONE}, ignore)
+    fake.silent = ""
+    monkeypatch.undo()
+
+    assert "make continue" in lost.value.hint
+    assert jobs.submit(tmp_path, slurm, {"a": ONE}, ignore) == (0 if when == "after" else 1)
+    assert len(fake.jobs) == 1
+
+
+def test_without_an_answer_nothing_is_submitted(tmp_path, fake, slurm):
+    fake.silent = "before"
+    with pytest.raises(UnreachableError):
+        jobs.submit(tmp_path, slurm, {"a": ONE}, ignore)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_never_starts_is_refused_before_anything_is_made(tmp_path, slurm):
+    with pytest.raises(LaunchError, match="4 nodes"):
+        jobs.submit(tmp_path, slurm, {"a": ONE, "w": Shape(nodes=4)}, ignore)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("config", "calls"), [("", 10), ("MaxArraySize = 5001", 10), ("MaxArraySize = 101", 100)])
+def test_ten_thousand_runs_are_ten_submissions(tmp_path, fake, slurm, config, calls):
+    fake.config = config
+    jobs.submit(tmp_path, slurm, {f"r{index}": ONE for index in range(10_000)}, ignore)
+    assert sum(words[0] == "sbatch" for words in fake.calls) == calls
+    assert len(jobs.look(tmp_path, slurm)) == 10_000
+
+
+def test_small_runs_share_nodes(tmp_path, fake, slurm):
+    node = Shape(gpus=4, cpus=16)
+    wanted = {name: Shape(gpus=1, cpus=4, seconds=600) for name in "abcde"}
+    wanted |= {"two": Shape(gpus=2, cpus=8, seconds=3600), "four": Shape(gpus=4, cpus=16), "cpu": Shape(cpus=8)}
+
+    fake.sinfo = ""  # users may not see the nodes
+    assert jobs.submit(tmp_path, slurm, wanted, ignore, node=node) == 8
+
+    lines = {path.parent.name: path.read_text() for path in tmp_path.glob("jobs/*/runs")}
+    assert lines == {"0001": "four\n", "0002": "two a b\n", "0003": "c d e\n", "0004": "cpu\n"}
+    assert jobs.look(tmp_path, slurm)["b"].id == "12"
+    assert jobs.submit(tmp_path, slurm, {"b": ONE}, ignore, node=node) == 0
+
+
+class Submission(RuleBasedStateMachine):
+    """continue, the last job, scancel, lost answers, ends and ageing, in any order."""
+
+    @initialize(packs=st.booleans())
+    def begin(self, packs):
+        self.folder = Path(tempfile.mkdtemp())
+        self.fake = FakeSlurm()
+        self.slurm = Slurm(SlurmSettings(), run=self.fake)
+        self.node = Shape(gpus=2, cpus=8) if packs else None
+        self.trained, self.cancelled = set(), set()  # runs with an attempt; runs whose job a person has cancelled
+
+    def submit(self, names, silent):
+        files.before = lambda what, _: setattr(self.fake, "silent", silent if what == "submit" else self.fake.silent)
+        try:
+            jobs.submit(self.folder, self.slurm, dict.fromkeys(sorted(names), ONE), ignore, last=LAST, node=self.node)
+        except UnreachableError:
+            pass
+        finally:
+            files.before = lambda what, path: None
+            self.fake.silent = ""
+
+    @rule(names=st.sets(st.sampled_from("abcd"), min_size=1), silent=st.sampled_from(["", "", "before", "after"]))
+    def go_on(self, names, silent):
+        self.cancelled -= names
+        self.submit(names, silent)
+
+    @rule(silent=st.sampled_from(["", "after"]))
+    def last_job(self, silent):
+        known = jobs.known_runs(self.folder)
+        due = {run for run in "abcde" if (run in self.trained if run in known else True)}
+        self.submit(due - (self.cancelled & self.trained), silent)  # an attempt says that it was asked to stop
+
+    @rule(data=st.data(), state=st.sampled_from(["RUNNING", "COMPLETED", "NODE_FAIL", "PENDING"]))
+    def a_job_moves(self, data, state):
+        if live := list(self.fake.live()):
+            job = data.draw(st.sampled_from(live))
+            self.fake.jobs[job].state = state
+            self.trained |= set(self.runs_of(job)) if state == "RUNNING" else set()
+
+    @rule(data=st.data())
+    def a_person_cancels(self, data):
+        if live := list(self.fake.live()):
+            job = data.draw(st.sampled_from(live))
+            self.fake.jobs[job].state = "CANCELLED"
+            self.cancelled |= set(self.runs_of(job))
+
+    @rule()
+    def slurm_forgets(self):
+        self.fake.jobs = self.fake.live()
+
+    @rule()
+    def stop(self):
+        self.cancelled |= {run for job in self.fake.live() for run in self.runs_of(job)}
+        jobs.cancel(self.folder, self.slurm)
+        assert not [job for job in self.fake.live() if self.runs_of(job)]
+
+    def runs_of(self, job):
+        lines = (self.folder / "jobs" / self.fake.jobs[job].name.rpartition("-")[2] / "runs").read_text().splitlines()
+        return lines[int(job.partition("_")[2] or 0)].split() if lines else []
+
+    @invariant()
+    def no_run_has_two_live_jobs_and_what_a_person_cancelled_has_none(self):
+        live = [run for job in self.fake.live() for run in self.runs_of(job)]
+        assert len(live) == len(set(live))
+        assert self.cancelled.isdisjoint(live)
+
+
+TestSubmission = Submission.TestCase
+TestSubmission.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
