@@ -13,7 +13,12 @@ import pytest
 from kmatrix.records.paths import ROOT
 
 pytestmark = pytest.mark.nightly
-TESTS = ("tests/status/test_fold.py", "tests/runner/test_crashes.py", "tests/runner/test_worlds.py")
+TESTS = (
+    "tests/status/test_fold.py",
+    "tests/runner/test_ends.py",
+    "tests/runner/test_crashes.py",
+    "tests/runner/test_worlds.py",
+)
 MUTANTS = [  # rule, module, text, instead of it
     (
         "take is exclusive",
@@ -102,12 +107,6 @@ MUTANTS = [  # rule, module, text, instead of it
     ),
     ("out of memory halves", "status/fold", "range(used // 2, 0, -1)", "range(used, 0, -1)"),
     ("an attempt resumes", "status/fold", 'asked.resume if asked else "auto"', 'asked.resume if asked else "none"'),
-    (
-        "a stopped run is not tried again",
-        "runner/supervisor",
-        "in_place or self.signals:",
-        "in_place and end.kind != 'stopped':",
-    ),
     (
         "a request holds what trains",
         "runner/supervisor",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kmatrix.clock import clock
+from kmatrix.engines.ports import UnreachableError
 from kmatrix.errors import RecordError
 from kmatrix.records import attempts, control, files
 from kmatrix.records.attempts import Attempt, End, Exit, TakenError
@@ -19,6 +20,7 @@ from kmatrix.records.decode import as_json
 from kmatrix.records.files import create_json, names, write_json
 from kmatrix.records.runs import RunResult, Status
 from kmatrix.runner import requests
+from kmatrix.runner.controller import Controller
 from kmatrix.runner.rerun import rerun
 from kmatrix.runner.supervisor import ASKED_TO_STOP, DONE, FAILED, Supervisor
 from kmatrix.status.fold import State
@@ -291,6 +293,63 @@ def test_a_process_that_lost_its_run_kills_its_ranks_and_writes_nothing_more(mat
         next(lead)
     assert attempts.path_of(matrix / "a", 1).read_bytes() == mine
     assert names(matrix / "a/checkpoints") == ["step_1.json", "step_2.json"]  # rank 0 looks by itself: tests/gpt2
+
+
+def test_an_end_is_written_by_the_newest_attempt_alone(matrix: Path) -> None:
+    one = supervisor(matrix)
+    one.place = SimPlace(host="", boot="", pulse_s=1000.0)  # it was suspended before its last look
+    lead = one.lead()
+    next(lead)
+    attempts.take(matrix / "a", Attempt(number=2))
+    mine = attempts.path_of(matrix / "a", 1).read_bytes()
+    with pytest.raises(TakenError):
+        for _ in lead:
+            pass
+    assert attempts.path_of(matrix / "a", 1).read_bytes() == mine
+
+
+def test_containers_of_one_kernel_wait_for_each_other(matrix: Path, other_host: WorldClock) -> None:
+    one = supervisor(matrix)
+    one.place = SimPlace(host="pod-2", boot="n7")
+    next(one.lead())
+    other_host.t += 50
+    assert attempts.numbers(matrix / "a") == [1]
+
+
+class Jobs:
+    """A scheduler that has no jobs."""
+
+    broken: frozenset[str] = frozenset()
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self.answers, self.submitted = answers, list[str]()
+
+    def poll(self) -> dict[str, bool]:
+        if not self.answers:
+            raise UnreachableError("no answer")
+        return {}
+
+    def submit(self, runs: Sequence[str]) -> None:
+        self.submitted += runs
+
+    def cancel(self, runs: Sequence[str]) -> None: ...
+
+
+def test_a_last_job_submits_what_is_new_or_lost_and_nothing_that_was_cancelled(matrix: Path) -> None:
+    cancelled, new = Jobs(), Jobs()
+    assert not Controller(path=matrix, jobs=cancelled, known=frozenset("a")).step()
+    assert Controller(path=matrix, jobs=new).step()
+    assert (cancelled.submitted, new.submitted) == ([], ["a"])
+    attempts.folder(matrix / "a").mkdir(parents=True)
+    attempts.write(matrix / "a", Attempt(number=1, end=End(kind="time limit")))
+    assert Controller(path=matrix, jobs=cancelled, known=frozenset("a")).step()
+    assert cancelled.submitted == ["a"]
+
+
+def test_without_an_answer_of_the_scheduler_nothing_is_submitted(matrix: Path) -> None:
+    silent = Jobs(answers=False)
+    assert Controller(path=matrix, jobs=silent).step()
+    assert silent.submitted == []
 
 
 def test_an_attempt_whose_former_one_ended_while_it_was_taken_is_void(matrix: Path, other_host: WorldClock) -> None:

@@ -42,6 +42,7 @@ HINTS = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGABRT: "abort",
 }
+RANK = re.compile(r"rank (\d+)")
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
 # A GPU that fell off the bus, or reports hardware errors. "device-side assert" is a bug in the program (an index out
 # of range), and so is an illegal address: they would fail again on any GPU.
@@ -117,9 +118,12 @@ def _cause(seen: Evidence, kind: str, reason: str, log: str) -> tuple[str, str, 
         return KILLED, f"rank {first.rank}{_on(seen, first)} {describe_exit(first.code)}", ()
     errors = {state.rank: state.reason or "" for state in read_ranks(RunDir(seen.run), seen.attempt.number)}
     named = [rank for rank, text in errors.items() if LOST_GPU.search(text)]
+    if LOST_GPU.search(reason):
+        named.append(int(found[1]) if (found := RANK.match(reason)) else 0)  # rank 0 writes its reason without a rank
     gpus, silent = seen.attempt.gpus, _silent_gpus(seen)
-    if silent or named or LOST_GPU.search(reason) or LOST_GPU.search(log):
-        blamed = silent or tuple(gpus[rank] for rank in named if rank < len(gpus))
+    if silent or named or LOST_GPU.search(log):
+        # The recorder knows which GPU is silent; a rank knows only that its own is lost.
+        blamed = silent or tuple(gpus[rank] for rank in dict.fromkeys(named) if rank < len(gpus))
         return GPU_LOST, reason, blamed or (gpus if len(gpus) == 1 else ())
     own = reason if kind != DIED else reason + log
     return (NCCL if NETWORK.search(own) else kind), reason, ()
