@@ -33,7 +33,9 @@ from kmatrix.records.train_config import MAY_DIFFER, SAME_AS_INITIAL, TrainConfi
 
 PARTS = ("run_id", "step", "config", "model", "optimizer")  # of every checkpoint
 MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-STOP_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
+# SIGKILL follows a signal: after 30 s by torchrun, after the time that a scheduler gives by `kmatrix run`. The step and
+# the result take time as well.
+STOP_S = float(os.environ.get("KMATRIX_GRACE_S") or 30) - 10
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
 
 
@@ -212,11 +214,11 @@ class Saver:
         self._writing = self._thread.submit(self._write, value, loss, copied, final=False)
 
     def stop(self) -> None:
-        """Save at a stop, if there is time before torchrun kills the process, or there is no checkpoint at all."""
+        """Save at a stop, if there is time before the process is killed, or there is no checkpoint at all."""
         seconds = self.final_s()
         self.wait()
         if gather(self.training.world, seconds > STOP_S and self.checkpoints.newest() is not None)[0]:
-            why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest one is used"
+            why = f"it would take about {seconds:.0f} s, and there are {STOP_S:.0f} s: the newest one is used"
             self.log.event(self.log.step, "checkpoint left out", why)
             return
         self.save()

@@ -22,7 +22,7 @@ from kmatrix.shapes import cpu_name
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 TIMEOUT_S = 1800  # of collectives, like the watchdog's limit for a first step: ranks may compile for different times
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
 
 
@@ -53,7 +53,7 @@ class World:
 
 
 def environment() -> tuple[int, int, int, int, int]:
-    """Return rank, local rank (on this node), world size, node and ranks on this node; without torchrun 0, 0, 1, 0, 1.
+    """Return rank, local rank (on this node), world size, node and ranks on this node; 0, 0, 1, 0, 1 if it is alone.
 
     Node 0 has rank 0.
     """
@@ -70,7 +70,7 @@ def start(config: TrainConfig) -> World:
     each = config.ranks_per_node
     if (size, here, rank) != (config.num_gpus, each, node * each + local_rank):
         asked = f"the run asks for {config.num_gpus} ranks, {each} on each of {config.num_nodes} nodes"
-        why = f"torchrun started {size}, {here} on node {node}, and rank {rank} as local rank {local_rank}"
+        why = f"the launcher started {size}, {here} on node {node}, and rank {rank} as local rank {local_rank}"
         raise LaunchError(asked, why=why)
     # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
@@ -99,7 +99,7 @@ def gather(world: World, value: Any) -> list[Any]:
 
 
 class Stop:
-    """A stop request: set by a signal, read by the loop. A rank that hangs is killed by torchrun, after 30 s."""
+    """A stop request: set by a signal, read by the loop. A rank that hangs is killed by its parent."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
@@ -113,6 +113,13 @@ class Stop:
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  (the signature of a handler)
         # Nothing but an assignment: a handler can interrupt the loop anywhere. The first signal names the reason.
         self.signal = self.signal or signal.Signals(number).name
+
+
+def has_supervisor() -> bool:
+    """Return whether `kmatrix run` started this process: the kernel kills it with its parent, whose lock it has."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    return number.value == signal.SIGKILL
 
 
 def die_with_parent() -> None:

@@ -1,5 +1,6 @@
 """Train one run, from its run.json to its result.json. Read it from top to bottom.
 
+`kmatrix run RUN_DIR` starts its ranks. By hand:
 torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N --resume none|auto|latest|best|PATH
     --micro-batch B
 On several nodes, torchrun runs on each, with --nnodes --node-rank --master-addr --master-port instead of --standalone.
@@ -53,11 +54,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--resume", default="none", help="none, auto (newest valid, if any), latest, best, or a path")
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
-    dist.die_with_parent()
     rank, run_dir = dist.environment()[0], RunDir(args.run_dir.absolute())
     try:
-        # Before any file of the run is touched: an earlier attempt may still have ranks, or this rank may be too late.
-        join_attempt(run_dir)
+        if not dist.has_supervisor():
+            dist.die_with_parent()
+            # Before any file of the run is touched: an earlier attempt may have ranks, or this rank may be too late.
+            join_attempt(run_dir)
         run = read_json(run_dir.run_json)
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
