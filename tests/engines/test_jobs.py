@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -22,20 +23,15 @@ ONE, WIDE, LAST = Shape(gpus=1, cpus=4, seconds=7200), Shape(nodes=2, gpus=2, cp
 
 
 @pytest.fixture
-def fake():
-    return FakeSlurm()
-
-
-@pytest.fixture
-def slurm(fake):
-    return Slurm(SlurmSettings(), run=fake)
+def slurm():
+    return Slurm(SlurmSettings(), run=FakeSlurm())
 
 
 def ignore(line):
     pass
 
 
-def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_path, fake, slurm):
+def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_path, slurm):
     said = []
     long = Shape(gpus=1, cpus=4, seconds=9000)
 
@@ -48,92 +44,55 @@ def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_pat
         "job 13: 2 runs, each on 1 node with 1 GPU, at most 2h00m",
         "job 14: the next seeds, or the report, after all others",
     ]
-    assert "--dependency=afterany:11:12:13" in fake.calls[-1]
+    assert "--dependency=afterany:11:12:13" in slurm.run.calls[-1]
     assert (tmp_path / "jobs/0003/runs").read_text() == "a\nb\n"
 
 
-def test_only_runs_without_a_live_job_are_submitted(tmp_path, fake, slurm):
-    jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore)
-    fake.jobs["11_1"].state = "TIMEOUT"
-
-    assert jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore) == 1
-    found = {run: (job.id, job.phase) for run, job in jobs.look(tmp_path, slurm).items()}
-    assert found == {"a": ("11_0", Phase.WAITS), "b": ("12", Phase.WAITS)}
-
-
-def test_there_is_one_last_job_and_it_waits_for_all(tmp_path, fake, slurm):
+def test_one_last_job_waits_for_all_others_and_may_submit_the_next_one(tmp_path, slurm):
     jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
     jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
-    assert list(fake.live()) == ["11", "12"]
-
+    assert list(slurm.run.live()) == ["11", "12"]
     jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore, last=LAST)
-
-    assert list(fake.live()) == ["11", "13", "14"]
-    assert any("--dependency=afterany:11:13" in words for words in fake.calls)
-
-
-def test_the_last_job_submits_another_one_after_the_next_seeds(tmp_path, fake, slurm):
-    jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
-    fake.jobs["11"].state, fake.jobs["12"].state = "COMPLETED", "RUNNING"
-
-    jobs.submit(tmp_path, slurm, {"b": ONE}, ignore, last=LAST)
-
-    assert list(fake.live()) == ["12", "13", "14"]
+    assert list(slurm.run.live()) == ["11", "13", "14"]
+    assert any("--dependency=afterany:11:13" in words for words in slurm.run.calls)
+    slurm.run.jobs["11"].state, slurm.run.jobs["14"].state = "COMPLETED", "RUNNING"
+    jobs.submit(tmp_path, slurm, {"b": ONE, "c": ONE}, ignore, last=LAST)
+    assert list(slurm.run.live()) == ["13", "14", "15", "16"]
 
 
-def test_cancel_leaves_the_report_and_a_copy_has_no_jobs(tmp_path, fake, slurm):
+def test_cancel_leaves_the_report_and_a_copy_has_no_jobs(tmp_path, slurm):
     matrix, copy = tmp_path / "a", tmp_path / "b"
-    for folder in (matrix, copy):
-        folder.mkdir()
-        (folder / "jobs/0001").mkdir(parents=True)
-        (folder / "jobs/0001/runs").write_text("old\n")
+    matrix.mkdir()
     jobs.submit(matrix, slurm, {"r": ONE, "s": ONE, "w": WIDE}, ignore, last=LAST)
+    shutil.copytree(matrix, copy)
 
     assert (jobs.look(copy, slurm), jobs.cancel(copy, slurm)) == ({}, 0)
     assert jobs.cancel(matrix, slurm) == 3
-    assert [job.state for job in fake.jobs.values()] == ["CANCELLED"] * 3 + ["PENDING"]
+    assert [job.state for job in slurm.run.jobs.values()] == ["CANCELLED"] * 3 + ["PENDING"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_answer_submits_nothing_twice(tmp_path, fake, slurm, when, monkeypatch):
-    monkeypatch.setattr(files, "before", lambda what, _: setattr(fake, "silent", when if what == "submit" else ""))
-    with pytest.raises(UnreachableError, match="does not answer") as lost:
-        jobs.submit(tmp_path, slurm, {"a": ONE}, ignore)
-    fake.silent = ""
-    monkeypatch.undo()
-
-    assert "make continue" in lost.value.hint
-    assert jobs.submit(tmp_path, slurm, {"a": ONE}, ignore) == (0 if when == "after" else 1)
-    assert len(fake.jobs) == 1
-
-
-def test_without_an_answer_nothing_is_submitted(tmp_path, fake, slurm):
-    fake.silent = "before"
-    with pytest.raises(UnreachableError):
-        jobs.submit(tmp_path, slurm, {"a": ONE}, ignore)
+@pytest.mark.parametrize(("silent", "kind", "nodes"), [("before", UnreachableError, 1), ("", LaunchError, 4)])
+def test_without_an_answer_or_for_what_never_starts_nothing_is_made(tmp_path, slurm, silent, kind, nodes):
+    slurm.run.silent = silent
+    with pytest.raises(kind):
+        jobs.submit(tmp_path, slurm, {"a": ONE, "w": Shape(nodes=nodes)}, ignore)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_never_starts_is_refused_before_anything_is_made(tmp_path, slurm):
-    with pytest.raises(LaunchError, match="4 nodes"):
-        jobs.submit(tmp_path, slurm, {"a": ONE, "w": Shape(nodes=4)}, ignore)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(("runs", "most", "calls"), [(10_000, 1001, 10), (10_000, 5001, 10), (200, 11, 20)])
+def test_ten_thousand_runs_are_ten_submissions(tmp_path, slurm, runs, most, calls):
+    slurm.run.config = f"MaxArraySize            = {most}\n"
+    jobs.submit(tmp_path, slurm, {f"r{index}": ONE for index in range(runs)}, ignore)
+    assert sum(words[0] == "sbatch" for words in slurm.run.calls) == calls
+    assert len(jobs.look(tmp_path, slurm)) == runs
 
 
-@pytest.mark.parametrize(("config", "calls"), [("", 10), ("MaxArraySize = 5001", 10), ("MaxArraySize = 101", 100)])
-def test_ten_thousand_runs_are_ten_submissions(tmp_path, fake, slurm, config, calls):
-    fake.config = config
-    jobs.submit(tmp_path, slurm, {f"r{index}": ONE for index in range(10_000)}, ignore)
-    assert sum(words[0] == "sbatch" for words in fake.calls) == calls
-    assert len(jobs.look(tmp_path, slurm)) == 10_000
-
-
-def test_small_runs_share_nodes(tmp_path, fake, slurm):
+def test_small_runs_share_nodes(tmp_path, slurm):
     node = Shape(gpus=4, cpus=16)
     wanted = {name: Shape(gpus=1, cpus=4, seconds=600) for name in "abcde"}
     wanted |= {"two": Shape(gpus=2, cpus=8, seconds=3600), "four": Shape(gpus=4, cpus=16), "cpu": Shape(cpus=8)}
 
-    fake.sinfo = ""  # users may not see the nodes
+    slurm.run.sinfo = ""  # users may not see the nodes
     assert jobs.submit(tmp_path, slurm, wanted, ignore, node=node) == 8
 
     lines = {path.parent.name: path.read_text() for path in tmp_path.glob("jobs/*/runs")}
@@ -147,7 +106,8 @@ class Submission(RuleBasedStateMachine):
 
     @initialize(packs=st.booleans())
     def begin(self, packs):
-        self.folder = Path(tempfile.mkdtemp())
+        self.kept = tempfile.TemporaryDirectory()
+        self.folder = Path(self.kept.name)
         self.fake = FakeSlurm()
         self.slurm = Slurm(SlurmSettings(), run=self.fake)
         self.node = Shape(gpus=2, cpus=8) if packs else None
@@ -172,7 +132,7 @@ class Submission(RuleBasedStateMachine):
     def last_job(self, silent):
         known = jobs.known_runs(self.folder)
         due = {run for run in "abcde" if (run in self.trained if run in known else True)}
-        self.submit(due - (self.cancelled & self.trained), silent)  # an attempt says that it was asked to stop
+        self.submit(due - (self.cancelled & self.trained), silent)  # an attempt knows that it was asked to stop
 
     @rule(data=st.data(), state=st.sampled_from(["RUNNING", "COMPLETED", "NODE_FAIL", "PENDING"]))
     def a_job_moves(self, data, state):
@@ -198,6 +158,9 @@ class Submission(RuleBasedStateMachine):
         jobs.cancel(self.folder, self.slurm)
         assert not [job for job in self.fake.live() if self.runs_of(job)]
 
+    def teardown(self):
+        self.kept.cleanup()
+
     def runs_of(self, job):
         lines = (self.folder / "jobs" / self.fake.jobs[job].name.rpartition("-")[2] / "runs").read_text().splitlines()
         return lines[int(job.partition("_")[2] or 0)].split() if lines else []
@@ -207,6 +170,8 @@ class Submission(RuleBasedStateMachine):
         live = [run for job in self.fake.live() for run in self.runs_of(job)]
         assert len(live) == len(set(live))
         assert self.cancelled.isdisjoint(live)
+        seen = jobs.look(self.folder, self.slurm)
+        assert all(seen[run].phase is not Phase.ENDED for run in live)
 
 
 TestSubmission = Submission.TestCase

@@ -97,9 +97,10 @@ class Slurm:
         """Submit the script of a batch, as it is; return the id of the job. See the port."""
         ids = dict.fromkeys(job.partition("_")[0] for job in after)
         options = [f"--dependency=afterany:{':'.join(ids)}"] if ids else []
-        done = self._run(["sbatch", "--parsable", *options, str(batch.folder / "job.sbatch")], SUBMIT_S)
+        script = batch.folder / "job.sbatch"
+        done = self._run(["sbatch", "--parsable", *options, str(script)], SUBMIT_S)
         if done.returncode:
-            raise _refusal(done)
+            raise _refusal(done, f"change the SLURM_ settings that are in {script}")
         found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", done.stdout, re.MULTILINE)  # a cluster may follow
         if len(found) != 1:  # the site prints lines of its own: the name tells
             found = [job.id.partition("_")[0] for job in self.poll(batch.label) if job.number == batch.folder.name]
@@ -167,9 +168,9 @@ def _seen(words: Sequence[str]) -> Seen:
     )
 
 
-def _refusal(done: subprocess.CompletedProcess[str]) -> LaunchError:
+def _refusal(done: subprocess.CompletedProcess[str], hint: str = "") -> LaunchError:
     why = _words_of(done)
-    return _silence(why) if NO_ANSWER.search(why) else LaunchError("Slurm refuses the job", why=why)
+    return _silence(why) if NO_ANSWER.search(why) else LaunchError("Slurm refuses the job", why=why, hint=hint)
 
 
 def _silence(why: str) -> UnreachableError:
