@@ -168,29 +168,30 @@ class Follower:
         self._mine = replaced(former, job=self.job, host=host, start=former.start + 1, is_over=True)
         look_at, pulse_at, code, is_asked = 0.0, 0.0, None, False
         while True:
-            if code is None and clock.monotonic() >= pulse_at:
-                pulse_at = clock.monotonic() + PULSE_S
-                self._write()
-            if code is None and clock.monotonic() >= look_at:
-                look_at, code = clock.monotonic() + LOOK_S, self._look()
+            now = clock.monotonic()
+            if code is None and now >= look_at:
+                look_at, code = now + LOOK_S, self._look()
+                if code is None and now >= pulse_at:  # nobody else has written since then
+                    pulse_at = now + PULSE_S
+                    self._write()
             if self._ranks is not None and self.signals and not is_asked:
                 self._ranks.stop(self.grace_of(self.signals[0]))
                 is_asked = True
             if self._ranks is not None and self._ranks.poll():
                 self._mine = replaced(self._mine, is_over=True, exits=tuple(self._ranks.exits))
-                self._ranks, pulse_at = None, 0.0
+                self._ranks, look_at, pulse_at = None, 0.0, 0.0  # it is told before this process leaves
             elif self._ranks is None and (code is not None or self.signals):
                 return AGAIN if code is None else code
             yield
 
     def _look(self) -> int | None:
         """Do what the newest attempt asks for; return the exit status if this process leaves, and writes no more."""
-        is_mine = True
+        later = not (self.run / "nodes").exists()  # the run was moved
         with suppress(OSError, RecordError):  # storage of a network: the next look will tell
+            later = later or read_node(self.run, self.node).start > self._mine.start
             self._order = newest(self.run)
-            is_mine = read_node(self.run, self.node).start == self._mine.start  # not if the run was moved
         order = self._order
-        if not is_mine or self.is_orphan():
+        if later or self.is_orphan():
             if self._ranks is not None:
                 self._ranks.kill()
             return AGAIN
@@ -201,7 +202,13 @@ class Follower:
                 self._ranks.limit(PEERS_S)
         elif order is not None and order.end is not None:
             return 0 if self.is_done() else None
-        elif order is not None and order.port and order.job == self.job and order.number > self._mine.attempt:
+        elif (
+            order is not None
+            and order.port
+            and order.job == self.job
+            and order.number > self._mine.attempt
+            and not self.signals
+        ):
             self._mine = replaced(self._mine, attempt=order.number, is_over=False, exits=())
             self._write()  # before the first rank exists
             self._ranks, self._leader = self.start(order), Pulse()
