@@ -7,12 +7,15 @@ a job that the next look finds by its name.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from kmatrix.engines.ports import Batch, Phase, Scheduler, Seen, Shape, UnreachableError, label_of
 from kmatrix.records import files
@@ -92,6 +95,22 @@ def content_of(batch: Batch) -> str:
     size = plural(shape.gpus, "GPU") if shape.gpus else plural(shape.cpus, "CPU")
     text = f"{plural(runs, 'run')}{packed}{', each' if runs > 1 else ''} on {plural(shape.nodes, 'node')} with {size}"
     return text + (f", at most {duration(shape.seconds)}" if shape.seconds else "")
+
+
+def template(name: str) -> Any:
+    """Return a template of what a scheduler gets. Filters: quote, of a shell, and yaml."""
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # scripts and manifests, not HTML
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["quote"] = lambda value: shlex.quote(str(value))
+    made.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML
+    return made.get_template(name)
 
 
 def _lines(matrix: Path) -> dict[str, list[str]]:

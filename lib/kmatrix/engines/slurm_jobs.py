@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmatrix.engines.jobs import content_of
+from kmatrix.engines.jobs import content_of, template
 from kmatrix.engines.ports import Batch, Phase, Seen, Shape, UnreachableError
 from kmatrix.engines.slurm_nodes import SINFO, Cluster, SlurmSettings, read_nodes
 from kmatrix.errors import LaunchError
@@ -79,7 +78,7 @@ class Slurm:
         flags = [[f"{name}={value}"] for name, value in known.items() if value]
         flags += [list(flag) for flag in settings.flags if not (batch.is_last and flag[0].startswith(NODE_FLAGS))]
         log = str(batch.folder).replace("%", "%%") + f"/{'%a' if tasks > 1 else '0'}.log"
-        text: str = _template().render(
+        text: str = template("job.sbatch.j2").render(
             batch=batch,
             settings=settings,
             content=content_of(batch),
@@ -182,17 +181,3 @@ def _words_of(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in printable(done.stderr or done.stdout).splitlines() if line.strip()]
     words = [re.sub(r"^(?:\w+: )?(?:error: |fatal: )?", "", line) for line in lines[-6:]]
     return "; ".join(words) or f"exit status {done.returncode}"
-
-
-def _template() -> Any:
-    import jinja2
-
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # a shell script, not HTML: values are quoted for the shell
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters["quote"] = lambda value: shlex.quote(str(value))
-    return made.get_template("job.sbatch.j2")
