@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from kmatrix.engines.slurm_nodes import SlurmSettings
 from kmatrix.errors import LaunchError
 from kmatrix.records import files
 
+SILENT, STEPS = st.sampled_from(["", "", "before", "after"]), st.sampled_from([*range(9), *[99] * 9])
 ONE, WIDE, LAST = Shape(gpus=1, cpus=4, seconds=7200), Shape(nodes=2, gpus=2, cpus=4), Shape(seconds=300)
 
 
@@ -102,7 +105,7 @@ def test_small_runs_share_nodes(tmp_path, slurm):
 
 
 class Submission(RuleBasedStateMachine):
-    """continue, the last job, scancel, lost answers, ends and ageing, in any order."""
+    """continue, the last job, scancel, lost answers, killed submitters, ends and ageing, in any order."""
 
     @initialize(packs=st.booleans())
     def begin(self, packs):
@@ -113,26 +116,29 @@ class Submission(RuleBasedStateMachine):
         self.node = Shape(gpus=2, cpus=8) if packs else None
         self.trained, self.cancelled = set(), set()  # runs with an attempt; runs whose job a person has cancelled
 
-    def submit(self, names, silent):
-        files.before = lambda what, _: setattr(self.fake, "silent", silent if what == "submit" else self.fake.silent)
-        try:
+    def submit(self, names, silent, steps):
+        done = count()
+
+        def before(what, path):
+            if next(done) == steps:
+                raise KeyboardInterrupt
+            self.fake.silent = silent if what == "submit" else ""
+
+        files.before = before
+        with suppress(UnreachableError, KeyboardInterrupt):
             jobs.submit(self.folder, self.slurm, dict.fromkeys(sorted(names), ONE), ignore, last=LAST, node=self.node)
-        except UnreachableError:
-            pass
-        finally:
-            files.before = lambda what, path: None
-            self.fake.silent = ""
+        files.before, self.fake.silent = lambda what, path: None, ""
 
-    @rule(names=st.sets(st.sampled_from("abcd"), min_size=1), silent=st.sampled_from(["", "", "before", "after"]))
-    def go_on(self, names, silent):
+    @rule(names=st.sets(st.sampled_from("abcd"), min_size=1), silent=SILENT, steps=STEPS)
+    def go_on(self, names, silent, steps):
         self.cancelled -= names
-        self.submit(names, silent)
+        self.submit(names, silent, steps)
 
-    @rule(silent=st.sampled_from(["", "after"]))
-    def last_job(self, silent):
+    @rule(silent=SILENT, steps=STEPS)
+    def last_job(self, silent, steps):
         known = jobs.known_runs(self.folder)
         due = {run for run in "abcde" if (run in self.trained if run in known else True)}
-        self.submit(due - (self.cancelled & self.trained), silent)  # an attempt knows that it was asked to stop
+        self.submit(due - (self.cancelled & self.trained), silent, steps)  # an attempt knows that it was asked to stop
 
     @rule(data=st.data(), state=st.sampled_from(["RUNNING", "COMPLETED", "NODE_FAIL", "PENDING"]))
     def a_job_moves(self, data, state):
