@@ -30,17 +30,10 @@ def slurm():
     return Slurm(SlurmSettings(), run=FakeSlurm())
 
 
-def ignore(line):
-    pass
-
-
 def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_path, slurm):
     said = []
-    long = Shape(gpus=1, cpus=4, seconds=9000)
-
-    number = jobs.submit(tmp_path, slurm, {"a": ONE, "l": long, "b": ONE, "w": WIDE}, said.append, last=LAST)
-
-    assert number == 4
+    wanted = {"a": ONE, "l": Shape(gpus=1, cpus=4, seconds=9000), "b": ONE, "w": WIDE}
+    assert jobs.submit(tmp_path, slurm, wanted, said.append, last=LAST) == 4
     assert said == [
         "job 11: 1 run on 2 nodes with 2 GPUs",
         "job 12: 1 run on 1 node with 1 GPU, at most 2h30m",
@@ -52,21 +45,21 @@ def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_pat
 
 
 def test_one_last_job_waits_for_all_others_and_may_submit_the_next_one(tmp_path, slurm):
-    jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
-    jobs.submit(tmp_path, slurm, {"a": ONE}, ignore, last=LAST)
+    jobs.submit(tmp_path, slurm, {"a": ONE}, print, last=LAST)
+    jobs.submit(tmp_path, slurm, {"a": ONE}, print, last=LAST)
     assert list(slurm.run.live()) == ["11", "12"]
-    jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, ignore, last=LAST)
+    jobs.submit(tmp_path, slurm, {"a": ONE, "b": ONE}, print, last=LAST)
     assert list(slurm.run.live()) == ["11", "13", "14"]
     assert any("--dependency=afterany:11:13" in words for words in slurm.run.calls)
     slurm.run.jobs["11"].state, slurm.run.jobs["14"].state = "COMPLETED", "RUNNING"
-    jobs.submit(tmp_path, slurm, {"b": ONE, "c": ONE}, ignore, last=LAST)
+    jobs.submit(tmp_path, slurm, {"b": ONE, "c": ONE}, print, last=LAST)
     assert list(slurm.run.live()) == ["13", "14", "15", "16"]
 
 
 def test_cancel_leaves_the_report_and_a_copy_has_no_jobs(tmp_path, slurm):
     matrix, copy = tmp_path / "a", tmp_path / "b"
     matrix.mkdir()
-    jobs.submit(matrix, slurm, {"r": ONE, "s": ONE, "w": WIDE}, ignore, last=LAST)
+    jobs.submit(matrix, slurm, {"r": ONE, "s": ONE, "w": WIDE}, print, last=LAST)
     shutil.copytree(matrix, copy)
 
     assert (jobs.look(copy, slurm), jobs.cancel(copy, slurm)) == ({}, 0)
@@ -78,14 +71,14 @@ def test_cancel_leaves_the_report_and_a_copy_has_no_jobs(tmp_path, slurm):
 def test_without_an_answer_or_for_what_never_starts_nothing_is_made(tmp_path, slurm, silent, kind, nodes):
     slurm.run.silent = silent
     with pytest.raises(kind):
-        jobs.submit(tmp_path, slurm, {"a": ONE, "w": Shape(nodes=nodes)}, ignore)
+        jobs.submit(tmp_path, slurm, {"a": ONE, "w": Shape(nodes=nodes)}, print)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("runs", "most", "calls"), [(10_000, 1001, 10), (10_000, 5001, 10), (200, 11, 20)])
 def test_ten_thousand_runs_are_ten_submissions(tmp_path, slurm, runs, most, calls):
     slurm.run.config = f"MaxArraySize            = {most}\n"
-    jobs.submit(tmp_path, slurm, {f"r{index}": ONE for index in range(runs)}, ignore)
+    jobs.submit(tmp_path, slurm, {f"r{index}": ONE for index in range(runs)}, print)
     assert sum(words[0] == "sbatch" for words in slurm.run.calls) == calls
     assert len(jobs.look(tmp_path, slurm)) == runs
 
@@ -96,12 +89,12 @@ def test_small_runs_share_nodes(tmp_path, slurm):
     wanted |= {"two": Shape(gpus=2, cpus=8, seconds=3600), "four": Shape(gpus=4, cpus=16), "cpu": Shape(cpus=8)}
 
     slurm.run.sinfo = ""  # users may not see the nodes
-    assert jobs.submit(tmp_path, slurm, wanted, ignore, node=node) == 8
+    assert jobs.submit(tmp_path, slurm, wanted, print, node=node) == 8
 
     lines = {path.parent.name: path.read_text() for path in tmp_path.glob("jobs/*/runs")}
     assert lines == {"0001": "four\n", "0002": "two a b\n", "0003": "c d e\n", "0004": "cpu\n"}
     assert jobs.look(tmp_path, slurm)["b"].id == "12"
-    assert jobs.submit(tmp_path, slurm, {"b": ONE}, ignore, node=node) == 0
+    assert jobs.submit(tmp_path, slurm, {"b": ONE}, print, node=node) == 0
 
 
 class Submission(RuleBasedStateMachine):
@@ -126,7 +119,7 @@ class Submission(RuleBasedStateMachine):
 
         files.before = before
         with suppress(UnreachableError, KeyboardInterrupt):
-            jobs.submit(self.folder, self.slurm, dict.fromkeys(sorted(names), ONE), ignore, last=LAST, node=self.node)
+            jobs.submit(self.folder, self.slurm, dict.fromkeys(sorted(names), ONE), print, last=LAST, node=self.node)
         files.before, self.fake.silent = lambda what, path: None, ""
 
     @rule(names=st.sets(st.sampled_from("abcd"), min_size=1), silent=SILENT, steps=STEPS)

@@ -93,8 +93,9 @@ def content_of(batch: Batch) -> str:
     shape, runs = batch.shape, sum(len(line.split()) for line in batch.runs)
     packed = f" in {plural(len(batch.runs), 'job')}" if runs > len(batch.runs) else ""
     size = plural(shape.gpus, "GPU") if shape.gpus else plural(shape.cpus, "CPU")
-    text = f"{plural(runs, 'run')}{packed}{', each' if runs > 1 else ''} on {plural(shape.nodes, 'node')} with {size}"
-    return text + (f", at most {duration(shape.seconds)}" if shape.seconds else "")
+    limit = f", at most {duration(shape.seconds)}" if shape.seconds else ""
+    each = ", each" if runs > 1 else ""
+    return f"{plural(runs, 'run')}{packed}{each} on {plural(shape.nodes, 'node')} with {size}{limit}"
 
 
 def template(name: str) -> Any:

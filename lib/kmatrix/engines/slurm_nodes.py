@@ -199,8 +199,11 @@ class Cluster:
         there = sum(one.count for one in fitting)
         there = min(there, nodes[0].most or there)
         if shape.nodes > there:
-            why = f"a job in {where} has at most {there}"
-            yield LaunchError(plural(shape.nodes, "node"), why=why, hint=f"pass NUM_NODES={there}")
+            gpus = f" with {plural(shape.gpus, 'GPU')}" if shape.gpus else ""
+            fix = f"NUM_GPUS={shape.gpus * there} NUM_NODES={there}" if shape.gpus else f"NUM_NODES={there}"
+            fix = fix if there else "SLURM_PARTITION=<another one>"
+            why = f"a job in {where} gets at most {there}"
+            yield LaunchError(f"{plural(shape.nodes, 'node')}{gpus}", why=why, hint=f"pass {fix}")
         if shape.cpus > (cpus := max(one.cpus for one in fitting)):
             fix = f"SLURM_CPUS_PER_GPU={max(1, cpus // shape.gpus)}" if shape.gpus else "a smaller CPU_THREADS="
             yield LaunchError(
