@@ -67,7 +67,7 @@ def test_the_name_of_a_job_stays(flags):
     [
         (Shape(gpus=4), {}, "4 GPUs on one node", "NUM_NODES=2"),
         (Shape(gpus=1), {"SLURM_GPU_TYPE": "h100"}, "1 h100 GPU on", "SLURM_GPU_TYPE="),
-        (Shape(nodes=4), {}, "4 nodes", "NUM_NODES=3"),
+        (Shape(nodes=4, gpus=2), {}, "4 nodes with 2 GPUs", "NUM_GPUS=6 NUM_NODES=3"),
         (Shape(nodes=3), {"SLURM_PARTITION": "short"}, "3 nodes", "NUM_NODES=2"),
         (Shape(cpus=99, gpus=2), {}, "99 CPUs", "SLURM_CPUS_PER_GPU=8"),
         (Shape(cpus=99), {}, "99 CPUs", "CPU_THREADS="),

@@ -22,8 +22,7 @@ from kmatrix.records import files
 from kmatrix.text import duration, plural
 
 START_S = 600.0  # of a job before its first step: modules, torch, compilation
-# Limit and step (s) of time limits, which are rounded up: so runs of similar length are one array, and a scheduler that
-# backfills still sees short jobs as short.
+# Limit and step (s): time limits are rounded up, so that runs of similar length are one array, and short jobs stay so.
 STEPS = ((3600, 600), (4 * 3600, 1800), (12 * 3600, 3600), (86400, 7200), (inf, 21600))
 
 
