@@ -108,7 +108,7 @@ def test_a_gpu_that_went_silent_in_this_attempt_explains_other_errors(tmp_path: 
     def event(name: str, time: float) -> None:
         append_jsonl(tmp_path / "gpu_events.jsonl", {"time": time, "event": name, "text": "A10G (GPU-b): no response"})
 
-    error = {"result": {"status": "failed", "kind": "error", "reason": "NCCL error"}}
+    error: dict[str, Any] = {"result": {"status": "failed", "kind": "error", "reason": "NCCL error"}}
     event("lost", 3.0)
     assert ended(tmp_path, **error)[0] == "nccl"  # it was lost before this attempt
     event("lost", 5.0)
