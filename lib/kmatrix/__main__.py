@@ -13,7 +13,11 @@ from kmatrix.output import run_program
 
 
 def main() -> None:
-    """Run one command and exit with its status."""
+    """Run one command, or the program of a job, and exit with its status."""
+    if sys.argv[1:2] == ["run"]:
+        from kmatrix.runner.program import main as program
+
+        sys.exit(program(sys.argv[2:]))
     sys.exit(run_program(lambda: command_line(sys.argv[1:])))
 
 

@@ -70,8 +70,8 @@ MUTANTS = [  # rule, module, text, instead of it
     (
         "what was decided is looked at again",
         "runner/supervisor",
-        "if not state_of(now, spare=planned.selected).may_start:",
-        "if False:",
+        "if mine.what == ARCHIVE or state_of(now, spare=planned.selected).may_start:",
+        "if True:",
     ),
     (
         "run.json is there before an attempt",
@@ -115,12 +115,6 @@ MUTANTS = [  # rule, module, text, instead of it
     ),
     ("a result has its attempt", "runner/ends", "result and result.attempt == seen.attempt.number", "result"),
     ("silence is no answer", "runner/controller", "return True  # nothing is known", "jobs = {}  # nothing is known"),
-    (
-        "files are read again after a wait",
-        "runner/supervisor",
-        "                continue  # read again",
-        "                # read again",
-    ),
     ("no progress ends", "status/fold", "MOST_IDLE = 2", "MOST_IDLE = 99"),
     ("a stop goes before its kill", "status/fold", "kind=kind if kind in ENDS else SIGNAL", "kind=LOST"),
 ]

@@ -56,6 +56,8 @@ class Ranks:
         self.exits = [Exit(rank=0, code=-9 if self.killed else 0)]
         return True
 
+    trouble = None
+
     def stop(self, grace_s: float) -> None:
         self.killed = True
 

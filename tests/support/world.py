@@ -191,6 +191,8 @@ class SimRanks:
         self._result("failed", kind)
         return self._end(1)
 
+    trouble = None
+
     def stop(self, grace_s: float) -> None:
         self.stopping = True
 

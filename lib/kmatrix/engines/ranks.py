@@ -73,6 +73,8 @@ class Trainer:
 class Ranks:
     """The ranks of one attempt on this node; `exits` has those that have ended, in their order."""
 
+    trouble: tuple[str, str] | None = None  # of a run on several nodes
+
     def __init__(
         self, run: Path, attempt: Attempt, trainer: Trainer, variables: Mapping[str, str], *, lock: int, node: int = 0
     ) -> None:

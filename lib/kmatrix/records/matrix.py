@@ -45,7 +45,7 @@ class Plan(Record, frozen=True, kw_only=True):
     name: str = ""
     common: Common = Common()
     runs: tuple[PlannedRun, ...] = ()
-    checkpoints: str = ""  # folder of the checkpoints of all runs; empty: each run has its own
+    checkpoints: str | None = None  # folder of the checkpoints of all runs; None: each run has its own
     verdict: VerdictRules = field(default_factory=VerdictRules)
 
     def train_of(self, run: PlannedRun) -> dict[str, Scalar]:

@@ -6,7 +6,7 @@ helps. Each `yield` is a short wait: the program sleeps there, a test does whate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +50,10 @@ class Ranks(Protocol):
     def exits(self) -> Sequence[Exit]:
         """Return the exits of all ranks, in their order."""
 
+    @property
+    def trouble(self) -> tuple[str, str] | None:
+        """Return kind and reason of what ended the attempt besides its ranks, such as a node that was lost."""
+
     def poll(self) -> bool:
         """Return whether all have exited, and nothing is left of them."""
 
@@ -82,6 +86,8 @@ class Supervisor:
     run: Path
     place: Place
     start: Callable[[Attempt, int], Ranks]  # the attempt, and the lock that the ranks inherit
+    gather: Callable[[], Iterator[object]] = lambda: iter(())  # waits for the other nodes of a run
+    equip: Callable[[Attempt], Attempt] = lambda mine: mine  # adds the address of its rank 0
     say: Callable[[str], object] = lambda _: None
     signals: list[str] = field(default_factory=list)  # filled by handlers
     handle: int | None = None
@@ -105,36 +111,55 @@ class Supervisor:
             yield
         self.handle = handle
         make_files(matrix, self.run.name)  # before any attempt
-        gone = 0  # the last attempt without an end whose process is known to be gone
         while True:
-            files = self._files(plan, planned)
-            state = state_of(files, spare=planned.selected)
-            if self._why_stop():
-                return ASKED_TO_STOP
-            if not state.may_start:  # a second job of a failed run trains nothing
-                return CODES.get(state.status, ASKED_TO_STOP)
-            former = files.attempts[-1] if files.attempts else None
-            if former is not None and gone != former.number:
-                yield from attempts.wait_for_former(self.run, former, self._me())
-                gone = former.number
-                continue  # read again: it may have finished, and left a result, while this process waited
-            mine = yield from self._take(former, next_attempt(files, state))
-            if mine.what == ARCHIVE:
-                archive(self.run, mine)
+            found = yield from self._next(plan, planned)
+            if isinstance(found, int):
+                return found
+            if found.what == ARCHIVE:
+                archive(self.run, found)
                 continue
-            # The number says that nobody else took it, not that what was decided still holds.
-            now = self._files(plan, planned)
-            now = replace(now, attempts=now.attempts[: len(files.attempts)])
-            if not state_of(now, spare=planned.selected).may_start:
-                reason = "the attempt before it had ended meanwhile"
-                attempts.finish(self.run, mine, End(kind=VOID, reason=reason, at=clock.now()))
-                continue
-            self.say(f"attempt {mine.number} from {mine.resume}")
-            mine, end = yield from self._attempt(mine, plan.checkpoints_of(matrix, planned))
+            self.say(f"attempt {found.number} from {found.resume}")
+            mine, end = yield from self._attempt(found, plan.checkpoints_of(matrix, planned))
             attempts.finish(self.run, mine, end)
             self.say(f"attempt {mine.number}: {end.kind} {end.reason}".rstrip())
             if not rule_of(end.kind).in_place or self.signals:
                 return self._status_of(end)
+
+    def _next(self, plan: Plan, planned: PlannedRun) -> Generator[None, None, Attempt | int]:
+        """Take the next attempt and return it, or the exit status if there is none."""
+        gone, has_all = 0, False  # the last attempt without an end whose process is known to be gone; all other nodes
+        while True:
+            files = self._files(plan, planned)
+            state = state_of(files, spare=planned.selected)
+            if self._why_stop():
+                return AGAIN if self.signals and stop_of(self.run.parent) is None else ASKED_TO_STOP
+            if not state.may_start:  # a second job of a failed run trains nothing
+                return CODES.get(state.status, ASKED_TO_STOP)
+            former = files.attempts[-1] if files.attempts else None
+            following = next_attempt(files, state)
+            # After each wait everything is read again: the run may have finished, and left a result.
+            if former is not None and gone != former.number:
+                yield from attempts.wait_for_former(self.run, former, self._me())
+                gone = former.number
+            elif following.what != ARCHIVE and not has_all:  # a wait for other nodes is no attempt
+                has_all = yield from self._gather()
+            else:
+                mine = yield from self._take(former, following)
+                # The number says that nobody else took it, not that what was decided still holds.
+                now = self._files(plan, planned)
+                now = replace(now, attempts=now.attempts[: len(files.attempts)])
+                if mine.what == ARCHIVE or state_of(now, spare=planned.selected).may_start:
+                    return mine
+                reason = "the attempt before it had ended meanwhile"
+                attempts.finish(self.run, mine, End(kind=VOID, reason=reason, at=clock.now()))
+
+    def _gather(self) -> Generator[None, None, bool]:
+        """Wait for the other nodes of the run, or for a reason to stop; return whether all are there."""
+        for _ in self.gather():
+            if self._why_stop():
+                return False
+            yield
+        return True
 
     def _files(self, plan: Plan, planned: PlannedRun) -> Files:
         return read_run(self.run.parent, plan, planned, requests_of(self.run.parent), has_lock=True)
@@ -154,6 +179,7 @@ class Supervisor:
             job=self.place.job,
             gpus=self.place.gpus,
         )
+        mine = self.equip(mine)
         attempts.take(self.run, mine)
         if former is not None and former.end is None and not attempts.is_here(former, mine):
             until = clock.monotonic() + 2 * attempts.PULSE_S  # a process that nobody sees has met the fence by then
@@ -187,7 +213,9 @@ class Supervisor:
                     attempts.write(self.run, mine)
                 ranks.stop(self.place.grace_of(self.signals[0] if self.signals else ""))
             yield
-        end = end_of(Evidence(run=self.run, attempt=mine, exits=ranks.exits, log_start=log_start))
+        end = end_of(
+            Evidence(run=self.run, attempt=mine, exits=ranks.exits, log_start=log_start, trouble=ranks.trouble)
+        )
         seconds = clock.monotonic() - began
         return mine, replaced(end, step=saved_step(checkpoints), seconds=seconds, at=clock.now())
 
