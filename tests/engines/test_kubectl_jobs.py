@@ -38,19 +38,23 @@ def kube(fake=None, **symbols):
     return Kubernetes(read_settings({**SYMBOLS, **symbols}), run=fake or FakeKubectl())
 
 
-def waits(reason, message=""):
-    return {"containerStatuses": [{"name": "kmatrix", "state": {"waiting": {"reason": reason, "message": message}}}]}
+def of(kind, **known):
+    return {"containerStatuses": [{"name": "kmatrix", "state": {kind: known}}]}
 
 
-def ended(code, reason="Error"):
-    return {"containerStatuses": [{"name": "kmatrix", "state": {"terminated": {"reason": reason, "exitCode": code}}}]}
+LOOPS = [{"name": "init", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
+PULL = of("waiting", reason="ErrImagePull", message="no\n  image")
+DONE, ERROR = of("terminated", exitCode=0), of("terminated", reason="Error", exitCode=3)
+OOM = of("terminated", reason="OOMKilled", exitCode=137)
+INIT = {**of("waiting", reason="PodInitializing"), "initContainerStatuses": LOOPS}
+SIDECAR = {"containerStatuses": [{"name": "exporter", "state": {"terminated": {"exitCode": 1}}}]}
 
 
-def submitted(folder, shapes):
+def submitted(folder, shapes, **symbols):
     """Submit runs; return the matrix, the scheduler, kubectl, and the name of the newest Job."""
     fake, matrix = FakeKubectl(), folder / "m"
     matrix.mkdir()
-    cluster = kube(fake, K8S_MOUNT=str(folder))
+    cluster = kube(fake, K8S_MOUNT=str(folder), **symbols)
     assert jobs.submit(matrix, cluster, shapes, lambda _: None) == len(shapes)
     return matrix, cluster, fake, list(fake.items)[-1]
 
@@ -130,13 +134,16 @@ def test_a_refusal_has_the_words_of_the_server_and_silence_says_nothing(stderr, 
     [
         ({}, "", {}, "waits NoPod: no pod yet: kubectl describe job JOB"),
         ({}, "Pending", {"conditions": [UNSCHEDULABLE]}, "waits Pending: Unschedulable: 0/2 nodes: 2 cpu."),
-        ({}, "Pending", waits("ErrImagePull", "no\n  image"), "waits Pending: ErrImagePull: no image"),
+        ({}, "Pending", PULL, "waits Pending: ErrImagePull: no image"),
+        ({}, "Pending", INIT, "waits Pending: CrashLoopBackOff"),
         ({}, "Running", {}, "runs Running: "),
+        ({}, "Running", SIDECAR, "runs Running: "),
         ({}, "Unknown", {"reason": "NodeLost"}, "runs Unknown: NodeLost"),
         ({}, "Failed", {"reason": "Evicted", "message": "disk"}, "waits Failed: Evicted: disk"),
-        ({}, "Failed", ended(137, "OOMKilled"), "waits Failed: OOMKilled (exit code 137): LOGS"),
-        ({"completedIndexes": "0-2,5"}, "Succeeded", ended(0), "ended Complete: "),
-        ({"failedIndexes": "0"}, "Failed", ended(3), "ended Failed: Error (exit code 3): LOGS"),
+        ({}, "Failed", OOM, "waits Failed: OOMKilled (exit code 137): LOGS"),
+        ({}, "Succeeded", DONE, "waits Succeeded: "),
+        ({"completedIndexes": "0-2,5"}, "Succeeded", DONE, "ended Complete: "),
+        ({"failedIndexes": "0"}, "Failed", ERROR, "ended Failed: Error (exit code 3): LOGS"),
         (job_is("Failed", "DeadlineExceeded"), "", {}, "ended Failed: DeadlineExceeded"),
         (job_is("FailureTarget", "X"), "Running", {}, "runs FailureTarget: X"),
         (job_is("Failed", "X", "False"), "Running", {}, "runs Running: "),
@@ -154,8 +161,9 @@ def test_a_state_and_its_reason_are_those_of_kubernetes(tmp_path, job, phase, st
 
 def test_what_killed_the_pod_before_is_told_as_long_as_the_new_one_has_nothing_to_say(tmp_path):
     matrix, cluster, fake, name = submitted(tmp_path, {"a": Shape()})
-    fake.pod(name, 0, "Failed", **ended(137, "OOMKilled"))
+    fake.pod(name, 0, "Failed", **OOM)
     fake.pod(name, 0, "Running")
+    fake.items = dict(reversed(fake.items.items()))
     assert jobs.look(matrix, cluster)["a"].reason.startswith("the pod before: OOMKilled (exit code 137)")
 
 
@@ -184,6 +192,11 @@ def test_runs_of_one_node_share_a_job_and_the_nodes_of_a_run_have_one(tmp_path):
     assert found["w"].reason == "pod 1: Unschedulable: 0/2 nodes: 2 cpu."
     assert jobs.cancel(matrix, cluster) == 3
     assert not fake.items
+
+
+def test_a_suspended_job_waits_for_its_queue(tmp_path):
+    matrix, cluster, *_ = submitted(tmp_path, {"a": Shape()}, K8S_QUEUE="team-a")
+    assert jobs.look(matrix, cluster)["a"].reason == "waits for the queue team-a"
 
 
 @pytest.mark.parametrize("silent", ["before", "after"])

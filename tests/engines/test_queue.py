@@ -37,7 +37,9 @@ class Machine(Local):
 
     def __init__(self, path, shapes, **known):
         self.started: list[Process] = []
-        super().__init__(path=path, shape_of=shapes.get, popen=self.start, **{"cores": 4, **known})
+        super().__init__(
+            path=path, shape_of=lambda run: shapes.get(run, CPU), popen=self.start, **{"cores": 4, **known}
+        )
         self.submit(list(shapes))
 
     def start(self, words, **options):
@@ -78,13 +80,17 @@ def test_a_run_on_the_cpu_waits_for_nobody_elses_gpus(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(clock, "real", type("Now", (SystemClock,), {"monotonic": lambda _: now[0]})())
     said, used = [], {"GPU-0": "80 GiB used by python (pid 7)"}
-    shapes = {"wide": Shape(gpus=4), "cpu": CPU, "later": CPU}
-    machine = Machine(tmp_path, shapes, gpus=GPUS, query=lambda _: dict(used), say=said.append)
-    assert machine.gpus_of() == {"cpu": ""}
+    known = {"gpus": GPUS, "query": lambda _: dict(used), "say": said.append, "parallel": 2}
+    machine = Machine(tmp_path, {"wide": Shape(gpus=4), "a": CPU, "b": CPU, "c": CPU}, **known)
+    assert machine.gpus_of() == {"a": "", "b": ""}
     used.clear()
+    machine.end("a")
+    assert machine.gpus_of() == {"b": "", "c": ""}  # the driver is asked now and then
     now[0] += BUSY_S
-    assert machine.gpus_of() == {"cpu": ""}  # they never share the cores
-    machine.end("cpu")
+    machine.submit(["d"])
+    machine.end("c")
+    assert machine.gpus_of() == {"b": ""}  # the GPUs are free, and the next run is the one on them
+    machine.end("b")
     assert machine.gpus_of() == {"wide": "0,1,2,3"}
     assert said == ["GPU 0 is in use by others: 80 GiB used by python (pid 7)", "GPU 0 is available again"]
 
@@ -151,17 +157,11 @@ def test_every_run_gets_its_turn_and_no_gpu_or_core_has_two(tmp_path_factory, si
     assert sorted(one.run for one in machine.started) == sorted(shapes)
 
 
-PROGRAM = """
-import pathlib, signal, sys, time
-run = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGTERM, lambda *_: (run / "saved").touch() or sys.exit(143))
-(run / "ready").touch()
-time.sleep(600)
-"""
+SAVES = 'trap "touch $1/saved; exit 143" TERM; touch $1/ready; while :; do sleep 0.1; done'
 HOLDER = """
 import pathlib, sys, time
 from kmatrix.engines import ports, queue
-program = [sys.executable, "-c", sys.argv[2]]
+program = ["sh", "-c", sys.argv[2], "sh"]
 held = queue.Local(path=pathlib.Path(sys.argv[1]), shape_of=lambda _: ports.Shape(), program=program)
 held.submit(["a"])
 held.poll()
@@ -172,10 +172,7 @@ time.sleep(600)
 @pytest.mark.process
 def test_a_run_is_asked_to_save_when_the_process_of_its_queue_is_killed(tmp_path):
     (tmp_path / "a").mkdir()
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), PROGRAM])
-    try:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), SAVES]) as process:
         wait_until((tmp_path / "a/ready").exists)
-    finally:
         process.kill()
-        process.wait()
     wait_until((tmp_path / "a/saved").exists)

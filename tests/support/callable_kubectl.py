@@ -53,7 +53,7 @@ class FakeKubectl:
         """Delete Jobs and their pods, as after the grace period."""
         for name in words:
             self.items.pop(name, None)
-            for pod in [key for key in self.items if key.startswith(f"{name}/")]:
+            for pod in [key for key in self.items if key.startswith(f"{name}/") and "--cascade=foreground" in words]:
                 del self.items[pod]
         return "", ""
 

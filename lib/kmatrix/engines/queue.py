@@ -107,6 +107,7 @@ class Local:
             if run in self._running and run not in self._asked:
                 self._running[run].process.send_signal(signal.SIGTERM)
                 self._asked.add(run)
+        self._is_new = True
 
     def kill(self) -> None:
         """Kill all processes; the kernel kills their ranks."""
