@@ -18,6 +18,10 @@ def main() -> None:
         from kmatrix.runner.program import main as program
 
         sys.exit(program(sys.argv[2:]))
+    if sys.argv[1:2] == ["runner"]:
+        from kmatrix.runner.background import main as runner
+
+        sys.exit(runner(sys.argv[2:]))
     sys.exit(run_program(lambda: command_line(sys.argv[1:])))
 
 
