@@ -109,7 +109,7 @@ class AllRanks:
         self.stop, self.kill = here.stop, here.kill  # the others agree on the step of a stop, and end with the attempt
         self._attempt, self._here, self._followers = attempt, here, followers
         self._pulses: defaultdict[int, Pulse] = defaultdict(Pulse)
-        self._over_at, self._others_first = float("inf"), False  # monotonic seconds
+        self._until, self._others_first = float("inf"), False  # monotonic seconds
 
     @property
     def exits(self) -> Sequence[Exit]:
@@ -126,9 +126,9 @@ class AllRanks:
             self._watch()
         if not self._here.poll():
             return False
-        self._over_at = min(self._over_at, clock.monotonic() + 2 * PEERS_S)
+        self._until = min(self._until, clock.monotonic() + 2 * PEERS_S)
         is_told = len(self._over()) == self._followers.nodes - 1
-        return is_told or self.trouble is not None or clock.monotonic() > self._over_at
+        return is_told or self.trouble is not None or clock.monotonic() > self._until
 
     def _over(self) -> list[NodeFile]:
         return [one for one in self._followers.seen.values() if one.attempt == self._attempt and one.is_over]
@@ -190,25 +190,21 @@ class Follower:
         with suppress(OSError, RecordError):  # storage of a network: the next look will tell
             later = later or read_node(self.run, self.node).start > self._mine.start
             self._order = newest(self.run)
-        order = self._order
+        order, ranks = self._order, self._ranks
         if later or self.is_orphan():
-            if self._ranks is not None:
-                self._ranks.kill()
+            if ranks is not None:
+                ranks.kill()
             return AGAIN
-        if self._ranks is not None:
+        if ranks is not None:
             if order is None or order.number != self._mine.attempt or self._leader.is_lost(order.pulse):
-                self._ranks.kill()
+                ranks.kill()
             elif order.end is not None:
-                self._ranks.limit(PEERS_S)
+                ranks.limit(PEERS_S)
         elif order is not None and order.end is not None:
             return 0 if self.is_done() else None
-        elif (
-            order is not None
-            and order.port
-            and order.job == self.job
-            and order.number > self._mine.attempt
-            and not self.signals
-        ):
+        elif order is not None and (order.job, bool(order.port)) == (self.job, True) and not self.signals:
+            if order.number <= self._mine.attempt:
+                return None
             self._mine = replaced(self._mine, attempt=order.number, is_over=False, exits=())
             self._write()  # before the first rank exists
             self._ranks, self._leader = self.start(order), Pulse()
