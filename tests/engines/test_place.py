@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from subprocess import CompletedProcess, TimeoutExpired
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -41,46 +41,32 @@ def test_the_environment_tells_the_place(environment, node, kind, expected):
     assert (type(found), {name: getattr(found, name) for name in expected}) == (kind, expected)
 
 
-@pytest.mark.parametrize(
-    ("environment", "after_term", "after_notice"), [({}, 30, 30), (SLURM, 25, 280), (POD, 110, 110)]
-)
-def test_a_run_has_the_time_to_save_that_its_user_has_asked_for(environment, after_term, after_notice):
+@pytest.mark.parametrize(("environment", "after"), [({}, (30, 30)), (SLURM, (25, 280)), (POD, (110, 110))])
+def test_a_run_has_the_time_to_save_that_its_user_has_asked_for(environment, after):
     found = place_of(NO_GPU | environment)
-    assert [found.grace_of(name) for name in ("SIGTERM", "", "SIGUSR1")] == [after_term, after_term, after_notice]
+    assert [found.grace_of(name) for name in ("SIGTERM", "", "SIGUSR1")] == [after[0], *after]
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "ran_s", "kind"), [(3600, 3240, "time limit"), (3600, 60, "preempted"), (0, 60, "time limit")]
-)
-def test_a_notice_near_the_time_limit_is_because_of_it(limit_s, ran_s, kind):
+@pytest.mark.parametrize("case", [(3600, 3240, "time limit"), (3600, 60, "preempted"), (0, 60, "time limit")])
+def test_a_notice_near_the_time_limit_is_because_of_it(case):
     with replaced_kernel():
         now = place.clock.real = WorldClock()
-        found = place_of(NO_GPU | SLURM | {"KMATRIX_LIMIT_S": str(limit_s)})
-        now.sleep(ran_s)
-        assert [found.kind_of(name) for name in ("SIGUSR1", "SIGTERM", "SIGINT")] == [kind, "signal", "signal"]
+        found = place_of(NO_GPU | SLURM | {"KMATRIX_LIMIT_S": str(case[0])})
+        now.sleep(case[1])
+        assert [found.kind_of(name) for name in ("SIGUSR1", "SIGTERM", "SIGINT")] == [case[2], "signal", "signal"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "status"),
-    [((0, ""), 0), ((1, "Job is pending execution"), 0), ((1, "Access denied"), 143), (None, 143)],
-)
-def test_a_job_of_slurm_that_starts_again_ends_well(answer, status, monkeypatch, capsys):
-    def run(words, **_):
-        assert words == ["scontrol", "requeue", "12_4"]
-        if answer is None:
-            raise TimeoutExpired(words, 60)
-        return CompletedProcess(words, answer[0], "", answer[1])
-
-    monkeypatch.setattr(place, "run", run)
-    assert place_of(NO_GPU | ARRAY).again() == status
-    assert ("make continue" in capsys.readouterr().out) == (status == 143)
+@pytest.mark.parametrize("answer", [(0, "", 0), (1, "Job is pending execution", 0), (1, "Access denied", 143)])
+def test_a_job_of_slurm_that_starts_again_ends_well(answer, monkeypatch, capsys):
+    monkeypatch.setattr(place, "run", lambda words, **_: CompletedProcess(words, answer[0], "", answer[1]))
+    assert place_of(NO_GPU | ARRAY).again() == answer[2]
+    assert ("`scontrol requeue 12_4` failed" in capsys.readouterr().out) == (answer[2] == 143)
 
 
 def test_srun_starts_the_other_nodes_once_and_too_few_are_refused(monkeypatch):
     monkeypatch.setattr(place, "Popen", lambda words, **_: words)
     (words,) = place_of(NO_GPU | SLURM).start_followers(["kmatrix", "run"], 3)
-    assert {"--nodes=2", "--relative=1", "--overlap"} < set(words)
-    assert (words[0], words[-3:]) == ("srun", ["kmatrix", "run", "@"])
+    assert (words[0], words[1], words[-3:]) == ("srun", "--nodes=2", ["kmatrix", "run", "@"])
     assert place_of(NO_GPU | SLURM).start_followers(["x"], 1) == []
     with pytest.raises(LaunchError, match=r"needs 2 nodes, there are 1"):
         place_of(NO_GPU).start_followers(["x"], 2)
