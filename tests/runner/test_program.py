@@ -1,0 +1,208 @@
+"""Real processes: kill -9 of each kind, stop, Ctrl+C, two runners. The trainer waits for nothing but its own steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kmatrix.records.attempts import read_all
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import ROOT
+from kmatrix.runner import background, requests
+from kmatrix.status.look import look
+from waiting import wait_until
+
+pytestmark = pytest.mark.process
+STEPS, HELD = 20, 8  # of a run; the step at which a test holds it
+LOSS = float(pow(31, STEPS, 1000003))
+TRAINER, PROGRAM, RUNNER = "gpt2.train", "kmatrix run", "kmatrix runner"
+
+
+class Matrix:
+    """A matrix of the toy trainer."""
+
+    def __init__(self, path: Path, *, runs: int = 2, ranks: int = 1, **train: Any) -> None:
+        self.path, self.names = path, [f"run_{number}" for number in range(runs)]
+        (path / "control").mkdir(parents=True)
+        (path / "code/gpt2").mkdir(parents=True)
+        (path / "code/gpt2/__init__.py").touch()
+        shutil.copy(ROOT / "tests/support/toy_trainer.py", path / "code/gpt2/train.py")
+        common = {"device": "cpu", "num_gpus": ranks, "batch_size": 8, "max_iters": STEPS, "cpu_threads": 1, **train}
+        symbols = {"PARALLEL_JOBS": str(runs)}
+        plan = [{"name": name, "run_id": f"id-{name}", "train": {}} for name in self.names]
+        write_json(path / "matrix.json", {"name": "m", "common": {"train": common, "symbols": symbols}, "runs": plan})
+
+    def hold(self) -> None:
+        """Hold the trainers at a step, until `go`."""
+        for name in self.names:
+            (self.path / name).mkdir()
+            (self.path / name / f"hold.{HELD}").touch()
+
+    def wait(self) -> None:
+        """Wait until all runs are held."""
+        wait_until(lambda: all(self.steps(name)[-1:] == [HELD] for name in self.names))
+
+    def go(self) -> None:
+        for name in self.names:
+            (self.path / name / f"hold.{HELD}").unlink()
+
+    def steps(self, name: str) -> list[int]:
+        try:
+            lines = (self.path / name / "metrics.jsonl").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line)["step"] for line in lines]
+
+    def go_on(self, **asked: Any) -> int:
+        """Continue, and watch to the end; return the exit status."""
+        requests.go_on(look(self.path), **asked)
+        background.start(self.path)
+        wait_until(lambda: not self.processes(RUNNER))
+        return background.watch(self.path, lambda _: None)
+
+    def start(self) -> None:
+        requests.go_on(look(self.path))
+        background.start(self.path)
+
+    def states(self) -> set[str]:
+        return {str(state.status) for state in look(self.path).states.values()}
+
+    def is_asked(self) -> bool:
+        """Return whether all runs were asked to stop."""
+        return all(state.attempts[-1].stop for state in look(self.path).states.values())
+
+    def losses(self) -> list[float]:
+        return [json.loads((self.path / name / "result.json").read_bytes())["final_val_loss"] for name in self.names]
+
+    def processes(self, what: str = "") -> list[psutil.Process]:
+        lines = ((one, " ".join(one.info["cmdline"] or ())) for one in psutil.process_iter(["cmdline"]))
+        return [one for one, line in lines if what in line and str(self.path) in line]
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "lib"))
+    made = list[Matrix]()
+
+    def make(**options: Any) -> Matrix:
+        made.append(Matrix(tmp_path / "m", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for process in one.processes():
+            process.kill()
+
+
+def test_a_matrix_runs_in_the_background_once(matrix: Any) -> None:
+    one = matrix()
+    assert one.go_on() == 0
+    assert one.losses() == [LOSS, LOSS]
+    assert one.go_on() == 0
+    assert [len(read_all(one.path / name)) for name in one.names] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("victim", "ranks"), [(RUNNER, 1), (RUNNER, 2), (f"{PROGRAM} ", 1), (f"{PROGRAM} ", 2), (TRAINER, 1), (TRAINER, 2)]
+)
+def test_kill_9_of_anything_and_continue(matrix: Any, victim: str, ranks: int) -> None:
+    one = matrix(runs=2 // ranks, ranks=ranks)  # on two cores
+    one.hold()
+    one.start()
+    one.wait()
+    for process in one.processes(victim):
+        process.kill()
+    if victim == RUNNER:
+        wait_until(one.is_asked)
+        one.go()
+        wait_until(lambda: not one.processes())
+        assert one.states() == {"stopped"}  # each run has saved a checkpoint
+        assert all(state.attempts[-1].end.step >= HELD for state in look(one.path).states.values())
+    else:
+        one.go()
+    wait_until(lambda: not one.processes(RUNNER))
+    assert one.go_on() == 0
+    assert set(one.losses()) == {LOSS}
+    assert not one.processes()
+
+
+def test_a_stop_trains_no_step_twice(matrix: Any) -> None:
+    one = matrix()
+    one.hold()
+    one.start()
+    one.wait()
+    background.stop(one.path)
+    wait_until(one.is_asked)
+    one.go()
+    wait_until(lambda: not one.processes())
+    assert one.states() == {"stopped"}
+    assert one.go_on() == 0
+    assert [one.steps(name) for name in one.names] == [list(range(1, STEPS + 1))] * 2
+
+
+def test_ctrl_c_stops_and_a_closed_terminal_does_not(matrix: Any) -> None:
+    one = matrix()
+    one.hold()
+    one.start()
+    one.wait()
+
+    def watcher() -> subprocess.Popen[bytes]:
+        code = "import sys; from pathlib import Path; from kmatrix.runner.background import watch; "
+        code += "print('watches', flush=True); sys.exit(watch(Path(sys.argv[1]), lambda _: None))"
+        process = subprocess.Popen([sys.executable, "-c", code, str(one.path)], stdout=subprocess.PIPE, bufsize=0)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    closed = watcher()
+    closed.kill()
+    closed.wait()
+    assert one.states() == {"running"}
+    second = watcher()
+    wait_until(lambda: psutil.Process(second.pid).num_ctx_switches().voluntary > 20)  # it has its handlers
+    second.send_signal(signal.SIGINT)
+    wait_until(one.is_asked)
+    one.go()
+    assert second.wait(30) == 130
+    assert one.states() == {"stopped"}
+
+
+def test_a_second_runner_is_refused(matrix: Any) -> None:
+    one = matrix()
+    one.hold()
+    one.start()
+    words = [sys.executable, "-m", "kmatrix", "runner", str(one.path)]
+    assert subprocess.run(words, check=False, capture_output=True).returncode == 2
+    assert len(one.processes(RUNNER)) == 1
+
+
+def test_out_of_memory_halves_the_micro_batch_in_the_same_process(matrix: Any) -> None:
+    one = matrix(runs=1, fits=2)
+    assert one.go_on() == 0
+    found = read_all(one.path / "run_0")
+    assert [attempt.micro_batch for attempt in found] == [None, 4, 2]
+    assert len({attempt.pid for attempt in found}) == 1
+
+
+def test_nan_waits_for_a_person_once(matrix: Any) -> None:
+    one = matrix(runs=1, diverges=3)
+    assert one.go_on() == 1
+    assert look(one.path).states["run_0"].reason == "loss is nan"
+    assert (one.go_on(), len(read_all(one.path / "run_0"))) == (1, 1)
+    assert (one.go_on(retry_failed=True), len(read_all(one.path / "run_0"))) == (1, 2)
+
+
+def test_a_program_that_cannot_begin_is_tried_once(matrix: Any) -> None:
+    one = matrix(runs=1)
+    (one.path / "run_0").touch()  # not a folder
+    assert one.go_on() == 130
+    assert (one.path / "jobs/run_0.log").stat().st_size
