@@ -31,12 +31,12 @@ from kmatrix.redaction.redactor import is_key_name
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None)
+GRACE = "KMATRIX_GRACE_S"  # variable of ranks: time (s) to save, at most
 PEERS_S, KILL_S = 5.0, 10.0  # after a bad exit the others can write why; what outlives a kill is stuck in the kernel
 PORTS = range(20000, 32000)  # below the kernel's range for connections (ip_local_port_range), which may take any
 
-# On the CPU each step frees memory that the next step needs: glibc keeps up to 1 GiB instead of returning it to the
-# kernel page by page. 32 MiB is the maximum of the option. Without MKL_CBWR, MKL may divide a product differently from
-# run to run (docs/decisions/0003-attention-and-precision-on-the-cpu.md).
+# On the CPU glibc keeps memory, up to 1 GiB, that the next step needs again; 32 MiB is the maximum of the first option.
+# Without MKL_CBWR, MKL may divide a product differently from run to run (decision 0003).
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_TOP_PAD_": str(2**26)}
 # Memory that is free in pieces can be used for a large tensor (PyTorch, CUDA semantics). NCCL as torchrun has it.
 OF_GPUS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -63,11 +63,11 @@ class Trainer:
             found.setdefault("PYTORCH_ALLOC_CONF", former)
         for name, value in (OF_GPUS if self.cuda else {"MKL_CBWR": "AUTO"}).items():
             found[name] = found.get(name) or value
-        found |= {**({} if self.cuda else MEMORY), **self.variables}
-        found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus if self.cuda else ())} if gpus or not self.cuda else {}
+        found |= {**({} if self.cuda else {**MEMORY, "CUDA_VISIBLE_DEVICES": ""}), **self.variables}
+        found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus and self.cuda else {}
         # passive: spinning threads would take the cores of other ranks. Unbuffered: a log is complete after a kill.
         found |= {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
-        return found | {"PYTHONPATH": extended_path(self.code), "KMATRIX_GRACE_S": f"{self.grace_s:g}"}
+        return found | {"PYTHONPATH": extended_path(self.code), GRACE: f"{self.grace_s:g}"}
 
 
 class Ranks:
@@ -112,6 +112,7 @@ class Ranks:
         if any(ended.values()):
             self.limit(PEERS_S)
         if not self._running:
+            self.limit(0.0)
             return not kill_below() or is_stuck
         if now > self._deadline:
             self.kill()
@@ -151,7 +152,7 @@ def kill_below() -> bool:
     found = False
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if "LOCAL_RANK" in child.environ():
+            if GRACE in child.environ():  # set for ranks alone
                 child.kill()
                 found = True
     return found
