@@ -20,7 +20,7 @@ USER 1000
 COPY --chown=1000 scripts/setup.sh scripts/setup.sh
 COPY --chown=1000 pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p lib/kmatrix && sh scripts/setup.sh core && sh scripts/setup.sh train && sh scripts/setup.sh trackers \
-    && sh scripts/setup.sh kubernetes && rm -rf "$HOME/.cache"
+    && rm -rf "$HOME/.cache"
 
 COPY --chown=1000 . .
 ENV PATH=/opt/kmatrix/.venv/bin:$PATH \

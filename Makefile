@@ -12,13 +12,12 @@ Q := $(if $(filter 1,$(V)),,@)
 given = $(if $(filter command,$(origin $(1))),$($(1)))
 
 # PYTHON=<interpreter that has everything> skips .venv. Otherwise the first target that needs a stage of .venv makes it:
-# core (configuration, plans, reports), train (torch), trackers, kubernetes, dev (checks).
+# core (configuration, plans, reports), train (torch), trackers, dev (checks).
 ifeq ($(call given,PYTHON),)
 PY := .venv/bin/python
 CONTROL := .venv/.core
 TRAIN := .venv/.train
 TRACKERS := .venv/.trackers
-KUBERNETES := .venv/.kubernetes
 DEV := .venv/.dev
 else
 PY := '$(PYTHON)'
@@ -29,10 +28,9 @@ OURS := PYTHONPATH='$(CURDIR)/lib:$(CURDIR)'"$${PYTHONPATH:+:$$PYTHONPATH}"
 KMATRIX = $(Q)exec env $(OURS) $(PY) -m kmatrix --make '$@'
 # The checks run make themselves: the variables of this make would become arguments of those.
 QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(OURS) $(PY)
-# Trackers and the client of Kubernetes are installed by the first target that runs with them.
+# Trackers are installed by the first target that runs with them.
 CONFIGURED := $(file <$(or $(call given,KCONFIG_CONFIG),$(if $(call given,O),$(O)/).config))
 TRACKED := $(if $(filter-out none,$(or $(call given,TRACKER),$(filter CONFIG_TRACKER_%=y,$(CONFIGURED)))),$(TRACKERS))
-CLUSTER := $(if $(filter kubernetes CONFIG_ENGINE_KUBERNETES=y,$(or $(call given,ENGINE),$(CONFIGURED))),$(KUBERNETES))
 
 CONFIGURE := menuconfig defconfig olddefconfig savedefconfig diffconfig list-defconfigs
 CONFIGURE += $(foreach .each,$(filter-out fragments,$(notdir $(wildcard defconfigs/*))),defconfig-$(.each) $(.each)_defconfig)
@@ -42,11 +40,10 @@ USE := quickstart prepare-data sample serve export import-model
 RUN_MATRIX := test-matrix test_matrix train continue test-rerun add reproduce
 TRACK := track-sync trackio-view tensorboard wandb-test trackio-test
 TARGETS := $(CONFIGURE) $(WATCH) $(USE) $(RUN_MATRIX) $(TRACK)
-.PHONY: $(TARGETS) help setup setup-trackers setup-kubernetes check check-all check-nightly check-gpu bench clean mrproper
+.PHONY: $(TARGETS) help setup setup-trackers check check-all check-nightly check-gpu bench clean mrproper
 $(TARGETS): $(CONTROL)
-plan status stop: $(CLUSTER)
 $(USE): $(TRAIN)
-$(RUN_MATRIX): $(TRAIN) $(TRACKED) $(CLUSTER)
+$(RUN_MATRIX): $(TRAIN) $(TRACKED)
 $(TRACK): $(TRACKERS)
 $(TARGETS):
 	$(KMATRIX)
@@ -58,11 +55,10 @@ help .DEFAULT:
 
 setup: $(CONTROL) $(TRAIN)
 setup-trackers: $(CONTROL) $(TRACKERS)
-setup-kubernetes: $(CONTROL) $(KUBERNETES)
-.venv/.core .venv/.train .venv/.trackers .venv/.kubernetes .venv/.dev: .venv/.%: pyproject.toml constraints.txt
+.venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
 	@TORCH_INDEX='$(TORCH_INDEX)' sh scripts/setup.sh $*
-.venv/.train .venv/.trackers .venv/.kubernetes: .venv/.core
-.venv/.dev: .venv/.train .venv/.trackers .venv/.kubernetes
+.venv/.train .venv/.trackers: .venv/.core
+.venv/.dev: .venv/.train .venv/.trackers
 
 check: $(CONTROL) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
@@ -85,7 +81,7 @@ check-gpu: .look-for-gpu $(DEV)
 .PHONY: .look-for-gpu
 .look-for-gpu: $(CONTROL) $(TRAIN)
 	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call given,ON)
-BENCHES := step kernels profile checkpoint scale monitor verdict
+BENCHES := step kernels profile checkpoint runner scale monitor verdict
 # Each program has options of its own: python bench/<name>.py --help.
 bench: $(CONTROL) $(TRAIN)
 	status=0; for each in $(BENCHES); do $(QUIET_MAKE) bench/$$each.py || status=1; done; exit $$status

@@ -48,7 +48,12 @@ MAKE = """
 import json, sys
 from kmatrix.experiment import make_matrix, plan_matrix
 matrix = make_matrix(plan_matrix(sys.argv[1], **json.loads(sys.argv[2])), preflight=False, reuse=False)
-print(next(iter(matrix.path.glob("*/run.json"))).parent)
+run = matrix.runs()[0]
+if not run.run_json.exists():
+    from kmatrix.records.matrix import make_files
+
+    make_files(matrix.path, run.name)
+print(run.path)
 """
 # nanoGPT's train.py, with the time before each line that it prints.
 STAMPED = """

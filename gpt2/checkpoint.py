@@ -26,6 +26,7 @@ from gpt2.log import RunLog
 from gpt2.model.base import LanguageModel
 from gpt2.optim.optimizers import Optimizers, each
 from kmatrix.errors import DataError, KmatrixError, RecordError
+from kmatrix.records.attempts import GRACE
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoint, Checkpoints, check_file, damaged
 from kmatrix.records.files import replacing
@@ -35,7 +36,7 @@ PARTS = ("run_id", "step", "config", "model", "optimizer")  # of every checkpoin
 MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 # SIGKILL follows a signal: after 30 s by torchrun, after the time that a scheduler gives by `kmatrix run`. The step and
 # the result take time as well.
-STOP_S = float(os.environ.get("KMATRIX_GRACE_S") or 30) - 10
+STOP_S = float(os.environ.get(GRACE) or 30) - 10
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
 
 
@@ -199,6 +200,7 @@ class Saver:
             return
         loss = self.log.val[-1].loss if self.log.evaluated(step) else None
         if self._known and self._known.step == step:
+            self.log.leave_if_replaced()
             self._known = self.checkpoints.describe(self._known, val_loss=loss, final=final or self._known.final)
             return
         value = snapshot(training, step=step, run_id=self.log.run_id, optimizer=sharded)
@@ -283,8 +285,13 @@ class Saver:
         about = {"attempt": self.log.attempt, "val_loss": loss, "final": final}
         if copied:
             copied.synchronize()
+
+        def write(file: Any) -> None:
+            torch.save(value, file)
+            self.log.leave_if_replaced()  # before it has its name and its description, without which it does not count
+
         try:
-            self._known = self.checkpoints.put(step, lambda file: torch.save(value, file), **about)
+            self._known = self.checkpoints.put(step, write, **about)
             self.checkpoints.retire(self.config.keep_checkpoints if self.config.checkpoint_interval else 1)
         # On a full disk torch's zip writer raises RuntimeError while it handles the OSError, which is the real cause.
         except (OSError, RuntimeError) as error:

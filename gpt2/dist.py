@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -16,13 +18,13 @@ import torch
 import torch.distributed
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.run_lock import launcher_died
+from kmatrix.records.attempts import NO_LOCKS
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import cpu_name
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 TIMEOUT_S = 1800  # of collectives, like the watchdog's limit for a first step: ranks may compile for different times
-PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
 
 
@@ -115,19 +117,20 @@ class Stop:
         self.signal = self.signal or signal.Signals(number).name
 
 
-def has_supervisor() -> bool:
-    """Return whether `kmatrix run` started this process: the kernel kills it with its parent, whose lock it has."""
-    number = ctypes.c_int()
-    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
-    return number.value == signal.SIGKILL
+def begin_by_hand(lock: Path) -> None:
+    """Share the lock of a run until this process exits, and end with torchrun, which `kmatrix run` did not start.
 
-
-def die_with_parent() -> None:
-    """Ask the kernel to send SIGTERM to this process when torchrun dies: one that is killed cannot stop its workers."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent or launcher_died():  # torchrun died before the call
-        os.kill(os.getpid(), signal.SIGTERM)
+    Raises LaunchError if somebody else trains the run.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # torchrun that is killed stops no rank
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)  # kept open
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LaunchError(f"{lock.parent.name} is being trained", hint="run `make stop` first") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
 
 
 def finish(code: int) -> NoReturn:

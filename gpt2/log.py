@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from gpt2.dist import World, environment
+from gpt2.dist import EXIT_FAILED, World, environment, exit_now
 from gpt2.machine import machines, peak_memory_mib
 from gpt2.norms import LayerNorms
 from gpt2.optim.optimizers import Optimizers
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
+from kmatrix.records.attempts import numbers
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
-from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
@@ -56,23 +56,22 @@ class RunLog:
         self.seconds = array("d")  # of each step of this attempt; 8 bytes each, because there may be millions
         self._recent: list[StepNumbers] = []  # steps since the last line
         _, local_rank, _, node, _ = environment()
-        recording = NodeDir(run_dir, node).recording
+        recording = RunDir(run_dir.path / "nodes" / str(node)) if node else run_dir
         # Without its folder, torchrun was started by hand on this node: there is no recording to divide.
         self._phases = recording.phases if local_rank == 0 and recording.path.is_dir() else None
+        self._about: dict[str, Any] = {}  # of result.json: the effective fields, and the machines of all ranks
         for path in (*((run_dir.metrics, run_dir.events) if main else ()), self._phases):
             if path:
                 end_torn_line(path)  # an earlier attempt may have been killed while it wrote a line
 
     def begin(self, config: TrainConfig, world: World, **about: Any) -> None:
-        """Write run_used.json: the effective fields, the machines of all ranks, and what `about` says."""
+        """Keep for result.json the effective fields, the machines of all ranks, and what `about` says."""
         self.config, self.world = config, world
         self.dir.rank(world.rank).mkdir(parents=True, exist_ok=True)
         end_torn_line(self.dir.timings(world.rank))
-        about |= machines(world)  # of all ranks: rank 0 knows only its own node
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype)
-        if self.main:
-            used = config.to_json() | {"peak_tflops": self.peak}
-            write_json(self.dir.run_used, {"train": used, "attempt": self.attempt, **about})
+        used = config.to_json() | {"peak_tflops": self.peak}
+        self._about = {"used": used, **about, **machines(world)}  # of all ranks: rank 0 knows only its own node
         what = f"{config.model} ({config.shape.params:,} parameters) on {config.dataset} with {config.optimizer}"
         length = f"{config.max_iters} steps of {config.tokens_per_step} tokens"
         self.say(f"Training {what}: {length}, {world.size} x {world.device_name}")
@@ -233,6 +232,7 @@ class RunLog:
             "device_name": world.device_name,
             "params": config.shape.params,
             "sparsity": self.pruner.sparsity(self.step) if self.pruner and status != "failed" else None,
+            **self._about,
         }
 
     def finish(self, ended_by: str) -> None:
@@ -250,7 +250,14 @@ class RunLog:
         """Write result.json, whose existence means that the run has ended. end: as of `result`."""
         # A run that was moved while it trained continues at its new path: a result at the old one would be lost there.
         if self.main and self.dir.path.is_dir():
+            self.leave_if_replaced()
             write_json(self.dir.result, finite(self.result(status, **end)))
+
+    def leave_if_replaced(self) -> None:
+        """Exit if a newer attempt has the run: only its checkpoints and its result count."""
+        if numbers(self.dir.path)[-1:] > [self.attempt]:
+            self.say(f"attempt {self.attempt} ends: another attempt has the run now")
+            exit_now(EXIT_FAILED)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gpt2.dist import World, gather
 
 
 def machines(world: World) -> dict[str, Any]:
-    """Return what run_used.json says of the machines of all ranks, which all have to call this."""
+    """Return what result.json says of the machines of all ranks, which all have to call this."""
     gpu = None
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.run_lock import launched_at
 from kmatrix.records.train_config import TrainConfig, cost_limit_s
 
 RECENT = 8  # the next piece of work is expected to take as long as the longest of these
@@ -20,6 +21,12 @@ STEP, EVALUATION, CHECKPOINT = "step", "evaluation", "checkpoint"  # kinds of wo
 
 
 boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # s
+
+
+def launched_at() -> float:
+    """Return when this process started, in seconds of `boot_clock`."""
+    ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]  # proc_pid_stat(5)
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 class EndReason(StrEnum):
@@ -45,7 +52,7 @@ class Budget:
         self.ended_by = min(known, key=known.__getitem__, default=None)  # the one that is used up first
         self._limit_s = min(known.values(), default=math.inf)
         self._clock = clock or boot_clock
-        self._began = (launched_at() or self._clock()) - before_s
+        self._began = (self._clock() if clock else launched_at()) - before_s
 
     def is_up(
         self, took: Mapping[str, Collection[float]], next_due: Collection[str], final_s: Callable[[], float]

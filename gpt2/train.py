@@ -40,31 +40,31 @@ from gpt2.steps import StepNumbers, Steps, clip, distributed, profiler
 from gpt2.stopping import CHECKPOINT, EVALUATION, STEP, Budget, EndReason, check_finite, stops_early
 from gpt2.watchdog import END, Watchdog, one_line
 from kmatrix.errors import KmatrixError
+from kmatrix.output import lossy_output
+from kmatrix.records.attempts import GRACE, SPENT, numbers
 from kmatrix.records.files import read_json
-from kmatrix.records.jobs.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.paths import RunDir
-from kmatrix.records.run_lock import SPENT, join_attempt
+from kmatrix.records.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.train_config import TrainConfig, changes
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="gpt2.train", description="Train one run.")
     parser.add_argument("run_dir", type=Path, help="the run directory with run.json")
-    parser.add_argument("--attempt", type=int, default=1, help="number of this attempt")
+    parser.add_argument("--attempt", type=int, help="number of this attempt (default: the newest)")
     parser.add_argument("--resume", default="none", help="none, auto (newest valid, if any), latest, best, or a path")
     parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
+    lossy_output()  # a full disk loses log lines, not the training
     rank, run_dir = dist.environment()[0], RunDir(args.run_dir.absolute())
     try:
-        if not dist.has_supervisor():
-            dist.die_with_parent()
-            # Before any file of the run is touched: an earlier attempt may have ranks, or this rank may be too late.
-            join_attempt(run_dir)
         run = read_json(run_dir.run_json)
+        if GRACE not in os.environ:  # by hand: `kmatrix run` hands its lock down
+            dist.begin_by_hand(run_dir.lock)  # before any file of the run is touched
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
         dist.exit_now(dist.EXIT_REFUSED)
-    log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
+    log = RunLog(run_dir, str(run.get("run_id")), args.attempt or max(numbers(run_dir.path), default=1), main=rank == 0)
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     watchdog = Watchdog(log, rank)
     stop = dist.Stop()
@@ -304,7 +304,7 @@ def set_up(
     if config.init_from and not resumed:
         initialize(raw, config)
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
-    # The runner's measure includes the launch of the earlier attempts, and work after their last checkpoint.
+    # The supervisor's measure includes the launch of the earlier attempts, and work after their last checkpoint.
     before_s = 0.0 if resume == "none" else max(float(os.environ.get(SPENT, "0")), log.before_s)
     budget = Budget(config, before_s)
     batches.seek(log.step)

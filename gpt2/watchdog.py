@@ -21,7 +21,7 @@ from gpt2.stopping import NotFiniteError
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.own_file import open_own
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs.ranks import first_failure
+from kmatrix.records.ranks import first_failure
 
 SETUP, END = "set-up", "end"  # kinds of work, besides those of gpt2.stopping
 FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles

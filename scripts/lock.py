@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "constraints.txt"
 # Stage -> its extras.
-STAGES = {"core": (), "train": ("train",), "trackers": ("trackers",), "kubernetes": ("kubernetes",), "dev": ("dev",)}
+STAGES = {"core": (), "train": ("train",), "trackers": ("trackers",), "dev": ("dev",)}
 BUILD = ("setuptools",)  # scripts/setup.sh installs kmatrix itself with it, without downloading anything
 # Needed by the CUDA build of torch only; scripts/setup.sh installs them if the installed torch requires them.
 CUDA = re.compile(r"nvidia-(?!ml-py$)|cuda-|triton$")

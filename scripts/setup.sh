@@ -1,4 +1,4 @@
-# Make one stage of .venv: core, train, trackers, kubernetes or dev. Called by the Makefile if pyproject.toml or constraints.txt is
+# Make one stage of .venv: core, train, trackers or dev. Called by the Makefile if pyproject.toml or constraints.txt is
 # newer than the stage; their checksum decides, because a copy of a checkout has new times.
 set -eu
 stage=$1
@@ -20,7 +20,6 @@ case $stage in
     core) about="core packages: kconfiglib, rich, numpy, scipy, msgspec, matplotlib (about 80 MB)" ;;
     train) about="torch and readers of data: about 260 MB for the CPU build, 3 GB with CUDA" ;;
     trackers) about="W&B, Trackio, TensorBoard (about 350 MB)" ;;
-    kubernetes) about="the client of Kubernetes (about 140 MB)" ;;
     dev) about="tools of make check: ruff, mypy, pytest, transformers (about 120 MB)" ;;
 esac
 echo "setup: installing into $venv: $about"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 import guard
 import kept_trees
 from kmatrix.errors import damaged_files
-from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all tests of the runner)
+from kmatrix.records.paths import MatrixDir
 
 # nohup and `&` ignore these signals, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -39,6 +39,14 @@ settings.load_profile("nightly" if NIGHTLY else "gate")
 GOLDEN = Path(__file__).parent / "golden"
 TIMEOUTS_S = {"process": 120, "story": 900, "nightly": 1800}  # only to end a hang
 repeated: list[str] = []  # stories that passed only on their second run
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> MatrixDir:
+    """Return the empty folder of a matrix."""
+    folder = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
+    folder.path.mkdir()
+    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kmatrix.kconfig.tree as duration
-from factories import make_run, train_config
+from factories import list_runs, make_run, note_end, train_config
 from kmatrix.config import Length, length, with_vocabulary
 from kmatrix.experiment.plan import equal_budget
 from kmatrix.packing import usable_cores
@@ -156,7 +156,12 @@ def test_a_budget_without_steps_is_refused_with_the_steps_of_the_newest_run_like
         about["provenance"] |= {"cpu": cpu_name(), "cores": usable_cores(), "gpus": []}
         write_json(run.run_json, about)
         status = "failed" if name == "unfinished" else "finished"
-        write_json(run.result, {"status": status, "step": 12, "tokens_per_second": rate * STEP})
+        list_runs(run.path.parent)
+        note_end(run, status)
+        write_json(
+            run.result,
+            {"run_id": about["run_id"], "attempt": 1, "status": status, "step": 12, "tokens_per_second": rate * STEP},
+        )
     message = program.refused(DRY, *BUDGET_ALONE, f"RESULTS_DIR={tmp_path}/results")
     assert f"hint: pass MAX_ITERS=35850, which fits at 30,720 tokens/s, measured in {folder.name}/" in message
 

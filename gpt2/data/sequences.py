@@ -17,7 +17,7 @@ from gpt2.data import shards
 from gpt2.data.packing import RowIndex, load_index
 from gpt2.data.tokenizer import load
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import FLAT, RECORD, SourceEntry, local_copy, read_dataset
+from kmatrix.records.dataset import FLAT, RECORD, SourceEntry, read_dataset
 from kmatrix.records.train_config import TrainConfig
 
 SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards and windows
@@ -98,7 +98,7 @@ def sequences_of(config: TrainConfig, source: SourceEntry, kind: str) -> Windows
     """Return the sequences of a dataset in the layout of a run. kind: "train" or "val"."""
     is_packed = config.data_layout != FLAT
     end = load(config.tokenizer, Path(config.data_path)).end_of_document if is_packed else None
-    folder = Path(source.path) if config.data_streaming else local_copy(Path(source.path))  # a copy does not grow
+    folder = Path(source.path)
     count = source.shards if kind == "train" else 0
     return Windows(folder, kind, block_size=config.block_size, count=count, end=end)
 

@@ -18,6 +18,10 @@ def main() -> None:
         from kmatrix.runner.program import main as program
 
         sys.exit(program(sys.argv[2:]))
+    if sys.argv[1:2] == ["last"]:
+        from kmatrix.runner.last import main as last
+
+        sys.exit(last(sys.argv[2:]))
     if sys.argv[1:2] == ["runner"]:
         from kmatrix.runner.background import main as runner
 

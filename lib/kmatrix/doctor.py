@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml.detect import Detected, DriverState, detect, driver_state
 from kmatrix.records.paths import program_environment
 from kmatrix.text import disk_size, memory_size, time_of_day
@@ -32,6 +33,14 @@ KEYS = {
     "HF_TOKEN": "Hugging Face: needed only for private or gated datasets",
     "WANDB_API_KEY": "Weights & Biases; `wandb login` works too",
 }
+
+
+def need_torch() -> None:
+    """Raise LaunchError if torch is missing, before anything is made."""
+    if find_spec("torch") is None:  # found, not imported: that takes seconds
+        raise LaunchError(
+            "torch is not installed", hint="run `make setup`, or pass PYTHON=<interpreter with all packages>"
+        )
 
 
 def machine_checks(root: Path, environment: Mapping[str, str]) -> Iterator[Check]:

@@ -8,9 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kmatrix.errors import KmatrixError, is_full, reason_of
 
@@ -65,3 +65,29 @@ def run_program(main: Callable[[], int]) -> int:
 def _discard_output() -> None:
     """Write further output to /dev/null: Python flushes it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _LossyStream(io.RawIOBase):
+    """A file descriptor that drops what cannot be written."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):  # a full disk loses log lines, but ends no program
+            os.write(self._number, data)
+        return len(data)
+
+
+def lossy_output() -> None:
+    """Replace stdout and stderr with streams whose writes never fail."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = io.TextIOWrapper(io.BufferedWriter(_LossyStream(number)), errors="replace", line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # a reference that stays: collecting the stream would close the descriptor

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checkpoints import best_of, final_of
-from factories import make_run
+from factories import list_runs, make_run, note_end
 from gpt2.inference import generate
 from gpt2.inference.restore import restore
 from kmatrix.cli import models
@@ -27,10 +27,10 @@ def matrix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "test_matrix_results_20261120_010101"
     folder.mkdir()
     data = folder.parent / "data"
-    train_here(make_run(folder, "gpt2_sgd_1cpu", data_path=data))
-    train_here(make_run(folder, "gpt2_adamw_1cpu", data_path=data, **FAST))
+    train_here(note_end(make_run(folder, "gpt2_sgd_1cpu", data_path=data)))
+    train_here(note_end(make_run(folder, "gpt2_adamw_1cpu", data_path=data, **FAST)))
     make_run(folder, "gpt2_new_1cpu", data_path=data)
-    write_json(folder / "matrix.json", {"runs": [{"name": "gpt2_sgd_1cpu"}, {"name": "gpt2_adamw_1cpu"}]})
+    list_runs(folder)
     return folder
 
 
@@ -54,6 +54,7 @@ def test_runs_on_different_data_are_compared_by_bits_per_byte(matrix, tmp_path):
     changed = read_json(other / "run.json")
     changed["train"]["data_sha256"] = "ab" * 32
     write_json(other / "run.json", changed)
+    list_runs(folder)
     result = read_json(other / "result.json")
     write_json(other / "result.json", result | {"best_bits_per_byte": result["best_bits_per_byte"] / 4})
     assert checkpoint_of(f"TARGET={folder}").parent.parent.name == "gpt2_sgd_1cpu"
@@ -67,6 +68,7 @@ def test_what_has_no_checkpoint_is_refused(matrix, tmp_path):
     empty = tmp_path / "test_matrix_results_20261120_020202"
     empty.mkdir()
     make_run(empty)
+    list_runs(empty)
     for argument, message in (
         ("CHECKPOINT=/nowhere", "is not a checkpoint, a run or a matrix"),
         (f"CHECKPOINT={matrix / 'gpt2_new_1cpu'}", "no checkpoint in"),

@@ -1,28 +1,30 @@
-"""The live line and the plain progress lines."""
+"""The live display of a matrix that is being run: a table on a terminal, a line per event elsewhere."""
+
+from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
 
 import pytest
 
-from kmatrix.cli.progress import ProgressDisplay, ended_line, running_line
+from kmatrix.cli.progress import EVERY_S, Display, ended_line, running_line
+from kmatrix.clock import clock
+from kmatrix.records.attempts import Attempt, End, path_of
+from kmatrix.records.decode import as_json
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.status.watch import RunProgress
+from kmatrix.status.alerts import Alert, AlertKind, Severity, ended_at
+from kmatrix.status.look import look
+from kmatrix.status.view import RunView
+from records_factory import CREATED, FakeRun, make_matrix
+from times import Times, pulse
 
-SEEN = {"run": "gpt2_muon_2cpu", "index": 2, "total": 4}
-RUNNING = RunProgress(
-    **SEEN,
-    status=Status.RUNNING,
-    step=120,
-    max_iters=300,
-    loss=2.714,
-    val_loss=2.8,
-    tokens_per_second=41234.0,
-    elapsed_s=71.0,
-    left_s=12.3,
-)
-FINISHED = RunProgress(**SEEN, status=Status.FINISHED, val_loss=2.80123, elapsed_s=83.0)
+RUNNING = RunView(
+    name="gpt2_muon_2cpu", status=Status.RUNNING, step=120, max_iters=300, loss=2.714, val_loss=2.8,
+    tokens_per_second=41234.0, elapsed_s=71.0, left_s=12.3,
+)  # fmt: skip
+ALERT = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=CREATED, value=9.5, threshold=15.0)
 
 
 class Terminal(io.StringIO):
@@ -38,126 +40,147 @@ def terminal(monkeypatch):
     return Terminal()
 
 
-def test_the_live_line_shows_every_known_value():
-    assert running_line(RUNNING) == "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41.2k tok/s  left 12.3s"
+class Story:
+    """A matrix of two runs whose files change, and a display that looks at it."""
+
+    def __init__(self, root, times):
+        runs = [FakeRun(optimizer=name) for name in ("adamw", "muon")]
+        self.times, self.matrix = times, MatrixDir(make_matrix(root, [], planned=runs).path)
+
+    def attempt(self, optimizer, end=None, seconds=0.0):
+        folder = self.matrix.run(f"gpt2_{optimizer}_1cpu")
+        one = Attempt(number=1, host="n", seconds=seconds, end=end and End(kind=end, reason="why", seconds=seconds))
+        write_json(path_of(folder.path, 1), as_json(one))
+        return folder
+
+    def show(self, display, seconds=1.0):
+        self.times.sleep(seconds)
+        pulse(self.matrix, self.times.unix)
+        display(look(self.matrix.path))
 
 
-def test_unknown_values_are_omitted_and_never_zero():
-    assert running_line(RunProgress(**SEEN, status=Status.RUNNING)) == "run 2/4 gpt2_muon_2cpu  starting"
-    resumed = RunProgress(**SEEN, status=Status.RUNNING, start=200, max_iters=300)
-    assert running_line(resumed) == "run 2/4 gpt2_muon_2cpu  resuming at step 200/300"
-    assert running_line(replace(resumed, step=210)) == "run 2/4 gpt2_muon_2cpu  step 210/300"
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    times = Times(CREATED)
+    monkeypatch.setattr(clock, "real", times)
+    return Story(tmp_path, times)
 
 
-def test_the_line_of_a_finished_run_shows_status_result_duration_and_reason():
-    assert ended_line(FINISHED) == "run 2/4 gpt2_muon_2cpu  finished  val 2.8012  1m23s"
-    failed = RunProgress(**SEEN, status=Status.FAILED, elapsed_s=5.0, reason="loss is nan at step 7")
-    assert ended_line(failed) == "run 2/4 gpt2_muon_2cpu  failed  5.0s  loss is nan at step 7"
+def told(story, stream):
+    """Tell a story of two runs, of which one fails; return what is shown."""
+    with Display(stream=stream) as display:
+        story.show(display)
+        folder = story.attempt("adamw")
+        story.show(display)
+        append_jsonl(folder.metrics, {"step": 40, "time": CREATED, "attempt": 1, "train/loss": 2.5})
+        story.show(display)
+        story.attempt("adamw", "died", seconds=3.0)
+        story.attempt("muon")
+        story.show(display)
+    return stream.getvalue()
 
 
-def test_without_a_terminal_a_run_prints_one_line_at_start_and_one_at_end():
+def test_the_line_of_a_running_run_has_every_known_value_and_no_zero_for_others():
+    line = "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41.2k tok/s  left 12.3s"
+    assert running_line(RUNNING, "2/4") == line
+    unknown = RunView(name="a", status=Status.RUNNING)
+    assert running_line(unknown, "1/1") == "run 1/1 a  starting"
+    resumed = RunView(name="a", status=Status.RUNNING, start=200, max_iters=300, alerts=("x",))
+    assert running_line(resumed, "1/1") == "run 1/1 a  resuming at step 200/300  1 alert"
+
+
+def test_the_line_of_a_run_that_ended_has_status_result_duration_and_reason():
+    finished = RunView(name="a", status=Status.FINISHED, val_loss=2.80123, elapsed_s=83.0)
+    assert ended_line(finished, "2/4") == "run 2/4 a  finished  val 2.8012  1m23s"
+    failed = RunView(name="a", status=Status.FAILED, elapsed_s=5.0, reason="loss is nan at step 7")
+    assert ended_line(failed, "2/4") == "run 2/4 a  failed  5.0s  loss is nan at step 7"
+
+
+def test_without_a_terminal_a_run_prints_one_line_at_start_and_one_at_end(story):
+    assert told(story, io.StringIO()).splitlines() == [
+        "run 1/2 gpt2_adamw_1cpu  starting",
+        "run 1/2 gpt2_adamw_1cpu  failed  3.0s  why",
+        "run 2/2 gpt2_muon_1cpu  starting",
+    ]
+
+
+def test_without_a_terminal_a_long_run_prints_a_line_periodically(story):
     stream = io.StringIO()
-    with ProgressDisplay(stream) as show:
-        for progress in (RUNNING, RUNNING, RUNNING, FINISHED):
-            show(progress)
-    assert stream.getvalue().splitlines() == [running_line(RUNNING), ended_line(FINISHED)]
+    story.attempt("adamw")
+    with Display(stream=stream) as display:
+        for _ in range(5):
+            story.show(display, seconds=EVERY_S / 2)
+    assert len(stream.getvalue().splitlines()) == 3
 
 
-def test_without_a_terminal_a_long_run_prints_a_line_periodically(monkeypatch):
-    stream, now = io.StringIO(), 1000.0
-    monkeypatch.setattr("kmatrix.cli.progress.time.monotonic", lambda: now)
-    with ProgressDisplay(stream) as show:
-        for now in range(1000, 1065):  # noqa: B007 (the clock reads it)
-            show(RUNNING)
-    assert len(stream.getvalue().splitlines()) == 3  # at 0, 30 and 60 s
+def test_the_last_look_is_shown_however_soon_it_comes(story):
+    stream = io.StringIO()
+    story.attempt("adamw")
+    with Display(stream=stream) as display:
+        story.show(display)
+        story.attempt("adamw", "died")
+        story.show(display, seconds=0.1)
+    assert stream.getvalue().splitlines()[-1] == "run 1/2 gpt2_adamw_1cpu  failed  0.0s  why"
 
 
-def test_without_a_terminal_there_are_no_escape_codes_whatever_the_environment(monkeypatch):
+def test_what_had_ended_before_is_not_news(story):
+    stream = io.StringIO()
+    story.attempt("adamw", "died")
+    with Display(stream=stream) as display:
+        story.show(display)
+    assert stream.getvalue() == ""
+
+
+def test_each_alert_is_printed_once_also_one_that_has_ended_meanwhile(story):
+    stream = io.StringIO()
+    folder = story.attempt("adamw")
+    with Display(stream=stream) as display:
+        story.show(display)
+        append_jsonl(folder.alerts, as_json(ALERT))
+        story.show(display)
+        append_jsonl(folder.alerts, as_json(ended_at(ALERT, CREATED + 9.0)))
+        story.show(display)
+    assert [line for line in stream.getvalue().splitlines() if line.startswith("!")] == [
+        "! gpt2_adamw_1cpu  MFU 9.5%, below 15% (use bf16, torch.compile and a larger micro-batch; check data loading)"
+    ]
+
+
+def test_there_are_no_escape_codes_without_a_terminal_whatever_the_environment(story, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    stream = io.StringIO()
-    with ProgressDisplay(stream) as show:
-        show(RUNNING)
-        show(FINISHED)
-    assert "\x1b" not in stream.getvalue()
-    assert "\r" not in stream.getvalue()
+    assert not set("\x1b\r") & set(told(story, io.StringIO()))
 
 
-def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
+def test_a_dumb_terminal_gets_lines(story, terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    with ProgressDisplay(terminal) as show:
-        show(RUNNING)
-    assert terminal.getvalue() == running_line(RUNNING) + "\n"
+    assert told(story, terminal).splitlines()[0] == "run 1/2 gpt2_adamw_1cpu  starting"
 
 
-def test_on_a_terminal_the_line_is_redrawn_in_place_and_the_final_line_stays(terminal):
-    with ProgressDisplay(terminal) as show:
-        show(RUNNING)
-        show(FINISHED)
-    output = terminal.getvalue()
-    assert "step 120/300" in output
-    assert "━" in output
-    assert output.index("\x1b[2K") > output.index("step 120/300")  # the line is erased
-    assert re.sub(r"\x1b\[[0-9;?]*\w", "", output.rsplit("\x1b[2K", 1)[1]).strip() == ended_line(FINISHED)
-    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is shown again
+def test_on_a_terminal_the_table_is_redrawn_in_place_and_the_last_one_stays(story, terminal):
+    output = told(story, terminal)
+    assert "40/100" in output
+    assert "\x1b[2K" in output
+    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1, "the cursor is shown again"
+    last = re.sub(r"\x1b\[[0-9;?]*\w", "", output.rpartition("\x1b[?25h")[2])
+    assert f"{story.matrix.name}: running" in last
+    assert "gpt2_adamw_1cpu failed: why" in last
 
 
-def test_the_live_line_is_redrawn_at_a_limited_rate(terminal):
-    with ProgressDisplay(terminal) as show:
-        for _ in range(200):
-            show(RUNNING)
-    assert terminal.getvalue().count("step 120/300") <= 4
-
-
-@pytest.mark.parametrize(
-    ("width", "text"),
-    [
-        (81, "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  41.2k tok/s  left 12.3s"),
-        (62, "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  left 12.3s"),
-        (52, "run 2/4 gpt2_muon_2cpu  step 120/300  left 12.3s"),
-        (38, "run 2/4 gpt2_muon_2cpu  step 120/300"),
-        (34, "run 2/4 gpt2_muon_2cpu  step 120/…"),
-        (20, "run 2/4 gpt2_muon_2…"),
-    ],
-)
-def test_a_narrow_terminal_drops_the_least_important_columns_first(width, text):
-    assert running_line(RUNNING, width) == text
-    assert len(running_line(RUNNING, width)) <= width
-
-
-def test_the_middle_of_a_long_name_is_dropped_before_the_step():
-    long_name = replace(RUNNING, run="gpt2_adamw_seed3_lr6e-4_wd0.1_4gpu")
-    assert running_line(long_name, 50).endswith("gpu  step 120/300")
-    assert "…" in running_line(long_name, 50)
-
-
-@pytest.mark.parametrize("width", [12, 40, 60, 80, 200])
-def test_the_live_line_is_one_line_on_every_terminal(terminal, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    with ProgressDisplay(terminal) as show:
-        show(RUNNING)
-    output = re.sub(r"\x1b\[[0-9;?]*\w", "", terminal.getvalue())
-    assert max(len(line) for line in output.replace("\r", "\n").split("\n")) <= width
-    assert output.count("\n") <= 1
-    assert ("━" in output) == (width > 80)  # the bar takes the space that the text leaves
-
-
-def test_finished_and_pending_runs_are_listed_below_the_live_lines(terminal):
-    with ProgressDisplay(terminal) as show:
-        show(replace(RUNNING, counts={"finished": 3, "failed": 1, "running": 1, "planned": 2}))
-    assert "3 finished, 1 failed, 2 pending" in terminal.getvalue()
+def test_the_table_is_redrawn_at_most_once_per_second(story, terminal):
+    story.attempt("adamw")
+    with Display(stream=terminal) as display:
+        for _ in range(10):
+            story.show(display, seconds=0.1)
+    assert terminal.getvalue().count("gpt2_muon_1cpu") <= 3
 
 
 @pytest.mark.parametrize(("text", "styled"), [("", True), ("1", False)])  # no-color.org: an empty value does not count
-def test_no_color_disables_colors_even_on_a_terminal(terminal, monkeypatch, text, styled):
+def test_no_color_disables_colors_even_on_a_terminal(story, terminal, monkeypatch, text, styled):
     monkeypatch.setenv("NO_COLOR", text)
-    with ProgressDisplay(terminal) as show:
-        show(RUNNING)
-        show(FINISHED)
-    assert bool(re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())) == styled
+    assert bool(re.search(r"\x1b\[[0-9;]*m", told(story, terminal))) == styled
 
 
-def test_a_terminal_that_disappears_ends_the_display_but_not_the_runs():
+def test_an_output_that_is_closed_ends_the_display_but_not_the_runs(story):
     class Gone(io.StringIO):
         writes = 0
 
@@ -166,13 +189,5 @@ def test_a_terminal_that_disappears_ends_the_display_but_not_the_runs():
             raise BrokenPipeError
 
     stream = Gone()
-    with ProgressDisplay(stream) as show:
-        show(RUNNING)
-        show(FINISHED)
+    told(story, stream)
     assert stream.writes == 1
-
-
-def test_brackets_in_a_name_are_shown_literally(terminal):
-    with ProgressDisplay(terminal) as show:
-        show(RunProgress(run="gpt2_[bold]x_1cpu", index=1, total=1, status=Status.FINISHED))
-    assert "gpt2_[bold]x_1cpu" in terminal.getvalue()

@@ -1,190 +1,180 @@
-"""The screen of `make status`: sizes, GPUs of the machine, and the most urgent facts first."""
+"""The screen of `make status`: sizes, GPUs of the machine, jobs, and the most urgent facts first; and the logs."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
 
 from factories import ROOT
-from kmatrix.cli.commands import Arguments
-from kmatrix.cli.running.limits import asked_budget
-from kmatrix.cli.status import as_json, gpu_lines, headline, plain, screen
-from kmatrix.cli.status import lines as estimate_lines
-from kmatrix.gpu.formats.json_array import JsonArrayFile, last_entry
-from kmatrix.records.files import read_json, write_json
-from kmatrix.records.lock import held
-from kmatrix.records.runs import Status
-from kmatrix.status.cost import MatrixBudget
-from kmatrix.status.view.overview import Overview
-from kmatrix.text import money
-from records_factory import CREATED, FakeRun, make_matrix
+from kmatrix.cli.estimate import lines
+from kmatrix.cli.jobs import look_with_jobs, queue_of, waits
+from kmatrix.cli.status import cells, drawn, gpu_lines, headline, most_urgent, plain, screen
+from kmatrix.engines.ports import UnreachableError
+from kmatrix.engines.slurm import Slurm
+from kmatrix.engines.slurm_nodes import read_settings
+from kmatrix.records.attempts import Attempt, End, path_of
+from kmatrix.records.control import stop
+from kmatrix.records.decode import as_json, replaced
+from kmatrix.records.files import write_json
+from kmatrix.status.live import GpuView
+from kmatrix.status.look import look
+from kmatrix.status.view import ENDED, RUNS, WAITS, JobView, Viewer
+from programs import run
+from records_factory import FakeRun, make_matrix
 
-NOW = CREATED + 50.0
-
-
-def recording_entry(*indices, at=NOW - 1, memory=17000.0):
-    gpus = [
-        {
-            "gpu_index": index,
-            "gpu_name": "NVIDIA A10G",
-            "uuid": f"GPU-{index}",
-            "utilization": 97.0,
-            "memory_used": memory,
-            "memory_total": 23028.0,
-            "power": 228.0,
-            "temperature": 63.0,
-        }
-        for index in indices
-    ]
-    return {"timestamp": datetime.fromtimestamp(at, UTC).isoformat(), "multi_gpu_data": gpus}
+NOW = 1_795_152_230.0
 
 
-def record(folder, value):
-    file = JsonArrayFile(folder.gpu_stats_multi)
-    file.append(value)
-    file.close()
+def view_of(matrix, jobs=None, **options):
+    return Viewer(path=matrix.path).view(look(matrix.path), jobs, **options)
+
+
+def text_of(view):
+    return "\n".join(plain(view))
 
 
 @pytest.fixture
-def busy_matrix(tmp_path):
-    """Two runs on three of four GPUs, one pending and one failed run; GPU 3 is free."""
+def mixed_matrix(tmp_path):
+    """A matrix with a run of each kind."""
+    runs = [
+        FakeRun(),
+        FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47),
+        FakeRun(optimizer="muon", status="stopped", reason="asked by user", stop_at=50),
+        FakeRun(optimizer="adam", gpus=4, status="skipped", reason="needs 4 GPUs, found 1"),
+    ]
+    return make_matrix(tmp_path, runs, planned=[FakeRun(optimizer="adafactor")])
+
+
+@pytest.fixture
+def busy(tmp_path):
+    """The view of two runs on three of four GPUs, one failed and one pending run; GPU 3 is free."""
     runs = [
         FakeRun(device="cuda", status="running", stop_at=40),
         FakeRun(device="cuda", gpus=2, status="running", stop_at=20),
-        FakeRun(device="cuda", gpus=4, status="planned"),
-        FakeRun(device="cuda", optimizer="sgd", status="failed", reason="loss is nan at step 47 " + "and so on " * 9),
+        FakeRun(optimizer="sgd", device="cuda", status="failed", reason="loss is nan at step 47", stop_at=47),
     ]
-    made = make_matrix(tmp_path, runs, took=None)
-    for run, gpus in ((runs[0], (0,)), (runs[1], (1, 2))):
-        folder = made.run(run.name)
-        attempt = {"attempt": 1, "status": "running", "started": CREATED, "gpus": [f"GPU-{gpu}" for gpu in gpus]}
-        write_json(folder.status, read_json(folder.status) | {"attempts": [attempt]})
-        record(folder, recording_entry(*gpus))
-    return made
+    matrix = make_matrix(tmp_path, runs, planned=[FakeRun(optimizer="muon", device="cuda")])
+    view = view_of(matrix)
+    held = {"gpt2_adamw_1gpu": ("GPU-0",), "gpt2_adamw_2gpu": ("GPU-1", "GPU-2")}
+    owner = {uuid: name for name, uuids in held.items() for uuid in uuids}
+    gpus = [GpuView(index=n, name="NVIDIA A10G", uuid=f"GPU-{n}", run=owner.get(f"GPU-{n}", "")) for n in range(4)]
+    known = {"utilization": 97.0, "memory_used": 17000.0, "memory_total": 23028.0, "power": 228.0, "temperature": 63.0}
+    gpus = [replaced(gpu, **known) if gpu.run else gpu for gpu in gpus]
+    found = tuple(replaced(run, gpus=held.get(run.name, ())) for run in view.runs)
+    return replace(view, gpus=tuple(gpus), runs=found)
 
 
-def current_view(made, now=NOW):
-    with held(made):
-        return Overview(made).poll(now=now)
-
-
-def test_each_gpu_line_shows_its_run_and_utilization(busy_matrix):
-    gpus = current_view(busy_matrix).gpus
-    assert [(gpu.index, gpu.run) for gpu in gpus] == [
-        (0, "gpt2_adamw_1gpu"),
-        (1, "gpt2_adamw_2gpu"),
-        (2, "gpt2_adamw_2gpu"),
-        (3, ""),
+def test_every_run_is_shown_with_its_status_and_numbers(mixed_matrix):
+    shown = plain(view_of(mixed_matrix))
+    assert shown[0] == f"{mixed_matrix.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
+    columns = {line.split()[0]: line.split()[1:] for line in shown[2:7]}
+    assert columns["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.00k"]
+    assert columns["gpt2_sgd_1cpu"][0] == "failed"
+    assert columns["gpt2_muon_1cpu"][:2] == ["stopped", "50/100"]
+    assert columns["gpt2_adam_4cpu"][:2] == ["skipped", "-"]
+    assert columns["gpt2_adafactor_1cpu"][:2] == ["planned", "-"]
+    assert shown[7:] == [
+        "gpt2_sgd_1cpu failed: loss is nan at step 47",
+        "gpt2_adam_4cpu skipped: needs 4 GPUs, found 1",
+        "gpt2_muon_1cpu stopped: asked by user",
+        f"continue: make continue TARGET={mixed_matrix.path}",
     ]
-    assert (gpus[0].utilization, gpus[0].memory_used, gpus[0].power, gpus[0].temperature) == (
-        97.0,
-        17000.0,
-        228.0,
-        63.0,
-    )
-    assert gpus[3].utilization is None
 
 
-def test_the_gpu_table_shows_runs_and_free_gpus(busy_matrix):
-    lines = [line.text for line in gpu_lines(current_view(busy_matrix), None)]
-    assert lines[:3] == [
+def test_json_has_the_same_facts_and_null_for_unknown_values(mixed_matrix):
+    result = run("status", f"TARGET={mixed_matrix.path}", "JSON=1")
+    view = json.loads(result.out)
+    assert (result.status, view["schema"], view["status"], view["running"]) == (0, 1, "stopped", False)
+    assert view["counts"] == {"planned": 1, "finished": 1, "failed": 1, "stopped": 1, "skipped": 1}
+    runs = {entry["name"]: entry for entry in view["runs"]}
+    assert runs["gpt2_sgd_1cpu"]["reason"] == "loss is nan at step 47"
+    assert runs["gpt2_adafactor_1cpu"]["loss"] is None
+    only = json.loads(run("status", f"TARGET={mixed_matrix.path}", "JSON=1", "STATUS=failed,skipped").out)
+    assert [entry["status"] for entry in only["runs"]] == ["failed", "skipped"]
+
+
+def test_a_command_that_reads_writes_nothing(mixed_matrix):
+    before = sorted(mixed_matrix.path.rglob("*"))
+    for command in ("status", "estimate", "logs"):
+        assert run(command, f"TARGET={mixed_matrix.path}").status == 0
+    assert sorted(mixed_matrix.path.rglob("*")) == before
+
+
+def test_unknown_values_are_dashes_and_never_zero(tmp_path):
+    view = view_of(make_matrix(tmp_path, [], planned=[FakeRun()]))
+    assert cells(view.runs[0])[2:8] == ("-",) * 6
+
+
+def test_a_run_with_several_attempts_tells_how_they_ended(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", reason="SIGTERM")])
+    for number, kind, reason in ((1, "lost", ""), (2, "lost", "its process was killed"), (3, "signal", "SIGTERM")):
+        end = End(kind=kind, reason=reason, step=number)
+        one = Attempt(number=number, step=number - 1, micro_batch=4, end=end)
+        write_json(path_of(matrix.path / FakeRun().name, number), as_json(one))
+    told = "gpt2_adamw_1cpu: attempt 3, micro-batch 4, before: 2 x lost (its process was killed)"
+    assert told in plain(view_of(matrix))
+
+
+def test_a_stopped_matrix_says_who_stopped_it_and_a_spent_budget_how_to_go_on(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", seconds=7236.0, symbols={"BUDGET_HOURS": "2"})])
+    why = "the budget is spent: 2.01 of 2 hours (continue with a larger BUDGET_HOURS=)"
+    stop(matrix.path, "asked by user")
+    assert plain(view_of(matrix))[-2:] == ["stopped: asked by user", why]
+    assert why in "\n".join(lines(view_of(matrix), NOW))
+
+
+# The machine
+
+
+def test_the_gpus_of_the_machine_are_a_table(busy):
+    shown = [line.text for line in gpu_lines(busy, None)]
+    assert shown[:3] == [
         "",
         "GPU            run              util            memory  power  temp",
         "0 NVIDIA A10G  gpt2_adamw_1gpu   97%  16.6 of 22.5 GiB   228W   63C",
     ]
-    assert lines[5].split() == ["3", "NVIDIA", "A10G", "free", "-", "-", "-", "-"]
-
-
-def test_a_running_run_lists_its_gpus(busy_matrix):
-    assert "gpu 1,2" in "\n".join(plain(current_view(busy_matrix)))
-
-
-def test_an_outdated_recording_gives_no_current_values(busy_matrix):
-    gpus = current_view(busy_matrix, now=NOW + 600).gpus
-    assert [gpu.utilization for gpu in gpus] == [None] * 4
-    assert gpus[0].run == "gpt2_adamw_1gpu"  # it has the GPU all the same
-
-
-def test_a_gpu_that_the_runner_excluded_is_listed_with_the_reason(busy_matrix):
-    gpus = [{"index": gpu, "name": "NVIDIA A10G", "uuid": f"GPU-{gpu}"} for gpu in range(4)]
-    gpus[3]["out"] = "quarantined: GPU is lost"
-    write_json(busy_matrix.status, read_json(busy_matrix.status) | {"gpus": gpus})
-    assert current_view(busy_matrix).gpus[3].out == "quarantined: GPU is lost"
-    assert gpu_lines(current_view(busy_matrix), None)[-1].text.split()[:4] == ["3", "NVIDIA", "A10G", "quarantined"]
-    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(current_view(busy_matrix))
-    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy_matrix).poll())  # and after its end
-
-
-def test_memory_of_other_processes_is_shown_only_while_the_matrix_runs(busy_matrix):
-    gpus = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
-    write_json(busy_matrix.status, read_json(busy_matrix.status) | {"gpus": gpus})
-    assert "in use by others: 9.0 GiB" in "\n".join(plain(current_view(busy_matrix)))
-    assert "in use by others" not in "\n".join(plain(Overview(busy_matrix).poll()))
-
-
-def test_simulated_gpus_of_a_cpu_run_are_listed(tmp_path):
-    made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
-    record(made.run(FakeRun().name), recording_entry(0, 1))
-    assert [gpu.run for gpu in current_view(made).gpus] == ["gpt2_adamw_1cpu"] * 2
-
-
-def test_ranks_on_the_cpu_are_not_listed_as_gpus(tmp_path):
-    made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
-    value = recording_entry(0)
-    value["multi_gpu_data"][0]["uuid"] = "cpu-rank-0"
-    record(made.run(FakeRun().name), value)
-    assert current_view(made).gpus == ()
-
-
-def test_json_has_the_gpus_the_end_and_the_alerts(busy_matrix):
-    value = json.loads(json.dumps(as_json(current_view(busy_matrix))))
-    assert [gpu["run"] for gpu in value["gpus"]] == ["gpt2_adamw_1gpu", "gpt2_adamw_2gpu", "gpt2_adamw_2gpu", ""]
-    assert {"ends", "left_s", "dollars", "all_dollars"} <= value.keys()
-    assert {"alerts", "memory_mib", "mfu", "tokens_per_second", "loss", "step", "left_s", "gpus"} <= value["runs"][
-        0
-    ].keys()
+    assert shown[5].split() == ["3", "NVIDIA", "A10G", "free", "-", "-", "-", "-"]
+    assert "gpu 1,2" in text_of(busy)
+    assert gpu_lines(replace(busy, running=False), None) == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 20), (80, 10), (60, 6)])
-def test_the_screen_is_never_larger_than_the_terminal(busy_matrix, width, height):
-    lines = screen(current_view(busy_matrix), width=width, height=height)
-    assert len(lines) <= height
+def test_the_screen_is_never_larger_than_the_terminal(busy, width, height):
+    shown = screen(busy, width=width, height=height)
+    assert len(shown) <= height
     if width >= 60:
-        assert max(len(line.text) for line in lines) <= width
+        assert max(len(line.text) for line in shown) <= width
 
 
-def test_a_small_screen_shows_running_and_failed_runs_first(busy_matrix):
-    text = "\n".join(line.text for line in screen(current_view(busy_matrix), width=80, height=12))
+def test_a_small_screen_shows_running_and_failed_runs_first(busy):
+    text = "\n".join(line.text for line in screen(busy, width=80, height=12))
     assert "gpt2_adamw_1gpu" in text
     assert "loss is nan at step 47" in text
     assert "GPUs: 3 in use, 1 free" in text
 
 
-def test_a_reason_is_complete_if_there_is_space(busy_matrix):
-    text = " ".join(line.text.strip() for line in screen(current_view(busy_matrix), width=80, height=40))
-    assert read_json(busy_matrix.run("gpt2_sgd_1gpu").status)["reason"].strip() in text
+def test_a_matrix_taller_than_the_terminal_shows_the_most_important_runs(tmp_path):
+    runs = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in range(40)]
+    runs[20] = FakeRun(seed=20, axes={"seed": "20"}, status="failed", reason="why")
+    view = view_of(make_matrix(tmp_path, runs))
+    assert [run.name for run in most_urgent(view.runs, 3)] == [f"gpt2_adamw_seed{seed}_1cpu" for seed in (0, 1, 20)]
+    text = io.StringIO()
+    Console(file=text, width=140).print(drawn(screen(view, width=140, height=10)))
+    assert len(text.getvalue().splitlines()) <= 10
+    assert "and 34 more runs" in text.getvalue()
 
 
-def test_failures_are_listed_before_other_runs(busy_matrix):
-    folder = busy_matrix.run("gpt2_adamw_1gpu")
-    attempts = [{"attempt": number, "status": status} for number, status in ((1, "stopped"), (2, "running"))]
-    write_json(folder.status, read_json(folder.status) | {"attempt": 2, "attempts": attempts})
-    lines = plain(current_view(busy_matrix))
-    failed = next(index for index, text in enumerate(lines) if text.startswith("gpt2_sgd_1gpu failed"))
-    assert failed < lines.index("gpt2_adamw_1gpu: attempt 2")
-
-
-def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
-    view = current_view(busy_matrix)
-    runs = tuple(replace(run, dollars=1.0) for run in view.runs)
-    view = replace(view, runs=runs, left_s=3725.0, ends=NOW + 3725, dollars=4.0, all_dollars=9.5)
+def test_the_headline_shows_the_estimated_end_and_cost(busy):
+    runs = tuple(replaced(run, dollars=1.0) for run in busy.runs)
+    view = replace(busy, runs=runs, left_s=3725.0, ends=NOW + 3725, dollars=4.0, all_dollars=9.5)
     (line,) = headline(view)
     assert re.search(r"left 1h02m, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, cost \$4\.00 of \$9\.50$", line)
     first, *more = headline(view, 60)
@@ -196,90 +186,128 @@ def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
     ("read", "total", "shown"),
     [(0.00003, 0.0009, "<0.0001/0.0009"), (0.0, 0.012, "0.00/0.01"), (1.5, 3.0, "1.50/3.00")],
 )
-def test_few_epochs_are_shown_without_an_exponent(busy_matrix, read, total, shown):
-    view = current_view(busy_matrix)
-    runs = tuple(replace(run, epochs=read, all_epochs=total) for run in view.runs)
-    rows = estimate_lines(replace(view, runs=runs), NOW)[2 : 2 + len(runs)]
+def test_few_epochs_are_shown_without_an_exponent(busy, read, total, shown):
+    runs = tuple(replaced(run, epochs=read, all_epochs=total) for run in busy.runs)
+    rows = lines(replace(busy, runs=runs), NOW)[2 : 2 + len(runs)]
     assert all(f" {shown} " in row for row in rows), rows
 
 
-def test_nothing_is_wrapped_or_omitted_without_a_screen(busy_matrix):
-    lines = plain(current_view(busy_matrix))
-    assert sum("loss is nan" in line for line in lines) == 1
-    assert len([line for line in lines if line.startswith("gpt2_") and ":" not in line.split()[0]]) >= len(
-        current_view(busy_matrix).runs
-    )
+# A cluster
 
 
-# The newest entry of a recording
+def job(phase, reason="", **fields):
+    return JobView(id="12_0", phase=phase, state=fields.pop("state", "PENDING"), reason=reason, **fields)
 
 
-def test_the_last_complete_entry_is_read_from_the_end_of_a_file_of_any_length(tmp_path):
-    file = JsonArrayFile(tmp_path / "a.json")
-    for number in range(5000):
-        file.append({"number": number, "text": "x" * 100})
-    assert last_entry(tmp_path / "a.json")["number"] == 4999
-    file.close()
+def test_jobs_of_a_cluster_are_told_in_the_words_of_the_scheduler(tmp_path):
+    names = ("adamw", "muon", "sgd", "adam", "lion")
+    runs = [FakeRun(optimizer=name, train={"num_nodes": 2}) for name in names]
+    matrix = make_matrix(tmp_path, [], planned=runs, engine="slurm")
+    jobs = {run.name: job(WAITS, "Resources") for run in runs[:2]}
+    jobs[runs[2].name] = job(RUNS, state="RUNNING", nodes="n[1-2]")
+    jobs[runs[3].name] = job(ENDED, "NonZeroExitCode", state="FAILED")
+    view = view_of(matrix, jobs)
+    assert headline(view) == [f"{matrix.name}: running, 5 planned, jobs: 1 running, 2 waiting"]
+    rows = {line.split()[0]: line.split() for line in plain(view)[2:7]}
+    assert rows["gpt2_adamw_1cpu"][1] == "queued"
+    assert rows["gpt2_sgd_1cpu"][1] == "starting"
+    assert "n[1-2]" in rows["gpt2_sgd_1cpu"]
+    assert list(waits(view)) == [
+        "gpt2_adamw_1cpu, gpt2_muon_1cpu queued (PENDING: Resources)",
+        "gpt2_adam_1cpu without a job, the last one ended (FAILED: NonZeroExitCode)",
+        f"2 runs without a job: the last job submits what is due, or make continue TARGET={matrix.path}",
+    ]
 
 
-def test_an_incomplete_entry_is_ignored(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('[\n{"number": 1},\n{"numb')
-    assert last_entry(path) == {"number": 1}
+def test_an_end_that_depends_on_the_queue_is_unknown_because_of_it(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()], planned=[FakeRun(optimizer="muon")], engine="slurm")
+    assert queue_of(view_of(matrix)) == "1 run without a job"
+    waiting = view_of(matrix, {"gpt2_muon_1cpu": job(WAITS)})
+    assert queue_of(waiting) == "Slurm expects no start of 1 run yet"
+    assert "time left: unknown (Slurm expects no start of 1 run yet)" in lines(waiting, NOW)
 
 
-@pytest.mark.parametrize("text", [None, "", "[\n\n]\n", "nonsense"])
-def test_an_empty_recording_has_no_entry(tmp_path, text):
-    path = tmp_path / "a.json"
-    if text is not None:
-        path.write_text(text)
-    assert last_entry(path) is None
+def test_a_scheduler_that_does_not_answer_is_one_line_above_what_the_files_say(tmp_path, monkeypatch):
+    class Silent:
+        asked = 0
+
+        def poll(self, label):
+            self.asked += 1
+            raise UnreachableError("Slurm does not answer", why="timed out")
+
+    silent = Silent()
+    monkeypatch.setattr("kmatrix.engines.schedulers.scheduler_of", lambda plan, settings: silent)
+    matrix = make_matrix(tmp_path, [FakeRun()], planned=[FakeRun(optimizer="muon")], engine="slurm")
+    seen, jobs, why = look_with_jobs(matrix.path)
+    shown = plain(Viewer(path=matrix.path).view(seen, jobs, silent=why))
+    assert shown[1] == "Slurm does not answer: timed out; what follows is from the files of the runs"
+    assert silent.asked == 1
+    assert len(shown) == len(plain(view_of(matrix))) + 1
 
 
-def test_a_finished_run_has_no_gpus(busy_matrix):
-    folder = busy_matrix.run("gpt2_adamw_1gpu")
-    attempt = {"attempt": 1, "status": "failed", "started": CREATED, "ended": NOW, "gpus": ["GPU-0"]}
-    write_json(folder.status, read_json(folder.status) | {"status": Status.FAILED, "attempts": [attempt]})
-    assert current_view(busy_matrix).gpus[0].run == ""
+def test_a_matrix_of_a_cluster_is_shown_on_a_machine_without_its_scheduler(tmp_path, monkeypatch):
+    def missing(*words, **options):
+        raise FileNotFoundError
+
+    slurm = Slurm(read_settings({}, {}), run=missing)
+    monkeypatch.setattr("kmatrix.engines.schedulers.scheduler_of", lambda plan, settings: slurm)
+    matrix = make_matrix(tmp_path, [FakeRun()], engine="slurm")
+    result = run("status", f"TARGET={matrix.path}")
+    assert result.status == 0
+    assert "squeue not found" in result.out
+    assert "gpt2_adamw_1cpu  finished" in result.out
+
+
+# Logs
+
+
+def test_without_a_runner_the_end_of_the_last_log_is_printed(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    matrix.run("gpt2_muon_1cpu").output_log.write_text("".join(f"line {i}\n" for i in range(100)))
+    shown = run("logs", f"TARGET={matrix.path}").out.splitlines()
+    assert (shown[0], shown[1], shown[-1], len(shown)) == ("==> gpt2_muon_1cpu", "line 60", "line 99", 41)
+
+
+def test_a_run_can_be_selected_by_a_pattern_or_by_its_directory(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", status="failed", reason="why")])
+    for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu"):
+        matrix.run(name).output_log.write_text(f"of {name}\n")
+    assert run("logs", f"TARGET={matrix.path}", "RUN=*adamw*").out == "==> gpt2_adamw_1cpu\nof gpt2_adamw_1cpu\n"
+    told = "==> gpt2_muon_1cpu\nof gpt2_muon_1cpu\n==> gpt2_muon_1cpu failed: why\n"
+    assert run("logs", f"RUN={matrix.path}/gpt2_muon_1cpu").out == told
+    assert "matches no run of" in run("logs", f"TARGET={matrix.path}", "RUN=*lion*").err
+
+
+def test_the_log_of_a_job_tells_why_its_run_never_began(tmp_path):
+    matrix = make_matrix(tmp_path, [], planned=[FakeRun()])
+    assert "has a log yet" in run("logs", f"TARGET={matrix.path}").err
+    log = matrix.path / "jobs" / f"{FakeRun().name}.log"
+    log.parent.mkdir()
+    log.write_text("no space left\n")
+    assert run("logs", f"TARGET={matrix.path}").out == "==> gpt2_adamw_1cpu, log of its job\nno space left\n"
+
+
+def test_each_node_of_a_run_has_its_log(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    folder = matrix.run(FakeRun().name)
+    (folder.path / "nodes").mkdir()
+    (folder.path / "nodes" / "1.log").write_text("of node 1\n")
+    assert run("logs", f"TARGET={matrix.path}", "NODE=1").out == "==> gpt2_adamw_1cpu, node 1\nof node 1\n"
+    assert "has a log of node 2" in run("logs", f"TARGET={matrix.path}", "NODE=2").err
+    assert "NODE=x" in run("logs", f"TARGET={matrix.path}", "NODE=x").err
+
+
+# Weight
 
 
 @pytest.mark.process
-def test_status_and_estimate_do_not_import_the_driver_the_report_or_the_screen():
-    completed = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import kmatrix.cli.status"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_status_and_estimate_import_no_driver_no_report_and_no_screen(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    words = [sys.executable, "-X", "importtime", "-m", "kmatrix", "status", f"TARGET={matrix.path}", f"O={tmp_path}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
+    completed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in completed.stderr.splitlines()}
-    assert "kmatrix.status.view.overview" in imported
-    heavy = ("kmatrix.gpu.nvml", "kmatrix.report", "kmatrix.gputop", "pynvml", "rich", "psutil")
-    assert not [name for name in imported if name.startswith(heavy)]
-
-
-def test_a_spent_budget_is_named_with_a_command_that_is_not_refused(tmp_path):
-    price = {"gpu_hour_price": 3600.0}
-    stopped = FakeRun(optimizer="muon", device="cuda", status="stopped", stop_at=20, train=price)
-    matrix = make_matrix(tmp_path, [FakeRun(device="cuda", train=price), stopped])
-    before = Overview(matrix).poll(now=NOW)
-    assert before.spent is None
-    assert not any("BUDGET" in line for line in plain(before))
-    for run in matrix.runs():
-        write_json(run.run_json, read_json(run.run_json) | {"symbols": {"BUDGET_DOLLARS": "1"}})
-    view = Overview(matrix).poll(now=NOW)
-    spent = f"{money(view.dollars)} of $1.00"
-    (command,) = [line for line in plain(view) if line.startswith("continue: ")]
-    assert f"the budget of the matrix is spent: {spent}" in plain(view)
-    more = int(command.rpartition(" BUDGET_DOLLARS=")[2])
-    assert view.dollars < more <= view.dollars + 2  # as much again, in whole dollars
-    (left,) = [line for line in estimate_lines(view, NOW) if line.startswith("left: ")]
-    assert f"the budget of the matrix is spent ({spent}), not running: " in left
-    assert left.endswith(f" BUDGET_DOLLARS={more}")
-    # A budget that an execution had in place of the configured one holds, until it is spent, too.
-    write_json(matrix.status, read_json(matrix.status) | {"budget": {"hours": 0, "dollars": 1000.0}})
-    raised = Overview(matrix).poll(now=NOW)
-    assert raised.spent is None
-    assert asked_budget(matrix, Arguments("continue")) == MatrixBudget(dollars=1000.0)
-    assert asked_budget(matrix, Arguments("continue", {"BUDGET_HOURS": "5"})) == MatrixBudget(hours=5.0, dollars=1000.0)
-    assert asked_budget(matrix, Arguments("add", {}, {"BUDGET_DOLLARS": "7"})) == MatrixBudget(dollars=7.0)
+    assert "kmatrix.status.view" in imported
+    heavy = ("numpy", "torch", "matplotlib", "jinja2", "pynvml", "psutil", "rich", "subprocess")
+    ours = ("kmatrix.gpu.nvml", "kmatrix.report", "kmatrix.gputop", "kmatrix.engines.jobs", "kmatrix.verdict.replay")
+    assert not [name for name in imported if name.startswith((*heavy, *ours))]

@@ -7,20 +7,17 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 import traceback
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 
-from instant import InstantEngine
 from kmatrix.cli.commands import main
+from kmatrix.cli.progress import Display
 from kmatrix.output import run_program
-from kmatrix.records.lock import held
-from kmatrix.records.states import read_matrix_status, read_run_status
-from kmatrix.runner import execute
-from kmatrix.status.state import JobPhase, JobState
+from kmatrix.records import attempts
+from kmatrix.records.control import stop_of
+from kmatrix.runner.background import watch
 from programs import ROOT
 from records_factory import FakeRun, make_matrix
 
@@ -29,29 +26,21 @@ pytestmark = pytest.mark.process
 HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
 
 
-class EndlessEngine(InstantEngine):
-    """An engine whose runs train until they are cancelled."""
+def on_a_terminal(call: Callable[[], int], number: int, lock: int) -> tuple[int, bytes]:
+    """Call a function on a terminal while a matrix is held, and send a signal once it draws; then release the matrix.
 
-    def submit(self, runs):
-        self._jobs |= {run.name: JobState(phase=JobPhase.RUNNING, started=time.time()) for run in runs}
-        return {run.name: run.name for run in runs}
-
-    def cancel(self, jobs=None, *, now=False):
-        for name, job in self._jobs.items():
-            self._jobs[name] = replace(job, phase=JobPhase.ENDED, ended=time.time(), exit_code=-9, cancelled=True)
-
-
-def on_a_terminal(words, number):
-    """Run a command on a terminal, send it a signal once it draws; return its exit status and its output."""
+    Return its exit status and its output.
+    """
     pid, terminal = pty.fork()
     if not pid:  # a copy of the test process: it may not return to pytest
         status = 120
         try:
+            os.close(lock)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # that of pytest-timeout raises
             signal.alarm(60)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ["TERM"] = "xterm-256color"
-            status = run_program(lambda: main(words))
+            status = run_program(call)
         except SystemExit as ended:
             status = ended.code
         except BaseException:
@@ -67,26 +56,40 @@ def on_a_terminal(words, number):
         if b"gpt2_" in output.partition(HIDDEN)[2] and not is_sent:
             os.kill(pid, number)
             is_sent = True
+        if b"stopping" in output and lock:
+            attempts.release(lock)
+            lock = 0
     os.close(terminal)
+    if lock:
+        attempts.release(lock)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("target", ["status", "continue"])
-def test_a_signal_restores_the_cursor(target, number, tmp_path, monkeypatch):
-    monkeypatch.setattr(execute, "LocalEngine", EndlessEngine)
-    matrix = make_matrix(tmp_path, [FakeRun(status="stopped")], took=None)
-    with held(matrix) if target == "status" else nullcontext():
-        status, output = on_a_terminal([target, f"TARGET={matrix.path}", f"O={tmp_path}"], number)
+def test_a_signal_ends_a_status_and_restores_the_cursor(number, tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped")])
+    lock = attempts.try_lock(matrix.path / ".lock")
+    words = ["status", f"TARGET={matrix.path}", f"O={tmp_path}"]
+    status, output = on_a_terminal(lambda: main(words), number, lock)
     assert output.rfind(SHOWN) > output.rfind(HIDDEN)
     assert b"Traceback" not in output
-    if target == "status":
-        assert status == (0 if number == signal.SIGINT else 128 + number)
-    else:
-        assert status == 130
-        assert not matrix.is_held()
-        assert read_matrix_status(matrix).status == "stopped"
-        assert [read_run_status(run).status for run in matrix.runs()] == ["stopped"]
+    assert status == (0 if number == signal.SIGINT else 128 + number)
+    assert stop_of(matrix.path) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_matrix_is_run_stops_it_and_waits_for_its_end(number, tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped")])
+
+    def foreground() -> int:
+        with Display() as display:
+            return watch(matrix.path, display)
+
+    status, output = on_a_terminal(foreground, number, attempts.try_lock(matrix.path / ".lock"))
+    assert output.rfind(SHOWN) > output.rfind(HIDDEN)
+    assert b"Traceback" not in output
+    assert status == 130
+    assert stop_of(matrix.path) == signal.Signals(number).name
 
 
 @pytest.mark.parametrize(("end", "status"), [(0, 0), (1, 2)])

@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
+from factories import list_runs
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
 from kmatrix.text import shown
 from programs import ROOT
 from programs import run as program
-from track_factory import expected_values, make_run_dir, write_recording, write_status, write_training
+from track_factory import expected_values, make_run_dir, write_end, write_recording, write_training
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 pytestmark = pytest.mark.process
@@ -24,10 +25,10 @@ pytestmark = pytest.mark.process
 def run(tmp_path):
     """A finished run of which nothing was sent."""
     run = make_run_dir(tmp_path)
-    write_json(run.path.parent / "matrix.json", {"runs": [{"name": run.name}]})
+    list_runs(run.path.parent)
     write_training(run, range(30))
     write_recording(run, range(30))
-    write_status(run)
+    write_end(run)
     return run
 
 

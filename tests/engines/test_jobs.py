@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from callable_slurm import FakeSlurm
 from kmatrix.engines import jobs
 from kmatrix.engines.ports import Phase, Shape, UnreachableError
-from kmatrix.engines.slurm_jobs import Slurm
+from kmatrix.engines.slurm import Slurm
 from kmatrix.engines.slurm_nodes import SlurmSettings
 from kmatrix.errors import LaunchError
 from kmatrix.records import files

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
-import sys
 
 import pytest
 
-from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.experiment.preflight import FOLDER, STEPS, FailedRuns, _folder, advice, by_shape, trial_config
 from programs import Program, give_gpus, prepare_here
 
 TRAINER = """
-import json, sys, pathlib, time
-folder = pathlib.Path(sys.argv[sys.argv.index("--attempt") - 1])
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
 run = json.loads((folder / "run.json").read_text())
-train, bad = run["train"], {bad!r}
 base = {{"schema": 1, "run_id": run["run_id"], "attempt": int(sys.argv[sys.argv.index("--attempt") + 1])}}
-(folder / "run_used.json").write_text(json.dumps({{"schema": 1, "train": train, "adjusted": []}}))
-print(open({seen!r}, "a").write(json.dumps([run["name"], train["max_iters"], run["tracking"]]) + "\\n"))
+open({seen!r}, "a").write(json.dumps([run["name"], run["train"]["max_iters"], run["tracking"]]) + "\\n")
 failed = {{"status": "failed", "kind": "error", "reason": "RuntimeError: heads; do not: fit"}}
-ended = failed if train["optimizer"] in bad else {{"status": "finished", "step": train["max_iters"]}}
+ended = failed if run["train"]["optimizer"] in {bad!r} else {{"status": "finished", "step": run["train"]["max_iters"]}}
 (folder / "result.json").write_text(json.dumps({{**base, **ended}}))
 """
 
@@ -84,15 +79,19 @@ def test_the_hint_excludes_the_bad_runs_and_no_others(configs):
 
 @pytest.fixture
 def fake_trainer(monkeypatch, tmp_path):
-    """Replace the trainer of the trial by a short script that fails for the named optimizers."""
+    """Replace the trainer by a short script that fails for the named optimizers."""
 
     prepare_here(monkeypatch)
 
     def fail_for(*optimizers):
-        script, log = tmp_path / "trainer.py", tmp_path / "seen.jsonl"
-        script.write_text(TRAINER.format(bad=optimizers, seen=str(log)))
-        engine = functools.partial(LocalEngine, torchrun=(sys.executable, str(script)))
-        monkeypatch.setattr("kmatrix.runner.execute.LocalEngine", engine)
+        log = tmp_path / "seen.jsonl"
+
+        def copy(_sources, _code, into):
+            (into / "gpt2").mkdir(parents=True)
+            (into / "gpt2/__init__.py").touch()
+            (into / "gpt2/train.py").write_text(TRAINER.format(bad=optimizers, seen=str(log)))
+
+        monkeypatch.setattr("kmatrix.experiment.create.copy_code", copy)
         return log
 
     return fail_for
@@ -119,7 +118,7 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
 @pytest.mark.process
 def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer("sgd")
-    monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)
+    monkeypatch.setattr("kmatrix.cli.running.start.execute", lambda *_: 0)
     arguments = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
     result = program.check("test-matrix", *arguments, "PREFLIGHT=y", "OPTIMIZER=adamw")
     assert "preflight: two steps of 1 shape, for 2 runs" in result.out
@@ -131,7 +130,7 @@ def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monk
 @pytest.mark.process
 def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer()
-    monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)
+    monkeypatch.setattr("kmatrix.cli.running.start.execute", lambda *_: 0)
     with program.config.open("a") as file:
         file.write("CONFIG_PREFLIGHT=y\n")
     text = program.config.read_text().replace("# CONFIG_PREFLIGHT is not set\n", "")

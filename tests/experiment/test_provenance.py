@@ -1,4 +1,4 @@
-"""The provenance of a run: its code as commit and patch, its machine, and no secrets."""
+"""The provenance of a run: its code, its machine, and no secrets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-import kmatrix.experiment.code_patch as module
-from kmatrix.experiment.provenance import code_of, provenance, secret_variables, trainer_files, variables
+from kmatrix.experiment.provenance import code_of, copy_code, provenance, secret_variables, trainer_files, variables
 from kmatrix.records.paths import ROOT
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
@@ -30,7 +29,7 @@ def repository(tmp_path):
         (tmp_path / name).write_text("one\n")
     (tmp_path / "gpt2/log.py").write_text("def log():\n    from kmatrix.records.files import append\n")
     (tmp_path / "lib/kmatrix/records/files.py").write_text("import kmatrix.errors as errors\n")
-    for name in ("errors.py", "packing.py", "records/lock.py", "__init__.py"):
+    for name in ("errors.py", "packing.py", "records/paths.py", "__init__.py"):
         (tmp_path / "lib/kmatrix" / name).write_text("one\n")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
@@ -39,69 +38,25 @@ def repository(tmp_path):
 
 
 @pytest.mark.process
-def test_committed_code_is_identified_by_its_commit_without_a_patch(repository):
-    code = code_of(repository)
-    assert code.commit == git(repository, "rev-parse", "HEAD").strip()
-    assert (code.dirty, code.patch, code.no_patch, code.untracked) == (False, None, "", ())
-
-
-@pytest.mark.process
-def test_commit_plus_patch_is_the_code_that_ran(repository, tmp_path_factory):
+def test_the_code_is_known_by_its_commit_and_a_copy_of_it_has_the_same_hash(repository, tmp_path_factory):
+    code = code_of(repository, repository)
+    assert (code.commit, code.dirty) == (git(repository, "rev-parse", "HEAD").strip(), False)
     (repository / "gpt2/train.py").write_text("two\n")
-    (repository / "README.md").unlink()
-    git(repository, "config", "diff.noprefix", "true")  # the git settings of the user have no effect
-    git(repository, "config", "color.diff", "always")
-    code = code_of(repository)
-    copy = tmp_path_factory.mktemp("then") / "code"
-    git(repository, "worktree", "add", "-q", str(copy), code.commit)
-    (copy.parent / "code.patch").write_bytes(code.patch)
-    git(copy, "apply", str(copy.parent / "code.patch"))
+    changed, copy = code_of(repository, repository), tmp_path_factory.mktemp("m") / "code"
+    assert (changed.dirty, changed.sha256 == code.sha256) == (True, False)
+    copy_code(repository, changed, copy)
     assert (copy / "gpt2/train.py").read_text() == "two\n"
-    assert not (copy / "README.md").exists()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
-def test_a_file_that_may_contain_secrets_is_never_in_the_patch(repository, name):
-    (repository / name).parent.mkdir(exist_ok=True)
-    (repository / name).write_text("before\n")
-    git(repository, "add", "-f", name)
-    git(repository, "commit", "-q", "-m", "second")
-    (repository / name).write_text("WANDB_API_KEY=local-0123456789abcdef\n")
-    assert (code_of(repository).patch, code_of(repository).no_patch) == (
-        None,
-        "only files that may contain secrets have changed",
-    )
-    (repository / "gpt2/train.py").write_text("two\n")
-    assert b"0123456789abcdef" not in code_of(repository).patch
-
-
-@pytest.mark.process
-def test_a_patch_that_is_too_large_is_omitted_with_the_reason(repository, monkeypatch):
-    # A smaller limit, so that the test need not write a patch of the real size.
-    monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
-    (repository / "gpt2/train.py").write_text("0123456789\n" * 200_000)
-    code = code_of(repository)
-    assert (code.patch, code.no_patch) == (None, "its 2.3 MiB exceed the limit of 1 MiB")
-
-
-@pytest.mark.process
-def test_untracked_source_files_are_named_and_other_files_are_not(repository):
-    for name in ("gpt2/mine.py", "Kconfig.mine", "notes.txt", "gpt2/data.bin"):
-        (repository / name).write_text("new\n")
-    assert code_of(repository).untracked == ("Kconfig.mine", "gpt2/mine.py")
+    assert code_of(repository, copy).sha256 == changed.sha256
 
 
 @pytest.mark.process
 def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
-    before = code_of(repository)
-    for name in ("tests.py", "lib/kmatrix/packing.py", "lib/kmatrix/records/lock.py"):
+    before = code_of(repository, repository)
+    for name in ("tests.py", "lib/kmatrix/packing.py", "lib/kmatrix/records/paths.py"):
         (repository / name).write_text("new\n")
-    assert code_of(repository).sha256 == before.sha256
+    assert code_of(repository, repository).sha256 == before.sha256
     (repository / "lib/kmatrix/errors.py").write_text("two\n")
-    after = code_of(repository)
-    assert after.sha256 != before.sha256
-    assert {name for name in after.files if after.files[name] != before.files[name]} == {"lib/kmatrix/errors.py"}
+    assert code_of(repository, repository).sha256 != before.sha256
 
 
 @pytest.mark.nightly
@@ -140,10 +95,10 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
 
 
 @pytest.mark.process
-def test_the_provenance_names_versions_machine_and_patch(repository):
+def test_the_provenance_names_versions_and_machine(repository):
     (repository / "gpt2/train.py").write_text("two\n")
-    value = provenance(code_of(repository), "kmatrix train", (), "code.patch")
-    assert (value["patch"], value["git_dirty"], value["command"]) == ("code.patch", True, "kmatrix train")
+    value = provenance(code_of(repository, repository), "kmatrix train", ())
+    assert (value["git_dirty"], value["command"]) == (True, "kmatrix train")
     assert value["versions"]["torch"]
     assert value["driver"] is None  # no GPU is used, so the driver is not queried
     assert value["kernel"]
@@ -153,6 +108,6 @@ def test_the_provenance_names_versions_machine_and_patch(repository):
 @pytest.mark.process
 def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
     (repository / ".git").rename(repository / "git-is-gone")
-    code = code_of(repository)
-    assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
+    code = code_of(repository, repository)
+    assert (code.commit, code.dirty) == (None, None)
     assert len(code.sha256) == 64

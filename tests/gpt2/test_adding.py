@@ -15,7 +15,7 @@ from gpt2.model.registry import build_model
 from held_training import HeldTraining
 from kmatrix.errors import ConfigError
 from pages import DOCS
-from story import load_json, matrices, only, processes_of
+from story import kill, load_json, matrices, only, processes_of
 from waiting import wait_until
 
 MOST_LINES = 40
@@ -50,10 +50,11 @@ def test_an_optimizer_and_a_part_of_a_model_are_a_small_patch_each_and_train_res
     held = HeldTraining(tmp_path / "held", "step == 8")
     runner = background("test-matrix", *arguments, "MLP_GATE=y", f"RESULTS_DIR={tmp_path / 'cut'}", **held.environment)
     wait_until(lambda: held.holds() or runner.poll() is not None, "the run is behind a checkpoint")
-    runner.kill()
-    runner.wait()
     matrix = only(matrices(tmp_path / "cut"))
+    found = processes_of(matrix)
+    kill([*found["runner"], *found["program"]])
     wait_until(lambda: not processes_of(matrix)["rank"], "its trainer has ended with it")
+    runner.wait()
     clone.check("continue", f"TARGET={matrix}")
     resumed = final_weights(only(matrix.glob("*/result.json")).parent)
     assert all(torch.equal(resumed[name], tensor) for name, tensor in weights.items())

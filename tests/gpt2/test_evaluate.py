@@ -17,11 +17,12 @@ from gpt2.log import RunLog
 from gpt2.model.gpt2 import GPT
 from hellaswag_files import jsonl
 from kmatrix.errors import DataError
-from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from models import enlarge_weights
+from recordings import read_jsonl
 from training import train_here
 
 WORLD = World(rank=0, size=1, device=torch.device("cpu"))

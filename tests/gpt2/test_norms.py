@@ -11,8 +11,8 @@ from gpt2.checkpoint import load_checkpoint
 from gpt2.model.gpt2 import GPT
 from gpt2.norms import LayerNorms
 from gpt2.optim.builders import build_optimizers
-from kmatrix.records.files import read_jsonl
 from optim_factory import SHAPE, Settings, loss_of
+from recordings import read_jsonl
 from training import train_here
 
 

@@ -8,11 +8,12 @@ import forked
 from checkpoints import final_of
 from factories import environment
 from gpt2.checkpoint import load_checkpoint
-from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from once import make_once
 from optim_factory import equal
+from recordings import read_jsonl
 from resume_ranks import STEPS, cases
 
 PROGRAM = "tests/support/resume_ranks.py"

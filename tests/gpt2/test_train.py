@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 from dataclasses import replace
 
 import pytest
@@ -21,10 +22,13 @@ from gpt2.model.registry import build_model
 from gpt2.schedule import scale
 from gpt2.steps import StepNumbers
 from gpt2.train import leave_together
-from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.attempts import path_of, release, try_lock
+from kmatrix.records.checkpoints import Checkpoints
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
+from recordings import read_jsonl
 from training import train_here
 
 WORLD = World(rank=0, size=1, device=torch.device("cpu"))
@@ -39,7 +43,7 @@ def finished_run(tmp_path_factory):
 
 def test_a_run_finishes_and_writes_its_result(finished_run):
     run_dir, process = finished_run
-    result, used = read_json(run_dir.result), read_json(run_dir.run_used)
+    result = read_json(run_dir.result)
     assert process.returncode == 0, process.stdout
     assert (result["status"], result["kind"], result["reason"], result["run_id"]) == (
         "finished",
@@ -50,8 +54,8 @@ def test_a_run_finishes_and_writes_its_result(finished_run):
     assert (result["step"], result["tokens"], result["mfu"]) == (12, 12 * 4 * 32, None)
     assert result["final_val_loss"] < result["initial_val_loss"]
     assert result["peak_memory_mib"] > 50
-    assert used["train"] == read_json(run_dir.run_json)["train"]
-    assert (used["adjusted"], len(used["devices"])) == ([], 1)
+    assert result["used"] == read_json(run_dir.run_json)["train"]
+    assert (result["adjusted"], len(result["devices"]), result["hosts"]) == ([], 1, [socket.gethostname()])
     assert load_checkpoint(final_of(run_dir.path))["step"] == 12
     assert [event["step"] for event in read_jsonl(run_dir.events)] == [4, 5, 8, 10, 12]  # interval, best and final
 
@@ -135,6 +139,36 @@ def test_a_run_without_run_json_is_refused(tmp_path):
     assert "run.json is missing" in process.stderr
 
 
+def test_an_attempt_that_was_replaced_publishes_neither_a_checkpoint_nor_a_result(tmp_path, monkeypatch):
+    """Its node was cut off, and comes back while a newer attempt trains."""
+    run_dir, codes = make_run(tmp_path, checkpoint_interval=4, save_best=False), []
+    write_json(path_of(run_dir.path, 2), {"number": 2})
+
+    def leave(code):
+        codes.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr("gpt2.log.exit_now", leave)
+    with pytest.raises(SystemExit):
+        train_here(run_dir, attempt=1)
+
+    assert codes == [1]
+    assert Checkpoints(run_dir.checkpoints).all() == []
+    assert not run_dir.result.exists()
+
+
+@pytest.mark.process
+def test_a_rank_that_was_started_by_hand_leaves_a_run_alone_that_is_being_trained(tmp_path):
+    run_dir = make_run(tmp_path)
+    lock = try_lock(run_dir.lock)
+
+    process = forked.run(["-m", "gpt2.train", str(run_dir.path)], environment())
+
+    assert (process.returncode, f"{run_dir.name} is being trained" in process.stderr) == (2, True)
+    assert not run_dir.metrics.exists()
+    release(lock)
+
+
 def log_of(tmp_path, **overrides):
     log = RunLog(RunDir(tmp_path), "a", 1, main=True)
     log.begin(TrainConfig.from_json(train_fields(tmp_path, "", **overrides)), WORLD)
@@ -149,7 +183,7 @@ def test_the_speed_is_the_mean_since_the_line_before_and_of_the_attempt_without_
     assert [line["throughput/step_ms"] for line in lines[:2]] == [9000, 2000]
     assert lines[1]["throughput/tokens_per_s"] == 64
     assert lines[1]["throughput/mfu"] == pytest.approx(64 * log.config.shape.flops_per_token / 1e9)
-    timing = next(read_jsonl(log.dir.timings(0)))
+    timing = read_jsonl(log.dir.timings(0))[0]
     assert (timing["step"], timing["steps"], timing["compute_ms"], timing["step_ms"]) == (2, 2, 1000, 2000)
     result = log.result("finished")
     assert (result["tokens_per_second"], result["step_ms"]) == (256, 500)

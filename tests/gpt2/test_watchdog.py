@@ -16,9 +16,10 @@ from gpt2.log import RunLog
 from gpt2.stopping import NotFiniteError
 from gpt2.watchdog import FIRST_S, FLOOR_S, Watchdog, kind_of
 from kmatrix.errors import DataError
-from kmatrix.records.files import read_json, read_jsonl
-from kmatrix.records.jobs.ranks import first_failure
+from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
+from kmatrix.records.ranks import first_failure
+from recordings import read_jsonl
 
 
 def watchdog_of(tmp_path, rank=0):

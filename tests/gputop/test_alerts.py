@@ -14,10 +14,13 @@ from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed
 from kmatrix.gputop.loop import Session
 from kmatrix.gputop.view import Metric
+from kmatrix.records import attempts
+from kmatrix.records.decode import replaced
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.status.alerts import Alert, AlertKind, Severity, Thresholds
 from once import session_folder
+from records_factory import write_alerts
 from skips import require_program
 from waiting import wait_until
 
@@ -85,7 +88,7 @@ def test_xid_errors_are_alerts_at_the_position_of_a_replay(tmp_path):
 
 
 def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():
-    many = tuple(dataclasses.replace(HOT, about=f"GPU {number}") for number in range(5))
+    many = tuple(replaced(HOT, about=f"GPU {number}") for number in range(5))
     text = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many), 80, 24)
     lines = [line for line in text.splitlines() if line.startswith("!")]
     assert lines[0] == "! GPU 0: 93 C, limit 87 C", "no half advice"
@@ -101,6 +104,28 @@ def test_a_recording_without_a_runner_uses_the_thresholds_of_its_run(tmp_path):
     session = Session(feed=AttachedFeed(tmp_path))
     session.poll()
     assert kinds(session.view().alerts) == [(AlertKind.TEMPERATURE, "GPU 0")]
+
+
+def test_a_replay_shows_the_alerts_that_were_recorded_at_its_time(tmp_path):
+    recorder = Recorder(tmp_path, gpus=1)
+    recorder.write(100)
+    write_json(attempts.path_of(tmp_path, 1), {"number": 1, "host": "n1"})
+    write_alerts(RunDir(tmp_path), replaced(HOT, since=T0 + 10), replaced(HOT, since=T0 + 10, until=T0 + 20))
+    for at, expected in ((5, []), (15, [(HOT.kind, HOT.about)]), (25, [])):
+        assert kinds(alarms.ReplayFeed(tmp_path, at=at).alerts(())) == expected
+
+
+def test_a_run_over_several_nodes_says_which_one_is_shown_and_how_to_see_another(tmp_path):
+    run = RunDir(tmp_path / "gpt2_a")
+    for path in (run.path, run.path / "nodes" / "1"):
+        Recorder(path, gpus=1).write(3)
+    write_json(attempts.path_of(run.path, 1), {"number": 1, "host": "n1", "nodes": 2})
+    write_json(run.path / "nodes" / "1.json", {"host": "n2"})
+    first, second = alarms.ReplayFeed(run.path), alarms.ReplayFeed(run.path / "nodes" / "1")
+    assert (first.title, second.title) == ("gpt2_a node 0 (n1)", "gpt2_a node 1 (n2)")
+    (notice,) = alarms.other_nodes(run)
+    assert notice.startswith("node 0 of 0 to 1: ")
+    assert notice.endswith(f"RUN={run.path}/nodes/1 shows node 1")
 
 
 # ---- ranks without a recorder ------------------------------------------------------------------------------------

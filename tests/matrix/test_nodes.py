@@ -93,6 +93,7 @@ def test_this_machine_refuses_several_nodes_with_the_way_out(program, tmp_path):
 
     error = program.refused("test-matrix", "DEVICE=cpu", "NUM_GPUS=2", "NUM_NODES=2")
 
-    assert "gpt2_adamw_2nodes_2cpu needs 2 nodes" in error
-    assert "ENGINE=slurm or ENGINE=kubernetes" in error
+    assert "a run needs 2 nodes, ENGINE=local has 1" in error
+    assert "HOSTS=a,b" in error
+    assert "ENGINE=slurm or kubernetes" in error
     assert sorted(tmp_path.iterdir()) == before

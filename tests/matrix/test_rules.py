@@ -6,8 +6,9 @@ import pytest
 
 from factories import make_data
 from instant import instant_program
+from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import VerdictRules, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.runs import VerdictRules
 from programs import Program, give_gpus, prepare_here
 
 TWO = ("OPTIMIZER=adamw,muon", "NUM_GPUS=1")
@@ -100,7 +101,7 @@ def made(tmp_path, monkeypatch):
     prepare_here(monkeypatch)
     make_data(tmp_path / "data")
     kmatrix = instant_program(tmp_path, monkeypatch)
-    monkeypatch.setattr("kmatrix.cli.running.start.run_and_report", lambda *_, **__: 0)  # the rules are made before
+    monkeypatch.setattr("kmatrix.cli.running.start.execute", lambda *_: 0)  # the rules are made before
     settings = (
         *("NUM_GPUS=1", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n", "MAX_ITERS=30", "EVAL_SAMPLES=10"),
         *("DATASET=shards", f"DATA_PATH={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path / 'results'}"),
@@ -115,7 +116,7 @@ def made(tmp_path, monkeypatch):
 
 
 def rules_of(path):
-    return read_matrix_file_or_empty(MatrixDir(path)).verdict
+    return read_plan(path).verdict
 
 
 @pytest.mark.process
@@ -171,7 +172,7 @@ def test_only_the_maximum_of_adaptive_seeds_can_be_raised(made):
     kmatrix, make = made
     path = make("OPTIMIZER=adamw,muon", "BLOCK_SIZE=32", "MATRIX_SEEDS_AUTO=y", "MATRIX_SEEDS_MAX=4", "SEED=7")
     # What `continue` knows them by if matrix.json is lost.
-    assert all(read_run_file(run).selected for run in MatrixDir(path).runs())
+    assert all(run.selected for run in read_plan(path).runs)
     for words in (["MATRIX_SEEDS_MAX=5", "MATRIX_SEEDS_MIN=4"], ["MATRIX_SEEDS_MIN=4"]):
         assert "by other rules: MATRIX_SEEDS_MIN=3" in kmatrix.refused("add", *words, f"TARGET={path}")
     assert "there is a list of them" in kmatrix.refused("add", "SEED=11", f"TARGET={path}")

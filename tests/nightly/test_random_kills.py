@@ -12,11 +12,12 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from held_training import HeldTraining
-from story import complete_lines, kill, load_json, matrices, numbers_of, only, processes_of
+from kmatrix.records.runs import Status
+from kmatrix.status.look import look
+from story import complete_lines, kill, matrices, numbers_of, only, processes_of
 from waiting import wait_until
 
 pytestmark = pytest.mark.nightly
@@ -26,18 +27,17 @@ TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
     *("GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "EVAL_INTERVAL=20", "LOG_INTERVAL=1", "REUSE=n"),
 )
-VICTIMS = ("runner", "trainer", "rank", "recorder")
+VICTIMS = ("runner", "program", "rank", "recorder")
 
 
 def newest_attempt(matrix: Path) -> tuple[str, int] | None:
     """Return the run that trains now and its attempt, once it has logged a step."""
-    for path in matrix.glob("*/status.json"):
-        status = load_json(path)
-        if status["status"] == "running" and any(
-            line.get("attempt") == status["attempt"] and "train/loss" in line
-            for line in complete_lines(path.parent / "metrics.jsonl")
+    for run, state in look(matrix).states.items():
+        if state.status is Status.RUNNING and any(
+            line.get("attempt") == state.number and "train/loss" in line
+            for line in complete_lines(matrix / run / "metrics.jsonl")
         ):
-            return path.parent.name, status["attempt"]
+            return run, state.number
     return None
 
 
@@ -55,7 +55,7 @@ def wait_for_a_run(matrix: Path, runner: subprocess.Popen, previous: tuple[str, 
 
 def kill_one(run: Path, attempt: int, victim: str, runner: subprocess.Popen, dice: random.Random) -> bool:
     """Send SIGKILL to one process of an attempt or to its runner. Return False if it has exited meanwhile."""
-    processes = [psutil.Process(runner.pid)] if victim == "runner" else processes_of(run)[victim]
+    processes = processes_of(run.parent)["runner"] if victim == "runner" else processes_of(run)[victim]
     if not processes or newest_attempt(run.parent) != (run.name, attempt):
         return False
     return bool(kill([dice.choice(processes)]))
@@ -73,14 +73,11 @@ def kill_at_random(matrix: Path, runner: subprocess.Popen, go_on, slow: HeldTrai
     while len(killed) < KILLS:
         training = wait_for_a_run(matrix, runner, None)
         if training is None:
-            statuses = {path.parent.name: load_json(path) for path in matrix.glob("*/status.json")}
-            failures = [
-                f"{name}: {status['kind']}, {status['reason']}"
-                for name, status in statuses.items()
-                if failed_by_itself(status)
-            ]
+            states = look(matrix).states
+            failed = {run: state for run, state in states.items() if state.status is Status.FAILED}
+            failures = [f"{run}: {state.reason}" for run, state in failed.items() if state.kind != "killed"]
             assert not failures, f"not killed, but failed: {failures}"
-            assert any(status["status"] != "finished" for status in statuses.values()), (
+            assert any(state.status is not Status.FINISHED for state in states.values()), (
                 f"all finished after {len(killed)} kills"
             )
             runner = go_on()
@@ -99,12 +96,8 @@ def kill_at_random(matrix: Path, runner: subprocess.Popen, go_on, slow: HeldTrai
     return killed
 
 
-def failed_by_itself(status: dict) -> bool:
-    return status["status"] == "failed" and status["kind"] != "killed"
-
-
 def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(clone, background, tmp_path):
-    """kill -9 runner, trainer, rank or recorder, then `make continue`: all six runs finish as if undisturbed."""
+    """kill -9 runner, program, rank or recorder, then `make continue`: all six runs finish as if undisturbed."""
     clone.check("defconfig-gpt2-cpu-quick")
     arguments = (*TINY, "OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1,2", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1")
     arguments = (*arguments, f"MAX_ITERS={2 * KILLS}")
@@ -127,10 +120,9 @@ def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(c
     assert completed.returncode == 0, completed.stdout + completed.stderr
     completed = clone.make("continue", f"TARGET={matrix}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert not any(processes_of(matrix).values())
+    wait_until(lambda: not any(processes_of(matrix).values()), "a runner that has let go ends soon")
     assert {run.parent.name: numbers_of(run.parent) for run in matrix.glob("*/result.json")} == undisturbed
-    attempts = [len(load_json(path)["attempts"]) for path in matrix.glob("*/status.json")]
-    assert sum(attempts) > 6
+    assert sum(len(state.attempts) for state in look(matrix).states.values()) > 6
     finished = {path: path.read_bytes() for path in matrix.glob("*/result.json")}
     assert "nothing to run" in clone.make("continue", f"TARGET={matrix}").stdout
     assert {path: path.read_bytes() for path in matrix.glob("*/result.json")} == finished

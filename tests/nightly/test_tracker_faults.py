@@ -19,9 +19,9 @@ import pytest
 from clones import Clone, environment
 from held_training import HeldTraining
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import Status, read_run
+from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
-from kmatrix.status.status_file import recover_status
+from kmatrix.status.look import look
 from kmatrix.track.wandb import records
 from silent_server import SilentServer, refusing_url
 from story import complete_lines, matrices, only, processes_of
@@ -80,9 +80,9 @@ class Story:
     @property
     def losses(self) -> dict[int, float]:
         """Return step -> training loss of the finished run."""
-        state = recover_status(self.run, has_runner=False)
+        state = look(self.run.path.parent).states[self.run.name]
         assert state.status is Status.FINISHED, state.reason
-        lines = read_run(self.run).metrics
+        lines = merged_metrics(self.run.metrics)
         return {line.step: line.values["train/loss"] for line in lines if "train/loss" in line.values}
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kmatrix.records.attempts import read_all
 from story import kill, load_json, matrices, numbers_of, only, processes_of
 from waiting import wait_until
 
@@ -22,14 +23,14 @@ PLACES = (*("set-up", "data", "forward", "backward", "update", "numbers", "evalu
 VICTIMS = {
     "rank 0": lambda found: [process for process in found["rank"] if process.environ()["RANK"] == "0"],
     "rank 1": lambda found: [process for process in found["rank"] if process.environ()["RANK"] == "1"],
-    "torchrun": lambda found: found["trainer"],
-    "the whole group": lambda found: [*found["trainer"], *found["rank"]],
+    "program": lambda found: found["program"],
+    "the whole group": lambda found: [*found["program"], *found["rank"]],
 }
 # In every rank, because the ranks import it from a folder in PYTHONPATH.
 HOOKS = '''
 """Hold the ranks at a place until they are killed or asked to stop, or make one of them fail."""
 import os, resource, signal, sys, time
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "gpt2.train" in sys.orig_argv:
     import torch
     from gpt2 import dist, watchdog
     from gpt2.model.gpt2 import GPT
@@ -105,8 +106,8 @@ def calm(module_clone, tmp_path_factory):
     return finished(module_clone, tmp_path_factory.mktemp("calm"))
 
 
-def attempts(run: Path) -> list[dict]:
-    return load_json(run / "status.json")["attempts"]
+def kinds_of(run: Path) -> list[str]:
+    return [one.end.kind if one.end else "lost" for one in read_all(run)]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -124,32 +125,26 @@ def test_a_run_that_is_killed_at_each_of_ten_places_ends_with_equal_bits(clone, 
         wait_until(lambda: is_held() or runner.poll() is not None, f"{place}: held, or the runner has ended")  # noqa: B023
         run = only(results.glob("*/gpt2_*"))
         if not is_held():
-            result, status = load_json(run / "result.json"), load_json(run / "status.json")
-            assert (result["attempt"], bool(result["reason"])) == (attempt - 1, True), place
-            assert status["kind"] == ("preempted" if victim == "torchrun" else "killed"), place
             runner = background("continue", f"TARGET={run.parent}", **environment)
             wait_until(lambda: is_held() or runner.poll() is not None, f"{place}: held")  # noqa: B023
             assert is_held(), place
         assert kill(VICTIMS[victim](processes_of(run))) >= 1
     runner.wait()
     clone.check("continue", f"TARGET={run.parent}")
-    kinds = [one["kind"] for one in attempts(run)]
-    assert len(kinds) - len(PLACES) in (
-        0,
-        1,
-    )  # a run is finished if rank 0 can write its result after a kill at its end
-    assert set(kinds[:-1]) <= {"killed", "preempted"}
-    assert kinds[-1] is None
+    # A run is finished if rank 0 can write its result after a kill at its end.
+    assert len(kinds_of(run)) - len(PLACES) in (0, 1)
+    assert set(kinds_of(run)[:-1]) <= {"killed", "lost", "preempted"}
+    assert kinds_of(run)[-1] == "finished"
     assert numbers_of(run) == calm
-    assert not any(processes_of(run.parent).values())
+    wait_until(lambda: not any(processes_of(run.parent).values()), "a runner that has let go ends soon")
 
 
 ENDINGS = {  # fault, kinds of the attempts, and a part of the first reason
-    "a stop": ("stop", ["signal", None], "SIGTERM"),
-    "a frozen rank": ("freeze", ["stall", None], "rank 1 is in "),
-    "a full disk": ("full", ["error", None], "could not be written"),
-    "a loss that is not finite on one rank": ("nan", ["nan", None], "loss is nan at step"),
-    "out of memory on one rank": ("oom", ["oom", None], "CUDA out of memory"),
+    "a stop": ("stop", ["signal", "finished"], "SIGTERM"),
+    "a frozen rank": ("freeze", ["stall", "finished"], "rank 1 is in "),
+    "a full disk": ("full", ["error", "finished"], "could not be written"),
+    "a loss that is not finite on one rank": ("nan", ["nan", "finished"], "loss is nan at step"),
+    "out of memory on one rank": ("oom", ["oom", "finished"], "CUDA out of memory"),
 }
 
 
@@ -162,15 +157,15 @@ def test_a_run_that_ended_has_one_reason_and_continues_to_equal_bits(clone, back
     runner = background("test-matrix", *TINY, f"RESULTS_DIR={results}", **environment)
     if fault == "stop":
         wait_until(lambda: (held / "1-0").exists() and (held / "1-1").exists(), "it is held")
-        only(processes_of(only(results.glob("*/gpt2_*")))["trainer"]).terminate()
+        only(processes_of(only(results.glob("*/gpt2_*")))["program"]).terminate()
     runner.wait()
     run = only(results.glob("*/gpt2_*"))
-    if fault != "oom":  # which the runner has continued with half the micro-batch
-        result = load_json(run / "result.json")
-        assert (result["attempt"], bool(result["reason"])) == (1, True)
+    if fault != "oom":  # which goes on with half the micro-batch
+        first = load_json(run / "result.json")
+        assert (first["attempt"], bool(first["reason"])) == (1, True)
         clone.check("continue", f"TARGET={run.parent}", "RETRY_FAILED=1")
-    assert [one["kind"] for one in attempts(run)] == kinds
-    assert reason in attempts(run)[0]["reason"]
+    assert kinds_of(run) == kinds
+    assert reason in read_all(run)[0].end.reason
     now = numbers_of(run)
     if fault == "oom":  # dropout draws other numbers for smaller micro-batches, after the last checkpoint
         assert now["final_val_loss"] == pytest.approx(calm["final_val_loss"], abs=0.1)

@@ -21,7 +21,7 @@ from clones import Clone, environment
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from story import complete_lines
-from track_factory import append_metrics, append_resume, make_run_dir, write_status
+from track_factory import append_metrics, append_resume, make_run_dir, write_end
 from tracker_readers import expected_values, read_wandb
 from wandb_server import ServerRun, WandbServer
 
@@ -77,7 +77,7 @@ class Story:
         last = max((line["step"] for line in complete_lines(self.run.metrics)), default=first)
         for step in range(first, last + REST):
             append_metrics(self.run, step, attempt=self.attempts, train__loss=8 - step / 1000, tokens=step * 100)
-        write_status(self.run, attempt=self.attempts)
+        write_end(self.run, attempt=self.attempts)
 
     def _begin(self) -> tuple[str, str]:
         """Begin an attempt as the trainer does after a kill; return its first step and its number."""
@@ -119,7 +119,10 @@ def story(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):  # the tester's own login
         monkeypatch.delenv(name, raising=False)
     run = make_run_dir(tmp_path, trackers=("wandb",))
-    write_json(run.path.parent / "matrix.json", {"runs": [{"name": run.name}]})
+    write_json(
+        run.path.parent / "matrix.json",
+        {"name": run.path.parent.name, "runs": [{"name": run.name, "run_id": "0123456789ab"}]},
+    )
     home = tmp_path / "home"
     home.mkdir()
     story = Story(clone, run, random.Random(SEED), home)

@@ -10,7 +10,7 @@ import torch
 from gpt2.model.fp8 import CAPABILITY
 from gpt2.optim.builders import BUILDERS
 from kmatrix.records.files import read_json
-from kmatrix.records.jobs.ranks import first_failure
+from kmatrix.records.ranks import first_failure
 from kmatrix.records.train_config import TrainConfig
 from on_gpu_runs import FAULTS, WAITS, Place, losses
 from optim_factory import Settings

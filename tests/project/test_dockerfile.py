@@ -26,7 +26,7 @@ def steps(name: str) -> list[str]:
 def test_the_image_has_pinned_packages_no_root_and_the_files_of_the_project_only():
     (base,), (script,) = steps("FROM"), [step for step in steps("RUN") if "setup.sh" in step]
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", base)
-    assert re.findall(r"setup\.sh (\w+)", script) == ["core", "train", "trackers", "kubernetes"]
+    assert re.findall(r"setup\.sh (\w+)", script) == ["core", "train", "trackers"]
     assert not [step for step in steps("RUN") if "pip install" in step]
     assert steps("USER") == ["1000"]
     for copy in steps("COPY"):

@@ -7,8 +7,10 @@ import re
 from dataclasses import fields as of
 
 import kconfiglib as kc
+from msgspec import structs
 
 from kmatrix.config import RULES
+from kmatrix.engines.kubernetes import KubernetesSettings
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Tree
 from kmatrix.matrix.axes import ALIASES
 from kmatrix.records.train_config import TrainConfig
@@ -92,7 +94,7 @@ def test_every_field_is_read_by_the_trainer_or_resolved_before():
 
 
 def test_every_other_symbol_is_read_by_name_on_the_control_side():
-    read = attributes(CONTROL)
+    read = attributes(CONTROL) | {one.encode_name for one in structs.fields(KubernetesSettings)} | {*SYMBOLS.values()}
 
     assert [name for name in OURS if name not in read] == []
 

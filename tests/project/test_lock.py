@@ -16,7 +16,7 @@ from programs import ROOT
 
 LOCK = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-STAGES = {"core": [], "train": ["train"], "trackers": ["trackers"], "kubernetes": ["kubernetes"], "dev": ["dev"]}
+STAGES = {"core": [], "train": ["train"], "trackers": ["trackers"], "dev": ["dev"]}
 ENTRY = re.compile(
     r"# (?P<stages>[a-z ]+)\n(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ \n]+)(?: ; (?P<marker>[^\\\n]+?))? \\\n"
     r"(?P<hashes>(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"

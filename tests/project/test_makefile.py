@@ -95,14 +95,12 @@ def test_each_defconfig_is_a_target_that_the_shell_can_complete_and_writes_to_th
     assert (tmp_path / "o" / ".config").read_bytes() == (tmp_path / "own").read_bytes()
 
 
-def test_a_target_that_uses_a_tracker_or_kubernetes_installs_it_first(tmp_path):
+def test_a_target_that_uses_a_tracker_installs_it_first(tmp_path):
     for arguments, config, installed in (
         (["TRACKER=wandb"], "", {"trackers"}),
         (["TRACKER=none"], "CONFIG_TRACKER_WANDB=y", set()),
-        ([], "CONFIG_TRACKER_TRACKIO=y\nCONFIG_ENGINE_KUBERNETES=y", {"trackers", "kubernetes"}),
+        ([], "CONFIG_TRACKER_TRACKIO=y", {"trackers"}),
         ([], '# CONFIG_TRACKER_WANDB is not set\nCONFIG_TRACKER_PROJECT="y"', set()),
-        (["ENGINE=kubernetes"], "", {"kubernetes"}),
-        (["ENGINE=local"], "CONFIG_ENGINE_KUBERNETES=y", set()),
     ):
         (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
         # -W pretends that the packages changed; otherwise make would not list what is already installed

@@ -11,13 +11,12 @@ from kmatrix.records.checkpoint_dir import (
     check_own_files,
     checkpoint_dir,
     new_folder,
+    original_of,
     own_checkpoint_dir,
     take_folder,
 )
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.place import Place
-from kmatrix.records.plan import RunTexts, make_runs, write_plan
 
 NAME = "test_matrix_results_20261120_062141"
 
@@ -27,7 +26,7 @@ def make(path, folder=None):
     matrix = MatrixDir(path)
     path.mkdir(parents=True)
     plan = {"name": path.name, "runs": [{"name": "a"}]}
-    write_json(matrix.matrix_json, {**plan, "checkpoints": folder and str(folder)})
+    write_json(matrix.matrix_json, {**plan, "place": str(path), "checkpoints": folder and str(folder)})
     write_json(matrix.run("a").run_json, {"name": "a", "matrix": path.name, "train": {}})
     return matrix
 
@@ -41,7 +40,7 @@ def copied(matrix):
 def outside(tmp_path):
     """Return a matrix whose checkpoints are below CHECKPOINT_DIR."""
     matrix = make(tmp_path / "results" / NAME)
-    folder = new_folder(tmp_path / "disk", matrix, matrix.path)
+    folder = new_folder(tmp_path / "disk", matrix.path)
     write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), "checkpoints": str(folder)})
     return matrix
 
@@ -53,60 +52,35 @@ def test_checkpoints_are_in_the_run_directory_wherever_the_matrix_is(tmp_path):
         take_folder(copy, tmp_path / "disk")
 
 
-def test_a_copy_does_not_own_the_folder_and_a_renamed_matrix_does(outside, tmp_path):
+def test_a_copy_does_not_own_the_folder_and_a_moved_matrix_does(outside, tmp_path):
     folder = checkpoint_dir(outside.run("a")).parent
     copy = copied(outside)
     assert checkpoint_dir(copy.run("a")) == folder / "a"  # to read
     for refused in (lambda: check_own_files(copy), lambda: own_checkpoint_dir(copy.run("a"))):
-        with pytest.raises(LaunchError, match="may be a copy of it"):
+        with pytest.raises(LaunchError, match="is a copy of it"):
             refused()
+    assert (original_of(copy), original_of(outside)) == (str(outside.path), "")
     moved = MatrixDir(outside.path.rename(tmp_path / "moved"))
     check_own_files(moved)
-    # A copy in the place of the original is still a copy.
-    shutil.copytree(moved.path, outside.path)
+    assert original_of(moved) == ""
     with pytest.raises(LaunchError, match=f"belong to {moved.path}"):
-        check_own_files(outside)
+        check_own_files(copy)
 
 
 def test_the_command_line_gives_a_copy_another_folder_or_that_of_an_original_that_is_gone(outside, tmp_path):
     folder = checkpoint_dir(outside.run("a")).parent
     copy = copied(outside)
-    with pytest.raises(LaunchError, match="may be a copy of it"):
+    with pytest.raises(LaunchError, match="is a copy of it"):
         take_folder(copy, tmp_path / "disk")
     take_folder(copy, tmp_path / "other")
     assert own_checkpoint_dir(copy.run("a")) == tmp_path / "other" / folder.name / "a"
     assert own_checkpoint_dir(outside.run("a")) == folder / "a"
     shutil.rmtree(outside.path)
-    (folder / "owner.json").unlink()
     take_folder(copy, tmp_path / "disk")
     assert own_checkpoint_dir(copy.run("a")) == folder / "a"
 
 
-def test_checkpoints_of_another_matrix_are_not_renamed_when_a_missing_run_is_made_again(outside, tmp_path):
-    checkpoint = checkpoint_dir(outside.run("a")) / "step_00000001.pt"
-    checkpoint.parent.mkdir()
-    checkpoint.write_bytes(b"weights")
-    copy = copied(outside)
-    for matrix in (copy, outside):
-        write_plan(matrix, [RunTexts("a", ("", "", "{}"))])
-        shutil.rmtree(matrix.run("a").path)
-    for change in (lambda: make_runs(copy, {"a"}), lambda: check_own_files(copy)):
-        with pytest.raises(LaunchError, match="may be a copy of it"):
-            change()
-        assert checkpoint.read_bytes() == b"weights"
-    make_runs(outside, {"a"})
-    assert checkpoint.parent.with_name("a.archive0").exists()
-
-
-def test_a_remounted_disk_keeps_its_owner_and_equal_inodes_of_two_disks_are_not_one_matrix():
-    place = Place(matrix="/results/m", inode=12, device=1)
-    assert place.is_same(Place(matrix="/results/m", inode=12, device=2))
-    assert place.is_same(Place(matrix="/results/renamed", inode=12, device=1))
-    assert not place.is_same(Place(matrix="/copies/m", inode=12, device=2))
-    assert not place.is_same(Place(matrix="/results/m", inode=13, device=1))
-
-
 def test_two_matrices_of_one_name_get_two_folders(tmp_path):
     matrices = [make(tmp_path / place / NAME) for place in ("a", "b")]
-    folders = [new_folder(tmp_path / "disk", matrix, matrix.path).name for matrix in matrices]
+    folders = [new_folder(tmp_path / "disk", matrix.path).name for matrix in matrices]
     assert folders == [NAME, f"{NAME}_2"]

@@ -115,6 +115,9 @@ def matrix(tmp_path):
     folder = MatrixDir(tmp_path / "test_matrix_results_20261120_062141")
     for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu", "gpt2_sgd_1cpu"):
         write_json(folder.run(name).run_json, {"run_id": name, "name": name, "train": {}})
+    write_json(
+        folder.matrix_json, {"runs": [{"name": path.name, "run_id": path.name} for path in folder.path.iterdir()]}
+    )
     add_checkpoint(folder.run("gpt2_adamw_1cpu").checkpoints, 10)
     for step in (10, 20):
         add_checkpoint(folder.run("gpt2_muon_1cpu").checkpoints, step, val_loss=3.25, final=step == 20)

@@ -17,11 +17,10 @@ from kmatrix.records.decode import (
     decode_lines,
     decode_optional,
     field,
-    indented,
     indented_text,
-    packed,
 )
 from kmatrix.records.files import write_json
+from kmatrix.report.formats.encode import indented, packed
 
 
 class Part(Record, frozen=True, kw_only=True):
@@ -190,7 +189,7 @@ def records(parent=Record):
 
 def test_a_field_of_another_type_is_one_error_with_its_name(tmp_path):
     wrong, seen = [[[["x"]]]], 0
-    for module in ("runs", "states", "checkpoints", "tracking", "jobs.files", "jobs.claim"):
+    for module in ("runs", "events", "checkpoints", "tracking", "attempts", "control", "matrix"):
         importlib.import_module(f"kmatrix.records.{module}")
     for record in set(records()):
         if record.__struct_config__.forbid_unknown_fields:  # a request, not a file with a schema

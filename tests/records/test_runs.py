@@ -9,23 +9,22 @@ import pytest
 from kmatrix.errors import RecordError, damaged_files
 from kmatrix.records.decode import decode_bytes
 from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.matrix import Plan
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
     Adjustment,
     ExcludedCells,
-    MatrixFile,
     MetricLine,
     RunFile,
     RunResult,
     Tracking,
-    UsedFile,
     VerdictRules,
     merged_metrics,
     metric_line,
     read_result,
     read_run_file,
     read_run_file_or_empty,
-    read_train_values,
+    read_train_values_or_empty,
 )
 
 
@@ -42,14 +41,6 @@ def test_a_value_of_another_type_is_damage_and_an_unknown_one_is_ignored():
 
 def test_an_integer_is_a_loss():
     assert parse({"step": 12, "final_val_loss": 3}, RunResult) == RunResult(step=12, final_val_loss=3.0)
-
-
-def test_a_result_belongs_to_one_attempt_of_one_run():
-    result = RunResult(run_id="a", attempt=2)
-    assert result.belongs_to("a", 2)
-    assert not result.belongs_to("a", 1)
-    assert not result.belongs_to("b", 2)
-    assert not RunResult().belongs_to(None, 1)
 
 
 def test_missing_values_come_from_the_other_result():
@@ -115,7 +106,7 @@ def test_a_run_file_has_typed_values(tmp_path):
     record = read_run_file(run)
     assert (record.run_id, record.axes, record.symbols) == ("a1", {"gpus": "2"}, {"EXCLUSIVE": "y"})
     assert (record.asked, record.train.max_iters, record.timeout_s) == (frozenset({"GPT2_MAX_ITERS"}), 3, 60.0)
-    assert read_train_values(run) == {"max_iters": 3, "future_field": 1}
+    assert read_train_values_or_empty(run) == {"max_iters": 3, "future_field": 1}
 
 
 def test_tracking_without_trackers_is_an_empty_object():
@@ -132,10 +123,12 @@ def test_an_unreadable_run_file_is_empty(tmp_path):
 
 def test_a_matrix_file_has_axes_and_excluded_cells():
     axes = [{"label": "gpus", "symbol": "GPT2_NUM_GPUS", "values": ["1", "2"]}]
-    plan = parse({"axes": axes, "cuts": [{"count": 2, "reason": "no GPU"}], "runs": [{"name": "a"}]}, MatrixFile)
+    plan = parse(
+        {"axes": axes, "cuts": [{"count": 2, "reason": "no GPU"}], "runs": [{"name": "a", "run_id": "x"}]}, Plan
+    )
     assert plan.axes == {"gpus": ("1", "2")}
     assert plan.excluded == (ExcludedCells(2, "no GPU"),)
-    assert plan.runs == (RunFile(name="a"),)
+    assert [run.name for run in plan.runs] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -179,9 +172,9 @@ def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
 
 def test_adjustments_of_the_trainer_are_read():
     entry = {"field": "batch_size", "from": 12, "to": 6, "why": "out of memory"}
-    found = parse({"train": {"batch_size": 6}, "adjusted": [entry]}, UsedFile)
+    found = parse({"used": {"batch_size": 6}, "adjusted": [entry]}, RunResult)
     assert found.adjusted == (Adjustment(name="batch_size", asked=12, used=6, why="out of memory"),)
-    assert found.train == {"batch_size": 6}
+    assert found.used == {"batch_size": 6}
 
 
 @pytest.mark.parametrize(
@@ -207,11 +200,11 @@ def test_adjustments_of_the_trainer_are_read():
 )
 def test_rules_that_no_matrix_has_are_damage(damaged):
     with pytest.raises(RecordError, match="is damaged"):
-        parse({"verdict": damaged}, MatrixFile)
+        parse({"verdict": damaged}, Plan)
 
 
 def test_the_widest_rules_are_read():
     rules = {"seeds_auto": True, "seeds": [*range(99), 2**31 - 1], "seeds_min": 100, "raised": [4], "confidence": 0.5}
-    assert parse({"verdict": {**rules, "future": 1}}, MatrixFile).verdict == VerdictRules(
+    assert parse({"verdict": {**rules, "future": 1}}, Plan).verdict == VerdictRules(
         seeds_auto=True, seeds=(*range(99), 2**31 - 1), seeds_min=100, raised=(4,), confidence=0.5
     )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
+import os
+from dataclasses import replace
 
 import pytest
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import read_json, write_json
-from kmatrix.records.lock import held
-from kmatrix.records.paths import MatrixDir, find_matrix
+from kmatrix.records import attempts
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import find_matrix
 from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.verdict.family import NoMoreSeeds, PairOutcome
-from records_factory import CREATED, DATA, FakeRun, make_matrix, make_run, runs_with_seeds
+from records_factory import CREATED, DATA, FakeRun, edit_attempt, make_matrix, runs_with_seeds
 
 ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
 OTHER_DATA = "f" * 64
@@ -52,37 +53,33 @@ def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
 
 
 def test_the_time_of_a_matrix_is_without_the_pauses_between_attempts(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")], took=4000)
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     # Two runs at a time, a short break, then an hour in which nothing ran.
-    intervals = {"gpt2_adamw_1cpu": [(5, 100), (3700, 3990)], "gpt2_muon_1cpu": [(5, 40), (130, 150)]}
+    intervals = {"gpt2_adamw_1cpu": [(5, 100), (3700, 4000)], "gpt2_muon_1cpu": [(5, 40), (130, 150)]}
     for name, of_run in intervals.items():
-        path = matrix.run(name).status
-        attempts = [
-            {"attempt": number, "status": "finished", "started": CREATED + start, "ended": CREATED + end}
-            for number, (start, end) in enumerate(of_run, start=1)
-        ]
-        write_json(path, read_json(path) | {"attempts": attempts})
+        for number, (start, end) in enumerate(of_run, start=1):
+            about = {"seconds": end - start, "at": CREATED + end}
+            edit_attempt(matrix.run(name), number, started=CREATED + start, end=about)
     numbers = analyse(matrix)
     assert (numbers.took_s, numbers.paused_s) == (450, 3550)
 
 
 def test_an_incomplete_last_line_is_ignored(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)])
     metrics = matrix.run("gpt2_adamw_1cpu").metrics
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    with held(matrix):
-        run = only(analyse(matrix))
+    run = only(analyse(matrix))
     assert run.status is Status.RUNNING
     assert run.last_val_step == 50
     assert run.steps == 50
 
 
-def test_a_run_without_a_live_runner_is_not_running(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
-    with held(matrix):
-        assert only(analyse(matrix)).status is Status.RUNNING
+def test_a_run_whose_program_was_killed_is_not_running(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)])
+    path = attempts.path_of(matrix.run("gpt2_adamw_1cpu").path, 1)
+    os.utime(path, (CREATED, CREATED))  # the last pulse of another host
     run = only(analyse(matrix))
-    assert (run.status, run.reason, run.steps) == (Status.STOPPED, "its runner died", 50)
+    assert (run.status, run.kind, run.reason, run.steps) == (Status.STOPPED, "lost", "its process was killed", 50)
 
 
 def test_a_run_without_metrics_has_unknown_numbers_instead_of_zeros(tmp_path):
@@ -101,7 +98,7 @@ def test_a_nan_run_keeps_its_earlier_losses_and_is_not_ranked(tmp_path):
 
 
 def test_a_planned_run_without_a_folder_is_counted(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, [FakeRun()], planned=[FakeRun(optimizer="muon")], took=None))
+    numbers = analyse(make_matrix(tmp_path, [FakeRun()], planned=[FakeRun(optimizer="muon")]))
     assert [(run.name, run.status) for run in numbers.runs] == [
         ("gpt2_adamw_1cpu", Status.FINISHED),
         ("gpt2_muon_1cpu", Status.PLANNED),
@@ -110,24 +107,27 @@ def test_a_planned_run_without_a_folder_is_counted(tmp_path):
     assert any("incomplete matrix" in warning for warning in numbers.warnings)
 
 
+def test_a_matrix_is_what_its_runs_are(tmp_path):
+    first, second = FakeRun(), FakeRun(optimizer="muon")
+    for name, runs, status in (
+        ("a", [first, second], "finished"),
+        ("b", [first, replace(second, status="failed", stop_at=20)], "failed"),
+        ("c", [first, replace(second, status="planned")], "stopped"),
+        ("d", [replace(first, status="planned"), replace(second, status="planned")], "planned"),
+        ("e", [first, replace(second, status="running", stop_at=20)], "running"),
+    ):
+        numbers = analyse(make_matrix(tmp_path / name, runs))
+        assert (name, numbers.status) == (name, status)
+        assert (numbers.took_s is None) is (status in ("planned", "running"))
+
+
 def test_a_restarted_run_does_not_show_its_old_result(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(final_loss=2.0)])
+    matrix = make_matrix(tmp_path, [FakeRun(final_loss=2.0, status="failed")])
     folder = matrix.run("gpt2_adamw_1cpu")
-    write_json(
-        folder.status,
-        {
-            "run_id": "x",
-            "name": folder.name,
-            "status": "running",
-            "reason": None,
-            "attempts": [{"attempt": 2, "status": "running"}],
-        },
-    )
-    folder.metrics.write_text(
-        json.dumps({"schema": 1, "step": 0, "elapsed_s": 0.1, "tokens": 0, "attempt": 2, "val/loss": 10.8}) + "\n"
-    )
-    with held(matrix):
-        run = only(analyse(matrix))
+    edit_attempt(folder, 2, end=None)
+    line = {"step": 0, "elapsed_s": 0.1, "tokens": 0, "attempt": 2, "val/loss": 10.8}
+    folder.metrics.write_text(json.dumps(line) + "\n")
+    run = only(analyse(matrix))
     assert run.status is Status.RUNNING
     assert (run.final_val_loss, run.evidence) == (10.8, "gpt2_adamw_1cpu/metrics.jsonl")
 
@@ -135,8 +135,7 @@ def test_a_restarted_run_does_not_show_its_old_result(tmp_path):
 def test_a_result_from_before_a_crash_is_not_final(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=40)])
     folder = matrix.run("gpt2_adamw_1cpu")
-    status = {"run_id": "x", "name": folder.name, "status": "failed", "reason": "killed by signal 9"}
-    write_json(folder.status, {**status, "attempts": [{"attempt": 2, "status": "failed"}]})
+    edit_attempt(folder, 2, end={"kind": "killed", "reason": "killed by signal 9"})
     with folder.metrics.open("a") as file:
         file.write(json.dumps({"step": 50, "elapsed_s": 1.0, "tokens": 51200, "attempt": 2, "val/loss": 3.9}) + "\n")
     run = only(analyse(matrix))
@@ -144,7 +143,7 @@ def test_a_result_from_before_a_crash_is_not_final(tmp_path):
 
 
 def test_elapsed_time_continues_over_a_resume(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)], took=None)
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)])
     points = [(0, 0.0, 1, 10.0), (10, 8.0, 1, 9.0), (20, 3.0, 2, 8.0), (30, 6.0, 2, 7.0)]
     lines = [{"step": s, "elapsed_s": t, "attempt": a, "tokens": s, "val/loss": v} for s, t, a, v in points]
     matrix.run("gpt2_adamw_1cpu").metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -160,20 +159,11 @@ def test_a_damaged_result_is_reported_and_the_rest_is_used(tmp_path):
     assert muon.counts
 
 
-def test_without_matrix_json_no_run_is_lost(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(optimizer="muon"), FakeRun()])
-    matrix.matrix_json.unlink()
-    numbers = analyse(matrix)
-    assert {run.name for run in numbers.runs} == {"gpt2_adamw_1cpu", "gpt2_muon_1cpu"}
-    assert numbers.axes["gpus"] == ("1",)
-
-
-@pytest.mark.parametrize("name", ["run.json", "result.json", "status.json"])
-def test_a_newer_schema_is_refused_by_name(tmp_path, name):
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 2}', '{"runs": 3}'])
+def test_a_damaged_plan_is_one_error(tmp_path, text):
     matrix = make_matrix(tmp_path, [FakeRun()])
-    path = matrix.run("gpt2_adamw_1cpu").path / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
-    with pytest.raises(RecordError, match=f"{name} has schema 2"):
+    matrix.matrix_json.write_text(text)
+    with pytest.raises(RecordError, match=r"matrix\.json"):
         analyse(matrix)
 
 
@@ -187,7 +177,7 @@ def test_seeds_of_one_configuration_form_one_group(tmp_path):
 
 def test_a_pending_seed_belongs_to_the_group_of_the_finished_ones(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
-    (group,) = analyse(make_matrix(tmp_path, [first], planned=[second], took=None)).groups
+    (group,) = analyse(make_matrix(tmp_path, [first], planned=[second])).groups
     assert (group.name, len(group.runs), group.losses) == ("adamw, 1 rank", 2, {1: 3.2})
 
 
@@ -233,8 +223,9 @@ def test_circumstances_that_limit_the_results_give_warnings(tmp_path):
         FakeRun(optimizer="muon", train={"warmup_steps": 25}),
     ]
     matrix = make_matrix(tmp_path, runs)
-    used = {"train": {}, "adjusted": [{"field": "batch_size", "from": 8, "to": 4, "why": "out of memory"}]}
-    write_json(matrix.run("gpt2_muon_1cpu").run_used, used)
+    result = matrix.run("gpt2_muon_1cpu").result
+    change = {"field": "batch_size", "from": 8, "to": 4, "why": "out of memory"}
+    write_json(result, json.loads(result.read_text()) | {"adjusted": [change]})
     warnings = analyse(matrix).warnings
     assert "the validation loss never fell below its initial value: gpt2_sgd_1cpu" in warnings
     assert any(text.startswith("warm-up") and "gpt2_adamw_1cpu" in text and "muon" not in text for text in warnings)
@@ -262,17 +253,6 @@ def test_an_unknown_target_is_refused_with_the_known_ones(tmp_path):
         find_matrix(tmp_path, "test_matrix_results_20261119")
 
 
-def test_a_directory_without_runs_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="has no run"):
-        analyse(MatrixDir(tmp_path))
-
-
-def test_a_run_outside_the_plan_is_included(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun()])
-    make_run(matrix, FakeRun(optimizer="muon"))
-    assert [run.name for run in analyse(matrix).runs] == ["gpt2_adamw_1cpu", "gpt2_muon_1cpu"]
-
-
 def test_a_run_ended_by_a_budget_is_counted_with_its_share_of_the_schedule(tmp_path):
     runs = [FakeRun(stop_at=40, ended_by="time"), FakeRun(optimizer="muon", ended_by="max_iters")]
     numbers = analyse(make_matrix(tmp_path, runs))
@@ -289,36 +269,13 @@ def test_an_open_comparison_has_the_budget_of_the_last_execution_as_its_reason(t
     runs = [run for one, known in losses.items() for run in runs_with_seeds(3, known, optimizer=one, **price)]
     later = [FakeRun(optimizer=one, seed=4, axes={"seed": "4"}) for one in losses]
     rules = {"seeds_auto": True, "seeds": list(range(1, 7)), "seeds_min": 3}
+    runs, later = ([replace(run, symbols={"BUDGET_DOLLARS": "1"}) for run in some] for some in (runs, later))
     matrix = make_matrix(tmp_path, runs, planned=later, verdict=rules)
-    for run in matrix.runs():
-        write_json(run.run_json, read_json(run.run_json) | {"symbols": {"BUDGET_DOLLARS": "1"}})
-    budget = {} if dollars is None else {"budget": {"hours": 0, "dollars": dollars}}
-    write_json(matrix.status, read_json(matrix.status) | {"status": "stopped"} | budget)
+    settings = {} if dollars is None else {"BUDGET_DOLLARS": str(dollars)}
+    write_json(matrix.path / "control" / "requests.json", {"settings": settings})
     (pair,) = analyse(matrix).rankings[0].verdict.pairs
     assert pair.outcome is PairOutcome.OPEN
     assert (pair.no_more is NoMoreSeeds.BUDGET) is spent
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_verdicts_without_the_rules_of_adaptive_seeds_have_a_warning(tmp_path, value):
-    matrix = make_matrix(tmp_path, runs_with_seeds(3, ADAMW))
-    (*_, run) = matrix.runs()
-    write_json(run.run_json, {**read_json(run.run_json), "selected": value})
-    assert not [text for text in analyse(matrix).warnings if "the rules of the verdict" in text]
-    matrix.matrix_json.write_text("{")
-    assert bool([text for text in analyse(matrix).warnings if "the rules of the verdict" in text]) is value
-
-
-def test_a_run_that_was_copied_into_the_matrix_counts_and_is_named(tmp_path):
-    matrix = make_matrix(tmp_path / "one", runs_with_seeds(2, [3.3, 3.4]))
-    assert not any("matrix.json" in warning for warning in analyse(matrix).warnings)
-    lion = FakeRun(optimizer="lion")
-    other = make_matrix(tmp_path / "other", [lion])
-    shutil.copytree(other.run(lion.name).path, matrix.run(lion.name).path)
-    numbers = analyse(matrix)
-    assert f"not in matrix.json, but counted as runs of this matrix: {lion.name}" in numbers.warnings
-    matrix.matrix_json.unlink()  # the runs alone are a matrix, too
-    assert not any(lion.name in warning for warning in analyse(matrix).warnings)
 
 
 def test_results_that_no_round_of_adaptive_seeds_asked_for_are_in_no_mean(tmp_path):
@@ -331,3 +288,12 @@ def test_results_that_no_round_of_adaptive_seeds_asked_for_are_in_no_mean(tmp_pa
         "muon": MUON,
         "adamw": ADAMW,
     }
+
+
+def test_compared_runs_of_different_code_are_named_in_one_warning(tmp_path):
+    runs = [FakeRun(code="a" * 64), FakeRun(optimizer="muon", code="b" * 64), FakeRun(optimizer="sgd")]
+    (warning,) = [text for text in analyse(make_matrix(tmp_path / "one", runs)).warnings if "code" in text]
+    named = "aaaaaaaa: gpt2_adamw_1cpu; bbbbbbbb: gpt2_muon_1cpu"
+    assert warning == f"runs of this matrix were trained by different code ({named})"
+    same = [replace(run, code="a" * 64) for run in runs]
+    assert not [text for text in analyse(make_matrix(tmp_path / "two", same)).warnings if "code" in text]

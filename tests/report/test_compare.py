@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,10 +23,8 @@ def make(tmp_path):
     """Make the matrix of one side, with these symbols in each of its runs."""
 
     def side(name, runs, symbols=None):
-        matrix = make_matrix(tmp_path, runs, name=name)
-        for run in matrix.runs():
-            write_json(run.run_json, read_json(run.run_json) | {"symbols": {"GPT2_DROPOUT": "0.0"} | (symbols or {})})
-        return matrix
+        symbols = {"GPT2_DROPOUT": "0.0"} | (symbols or {})
+        return make_matrix(tmp_path, [replace(run, symbols=symbols) for run in runs], name=name)
 
     return side
 
@@ -236,10 +235,8 @@ def test_the_side_that_diverged_more_often_is_not_called_better(make):
     nan = {"axes": {"seed": "4"}, "seed": 4, "status": "failed", "kind": "nan", "stop_at": 40}
 
     def side(name, losses, *, diverged):
-        matrix = make(name, [*runs_with_seeds(3, losses), FakeRun(**(nan if diverged else {**nan, "kind": "oom"}))])
-        status = matrix.run("gpt2_adamw_seed4_1cpu").status
-        write_json(status, read_json(status) | {"kind": "nan" if diverged else "oom"})
-        return runs_of_matrix(matrix)
+        fourth = FakeRun(**(nan if diverged else {**nan, "kind": "oom"}))
+        return runs_of_matrix(make(name, [*runs_with_seeds(3, losses), fourth]))
 
     found = compare_runs(side("a1", HIGH, diverged=False), side("b1", LOW, diverged=True))
     loss = row(found, "final loss")

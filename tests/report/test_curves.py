@@ -7,13 +7,11 @@ import json
 import pytest
 
 from gpu_factory import FakeGpus, record
-from kmatrix.records.files import read_json, write_json
-from kmatrix.records.lock import held
-from kmatrix.records.runs import read_run_file
+from kmatrix.records import attempts
+from kmatrix.records.files import read_json
 from kmatrix.report.analysis import analyse
-from kmatrix.report.read_run import read_numbers
 from kmatrix.report.write import write_summary
-from records_factory import FakeRun, make_matrix, runs_with_seeds
+from records_factory import FakeRun, edit_attempt, make_matrix, replan, runs_with_seeds
 
 
 @pytest.fixture
@@ -32,8 +30,7 @@ def matrix(tmp_path):
     lines = run.metrics.read_text().splitlines()
     first = [line.replace('"attempt": 2', '"attempt": 1') for line in lines[:8]]
     run.metrics.write_text("\n".join([*first, '{"step": 10, "attempt": 2, "resumed": true}', "{", *lines[5:], ""]))
-    attempts = [{"attempt": number, "status": "stopped"} for number in (1, 2)]
-    write_json(run.status, read_json(run.status) | {"attempts": attempts})
+    edit_attempt(run, 1)
     return made
 
 
@@ -55,10 +52,11 @@ def test_results_are_equal_with_and_without_curves(matrix):
 
 
 def test_a_report_reads_no_log_of_a_run_that_has_curves(matrix, monkeypatch):
-    with held(matrix):
-        analyse(matrix)
-        assert not matrix.run("gpt2_adafactor_1cpu").curves.exists()  # it goes on
-    analyse(matrix)  # its runner is gone
+    analyse(matrix)
+    running = matrix.run("gpt2_adafactor_1cpu")
+    assert not running.curves.exists()  # it goes on
+    edit_attempt(running, end={"kind": "stopped"})
+    analyse(matrix)
     monkeypatch.setattr("kmatrix.curves.make.read_metrics", lambda *_: pytest.fail("a log was read"))
     analyse(matrix)
 
@@ -67,8 +65,7 @@ def test_an_attempt_that_wrote_no_line_makes_the_curves_outdated(matrix):
     """The numbers stay those of the lines, and the curves name the attempt again."""
     run = matrix.run("gpt2_adam_1cpu")
     before = {one.name: one for one in analyse(matrix).runs}[run.name]
-    record_ = read_json(run.status)
-    write_json(run.status, record_ | {"attempts": [*record_["attempts"], {"attempt": 3, "status": "stopped"}]})
+    edit_attempt(run, 3)
     after = {one.name: one for one in analyse(matrix).runs}[run.name]
     assert after.curves == before.curves
     assert read_json(run.curves)["attempt"] == 3
@@ -78,11 +75,10 @@ def test_a_reused_run_needs_only_the_curves_that_it_got(tmp_path, monkeypatch):
     matrix = make_matrix(tmp_path, [FakeRun(attempt=2)])
     run = matrix.run("gpt2_adamw_1cpu")
     (numbers,) = analyse(matrix).runs
-    write_json(run.run_json, read_json(run.run_json) | {"reused_from": "test_matrix_results_x/gpt2_adamw_1cpu"})
-    write_json(run.run_used, {"train": {}})
-    run.status.unlink()
+    replan(matrix, lambda record: record | {"reused_from": "test_matrix_results_x/gpt2_adamw_1cpu"})
+    attempts.path_of(run.path, 2).rename(attempts.path_of(run.path, 1))
     monkeypatch.setattr("kmatrix.curves.make.read_metrics", lambda *_: pytest.fail("the log was read"))
-    reused = read_numbers(run, read_run_file(run), has_runner=False)
+    (reused,) = analyse(matrix).runs
     assert reused.reused_from
     assert (reused.val[-1], len(reused.curves.train)) == (numbers.val[-1], len(numbers.curves.train))
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kmatrix.records.files import write_json
-from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import MOST_LINES, WIDTH, render_ending
 from records_factory import FakeRun, make_matrix, runs_with_seeds
-from running import plan_of
-from scripted import adaptive_matrix, name_of, write_end
 
 FILES = ["Report: test_matrix_results_20261120_052300/summary_report.txt"]
 
@@ -58,14 +54,10 @@ def test_failed_runs_and_the_best_of_many_are_shown(tmp_path):
 
 def test_runs_in_reserve_are_neither_planned_nor_unfinished(tmp_path):
     losses = {"adamw": [3.30, 3.31, 3.29], "muon": [3.20, 3.2101, 3.1902]}
-    matrix = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
-    matrix.path.mkdir()
-    adaptive_matrix(matrix, list(losses), 4)
-    for configuration, known in losses.items():
-        for seed, loss in enumerate(known, 1):
-            name = name_of(configuration, seed)
-            write_end(plan_of(matrix, name), loss)
-            write_json(matrix.run(name).status, {"status": "finished", "attempt": 1})
+    runs = [run for name, known in losses.items() for run in runs_with_seeds(3, known, optimizer=name)]
+    planned = [FakeRun(optimizer=name, seed=4, axes={"seed": "4"}) for name in losses]
+    rules = {"seeds_auto": True, "seeds": [1, 2, 3, 4], "seeds_min": 3}
+    matrix = make_matrix(tmp_path, runs, planned=planned, verdict=rules)
     numbers = analyse(matrix)
     assert numbers.states == {"finished": 6, "in reserve": 2}
     text = render_ending(numbers, FILES)

@@ -31,8 +31,8 @@ def run_of(tokenizer, loss, seed, **train):
 def add_bits_per_byte(matrix, lengths, **more):
     """Add bits per byte to every finished run, as its trainer would. lengths: bytes per token of each tokenizer."""
     for run in matrix.runs():
-        tokenizer = read_json(run.run_json)["train"]["tokenizer"]
         if run.result.exists():
+            tokenizer = read_json(run.run_json)["train"]["tokenizer"]
             result, length = read_json(run.result), lengths.get(tokenizer)
             bits = result["final_val_loss"] / math.log(2) / length if length else None
             write_json(run.result, result | {"final_bits_per_byte": bits, **more})

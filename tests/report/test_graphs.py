@@ -68,7 +68,7 @@ def test_without_data_there_is_a_note_and_no_file(tmp_path):
 
 
 def test_a_run_with_one_measurement_is_drawn(tmp_path):
-    files, missing = draw_graphs(analyse(make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)], took=None)))
+    files, missing = draw_graphs(analyse(make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)])))
     assert [path.name for path in files] == [*FILES[:3], FILES[4]]
     assert missing == ["final_loss_by_run.png was not drawn: no run finished with a validation loss"]
 

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_factory import make_engine
 from gpu_factory import FakeGpus, record
-from kmatrix.records.files import read_json, read_or_empty, write_json
-from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.summary import render_summary
 from kmatrix.report.write import write_summary
-from records_factory import CREATED, FakeRun, make_matrix
+from records_factory import FakeRun, edit_attempt, make_matrix
 
 
 @pytest.fixture
 def matrix(tmp_path):
     """Return a matrix of a run that trained on 4 nodes with 2 ranks each."""
-    found = make_matrix(tmp_path, [FakeRun(gpus=8)])
+    found = make_matrix(tmp_path, [FakeRun(gpus=8, train={"num_nodes": 4})])
     (run,) = found.runs()
-    record = read_json(run.run_json)
-    write_json(run.run_json, {**record, "train": {**record["train"], "num_gpus": 8, "num_nodes": 4}})
     hosts = [f"n{node}" for node in (1, 1, 2, 2, 3, 3, 4, 4)]
-    used = {"devices": ["AMD EPYC 7R32"] * 8, "hosts": hosts, "attempt": 1}
-    write_json(run.run_used, {**read_or_empty(run.run_used), **used})
-    for node in range(4):
-        folder = NodeDir(run, node)
-        write_json(folder.node_json, {"node": node, "host": f"n{node + 1}", "attempt": 1})
+    write_json(run.result, read_json(run.result) | {"devices": ["AMD EPYC 7R32"] * 8, "hosts": hosts})
+    edit_attempt(run, host="n1", nodes=4)
+    for node in range(1, 4):
+        write_json(run.path / "nodes" / f"{node}.json", {"host": f"n{node + 1}", "attempt": 1})
     return found
+
+
+def folder_of(run, node):
+    return run.later_nodes()[node] if node else run
 
 
 def test_the_report_lists_every_device_with_its_host(matrix):
@@ -54,10 +53,10 @@ def test_runs_on_one_node_have_no_table_of_nodes(tmp_path):
 def test_recordings_of_all_nodes_are_one_with_hosts_and_their_sums(matrix):
     (run,) = matrix.runs()
     for node in range(4):
-        record(NodeDir(run, node).recording, FakeGpus())
+        record(folder_of(run, node), FakeGpus())
 
     gpu = next(numbers.gpu for numbers in analyse(matrix).runs)
-    one = read_gpu(NodeDir(run, 3).recording, TrainingTotals(device="gpu"))
+    one = read_gpu(folder_of(run, 3), TrainingTotals(device="gpu"))
 
     assert [device.host for device in gpu.devices] == [f"n{node + 1}" for node in range(4) for _ in one.devices]
     assert gpu.joules == pytest.approx(4 * one.joules)
@@ -72,7 +71,7 @@ def test_recordings_of_all_nodes_are_one_with_hosts_and_their_sums(matrix):
 def test_a_node_without_a_recording_makes_sums_unknown_and_is_named(matrix):
     (run,) = matrix.runs()
     for node in (0, 2, 3):
-        record(NodeDir(run, node).recording, FakeGpus())
+        record(folder_of(run, node), FakeGpus())
 
     gpu = next(numbers.gpu for numbers in analyse(matrix).runs)
 
@@ -80,39 +79,15 @@ def test_a_node_without_a_recording_makes_sums_unknown_and_is_named(matrix):
     assert "nothing recorded on n2" in gpu.notes
 
 
-def test_a_matrix_of_a_cluster_names_the_hosts_that_trained_and_their_times_by_their_own_clocks(matrix):
-    make_engine(matrix)
+def test_a_matrix_names_the_hosts_that_trained_and_where_each_attempt_began(matrix):
     (run,) = matrix.runs()
-    status = read_json(run.status)
-    last = {"attempt": 1, "status": "finished", "started": CREATED, "ended": CREATED + 60, "seconds": 60.0}
-    write_json(run.status, {**status, "attempts": [last | {"hosts": ["n1", "n2", "n3", "n4"]}]})
-    for node in range(4):  # the clock of n2 is an hour ahead
-        file = NodeDir(run, node).node_json
-        write_json(file, {**read_json(file), "started": CREATED + 10 + (3600 if node == 1 else 0)})
+    edit_attempt(run, 1, host="n8", end={"kind": "node lost", "reason": "n9 is lost"})
+    edit_attempt(run, 2, host="n1", end={"kind": "finished", "reason": ""})
 
-    numbers = analyse(matrix)
+    lines = render_summary(analyse(matrix)).splitlines()
 
-    assert numbers.runs[0].on_hosts["n1"] == [(CREATED, CREATED + 60)]
-    assert numbers.runs[0].on_hosts["n2"] == [(CREATED + 3610, CREATED + 3660)]
-    machine = next(line for line in render_summary(numbers).splitlines() if line.startswith("Machine"))
-    assert machine.startswith("Machine   n1, n2, n3, n4 (submitted from ")
+    machine = next(line for line in lines if line.startswith("Machine"))
+    assert machine.startswith("Machine   n1, n2, n3, n4 (submitted from node-1)")
     assert "cores" not in machine
-
-
-def test_attempts_say_where_they_ran_and_count_on_their_hosts(matrix):
-    make_engine(matrix)
-    (run,) = matrix.runs()
-    lost = {"attempt": 1, "status": "stopped", "started": CREATED, "ended": CREATED + 5, "reason": "node n9 is lost"}
-    last = {"attempt": 2, "status": "finished", "started": CREATED + 20, "ended": CREATED + 60}
-    write_json(
-        run.status,
-        {**read_json(run.status), "attempts": [{**lost, "hosts": ["n8", "n9"]}, {**last, "hosts": ["n1", "n2"]}]},
-    )
-
-    numbers = analyse(matrix)
-
-    assert numbers.runs[0].on_hosts["n8"] == [(CREATED, CREATED + 5)]
-    assert numbers.runs[0].on_hosts["n1"] == [(CREATED + 20, CREATED + 60)]
-    text = render_summary(numbers)
-    assert "1: stopped on n8,n9, node n9 is lost" in text
-    assert "2: finished on n1,n2" in text
+    assert "    1: node lost on n8, n9 is lost" in lines
+    assert "    2: finished on n1" in lines

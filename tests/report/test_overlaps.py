@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.runs import Status
-from kmatrix.records.states import AttemptRecord
 from kmatrix.report.numbers import RunNumbers
 from kmatrix.report.summary import MIN_OVERLAP, overlap_lines, overlaps
 
-DAY = 86_400
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=3)
 
 
-def run_of(name, pairs):
-    attempts = tuple(AttemptRecord(started=float(begin), ended=float(begin + length)) for begin, length in pairs)
+def run_of(name, pairs, host="n1"):
+    made = (
+        Attempt(host=host, started=float(begin), end=End(kind="finished", seconds=float(length)))
+        for begin, length in pairs
+    )
     known = {"run_id": name, "axes": {}, "reason": "", "optimizer": "adamw", "model": "tiny", "device": "gpu"}
-    return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **known)
+    return RunNumbers(name=name, status=Status.FINISHED, attempts=tuple(made), **known)
 
 
 def seconds_of(pairs):
@@ -42,26 +42,7 @@ def test_overlaps_are_those_of_every_pair(matrix):
     assert [(one.run, one.others, one.share) for one in overlaps(runs)] == expected
 
 
-def on_hosts(name, **hosts):
-    return replace(run_of(name, [(0, 100)]), on_hosts={host: [(float(a), float(b))] for host, (a, b) in hosts.items()})
-
-
-def test_only_runs_with_a_host_in_common_share_it():
-    runs = [on_hosts("a", n1=(0, 100)), on_hosts("b", n2=(0, 100)), on_hosts("c", n2=(60, 160), n3=(0, 100))]
+def test_only_runs_on_one_host_share_it_because_its_clock_is_theirs():
+    runs = [run_of("a", [(0, 100)]), run_of("b", [(0, 100)], "n2"), run_of("c", [(60, 100)], "n2")]
     assert [(one.run, one.others, one.share) for one in overlaps(runs)] == [("b", ("c",), 0.4), ("c", ("b",), 0.4)]
-
-
-def test_times_of_two_hosts_are_never_compared():
-    # The clock of n2 is a day fast: both runs used n2 one after the other.
-    runs = [on_hosts("a", n1=(0, 100), n2=(DAY, DAY + 100)), on_hosts("b", n2=(DAY + 100, DAY + 200))]
-    assert overlaps(runs) == []
-    assert overlaps([runs[0], on_hosts("c", n2=(0, 100))]) == []
-
-
-def test_the_remedy_is_that_of_the_cluster():
-    runs = [on_hosts("a", n1=(0, 100)), on_hosts("b", n1=(0, 100))]
-    assert "SLURM_EXCLUSIVE=y" in overlap_lines(runs, "slurm")[-1]
-    assert overlap_lines(runs, "kubernetes")[-1].endswith("depend on each other")
-    assert overlap_lines([run_of("a", [(0, 10)]), run_of("b", [(0, 10)])])[-1].endswith(
-        "PARALLEL_JOBS=1 separates them"
-    )
+    assert overlap_lines(runs)[-1].endswith("PARALLEL_JOBS=1 separates them")

@@ -7,17 +7,18 @@ import json
 import pytest
 import torch
 
-from cluster_factory import make_engine
 from gpt2.checkpoint import compare, weights_sha256
+from kmatrix.records import attempts
 from kmatrix.records.files import append_jsonl, write_json
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.paths import RunDir
 from kmatrix.report.reproduction import (
     changes,
     describe_repetition,
     repetition,
 )
 
-PROVENANCE = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "versions": {"torch": "2.13.0"}, "environment": {}}
+PROVENANCE = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "host": "n1"}
+PROVENANCE |= {"versions": {"torch": "2.13.0"}, "environment": {}}
 SETTING_FIELDS = {"device": "cpu", "seed": 1, "batch_size": 4, "data_path": "/a", "keep_checkpoints": 3}
 
 
@@ -112,8 +113,7 @@ def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(r
 @pytest.mark.parametrize(("device", "expected"), [("EPYC", ()), ("Xeon", ("processor EPYC -> Xeon",))])
 def test_on_a_cluster_the_devices_of_the_nodes_count_and_not_their_hosts_or_the_submitter(runs, device, expected):
     for run, host, name in zip(runs, ("n1", "n2"), ("EPYC", device), strict=True):
-        make_engine(MatrixDir(run.path.parent))
-        write_json(run.run_used, {"attempt": 1, "hosts": [host] * 2, "devices": [name] * 2})
+        write_json(run.result, {"status": "finished", "hosts": [host] * 2, "devices": [name] * 2})
     change_run_json(runs[1], provenance={"cpu": "processor of the login node", "host": "login2"})
     assert changes(*runs).others == expected
     assert changes(*runs).configuration == ()
@@ -131,20 +131,25 @@ def test_with_a_fixed_order_of_additions_equality_is_promised_on_gpus_of_one_nam
     for run, name in zip(runs, ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), strict=True):
         change_run_json(run, train={"device": "cuda", "deterministic": True})
         gpu = {"name": name, "uuid": "GPU-0"}
-        write_json(run.run_used, {"attempt": 1, "hosts": ["n1"], "devices": [name], "gpus": [gpu]})
+        write_json(run.result, {"status": "finished", "hosts": ["n1"], "devices": [name], "gpus": [gpu]})
     assert changes(*runs).promised
-    write_json(runs[1].run_used, {"attempt": 1, "hosts": ["n1"], "devices": ["NVIDIA A100"], "gpus": [gpu]})
+    write_json(runs[1].result, {"status": "finished", "hosts": ["n1"], "devices": ["NVIDIA A100"], "gpus": [gpu]})
     assert changes(*runs).others == ("GPU NVIDIA H100 80GB HBM3 -> NVIDIA A100",)
 
 
 def test_changed_files_of_the_trainer_are_named(runs):
     change_run_json(runs[1], provenance={"code": "other"})
+    for run in runs:
+        write_json(run.path.parent / "matrix.json", {})
     assert changes(*runs).code == ("the trainer's sources (changed files not recorded)",)
     for run, files in zip(
         runs, ({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2", "d.py": "1"}), strict=True
     ):
         write_json(run.path.parent / "matrix.json", {"provenance": {"files": files}})
     assert changes(*runs).code == ("b.py", "c.py (removed)", "d.py (new)")
+    for run in runs:  # both were continued with the same code
+        write_json(attempts.path_of(run.path, 1), {"number": 1, "code": "c0de"})
+    assert changes(*runs).code == ()
 
 
 def test_a_differing_field_is_named_unless_it_is_a_path_or_neutral(runs):
@@ -153,7 +158,7 @@ def test_a_differing_field_is_named_unless_it_is_a_path_or_neutral(runs):
 
 
 def test_a_micro_batch_halved_by_out_of_memory_is_named(runs):
-    write_json(runs[0].run_used, {"train": {"batch_size": 2}, "adjusted": []})
+    write_json(runs[0].result, {"status": "finished", "used": {"batch_size": 2}})
     assert changes(*runs).configuration == ("batch_size 2 -> 4",)
 
 

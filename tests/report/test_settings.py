@@ -7,11 +7,11 @@ import json
 import kconfiglib as kc
 
 from kmatrix.kconfig.tree import Tree
+from kmatrix.records.paths import ROOT
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import SettingOrigin
 from kmatrix.report.read_run import SETTING_FIELDS, optimizer_settings
 from kmatrix.report.summary import render_summary
-from programs import ROOT
 from records_factory import FakeRun, make_matrix
 
 LR = "GPT2_LEARNING_RATE"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import append_jsonl, read_json, write_json
-from kmatrix.records.lock import held
+from kmatrix.records.files import append_jsonl, read_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_summary
 from kmatrix.text import WIDTH
-from records_factory import FakeRun, make_matrix, runs_with_seeds
+from records_factory import FakeRun, edit_attempt, make_matrix, runs_with_seeds
 
 
 def test_summary_of_two_optimizers_on_one_and_two_gpus(golden, tmp_path):
@@ -45,9 +44,8 @@ def test_summary_of_a_matrix_with_every_kind_of_failure(golden, tmp_path):
     ]
     planned = [FakeRun(optimizer="muon")]
     excluded = [(2, "GPT2_USE_DDP is off: one GPU at most")]
-    matrix = make_matrix(tmp_path, runs, planned=planned, cuts=excluded, took=None)
-    with held(matrix):
-        golden("summary_trouble.txt", write_summary(analyse(matrix)))
+    matrix = make_matrix(tmp_path, runs, planned=planned, cuts=excluded)
+    golden("summary_trouble.txt", write_summary(analyse(matrix)))
 
 
 def test_no_line_is_wider_than_80_columns_even_with_long_names(tmp_path):
@@ -109,11 +107,8 @@ def test_a_failed_write_is_an_error_and_keeps_the_old_report(tmp_path, monkeypat
 
 
 def test_a_reused_run_names_its_origin(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
-    run = matrix.run(FakeRun().name)
-    write_json(
-        run.run_json, read_json(run.run_json) | {"reused_from": "test_matrix_results_20261101_000000/gpt2_adamw"}
-    )
+    reused = FakeRun(reused_from="test_matrix_results_20261101_000000/gpt2_adamw", seconds=0.0)
+    matrix = make_matrix(tmp_path, [reused, FakeRun(optimizer="muon")])
     text = write_summary(analyse(matrix))
     (line,) = [line for line in text.splitlines() if "test_matrix_results_20261101_000000" in line]
     assert line == (
@@ -132,16 +127,18 @@ def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
     run = matrix.run(FakeRun().name)
     if start is not None:
         append_jsonl(run.metrics, {"step": start, "attempt": 2, "resumed": True})
+    edit_attempt(run, 2, resume="auto", micro_batch=6)
+    exits = [{"rank": 1, "code": -9}, {"rank": 0, "code": 1}]
+    edit_attempt(run, 1, end={"kind": "oom", "reason": "out of memory", "exits": exits}, code="c0de")
     attempts = [
-        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory", "resume": "none"},
-        {"attempt": 2, "status": "finished", "resume": "auto", "micro_batch": 6},
+        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory", "resume": "none", "exit_code": -9},
+        {"attempt": 2, "status": "finished", "resume": "auto", "micro_batch": 6, "exit_code": 0, "code": None},
     ]
-    write_json(run.status, read_json(run.status) | {"attempts": attempts})
     lines = write_summary(analyse(matrix)).splitlines()
     begin = lines.index("Attempts")
     assert lines[begin + 2 : begin + 5] == [
         "gpt2_adamw_1cpu",
-        "    1: failed, out of memory",
+        "    1: oom, out of memory",
         f"    2: finished{origin}, micro-batch 6",
     ]
     for written, given in zip(read_json(matrix.results)["runs"][0]["attempts"], attempts, strict=True):

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats
 
 from gpu_factory import STARTED, FakeGpus, record
-from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.target import reached, target_numbers
-from records_factory import CREATED, FakeRun, make_matrix, runs_with_seeds
+from recordings import read_jsonl
+from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
 
 
 def numbers_of(matrix, value=None):
@@ -88,10 +89,7 @@ def test_a_run_that_diverged_would_never_have_reached_the_target(tmp_path):
         *runs_with_seeds(2, (3.27, 3.28)),
         FakeRun(seed=3, axes={"seed": "3"}, status="failed", kind="nan", stop_at=40, final_loss=3.2),
     ]
-    matrix = make_matrix(tmp_path, runs)
-    folder = matrix.run(runs[-1].name)
-    write_json(folder.status, {**read_json(folder.status), "kind": "nan"})
-    found = numbers_of(matrix, 3.295)
+    found = numbers_of(make_matrix(tmp_path, runs), 3.295)
 
     assert group_of(found, "adamw").reached("step").median == 100
     assert group_of(found, "adamw").test.p is None
@@ -135,11 +133,7 @@ def test_the_test_against_the_target_is_one_sided_and_corrected(tmp_path):
 
 def test_time_energy_and_price_are_those_at_the_evaluation(tmp_path):
     matrix, lines = recorded_matrix(tmp_path)
-    (folder,) = matrix.runs()
-    run = read_json(folder.run_json)
-    write_json(folder.run_json, {**run, "train": {**run["train"], "gpu_hour_price": 3.6}})
-    attempt = {"attempt": 1, "status": "finished", "started": CREATED, "ended": CREATED + 60}
-    write_json(folder.status, {**read_json(folder.status), "attempts": [attempt]})
+    replan(matrix, lambda run: {**run, "train": {**run["train"], "gpu_hour_price": 3.6}})
 
     (one,) = analyse(matrix).runs
     found = reached(one, 5.0)

@@ -76,6 +76,7 @@ def matrix(tmp_path: Path) -> Path:
 
 def make(path: Path) -> Path:
     (path / "control").mkdir(parents=True)
+    (path / "config.txt").touch()
     write_json(path / "matrix.json", {"name": "m", "runs": [{"name": "a", "run_id": "id"}]})
     return path
 
@@ -218,6 +219,18 @@ def test_a_failed_a_held_and_a_stopped_run_train_nothing_if_their_job_starts_aga
     assert (train(matrix), state_of(matrix).number) == (ASKED_TO_STOP, 1)
     requests.go_on(look(matrix))  # the order for attempt 2 still stands
     assert (train(matrix), state_of(matrix).number) == (DONE, 2)
+
+
+def test_a_run_that_takes_longer_than_its_limit_has_failed(tmp_path: Path) -> None:
+    matrix, now = tmp_path / "m", WorldClock()
+    clock.real = now
+    (matrix / "control").mkdir(parents=True)
+    plan = {"name": "m", "common": {"timeout_s": 60}, "runs": [{"name": "a", "run_id": "id"}]}
+    (matrix / "config.txt").touch()
+    write_json(matrix / "matrix.json", plan)
+    assert train(matrix, polls=lambda: now.sleep(40)) == FAILED
+    assert (state_of(matrix).status, state_of(matrix).kind) == (Status.FAILED, "timeout")
+    assert "longer than 60 s (RUN_TIMEOUT)" in state_of(matrix).reason
 
 
 def test_requests_that_an_editor_has_cut_end_no_training_and_start_none(matrix: Path) -> None:
@@ -376,6 +389,7 @@ def test_a_silent_scheduler_stops_no_run_whose_attempt_is_written(matrix: Path) 
 
 def test_a_damaged_file_fails_its_run_alone_and_is_named_with_its_field(matrix: Path) -> None:
     runs = [{"name": name, "run_id": "id"} for name in ("a", "b")]
+    (matrix / "config.txt").touch()
     write_json(matrix / "matrix.json", {"name": "m", "runs": runs})
     ended(matrix, "stopped")
     attempts.path_of(matrix / "a", 1).write_text('{"number": "one"}', encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -14,10 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from kmatrix.engines.place import Here
 from kmatrix.records.attempts import read_all
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import ROOT
 from kmatrix.runner import background, requests
+from kmatrix.runner.program import Program
+from kmatrix.sources import sha256_of_copy
 from kmatrix.status.look import look
 from waiting import wait_until
 
@@ -35,6 +39,7 @@ class Matrix:
         (path / "control").mkdir(parents=True)
         (path / "code/gpt2").mkdir(parents=True)
         (path / "code/gpt2/__init__.py").touch()
+        (path / "config.txt").touch()
         shutil.copy(ROOT / "tests/support/toy_trainer.py", path / "code/gpt2/train.py")
         common = {"device": "cpu", "num_gpus": ranks, "batch_size": 8, "max_iters": STEPS, "cpu_threads": 1, **train}
         symbols = {"PARALLEL_JOBS": str(runs)}
@@ -206,3 +211,73 @@ def test_a_program_that_cannot_begin_is_tried_once(matrix: Any) -> None:
     (one.path / "run_0").touch()  # not a folder
     assert one.go_on() == 130
     assert (one.path / "jobs/run_0.log").stat().st_size
+
+
+def test_packed_runs_train_together_and_a_notice_saves_all(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs see a machine: a job that several believe to have would be queued again by each."""
+    one = matrix()
+    (one.path / "jobs/0001").mkdir(parents=True)
+    (one.path / "jobs/0001/runs").write_text("other\nrun_0 run_1\n")
+    monkeypatch.setenv("KMATRIX_JOB", "km-1-0001")
+    words = [sys.executable, "-m", "kmatrix", "run", "--jobs", str(one.path / "jobs/0001"), "1"]
+    one.hold()
+    with subprocess.Popen(words) as program:
+        one.wait()
+        program.send_signal(signal.SIGUSR1)
+        wait_until(one.is_asked)
+        one.go()
+    assert (program.returncode, one.states()) == (143, {"stopped"})
+    attempts = [state.attempts[-1] for state in look(one.path).states.values()]
+    assert [(attempt.job, attempt.end.kind) for attempt in attempts] == [("", "time limit")] * 2
+
+    assert subprocess.run(words, check=False).returncode == 0
+    assert one.losses() == [LOSS, LOSS]
+
+
+def test_ranks_run_the_code_of_the_matrix_unless_the_user_asks_for_the_checkout(matrix: Any) -> None:
+    one = matrix(runs=1)
+    assert one.go_on() == 0
+    assert read_all(one.path / "run_0")[0].code == sha256_of_copy(one.path / "code")
+    program = Program(path=one.path / "run_0", place=Here())
+    assert [program.trainer(asked)[1].code for asked in ({}, {"CODE": "checkout"})] == [one.path / "code", ROOT]
+
+
+@pytest.mark.parametrize(
+    ("kind", "next_one", "is_done"),
+    [("preempted", None, False), ("nan", None, True), ("nan", {}, False), ("stopped", {}, False)],
+)
+def test_a_follower_stays_while_node_0_begins_the_next_attempt(
+    matrix: Any, kind: str, next_one: dict[str, Any] | None, is_done: bool
+) -> None:
+    run = matrix(runs=1).path / "run_0"
+    write_json(run / "attempts/1.json", {"number": 1, "host": "n1", "end": {"kind": kind}})
+    if next_one is not None:
+        write_json(run / "attempts/2.json", {"number": 2, "host": "n1"})
+    assert Program(path=run, place=Here(node=1)).is_done() is is_done
+
+
+def test_pods_of_a_run_go_on_after_one_was_evicted_and_replaced(matrix: Any) -> None:
+    """The leader stays: it gathers the nodes again, and its run continues at the step that was saved."""
+    one = matrix(runs=1, ranks=2, num_nodes=2)
+    (one.path / "jobs/0001").mkdir(parents=True)
+    (one.path / "jobs/0001/runs").write_text("run_0\n")
+    pods: list[subprocess.Popen[bytes]] = []
+
+    def start_pod(index: int) -> subprocess.Popen[bytes]:
+        about = {"KMATRIX_JOB": "km-1-0001", "KMATRIX_ADDRESS": "127.0.0.1", "KMATRIX_NODES": "2"}
+        words = [sys.executable, "-m", "kmatrix", "run", "--jobs", str(one.path / "jobs/0001"), "0"]
+        pods.append(subprocess.Popen(words, env={**os.environ, **about, "JOB_COMPLETION_INDEX": str(index)}))
+        return pods[-1]
+
+    one.hold()
+    leader, evicted = start_pod(0), start_pod(1)
+    one.wait()
+    evicted.terminate()
+    wait_until((one.path / "run_0/asked.1").exists)
+    one.go()
+    assert evicted.wait() == 143
+    assert start_pod(1).wait() == leader.wait() == 0
+    assert one.losses() == [LOSS]
+    attempts = read_all(one.path / "run_0")
+    assert [attempt.end.kind for attempt in attempts if attempt.end] == ["preempted", "finished"]
+    assert one.steps("run_0") == list(range(1, STEPS + 1)), "no step was trained twice"

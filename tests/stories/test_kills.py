@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from held_training import HeldTraining
-from story import complete_lines, kill, load_json, matrices, numbers_of, only, processes_of
+from kmatrix.records.attempts import read_all
+from story import complete_lines, kill, matrices, numbers_of, only, processes_of
 from waiting import wait_until
 
 pytestmark = pytest.mark.story
@@ -41,18 +42,17 @@ def test_each_process_is_killed_in_mid_run_and_the_bits_stay_equal(clone, backgr
     wait_until(lambda: processes_of(run)["recorder"], "a new recorder")
     assert kill(processes_of(run)["rank"][:1]) == 1
     assert runner.wait() == 1
-    assert load_json(run / "status.json")["kind"] == "killed"
+    assert [one.end.kind for one in read_all(run)] == ["killed"]
     runner = background("continue", f"TARGET={run.parent}", **held.environment)
     wait_for(2)
-    assert kill(processes_of(run)["trainer"]) == 1  # as a preemption: the ranks save a checkpoint, and the run goes on
+    assert kill(processes_of(run)["program"]) == 1  # the kernel kills its ranks, and the run goes on
     wait_for(3)
-    runner.kill()
+    assert kill(processes_of(run.parent)["runner"]) == 1
     runner.wait()
     wait_until(lambda: not processes_of(run)["rank"], "its ranks have ended with it")
     clone.check("continue", f"TARGET={run.parent}")
     assert numbers_of(run) == numbers_of(calm)
-    attempts = load_json(run / "status.json")["attempts"]
-    assert len(attempts) == 4
+    assert len(read_all(run)) == 4
     resumes = [line["step"] for line in complete_lines(run / "events.jsonl") if line["event"] == "resume"]
     assert len(resumes) == 3
     assert resumes == sorted(resumes)

@@ -8,7 +8,7 @@ import torch
 from checkpoints import final_of
 from gpt2.inference.restore import restore
 from held_training import HeldTraining
-from story import complete_lines, load_json, matrices, only, processes_of
+from story import complete_lines, kill, load_json, matrices, only, processes_below
 from waiting import wait_until
 
 pytestmark = pytest.mark.story
@@ -37,10 +37,10 @@ def test_a_killed_run_continues_with_the_same_losses_and_its_text_is_that_of_the
     runner = background("test-matrix", *SMALL, f"RESULTS_DIR={cut}", **held.environment)
     wait_until(lambda: held.holds() or runner.poll() is not None, "the run is behind a checkpoint")
     assert runner.poll() is None
-    runner.kill()
-    runner.wait()
     matrix = only(matrices(cut))
-    wait_until(lambda: not processes_of(matrix)["rank"], "its trainer has ended with it")
+    kill(processes_below(matrix))
+    runner.wait()
+    wait_until(lambda: not processes_below(matrix), "everything has ended")
     clone.check("continue", f"TARGET={matrix}")
     runs = [only(folder.glob("*/gpt2_*")) for folder in (whole, cut)]
     assert losses_of(runs[0]) == losses_of(runs[1])

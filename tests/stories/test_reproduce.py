@@ -25,7 +25,7 @@ def verdict(printed: str) -> str:
 
 
 def test_an_unchanged_run_reproduces_bit_for_bit_and_changes_are_named(clone, tmp_path):
-    """Two ranks with dropout. Then change a logged loss and the seed, and then the code of the trainer."""
+    """Two ranks with dropout. Then change a logged loss and the seed; the trainer of the checkout is not used."""
     here = f"RESULTS_DIR={tmp_path}"
     clone.check("defconfig-gpt2-cpu-quick")
     clone.check("train", *TINY, here)
@@ -46,18 +46,12 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_changes_are_named(clone, tm
     lines = [line | {"train/loss": 5.25} if line["step"] == 7 and "train/loss" in line else line for line in lines]
     (tampered / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = clone.root / "gpt2" / "train.py"
-    code = source.read_text()
-    source.write_text(code + "\n# not as it was\n")
+    source.write_text(source.read_text() + "\nraise SystemExit(9)\n")  # the matrix has its own copy
     completed = clone.kmatrix("reproduce", f"RUN={tampered}", here)
     said = verdict(completed.stdout)
-    assert f"git worktree add ../kmatrix-then {provenance['git_commit'][:10]}" in completed.stdout
     assert f"not equal: 1 of {numbers} values in 13 steps differ" in said
     assert "first at step 7: train/loss 5.25 -> " in said
     assert "equal bit for bit: the final weights" in said
-    assert "the code of the trainer changed: gpt2/train.py" in said
-    assert "+# not as it was" in (matrices(tmp_path)[-1] / "code.patch").read_text()
-
-    source.write_text(code)
     config = tampered / ".config"
     config.write_text(config.read_text().replace("CONFIG_GPT2_SEED=1337", "CONFIG_GPT2_SEED=7"))
     completed = clone.kmatrix("reproduce", f"RUN={tampered}", here)

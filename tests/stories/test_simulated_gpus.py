@@ -52,8 +52,8 @@ def test_gpus_are_recorded_drawn_and_marked_and_a_lost_one_is_an_alert(story, tm
     summary = matrix.summary.read_text()
     for text in ("(simulated)", "GPU 1 was lost at", "! GPU 1: lost: "):
         assert text in summary
-    alerts = [one for one in load_json(run.path / "status.json")["alerts"] if one["kind"] == "gpu_lost"]
-    assert [(one["about"], one["severity"]) for one in alerts] == [("GPU 1", "critical")]
+    alerts = [one for one in complete_lines(run.path / "alerts.jsonl") if one["kind"] == "gpu_lost"]
+    assert {(one["about"], one["severity"]) for one in alerts} == {("GPU 1", "critical")}
     for name in GRAPHS:
         with Image.open(matrix.graphs / f"{name}.png") as picture:
             assert picture.width >= 800

@@ -1,73 +1,32 @@
-"""Submit a matrix to a fake Slurm whose jobs are run here: time limit, stop, continue, report."""
+"""Submit a matrix to a real Slurm, cancel it with its own command, and continue."""
 
 from __future__ import annotations
 
-import signal
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from pathlib import Path
 
-import psutil
 import pytest
 
-from fake_slurm import LIVE, FakeSlurm
-from scripted_story import attempts
-from story import load_json
+from clones import make_clone
+from slurm_stage import SlurmStage
+from slurm_story import PAUSE, Cluster
 
 pytestmark = pytest.mark.story
 
-SLURM = ("ENGINE=slurm", "DEVICE=cpu", "SLURM_TIME=10m", "REUSE=n")
 
-
-def live(slurm: FakeSlurm) -> list[str]:
-    return [job["id"] for job in slurm.jobs() if job["state"] in LIVE]
-
-
-def test_a_matrix_is_submitted_requeued_at_its_time_limit_stopped_and_continued(story, tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm")
-
-    def make(*words: str) -> str:
-        return story.make(*words, PATH=slurm.path)
-
-    story.script({"adamw": [3.3], "muon": [3.2]})
-    story.hold()
-    refused = story.clone.refused("test-matrix", *story.words(*SLURM, "SLURM_PARTITION=nope"), PATH=slurm.path)
-    assert "main" in refused
-    make("test-matrix", *story.words(*SLURM))
-    matrix = story.newest()
-    adamw, muon = (f"gpt2_{name}_1cpu" for name in ("adamw", "muon"))
-    target = f"TARGET={matrix.path}"
-    jobs = live(slurm)
-    assert len(jobs) == 3, "one for each run, and one for the report"
-    make("continue", target)
-    assert live(slurm) == jobs, "no run is submitted twice"
-    assert "queued" in make("status", target)
-
-    with ThreadPoolExecutor(1) as pool:
-        # Slurm announces the time limit: the run stops, and its job waits again.
-        job = pool.submit(slurm.run_next)
-        story.wait_for_start(1)
-        assert "running" in make("status", target)
-        (running,) = [one for one in slurm.jobs() if one["state"] == "RUNNING"]
-        psutil.Process(running["pid"]).send_signal(signal.SIGUSR1)
-        assert job.result() == running["id"]
-        assert load_json(matrix.run(adamw).path / "result.json")["status"] == "stopped"
-        assert running["id"] in live(slurm)
-
-        # `stop` ends the job that runs, and those that wait.
-        job = pool.submit(slurm.run_next)
-        story.wait_for_start(2)
-        make("stop", target)
-        job.result()
-    assert slurm.run_next() == jobs[-1], "the report"
-    assert live(slurm) == []
-    story.let_go()
-    make("continue", target)
-    while slurm.run_next():
-        pass
-    assert [run for run, _ in story.starts(matrix)] == [adamw, adamw, adamw, muon]
-    assert [one["status"] for one in attempts(matrix.path / adamw)] == ["stopped", "stopped", "finished"]
-    assert live(slurm) == []
-    assert {run.name: load_json(run.result)["final_val_loss"] for run in matrix.runs()} == {adamw: 3.3, muon: 3.2}
-    shown = make("status", target)
-    assert "2 finished" in shown
-    assert "leader: gpt2_muon" in " ".join(matrix.summary.read_text().split())
-    assert "nothing" in make("continue", target)
+def test_what_was_cancelled_stays_so_until_its_user_continues(tmp_path):
+    """An array of two runs, the report after it, and `continue`."""
+    with SlurmStage(nodes=2, installed=[Path(sys.prefix)], requeue_delay=5) as stage:
+        cluster = Cluster(stage, make_clone(stage.shared / "kmatrix"))
+        cluster.make("defconfig-gpt2-cpu-quick")
+        story = cluster.submit("cancelled", "SEED=1,2", steps=PAUSE)
+        story.wait_for_step(5)
+        stage.login(["scancel", min({job.partition("_")[0] for job in story.jobs()}, key=int)])  # not the last job
+        story.wait_for_ends()
+        assert story.statuses() == {"stopped"}
+        assert (story.matrix / "report.html").exists()
+        assert len(story.submissions()) == 1, "the last job submits nothing"
+        story.free()
+        story.make("continue")
+        story.wait_finished()
+        story.check_steps()

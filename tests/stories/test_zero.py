@@ -64,7 +64,6 @@ def test_sharded_states_give_the_same_bits_and_a_killed_run_continues(clone, bac
     for rank in processes_of(killed)["rank"]:
         rank.kill()
     assert runner.wait() != 0
-    assert load_json(killed / "result.json")["status"] == "failed"
     clone.check("continue", f"TARGET={only(matrices(tmp_path / 'killed'))}")
     assert load_json(killed / "result.json")["attempt"] == 2
     assert losses(killed) == losses(sharded)

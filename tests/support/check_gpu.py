@@ -37,7 +37,7 @@ def missing(detected: Detected) -> str:
         build = f"PyTorch {torch.__version__} is a build without CUDA"
         return f"no GPU: {build}, for {count} x {detected.gpus[0].name}; {hint}"
     if not torch.cuda.is_available():
-        return f"no GPU: PyTorch {torch.__version__} cannot use {detected.gpus[0].name}: make doctor PROBE=1 says why"
+        return f"no GPU: PyTorch {torch.__version__} cannot use {detected.gpus[0].name}: make doctor says why"
     return ""
 
 

@@ -23,7 +23,7 @@ from story import kill, processes_below
 
 PROJECT = Path(__file__).resolve().parents[2]
 REMOVED_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHONPATH", "VIRTUAL_ENV", "KCONFIG_CONFIG")
-STAGES = ("core", "train", "trackers", "kubernetes", "dev")  # of .venv: the Makefile installs those that have no mark
+STAGES = ("core", "train", "trackers", "dev")  # of .venv: the Makefile installs those that have no mark
 TIMEOUT_S = 900  # far above any command of a test
 
 

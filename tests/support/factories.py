@@ -15,7 +15,10 @@ import numpy as np
 
 import forked
 from gpt2.data import shards
-from kmatrix.records.files import write_json
+from kmatrix.records import attempts
+from kmatrix.records.attempts import Attempt, End
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.matrix import common_of, planned
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 
@@ -103,6 +106,21 @@ def make_run(tmp_path: Path, name: str = "gpt2_adamw_1cpu", **train_overrides: A
         },
     )
     return run_dir
+
+
+def note_end(run_dir: RunDir, kind: str = "finished") -> RunDir:
+    """Write that the first attempt of a run has ended, as its program does."""
+    attempts.folder(run_dir.path).mkdir()
+    attempts.write(run_dir.path, Attempt(number=1, end=End(kind=kind, seconds=60.0)))
+    return run_dir
+
+
+def list_runs(matrix: Path) -> None:
+    """Write matrix.json with the runs whose folders are there, as planned by their run.json."""
+    records = [read_json(path) for path in sorted(matrix.glob("*/run.json"))]
+    common = common_of(records)
+    about = {"provenance": records[0].get("provenance", {}), "common": common}
+    write_json(matrix / "matrix.json", {**about, "runs": [planned(common, record) for record in records]})
 
 
 def environment(threads: int = 1) -> dict[str, str]:

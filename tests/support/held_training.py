@@ -14,7 +14,7 @@ PROGRAM = '''
 """A training step waits until a file exists, or until the trainer is asked to stop."""
 import os, sys, time
 {before}
-if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "gpt2.train" in sys.orig_argv:
     import gpt2.dist, gpt2.schedule
     folder, scale, handle, asked, steps = {folder!r}, gpt2.schedule.scale, gpt2.dist.Stop._handle, [], 0
     attempt = sys.orig_argv[sys.orig_argv.index("--attempt") + 1]

@@ -1,68 +1,86 @@
-"""Commands in this process with an engine that finishes each run at once, and kills at any call that changes names.
-
-As a program it is kmatrix with that engine and a slow creation of matrices: `python instant.py COMMAND NAME=value ...`.
-"""
+"""Commands in this process whose runs finish at once, and kills at any call that changes names."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import kmatrix.cli.commands as cli
+import pytest
+
+from kmatrix.clock import SystemClock, clock
+from kmatrix.engines.place import Here
+from kmatrix.records.attempts import Attempt, Exit
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.runner import execute
-from kmatrix.status.state import JobPhase, JobState, RunPlan
+from kmatrix.runner import background
+from kmatrix.runner.supervisor import Supervisor
+from programs import Program, give_gpus
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link")  # functions of os that change names
 STEPS = (10, 20, 30)  # of the checkpoints of a run
 
 
-class InstantEngine:
-    """An engine whose runs finish at their submission, with the files of a trainer."""
+class Ranks:
+    """A trainer that has finished as soon as it is started."""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self._jobs: dict[str, JobState] = {}
+    trouble = None
+    exits = (Exit(rank=0, code=0),)
 
-    def check(self, runs: Sequence[RunPlan]) -> list[str]:
-        return []
+    def __init__(self, run: Path, attempt: Attempt) -> None:
+        folder, plan = RunDir(run), read_json(run / "run.json")
+        folder.output_log.write_text(f"attempt {attempt.number}\n")
+        append_jsonl(folder.metrics, {"step": 30, "time": time.time(), "attempt": attempt.number, "train/loss": 2.0})
+        save_checkpoints(own_checkpoint_dir(folder))
+        values = {"run_id": plan["run_id"], "attempt": attempt.number, "status": "finished", "step": 30}
+        write_json(folder.result, {**values, "final_val_loss": 2.5, "used": plan["train"]}, durable=False)
 
-    def plan(self, runs: Sequence[RunPlan]) -> str:
-        return ""
+    def poll(self) -> bool:
+        return True
 
-    def submit(self, runs: Sequence[RunPlan]) -> dict[str, str]:
+    def stop(self, grace_s: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Jobs:
+    """Jobs that have ended when they are submitted."""
+
+    broken: Mapping[str, str] = {}
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def poll(self) -> dict[str, bool]:
+        return {}
+
+    def submit(self, runs: Sequence[str]) -> None:
         for run in runs:
-            finish_run(run.dir, run.attempt)
-            now = time.time()
-            self._jobs[run.name] = JobState(phase=JobPhase.ENDED, started=now - 1, ended=now, exit_code=0)
-        return {run.name: run.name for run in runs}
+            one = Supervisor(
+                run=self.path / run,
+                place=Here(pulse_s=1.0),
+                start=lambda attempt, _, run=run: Ranks(self.path / run, attempt),  # type: ignore[misc]
+            )
+            try:
+                background.finish(one.lead())
+            finally:  # as the kernel does it after a kill
+                if one.handle is not None:
+                    os.close(one.handle)
 
-    def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
-        return dict(self._jobs)
-
-    def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
-        pass
+    def cancel(self, runs: Sequence[str]) -> None: ...
 
 
-def finish_run(run: RunDir, attempt: int) -> None:
-    """Write the files of a finished run: its result, metrics and checkpoints."""
-    plan = read_json(run.run_json)
-    write_json(run.run_used, {"train": plan["train"], "adjusted": []}, durable=False)
-    run.output_log.write_text(f"attempt {attempt}\n")
-    append_jsonl(run.metrics, {"step": 30, "time": time.time(), "attempt": attempt, "train/loss": 2.0})
-    save_checkpoints(own_checkpoint_dir(run))
-    values = {"run_id": plan["run_id"], "attempt": attempt, "status": "finished", "step": 30, "final_val_loss": 2.5}
-    write_json(run.result, values, durable=False)
+class NoWaits(SystemClock):
+    """A clock whose waits take no time."""
+
+    def sleep(self, seconds: float) -> None: ...
 
 
 def save_checkpoints(folder: Path) -> None:
@@ -75,11 +93,18 @@ def save_checkpoints(folder: Path) -> None:
         )
 
 
-def instant_program(folder: Path, monkeypatch: Any) -> Any:
-    """Return kmatrix with the instant engine and without GPUs, and with the configuration of a small CPU run."""
-    from programs import Program, give_gpus  # not above: they import pytest, which this program does not need
+def start(path: Path) -> int:
+    """Be the background process of a matrix, in this one."""
+    background.run(path)
+    return 0
 
-    monkeypatch.setattr(execute, "LocalEngine", InstantEngine)
+
+def instant_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Return kmatrix whose runs finish at once, without GPUs, and with the configuration of a small CPU run."""
+    monkeypatch.setattr(background, "local", Jobs)
+    monkeypatch.setattr(background, "start", start)
+    monkeypatch.setattr(background, "said", lambda *_: "")
+    monkeypatch.setattr(clock, "real", NoWaits())
     give_gpus(monkeypatch, 0)
     made = Program(folder)
     made.check("defconfig-gpt2-cpu-quick")
@@ -94,7 +119,7 @@ class Killed(BaseException):
 def killed_at(number: int) -> Iterator[list[str]]:
     """Kill at the call with this number (from 0) of a function that changes names. Yields the names of the calls."""
     calls: list[str] = []
-    real = {name: getattr(os, name) for name in CHANGES}
+    real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in CHANGES}
 
     def call(name: str, *arguments: Any, **options: Any) -> Any:
         if len(calls) >= number:  # also in the `finally` of the killed code
@@ -118,36 +143,6 @@ def tree(folder: Path) -> dict[str, tuple[Any, ...]]:
         stat = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         link = str(path.readlink()) if path.is_symlink() else ""
-        found[str(path.relative_to(folder))] = (
-            stat.st_mode,
-            stat.st_ino,
-            stat.st_mtime_ns,
-            hashlib.sha256(content).hexdigest(),
-            link,
-        )
+        digest = hashlib.sha256(content).hexdigest()
+        found[str(path.relative_to(folder))] = (stat.st_mode, stat.st_ino, stat.st_mtime_ns, digest, link)
     return found
-
-
-def slowly(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes 10 ms more before it starts, so that kills come in its middle."""
-
-    @functools.wraps(make)
-    def slow(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.01)
-        return make(*arguments, **options)
-
-    return slow
-
-
-def main() -> int:
-    """Run a command with the instant engine. With KMATRIX_SLOW=1 each change of a name takes 10 ms more."""
-    execute.LocalEngine = InstantEngine  # type: ignore[assignment,misc]
-    if os.environ.get("KMATRIX_SLOW"):
-        for name in ("rename", "replace", "mkdir"):
-            setattr(os, name, slowly(getattr(os, name)))
-    print(json.dumps({"pid": os.getpid()}), flush=True)
-    return cli.main(sys.argv[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

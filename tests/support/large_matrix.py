@@ -8,13 +8,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from cluster_factory import answer, claim, make_engine, make_submission
 from gpu_factory import FakeGpus, summary_of, write_samples
 from kmatrix.curves.make import make_curves, write_curves
+from kmatrix.engines.ports import label_of
 from kmatrix.records.files import read_json, write_json
-from kmatrix.records.jobs.files import JobView, SchedulerPhase, ShareEntry, SubmissionFile, share_job
 from kmatrix.records.paths import MatrixDir, RunDir
-from records_factory import CREATED, FakeRun, make_matrix, make_run
+from records_factory import CREATED, FakeRun, edit_attempt, make_matrix, make_run
 
 OPTIMIZERS = ("adamw", "muon", "sgd", "adam")
 AT_A_TIME = 4  # runs
@@ -25,10 +24,7 @@ def make_large_matrix(root: Path, count: int) -> MatrixDir:
     """Write a matrix of `count` finished runs: optimizers x 10 learning rates x seeds."""
     matrix = make_matrix(root, [_run(number) for number in range(count)])
     for number in range(count):
-        path = matrix.run(_run(number).name).status
-        begin = CREATED + RUN_S * (number // AT_A_TIME)
-        attempt = {"attempt": 1, "status": "finished", "started": begin, "ended": begin + RUN_S}
-        write_json(path, read_json(path) | {"attempts": [attempt]}, durable=False)
+        edit_attempt(matrix.run(_run(number).name), started=CREATED + RUN_S * (number // AT_A_TIME))
     return matrix
 
 
@@ -60,8 +56,8 @@ def make_logged_matrix(root: Path, count: int, *, lines: int, gpus: int) -> Matr
             os.link(path, folder.path / path.name)
         shutil.copy(source.curves, folder.curves)
         begin = CREATED + (result["seconds"] + 30) * (number // AT_A_TIME)
-        attempt = {"attempt": 1, "status": "finished", "started": begin, "ended": begin + result["seconds"] + 20}
-        write_json(folder.status, read_json(folder.status) | {"attempts": [attempt]}, durable=False)
+        seconds = result["seconds"] + 20
+        edit_attempt(folder, started=begin, seconds=seconds, end={"seconds": seconds, "at": begin + seconds})
     return matrix
 
 
@@ -89,26 +85,19 @@ def _run(number: int) -> FakeRun:
     return FakeRun(optimizer=OPTIMIZERS[number % len(OPTIMIZERS)], seed=seed, axes=axes, final_loss=loss)
 
 
-def make_queued_matrix(root: Path, count: int, *, running: int = 4, tasks: int = 1000) -> MatrixDir:
-    """Write a matrix of `count` runs on a cluster, one job each, in arrays of `tasks` jobs: a few run, the others wait.
+def make_queued_matrix(root: Path, count: int, *, running: int = 4, tasks: int = 1000) -> tuple[MatrixDir, str]:
+    """Write a matrix of `count` runs on Slurm, in arrays of `tasks` jobs: a few run, the others wait.
 
-    The scheduler has just answered.
+    Return it with what squeue prints about its jobs.
     """
-    runs = [replace(_run(number), status="running" if number < running else "planned") for number in range(count)]
-    matrix = make_matrix(root, runs, took=None)
-    make_engine(matrix)
-    names = [[run.name] for run in runs]
-    views = {}
+    runs = [replace(_run(number), status="running") for number in range(count)]
+    matrix = make_matrix(root, runs[:running], planned=runs[running:], engine="slurm")
+    lines = []
     for number, start in enumerate(range(0, count, tasks), start=1):
-        job = str(100 + number)
-        shares = make_submission(matrix, names[start : start + tasks], number=number, job=job)
-        for share in shares:
-            one = share_job(job, SubmissionFile(shares=(ShareEntry(task=0),) * len(shares)), share.task)
-            is_live = start + share.task < running
-            phase = SchedulerPhase.RUNNING if is_live else SchedulerPhase.PENDING
-            nodes, reason = (("n1",), "") if is_live else ((), "waits for free nodes (Resources)")
-            views[share.id] = JobView(job=one, phase=phase, nodes=nodes, reason=reason)
-            if is_live:
-                claim(share, one, host="n1", nodes=("n1",))
-    answer(matrix, views)
-    return matrix
+        names = [run.name for run in runs[start : start + tasks]]
+        (matrix.path / "jobs" / f"{number:04d}").mkdir(parents=True)
+        (matrix.path / "jobs" / f"{number:04d}" / "runs").write_text("".join(f"{name}\n" for name in names), "utf-8")
+        for task in range(len(names)):
+            state = "RUNNING|None|n1" if start + task < running else "PENDING|Resources|"
+            lines.append(f"{100 + number}_{task}|{label_of(matrix.path)}-{number:04d}|{state}|N/A\n")
+    return matrix, "".join(lines)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ import kmatrix.simulate.library as simulate
 from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.gpu.formats.summary import SummaryFile
-from kmatrix.records.decode import convert
-from kmatrix.records.files import read_jsonl, write_json
+from kmatrix.records.decode import convert, decode_lines
+from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from once import session_folder
 from skips import require_program
@@ -88,6 +89,11 @@ def stop_recorder(process):
     output, errors = process.communicate(timeout=240)
     assert (process.returncode, errors) == (0, "")
     return output
+
+
+def read_jsonl(path):
+    """Return the objects of the complete lines of a log."""
+    return decode_lines(path, dict[str, Any])
 
 
 def events_of(run_dir, kind):

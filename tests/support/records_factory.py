@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records import files
+from kmatrix.records import attempts, files
+from kmatrix.records import matrix as plans
+from kmatrix.records.attempts import Attempt, End, Exit
+from kmatrix.records.control import Request, Requests
+from kmatrix.records.decode import as_json
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.status.alerts import Alert
 
 CREATED = 1_795_152_180.0  # 2026-11-20 05:23:00 UTC
 DATA = "1a2b3c4d5e6f" + "0" * 52
@@ -50,6 +56,10 @@ class FakeRun:
     result: bool = True
     log_tail: tuple[str, ...] = ()
     asked: tuple[str, ...] | None = None
+    reused_from: str = ""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 60.0  # of its attempt
+    code: str = ""  # SHA-256 of the sources that it ran
 
     @property
     def all_axes(self) -> dict[str, str]:
@@ -58,6 +68,7 @@ class FakeRun:
     @property
     def name(self) -> str:
         more = "".join(f"_{label}{value}" for label, value in self.axes.items())
+        more = re.sub(r"[^ -.0-~]", "_", more)  # what the name of a run cannot have
         return f"gpt2_{self.optimizer}{more}_{self.gpus}{'gpu' if self.device == 'cuda' else 'cpu'}"
 
     @property
@@ -82,22 +93,20 @@ def make_matrix(
     name: str = "test_matrix_results_20261120_052300",
     planned: Sequence[FakeRun] = (),
     cuts: Sequence[tuple[int, str]] = (),
-    took: float | None = 723.0,
     verdict: Mapping[str, Any] | None = None,
+    engine: str = "local",
 ) -> MatrixDir:
-    """Write a matrix. planned: runs without a directory yet. took: duration in seconds, None if it still runs.
-
-    verdict: the rules in matrix.json.
-    """
+    """Write a matrix. planned: runs that nobody has taken yet.  verdict: the rules in matrix.json."""
     matrix = MatrixDir(root / name)
-    for run in runs:
-        make_run(matrix, run)
     all_runs = [*runs, *planned]
     labels = dict.fromkeys(label for run in all_runs for label in run.all_axes)
+    records = [run_json(run) for run in all_runs]
+    common = plans.common_of(records)
     write_json(
         matrix.matrix_json,
         {
             "name": name,
+            "engine": engine,
             "created": CREATED,
             "command": "make test-matrix MAX_ITERS=100",
             "axes": [
@@ -109,50 +118,80 @@ def make_matrix(
                 for label in labels
             ],
             "overrides": ["MAX_ITERS=100"],
-            "runs": [{"name": run.name, "run_id": run.run_id, "axes": run.all_axes} for run in all_runs],
+            "common": common,
+            "runs": [plans.planned(common, record) for record in records],
             "cuts": [{"count": count, "reason": reason} for count, reason in cuts],
             "provenance": provenance(all_runs),
             **({} if verdict is None else {"verdict": dict(verdict)}),
         },
     )
-    status = "running" if took is None else "finished"
-    ended = None if took is None else CREATED + took
-    counts = {status: sum(run.status == status for run in runs) for status in {run.status for run in runs}}
-    status_fields = {
-        "status": status,
-        "started": CREATED,
-        "ended": ended,
-        "pid": 4242,
-        "host": "node-1",
-        "counts": counts,
-    }
-    write_json(matrix.status, status_fields)
+    started = CREATED
+    for run in runs:  # one after the other, so that they do not share the machine
+        make_run(matrix, run, started=started)
+        started += 0 if run.status in ("skipped", "planned") else run.seconds
+    if skipped := {run.name: Request(skip=run.reason or "too few GPUs") for run in runs if run.status == "skipped"}:
+        write_json(matrix.path / "control" / "requests.json", as_json(Requests(runs=skipped)))
     return matrix
 
 
-def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
-    """Write the directory of one run: the files that the runner and the trainer have written up to its status."""
+def replan(matrix: MatrixDir, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change what was planned. change: returns the new values of run.json of a run, from the old ones."""
+    plan = json.loads(matrix.matrix_json.read_text(encoding="utf-8"))
+    records = [change(plans.whole(plan["common"], run)) for run in plan["runs"]]
+    plan["common"] = plans.common_of(records)
+    plan["runs"] = [plans.planned(plan["common"], record) for record in records]
+    write_json(matrix.matrix_json, plan)
+    for record in records:
+        if (folder := matrix.run(record["name"])).run_json.exists():
+            write_json(folder.run_json, {**record, "matrix": matrix.name})
+
+
+def edit_attempt(folder: RunDir, number: int = 1, **changes: Any) -> None:
+    """Change an attempt of a run, or add one like another. A change of its end is in `end`."""
+    path = attempts.path_of(folder.path, number)
+    other = path if path.exists() else next(attempts.folder(folder.path).iterdir())
+    known = json.loads(other.read_text(encoding="utf-8"))
+    end = {"end": {**known.get("end", {}), **changes["end"]}} if changes.get("end") else {}
+    write_json(
+        path,
+        {name: value for name, value in {**known, "number": number, **changes, **end}.items() if value is not None},
+    )
+
+
+def write_alerts(folder: RunDir, *alerts: Alert) -> None:
+    """Write the alerts of a run as its program does."""
+    for alert in alerts:
+        files.append_jsonl(folder.alerts, as_json(alert))
+
+
+def run_json(run: FakeRun) -> dict[str, Any]:
+    """Return the planned values of a run."""
+    record = {"run_id": run.run_id, "name": run.name, "axes": run.all_axes, "symbols": dict(run.symbols)}
+    record |= {} if run.asked is None else {"asked": list(run.asked)}
+    record |= {"reused_from": run.reused_from} if run.reused_from else {}
+    return {**record, "train": train_fields(run), "timeout_s": 0, "provenance": provenance([run])}
+
+
+def make_run(matrix: MatrixDir, run: FakeRun, *, started: float = CREATED) -> RunDir:
+    """Write the folder of one run: the files that its program and the trainer have written up to its status."""
     folder = matrix.run(run.name)
-    folder.path.mkdir(parents=True)
-    record = {"run_id": run.run_id, "name": run.name, "matrix": matrix.name, "axes": run.all_axes, "symbols": {}}
-    if run.asked is not None:
-        record["asked"] = list(run.asked)
-    write_json(folder.run_json, {**record, "train": train_fields(run), "timeout_s": 0, "provenance": provenance([run])})
-    ended = None if run.status == "running" else CREATED + 60
-    code = {"finished": 0, "failed": 1, "stopped": 130}.get(run.status)
-    state = {"run_id": run.run_id, "name": run.name, "status": run.status, "reason": run.reason, "attempt": run.attempt}
     if run.status in ("skipped", "planned"):
-        write_json(
-            folder.status, {**state, "attempt": 0, "started": None, "ended": None, "exit_code": None, "pid": None}
-        )
         return folder
-    tail = {"log_tail": list(run.log_tail)} if run.status == "failed" else {}
-    ended_as = {"kind": run.kind, "ended": ended, "exit_code": code}
-    # Without times of day: runs of one matrix that all began at the same time would share the machine.
-    took = {"seconds": 60.0} if ended else {"started": CREATED}
-    attempt = {"attempt": run.attempt, "status": run.status, "kind": run.kind, "reason": run.reason, "exit_code": code}
-    attempts = [{**attempt, **took}]
-    write_json(folder.status, {**state, "started": CREATED, **ended_as, "pid": 4243, **tail, "attempts": attempts})
+    folder.path.mkdir(parents=True)
+    write_json(folder.run_json, {**run_json(run), "matrix": matrix.name})
+    code = {"finished": 0, "failed": 1, "stopped": 130}.get(run.status, 0)
+    kind = run.kind or {"failed": "error"}.get(run.status, run.status)
+    exits = tuple(Exit(rank=rank, code=code, host="node-1") for rank in range(run.gpus))
+    end = End(
+        kind=kind, reason=run.reason or "", seconds=run.seconds, at=started + run.seconds, exits=exits,
+        log_tail=run.log_tail if run.status == "failed" else (),
+    )  # fmt: skip
+    # A run that trains does so on another host: its file has just been written.
+    attempt = Attempt(
+        number=run.attempt, host="node-1", boot="boot-1", pid=4243, started=started, code=run.code, seconds=run.seconds,
+        end=None if run.status == "running" else end,
+    )  # fmt: skip
+    write_json(attempts.path_of(folder.path, run.attempt), as_json(attempt))
     folder.output_log.write_text("\n".join(run.log_tail) + "\n", encoding="utf-8")
     lines = metrics(run)
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

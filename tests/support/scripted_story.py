@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 import scripted_trainer
 from clones import Clone
 from factories import make_data
-from fake_torchrun import install
+from kmatrix.records.attempts import read_all
 from kmatrix.records.paths import MatrixDir
-from story import complete_lines, kill, load_json, matrices, processes_below
+from story import complete_lines, kill, matrices, processes_below
 from waiting import wait_until
 
 FIRST = 1337  # the default of SEED
@@ -34,7 +35,7 @@ class ScriptedStory:
     def __init__(self, clone: Clone, folder: Path, background: Callable[..., subprocess.Popen[bytes]]) -> None:
         self.clone, self.results, self._background = clone, folder / "results", background
         self.results.mkdir(parents=True)
-        self.path = install(folder / "python", scripted_trainer.__file__)
+        shutil.copy(scripted_trainer.__file__, clone.root / "gpt2/train.py")
         self.data = folder / "data"
         make_data(self.data)
         clone.check("defconfig-gpt2-cpu-quick")
@@ -57,14 +58,14 @@ class ScriptedStory:
         return [word for word in (*SETTINGS, *places) if word.partition("=")[0] not in given] + list(more)
 
     def make(self, *arguments: str, status: int = 0, **variables: str) -> str:
-        done = self.clone.make(*arguments, **{"PYTHONPATH": self.path, **variables})
+        done = self.clone.make(*arguments, **variables)
         assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
         assert "Traceback" not in done.stderr
         return done.stdout if not status else done.stdout + done.stderr
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         """Start a command in the background."""
-        return self._background(*arguments, **{"PYTHONPATH": self.path, **variables})
+        return self._background(*arguments, **variables)
 
     def matrix(self, ends: Mapping[str, Sequence[float | str]], *more: str, status: int = 0) -> tuple[MatrixDir, str]:
         """Run a matrix, and return it with what was printed."""
@@ -100,9 +101,9 @@ class ScriptedStory:
         return {run["name"]: run["status"] for run in view["runs"]}
 
 
-def attempts(run: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = load_json(run / "status.json")["attempts"]
-    return found
+def kinds(run: Path) -> list[str]:
+    """Return how the attempts of a run ended."""
+    return [one.end.kind if one.end else "" for one in read_all(run)]
 
 
 @pytest.fixture

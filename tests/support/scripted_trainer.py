@@ -1,4 +1,4 @@
-"""A trainer whose ends are scripted, in place of torchrun and its ranks, as a program: `-m torch.distributed.run ...`.
+"""A trainer whose ends are scripted, in place of gpt2/train.py of a clone.
 
 script.json next to the matrices has them: {"first": seed, "ends": {optimizer: [the end of each seed from then on]}}.
 An end is a loss, "nan" (it diverges), "fail" (it crashes in its first attempt), "fails" (in each), or "oom" (there is
@@ -36,18 +36,18 @@ def train() -> int:
 
     def end(status: str, step: int, **known: object) -> None:
         values = {"run_id": plan["run_id"], "attempt": attempt, "status": status, "step": step, "seconds": 0.1}
-        write(folder / "result.json", {**values, "initial_val_loss": START_LOSS, **known})
+        values |= {"used": used, "adjusted": adjusted, "initial_val_loss": START_LOSS}
+        write(folder / "result.json", {**values, **known})
 
     def stop(*_: object) -> None:
         end("stopped", MIDDLE, kind="signal", reason=f"stopped at step {MIDDLE}")
         os._exit(1)
 
-    signal.signal(signal.SIGTERM, stop)
-    number = note_start(results, {"matrix": folder.parent.name, "run": folder.name, "attempt": attempt})
     used = {**fields, "batch_size": batch, "gradient_accumulation": fields["global_batch"] // batch}
     changed = [name for name in ("batch_size", "gradient_accumulation") if used[name] != fields[name]]
     adjusted = [{"field": name, "from": fields[name], "to": used[name], "why": "memory"} for name in changed]
-    write(folder / "run_used.json", {"train": used, "adjusted": adjusted})
+    signal.signal(signal.SIGTERM, stop)
+    number = note_start(results, {"matrix": folder.parent.name, "run": folder.name, "attempt": attempt})
     if outcome == "oom" and batch > 1:
         end("failed", 0, kind="oom", reason=f"out of memory with {batch} sequences")
         return 1

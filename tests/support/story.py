@@ -14,12 +14,12 @@ import psutil
 from checkpoints import final_of
 
 KINDS = (  # kind of a process, and a part of its command line; the first match counts
-    ("guard", "guard.py"),
     ("recorder", "kmatrix.gpu.recorder"),
     ("tracker", "kmatrix.track"),
-    ("trainer", "torch.distributed.run"),
     ("rank", "gpt2.train"),
-    ("runner", "-m kmatrix"),
+    ("program", "-m kmatrix run "),
+    ("runner", "-m kmatrix runner "),
+    ("command", "-m kmatrix"),
 )
 
 

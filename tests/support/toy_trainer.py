@@ -21,7 +21,7 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 record = json.loads((run / "run.json").read_text(encoding="utf-8"))
 train = record["train"]
 stops: list[int] = []
-signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
+signal.signal(signal.SIGTERM, lambda number, _: (stops.append(number), (run / f"asked.{rank}").touch()))
 meeting, checkpoints = run / f".meet{args.attempt}", run / "checkpoints"
 
 

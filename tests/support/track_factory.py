@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.records import attempts
+from kmatrix.records.attempts import Attempt, End
+from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.track.tracker import StoredRun
@@ -69,17 +72,21 @@ def write_recording(run: RunDir, seconds: range, *, gpus: int = 2) -> None:
     array.close()
 
 
-def write_status(run: RunDir, status: str = "finished", *, attempt: int = 1, **known: object) -> None:
-    """Write status.json as a runner does after an attempt, and the result of a finished one as its trainer does."""
-    if status == "finished":
-        write_json(run.result, {"status": status, "attempt": attempt})
-    write_json(run.status, {"status": status, "attempt": attempt, "attempts": [], **known})
+def write_end(
+    run: RunDir, kind: str = "finished", *, attempt: int = 1, at: float = START_TIME, reason: str = ""
+) -> None:
+    """Write how an attempt ended, as the program of the run does; "" for one that trains."""
+    end = End(kind=kind, reason=reason, at=at) if kind else None
+    made = Attempt(number=attempt, host="n1", started=START_TIME, end=end)
+    write_json(attempts.path_of(run.path, attempt), as_json(made))
 
 
-def write_used(run: RunDir, hosts: tuple[str, ...], *, attempt: int = 1) -> None:
-    """Write run_used.json as the trainer does. hosts: of each rank; one node for each of them that differs."""
-    about = {"train": {"num_nodes": len(set(hosts))}, "adjusted": [], "attempt": attempt, "hosts": list(hosts)}
-    write_json(run.run_used, about)
+def write_nodes(run: RunDir, hosts: tuple[str, ...], *, attempt: int = 1) -> None:
+    """Write an attempt on these nodes, as its programs do before its first line of metrics."""
+    made = Attempt(number=attempt, host=hosts[0], nodes=len(hosts), started=START_TIME)
+    write_json(attempts.path_of(run.path, attempt), as_json(made))
+    for node, host in enumerate(hosts[1:], 1):
+        write_json(run.path / "nodes" / f"{node}.json", {"host": host, "attempt": attempt})
 
 
 def expected_values(run: RunDir) -> dict[int, dict[str, float]]:

@@ -77,6 +77,7 @@ class SimPlace:
     job: str = ""
     gpus: tuple[str, ...] = ()
     pulse_s: float = 1.0
+    replaces_nodes: bool = False
 
     def grace_of(self, signal: str) -> float:
         return 30.0
@@ -254,6 +255,7 @@ class World:
         self.faults_allowed = dict.fromkeys(names, 1)
         (path / "control").mkdir(parents=True)
         plan = [{"name": name, "run_id": f"id-{name}"} for name in names]
+        (path / "config.txt").touch()
         write_json(path / "matrix.json", {"name": "m", "runs": plan}, durable=False)
 
     stopped_at: float | None

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.json_array import ArrayTail, JsonArrayFile
-from kmatrix.records.decode import as_json
+from kmatrix.records.decode import replaced
 from kmatrix.records.files import LineTail, append_jsonl, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.place import Place
 from kmatrix.records.runs import merged_metrics
+from kmatrix.status.alerts import Alert, AlertKind, Severity
 from kmatrix.track.feed import COARSE_S, FINE_S, AlertTail, DeviceTail, PointTail, RunFeed
 from kmatrix.track.tracker import RUN_ID, AlertLevel, identity
+from records_factory import write_alerts
 from track_factory import (
     START_TIME,
     append_metrics,
@@ -26,10 +27,10 @@ from track_factory import (
     expected_values,
     loss,
     make_run_dir,
+    write_end,
+    write_nodes,
     write_recording,
-    write_status,
     write_training,
-    write_used,
 )
 
 
@@ -204,37 +205,31 @@ def test_a_long_run_is_returned_in_parts_without_loss(run):
 def test_the_nodes_of_each_attempt_come_before_its_points_and_those_of_one_node_never(run):
     feed = RunFeed(run)
     assert not feed.read().config
-    write_used(run, ("n1", "n1", "n2", "n2"))
+    write_nodes(run, ("n1", "n2"))
     write_training(run, range(2))
     batch = feed.read()
     assert batch.config == {"nodes": "2", "hosts": "n1, n2"}
     assert batch.points
-    write_used(run, ("n1", "n1", "n2", "n2"), attempt=2)
+    write_nodes(run, ("n1", "n2"), attempt=2)
     assert not feed.read().config
-    write_used(run, ("n3", "n3", "n2", "n2"), attempt=3)
+    write_nodes(run, ("n3", "n2"), attempt=3)
     assert feed.read().config == {"nodes": "2", "hosts": "n3, n2"}
-    write_used(run, ("n1", "n1"))
+    write_nodes(run, ("n1",), attempt=4)
     assert not RunFeed(run).read().config
 
 
 def test_alerts_of_rules_events_and_failures_are_returned_once(run):
-    rule = {
-        "kind": "throttle",
-        "severity": "warning",
-        "about": "GPU 1",
-        "since": START_TIME,
-        "until": None,
-        "reason": "heat",
-    }
+    rule = Alert(kind=AlertKind.THROTTLE, severity=Severity.WARNING, about="GPU 1", since=START_TIME, reason="heat")
     tail = AlertTail(run)
-    write_status(run, "running", alerts=[rule], attempts=[{"attempt": 1, "status": "running"}])
+    write_end(run, "")
+    write_alerts(run, rule)
     append_jsonl(run.events, {"time": START_TIME + 5, "step": 7, "event": "checkpoint refused", "text": "to step 5"})
     append_jsonl(run.events, {"time": START_TIME + 6, "step": 8, "event": "checkpoint", "text": "step 8"})
     first, second = tail.read()
     assert (first.alert.title, first.alert.level) == ("throttle of GPU 1", AlertLevel.WARN)
     assert second.alert.text == "step 7: to step 5"
-    attempt = {"attempt": 1, "status": "failed", "ended": START_TIME + 9, "reason": "out of memory"}
-    write_status(run, "failed", alerts=[{**rule, "until": START_TIME + 9}], attempts=[attempt])
+    write_alerts(run, replaced(rule, until=START_TIME + 9))
+    write_end(run, "oom", reason="out of memory", at=START_TIME + 9)
     (failed,) = tail.read()
     assert (failed.alert.title, failed.alert.text) == (f"{run.name} failed", "out of memory")
     assert failed.alert.level is AlertLevel.ERROR
@@ -290,7 +285,7 @@ def test_a_device_sample_of_the_wrong_type_costs_only_itself(run, key, wrong):
 
 def test_a_copy_of_a_matrix_has_runs_of_its_own_at_the_trackers(run):
     matrix = MatrixDir(run.path.parent)
-    write_json(matrix.matrix_json, {"place": as_json(Place.of(matrix))})
+    write_json(matrix.matrix_json, {"place": str(matrix.path.resolve())})
     original = identity(run)
     copied = RunDir(Path(shutil.copytree(matrix.path, matrix.path.with_name("copy"))) / run.name)
     copy = identity(copied)
@@ -299,7 +294,7 @@ def test_a_copy_of_a_matrix_has_runs_of_its_own_at_the_trackers(run):
     assert (copy.name == run.name, copy.group) == (False, "copy")
     # Renaming changes neither, and a copy of the copy is another one.
     assert identity(RunDir(copied.path.parent.rename(matrix.path.with_name("again")) / run.name)).id == copy.id
-    moved = RunDir(matrix.path.rename(matrix.path.with_name("moved")) / run.name)
-    assert identity(moved).id == original.id
     second = RunDir(Path(shutil.copytree(matrix.path.with_name("again"), matrix.path.with_name("third"))) / run.name)
     assert len({identity(second).id, copy.id, original.id}) == 3
+    moved = RunDir(matrix.path.rename(matrix.path.with_name("moved")) / run.name)
+    assert identity(moved).id == original.id

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kmatrix.cli.trackers import _pending
 from kmatrix.errors import LaunchError
 from kmatrix.records.tracking import SyncState, is_syncing, pending_messages, read_track, sync_status
 from kmatrix.track import sidecar
@@ -26,10 +27,10 @@ from track_factory import (
     expected_values,
     loss,
     make_run_dir,
+    write_end,
+    write_nodes,
     write_recording,
-    write_status,
     write_training,
-    write_used,
 )
 from waiting import wait_until
 
@@ -49,7 +50,7 @@ def short_pauses(monkeypatch):
         ("PAUSE_S", 0.01),
         ("POLL_S", 0.01),
         ("WRITE_S", 0.02),
-        ("STATUS_S", 0.0),
+        ("END_S", 0.0),
     ):
         monkeypatch.setattr(sidecar, name, value)
     # `feed` installs handlers in this process, which is pytest.
@@ -67,9 +68,8 @@ def send(run, *trackers, limit_s=60.0, **options):
 
 
 def test_a_tracker_gets_the_nodes_of_a_run_before_its_points(run):
-    write_used(run, ("n1", "n2"))
+    write_nodes(run, ("n1", "n2"))
     write_training(run, range(3))
-    write_status(run)
     tracker = MemoryTracker()
     assert send(run, tracker)[0] == 0
     assert tracker.configs == [(0, {"nodes": "2", "hosts": "n1, n2"})]
@@ -99,7 +99,7 @@ def during_feed():
 def test_a_finished_run_is_sent_completely_with_its_status(run):
     write_training(run, range(30))
     write_recording(run, range(30))
-    write_status(run)
+    write_end(run)
     store = MemoryTracker()
     code, sent = send(run, store)
     assert code == 0
@@ -114,9 +114,7 @@ def test_a_finished_run_is_sent_completely_with_its_status(run):
 def test_a_second_sync_sends_nothing(run):
     write_training(run, range(30))
     write_recording(run, range(30))
-    write_status(
-        run, "failed", attempts=[{"attempt": 1, "status": "failed", "ended": START_TIME + 30, "reason": "nan"}]
-    )
+    write_end(run, "nan", at=START_TIME + 30)
     store = MemoryTracker()
     send(run, store)
     send(run, store)
@@ -131,7 +129,7 @@ def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, d
         write_training(run, range(20))
         wait_until(lambda: len(store.rows) == 20)
         write_training(run, range(20, 40))
-        write_status(run)
+        write_end(run)
 
     code, _ = send(run, store, parent=during_feed(continue_run))
     assert code == 0
@@ -142,7 +140,7 @@ def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, d
 def test_sigterm_means_that_the_attempt_has_ended(run, monkeypatch):
     store = MemoryTracker()
     write_training(run, range(20))
-    write_status(run, "stopped")
+    write_end(run, "stopped")
     reached = sidecar._AttemptEnd.reached
 
     def once_sent(end):
@@ -161,7 +159,7 @@ def test_steps_sent_by_a_killed_process_are_not_sent_again_and_none_is_missing(r
     store = MemoryTracker()
     store.rows = [(step, START_TIME + step, {"train/loss": loss(step)}) for step in range(7)]  # all else was lost
     write_training(run, range(10, 30))
-    write_status(run)
+    write_end(run)
     send(run, store)
     assert store.steps() == expected_values(run)
     assert store.sent_twice() == []
@@ -170,14 +168,14 @@ def test_steps_sent_by_a_killed_process_are_not_sent_again_and_none_is_missing(r
 def test_a_step_started_by_one_attempt_and_completed_by_the_next_is_complete(run):
     write_training(run, range(20))
     append_metrics(run, 20, val__loss=4.0)
-    write_status(run, "stopped")
+    write_end(run, "stopped")
     store = MemoryTracker()
     send(run, store)
     assert store.steps()[20] == {"attempt": 1, "val/loss": 4.0}
     append_resume(run, 20)
     append_metrics(run, 20, attempt=2, train__loss=5.8)
     write_training(run, range(21, 30), attempt=2)
-    write_status(run, attempt=2)
+    write_end(run, attempt=2)
     send(run, store)
     assert store.steps()[20] == {"attempt": 1, "val/loss": 4.0, "train/loss": 5.8}
     assert store.sent_twice() == []
@@ -189,7 +187,7 @@ def test_a_step_that_is_stored_but_unreadable_is_not_sent_again(run):
             return {step: {} for step in range(20)}
 
     write_training(run, range(30))
-    write_status(run)
+    write_end(run)
     store = Server()
     send(run, store)
     assert [step for step, _, _ in store.rows] == list(range(20, 30))
@@ -197,12 +195,12 @@ def test_a_step_that_is_stored_but_unreadable_is_not_sent_again(run):
 
 def test_a_resumed_run_sends_repeated_steps_once_and_reports_nothing_if_they_agree(run):
     write_training(run, range(26))
-    write_status(run, "failed")
+    write_end(run, "signal")
     store = MemoryTracker()
     send(run, store)
     append_resume(run, 20)
     write_training(run, range(20, 40), attempt=2)
-    write_status(run, attempt=2)
+    write_end(run, attempt=2)
     send(run, store)
     assert sorted(store.steps()) == list(range(40))
     assert store.sent_twice() == []
@@ -215,7 +213,7 @@ def test_a_repeated_step_that_differs_is_reported_once(run):
     send(run, store)
     append_resume(run, 20)
     write_training(run, range(20, 40), attempt=2, off=0.01)
-    write_status(run, attempt=2)
+    write_end(run, attempt=2)
     send(run, store)
     send(run, store)
     ((title, text),) = store.alerts
@@ -227,7 +225,7 @@ def test_a_tracker_that_refuses_temporarily_is_retried_during_the_run(run, durin
     store = MemoryTracker()
     store.refuse = [ConnectionError("no route"), TimeoutError("no answer"), ValueError()]
     write_training(run, range(20))
-    write_status(run)
+    write_end(run)
     code, sent = send(run, store, parent=during_feed(lambda: wait_until(lambda: len(store.rows) == 20)))
     assert (code, store.opened, sent["memory"].error) == (0, 4, "")
     assert store.steps() == expected_values(run)
@@ -237,7 +235,7 @@ def test_a_tracker_that_always_refuses_is_reported_and_does_not_block_the_others
     dead, store = MemoryTracker(), MemoryTracker()
     dead.refuse = [ConnectionError("401: your key\nis wrong")] * 100
     write_training(run, range(20))
-    write_status(run)
+    write_end(run)
     code, sent = send(run, dead, store)
     assert code == 1
     assert (sent["memory"].state, sent["memory"].waiting) == (SyncState.FAILED, 20)
@@ -250,7 +248,7 @@ def test_a_hanging_tracker_is_abandoned_after_the_limit_and_synced_later(run, mo
     hanging, store, lasts = MemoryTracker(), MemoryTracker(), threading.Event()
     hanging.hang = lasts.wait
     write_training(run, range(20))
-    write_status(run)
+    write_end(run)
     at = [0.0, 100.0]  # s: when the other tracker got everything; the clock of the feed, which stands still until then
 
     def clock() -> float:
@@ -287,7 +285,7 @@ def test_a_full_disk_under_track_json_does_not_prevent_sending(run, monkeypatch,
 
     monkeypatch.setattr(sidecar, "write_track", raise_disk_full)
     write_training(run, range(20))
-    write_status(run)
+    write_end(run)
     store = MemoryTracker()
     code, sent = send(run, store)
     assert (code, sent) == (0, {})
@@ -321,8 +319,17 @@ def test_pending_steps_of_a_killed_process_are_counted_from_the_files_of_the_run
     ]
 
 
+def test_steps_of_an_attempt_that_ran_without_a_tracker_are_pending_for_track_sync(run):
+    write_training(run, range(10))
+    write_end(run)
+    send(run, MemoryTracker())
+    assert _pending(run) == ()
+    write_training(run, range(10, 12), attempt=2)
+    assert _pending(run) == ("memory",)
+
+
 def test_a_fully_synced_run_is_not_reported(run):
     write_training(run, range(20))
-    write_status(run)
+    write_end(run)
     send(run, MemoryTracker())
     assert pending_messages([(run.name, sent) for sent in sync_status(run)], "m") == []

@@ -40,10 +40,10 @@ PAGE = "PORT= HOST="
 CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
 MATRIX = "TARGET= RESULTS_DIR="
 # Symbols that `continue` may change, because they say how jobs are submitted, not what they train.
-OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|PACK_NODES|STAGE_DIR")
+OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|PACK_NODES")
 RUNS = "TARGET= RUN= RESULTS_DIR="
-START_TAKES = "GPUS= PREFLIGHT=1 SIMULATE="
-RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= BUDGET_HOURS= BUDGET_DOLLARS="
+START_TAKES = "GPUS= HOSTS= PREFLIGHT=1 SIMULATE="
+RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= HOSTS= SIMULATE= CODE=checkout BUDGET_HOURS= BUDGET_DOLLARS="
 ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 
 
@@ -187,11 +187,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "help": Command("", "show this list"),
         "setup": Command("", "create .venv with everything that training needs"),
         "setup-trackers": Command("", "install W&B, Trackio and TensorBoard too, for TRACKER="),
-        "setup-kubernetes": Command("", "install the client of Kubernetes too, for ENGINE=kubernetes"),
         "quickstart": Command(
             START + "quickstart", "compare two optimizers on the CPU in minutes", START_TAKES, assigns=True
         ),
-        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1 PROBE=1"),
+        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1"),
     },
     "Configuration (NAME=value sets a symbol; O= KCONFIG= KCONFIG_CONFIG=)": {
         "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
@@ -244,7 +243,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             assigns=True,
         ),
         "status": Command(STATUS + "status", "show the state of every run", f"STATUS= JSON=1 {MATRIX}"),
-        "estimate": Command(STATUS + "estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
+        "estimate": Command("kmatrix.cli.estimate:estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
         "logs": Command(LOGS + "logs", "follow the output of a run, on a cluster of node NODE=", f"NODE= {RUNS}"),
         "stop": Command(STOP + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
         "hold": Command(REQUEST + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),

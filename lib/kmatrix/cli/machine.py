@@ -12,19 +12,22 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
-from kmatrix.engines.slurm.checks import slurm_checks, storage_checks
-from kmatrix.engines.slurm.script import JobPlace
+from kmatrix.engines import kubernetes
+from kmatrix.engines.kubernetes import Kubernetes
+from kmatrix.engines.slurm import Slurm
+from kmatrix.engines.slurm_nodes import Nodes, read_settings
 from kmatrix.errors import KmatrixError
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
-from kmatrix.records.jobs.files import SLURM
+from kmatrix.records.matrix import KUBERNETES, SLURM, TITLES
 from kmatrix.records.paths import ROOT, below_root, program_environment
 from kmatrix.simulate.library import simulation
-from kmatrix.text import Column, plural, shown, table
-from kmatrix.track.available import PACKAGES, TITLES, WANDB_SYMBOLS, login, missing
+from kmatrix.text import Column, duration, memory_size, plural, shown, table
+from kmatrix.track.available import PACKAGES, WANDB_SYMBOLS, login, missing
+from kmatrix.track.available import TITLES as TRACKERS
 
 CONFIG = "configuration"  # name of the check of .config
 
@@ -64,7 +67,7 @@ def _checks(arguments: Arguments) -> Iterator[Check]:
 
 def trackers(chosen: Collection[str], symbols: Mapping[str, str]) -> Iterator[Check]:
     """Check whether each tracker is installed. chosen: trackers of .config, which must be.  symbols: those of W&B."""
-    for name, title in TITLES.items():
+    for name, title in TRACKERS.items():
         if absent := missing([name]):
             message = f"not installed: {', '.join(absent)}"
             if name in chosen:
@@ -97,11 +100,28 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
     yield from trackers(config.trackers, {name: tree.value(name) or "" for name in WANDB_SYMBOLS})
     folders = {"RESULTS_DIR": config.results_dir, "DATA_DIR": config.data_dir, "CHECKPOINT_DIR": config.checkpoint_dir}
     yield from places({name: below_root(folder) for name, folder in folders.items() if folder})
-    texts = {name: tree.value(name) or "" for name in tree.names("SLURM_")}
-    yield from slurm_checks(texts, selected=config.engine == SLURM)
-    if yes(arguments, "PROBE"):
-        place = JobPlace(root=ROOT, python=Path(sys.executable))
-        yield from storage_checks(texts, below_root(config.results_dir), place)
+    yield from cluster(config.engine, {name: tree.value(name) or "" for name in tree.names()})
+
+
+def cluster(engine: str, symbols: Mapping[str, str]) -> Iterator[Check]:
+    """Check the cluster of .config: whether it answers, and which nodes it has."""
+    try:
+        if engine == SLURM:
+            found = Slurm(read_settings(symbols, os.environ)).cluster()
+            yield from (ok(f"partition {one.partition}", " ".join(_words(one))) for one in found.nodes)
+            for problem in found.problems(()):
+                yield broken("Slurm", ": ".join(filter(None, (problem.what, problem.why))), problem.hint)
+        elif engine == KUBERNETES:
+            Kubernetes(kubernetes.read_settings(symbols)).poll("km-check")
+            yield ok(TITLES[engine], "answers, and lists Jobs and pods")
+    except KmatrixError as error:
+        yield broken(TITLES[engine], ": ".join(filter(None, (error.what, error.why))), error.hint)
+
+
+def _words(nodes: Nodes) -> Iterator[str]:
+    yield f"{plural(nodes.count, 'node')} with {plural(nodes.cpus, 'CPU')}, {memory_size(nodes.memory_mib * 2**20)}"
+    yield f"and {plural(nodes.gpus, 'GPU')} ({nodes.gres})," if nodes.gpus else "and no GPU,"
+    yield "no time limit" if nodes.seconds is None else f"at most {duration(nodes.seconds)}"
 
 
 def gputop(arguments: Arguments) -> int:

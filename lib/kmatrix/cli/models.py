@@ -10,12 +10,12 @@ from typing import NoReturn
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.doctor import need_torch
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.report.analysis import analyse
-from kmatrix.runner.execute import need_torch
 from kmatrix.text import UNKNOWN, columns, disk_size, make_command, plural, shown, table, time_of_day
 
 SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP_P": float, "SEED": int, "DEVICE": str}

@@ -15,7 +15,6 @@ from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
 from kmatrix.experiment.inputs.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import (
-    EarlierTimes,
     Plan,
     RunKind,
     budget_warnings,
@@ -46,7 +45,7 @@ from kmatrix.plan.feasibility import (
 )
 from kmatrix.plan.memory import MemoryNeed, memory, warnings
 from kmatrix.plan.risk import Risk
-from kmatrix.records.jobs.files import LOCAL, SLURM
+from kmatrix.records.matrix import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import budget_s
 from kmatrix.text import (
@@ -197,7 +196,6 @@ def plan(arguments: Arguments) -> int:
     unasked = made.nodes.warning if made.nodes else ""
     warned = dict.fromkeys([unasked] if unasked else [])
     found: dict[RunKind, tuple[Risk, ...]] = {}
-    earlier = EarlierTimes(made.cpu_runs.results_dir, made.gpus)
     for planned in made.runs:
         config = planned.config
         devices = _devices(made, config, asked)
@@ -205,10 +203,10 @@ def plan(arguments: Arguments) -> int:
         grouped.setdefault(tuple(_forecast_lines(config, devices, data_dir, cpu)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
         # Earlier runs tell the time of those that are planned for this machine.
-        here = None if asked or made.nodes else earlier
+        here = None if asked or made.nodes else made.earlier
         warned.update(dict.fromkeys(budget_warnings(config, devices, cpu, here)))
         if planned.kind not in found:
-            found[planned.kind] = risks_on(config, devices, made.cpu_runs, made.nodes)
+            found[planned.kind] = risks_on(config, devices, made.earlier, made.nodes)
     for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
     for note in made.notes:
@@ -221,7 +219,7 @@ def plan(arguments: Arguments) -> int:
     for text in refuse_risks(made, found):
         print(f"warning: {text}")
     if made.config.engine != LOCAL and not unasked:
-        from kmatrix.cli.running.jobs import show_jobs
+        from kmatrix.cli.running.cluster import show_jobs
 
         show_jobs(made)
     return 0
@@ -233,7 +231,7 @@ def _cpu(made: Plan, config: RunConfig) -> CpuSpeed | None:
         return None
     if made.nodes:
         return cpu_speed(config.train, there=made.nodes.cores(config))
-    return made.cpu_runs.speed(config.shape, config.train)
+    return made.earlier.cpu_speed(config.shape, config.train)
 
 
 def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[GpuModel]:

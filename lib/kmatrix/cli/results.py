@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.targets import ask, find_named, find_target, results_dir, warn_missing
+from kmatrix.cli.targets import find_named, find_target, results_dir
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
@@ -31,7 +31,7 @@ EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 def page(arguments: Arguments) -> int:
     """Write report.html, and the files whose numbers it shows: summary_report.txt, results.json, all_results.json."""
-    numbers = analyse(_current(arguments))
+    numbers = analyse(find_target(arguments))
     path = write_page(numbers)
     write_summary(numbers)
     print(f"wrote {shown(path)}")
@@ -76,24 +76,13 @@ def _folder_named(below: Path, text: str) -> MatrixDir:
 
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
-    report(_current(arguments), draw=False)
+    report(find_target(arguments), draw=False)
     return 0
-
-
-def _current(arguments: Arguments) -> MatrixDir:
-    """Return the matrix of TARGET=, with what its engine knows by now about its runs."""
-    matrix = find_target(arguments)
-    ask(matrix)  # which runs are running
-    warn_missing(matrix)
-    return matrix
 
 
 def graphs(arguments: Arguments) -> int:
     """Draw the graphs from the run directories."""
-    matrix = find_target(arguments)
-    ask(matrix)  # which runs are running
-    warn_missing(matrix)
-    _draw(analyse(matrix))
+    _draw(analyse(find_target(arguments)))
     return 0
 
 
@@ -141,8 +130,6 @@ def compare(arguments: Arguments) -> int:
             why="compare needs two matrices or two runs",
             hint="pass a run of the matrix as <matrix>/<run>",
         )
-    for one in (base, new):
-        ask(MatrixDir(one.path.parent) if isinstance(one, RunDir) else one)  # which runs are running
     if base.path == new.path:
         print("note: BASE= and NEW= are the same, so no difference can be found", file=sys.stderr)
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]

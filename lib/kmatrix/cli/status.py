@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import gc
-import json
+import itertools
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TextIO
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.jobs import attempts, next_steps, place, queue_of, run_status, silence, troubles, waits
 from kmatrix.cli.jobs import counts as job_counts
-from kmatrix.cli.progress import COLOURS, colourless
-from kmatrix.cli.targets import ask, asked_statuses, find_target, running_target, warn_interrupted
-from kmatrix.engines.polling import Asking
-from kmatrix.records.decode import SCHEMA
+from kmatrix.cli.jobs import look_with_jobs, place, run_status, silence, waits
+from kmatrix.cli.targets import asked_statuses, find_target, running_target
+from kmatrix.records.decode import SCHEMA, indented_text
+from kmatrix.records.matrix import LOCAL
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
-from kmatrix.status.activity import Activity
-from kmatrix.status.outcomes import NOT_NEEDED
-from kmatrix.status.view.matrix_view import DeviceMemory, FurtherSeeds, GpuView, MatrixView, RunView
-from kmatrix.status.view.overview import Overview
+from kmatrix.status.live import GpuView
+from kmatrix.status.view import TO_COME, MatrixView, RunView, Viewer
+from kmatrix.status.wanted import NOT_NEEDED
 from kmatrix.text import (
     UNKNOWN,
     Column,
-    columns,
     count,
     duration,
-    first_names,
     make_command,
     memory_size,
     money,
@@ -47,11 +43,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-EVERY_S = 1.0  # between two frames
+EVERY_S, SCHEDULER_S = 1.0, 10.0  # between two frames; the same on a cluster
+COLOURS = {
+    Status.RUNNING: "cyan",
+    Status.FINISHED: "green",
+    Status.FAILED: "red",
+    Status.STOPPED: "yellow",
+    Status.SKIPPED: "yellow",
+}
 # New objects between two searches for cycles: a view of 10,000 runs has a million objects, and hardly a cycle. With the
 # default of 700, these searches take a fifth of the time.
 GARBAGE = 200_000
-QUARANTINED = "quarantined"  # start of a reason that is still shown after the matrix has ended
 FEWEST_RUNS = 3  # rows that are reserved for runs
 RUNS = (
     Column(title="run", words=True),
@@ -77,38 +79,31 @@ GPUS = (
 )
 # Which runs are shown if not all fit: first those that need attention.
 URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
-TITLES = ("run", "status", "step", "epoch", "left", "ends", "from")
-LEFT = (0, 1, 6)  # columns of words
 
 
 def status(arguments: Arguments) -> int:
     """Show the matrix that is running, else the newest, or TARGET=."""
     gc.set_threshold(GARBAGE)
-    wanted = asked_statuses(arguments)
+    only = asked_statuses(arguments)
     matrix = running_target(arguments) or find_target(arguments)
-    asking = Asking(lambda: ask(matrix))
-    overview = Overview(matrix, wanted, asking.newest)
-    warn_interrupted(arguments)
-    try:
-        if yes(arguments, "JSON"):
-            print(json.dumps(as_json(overview.poll()), indent=2))
-        elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            watch(overview)
-        else:
-            print(printable("\n".join(plain(overview.poll(), asked_width()))))
-    finally:
-        asking.end()
+    viewer = Viewer(path=matrix.path)
+
+    def view() -> MatrixView:
+        seen, jobs, silent = look_with_jobs(matrix.path)
+        return viewer.view(seen, jobs, silent=silent, only=only)
+
+    if yes(arguments, "JSON"):
+        print(indented_text({"schema": SCHEMA, **view().to_json()}))
+    elif is_terminal(sys.stdout):
+        watch(view)
+    else:
+        print(printable("\n".join(plain(view(), asked_width()))))
     return 0
 
 
-def as_json(view: MatrixView) -> dict[str, object]:
-    """Return the whole view for programs; unknown is None."""
-    return {"schema": SCHEMA, **_fields(view), "counts": view.counts}
-
-
-def _fields(view: MatrixView) -> dict[str, object]:
-    """Return the fields of a view, without its path: a copied matrix has the same values."""
-    return {name: value for name, value in asdict(view).items() if name != "path"}
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether an output is a terminal that can be drawn on."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def plain(view: MatrixView, width: int | None = None) -> list[str]:
@@ -122,22 +117,23 @@ def asked_width() -> int | None:
     return int(text) if text.isdecimal() and int(text) else None
 
 
-def watch(overview: Overview) -> None:
+def watch(view: Callable[[], MatrixView]) -> None:
     """Refresh the display until nothing runs or waits, or Ctrl+C is pressed, and leave the last frame on screen."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False)
-    view = overview.poll()
-    if view.is_active:
+    now = view()
+    if now.is_active:
         with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, transient=True) as live:
-            while view.is_active:
+            while now.is_active:
                 # One line less than the terminal: a full screen would scroll at each refresh.
-                live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
-                time.sleep(EVERY_S)
-                view = overview.poll()
+                live.update(drawn(screen(now, width=console.width, height=console.height - 1)), refresh=True)
+                # A scheduler is not asked each second.
+                time.sleep(EVERY_S if now.engine == LOCAL else SCHEDULER_S)
+                now = view()
     # The last frame, complete: a printed page may scroll, and the terminal wraps commands.
-    console.print(drawn(screen(view, width=console.width)), soft_wrap=True)
+    console.print(drawn(screen(now, width=console.width)), soft_wrap=True)
 
 
 def drawn(lines: list[Line]) -> Text:
@@ -154,6 +150,11 @@ def drawn(lines: list[Line]) -> Text:
             text.stylize(style, start + begin, start + end)
         start += len(line.text) + 1
     return text
+
+
+def colourless() -> bool:
+    """Return whether NO_COLOR disables colors (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +201,8 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
 
     If that is too long, name and status have a line of their own.
     """
-    parts = _counts(view)
-    is_queued = view.jobs is not None and view.jobs.activity is Activity.QUEUED
-    status = "queued" if is_queued else str(view.status)
-    parts += [text] if view.jobs is not None and (text := job_counts(view.jobs)) else []
+    parts = [*run_counts(view), *job_counts(view)]
+    status = "queued" if view.waiting and not view.running else str(view.status)
     if view.running and view.left_s is not None and view.ends is not None:
         parts += [f"left {duration(view.left_s)}", f"until {time_of_day(view.ends)}"]
     parts += [_cost(view)] if view.dollars is not None else []
@@ -213,7 +212,7 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
     return [f"{view.name}: {status}", *wrap(", ".join(parts), "  ", width)]
 
 
-def _counts(view: MatrixView) -> list[str]:
+def run_counts(view: MatrixView) -> list[str]:
     """Return `12 finished`, `3 planned` and `5 in reserve`."""
     reserve = Counter(run.status.value for run in view.runs if run.reserve)
     shown_counts = {name: number - reserve[name] for name, number in view.counts.items()}
@@ -221,7 +220,7 @@ def _counts(view: MatrixView) -> list[str]:
     return parts + ([f"{reserve.total()} in reserve"] if reserve else [])
 
 
-def _reserve_notes(view: MatrixView) -> Iterator[str]:
+def reserve_notes(view: MatrixView) -> Iterator[str]:
     """Yield what the last look at a verdict has decided, and why runs are in reserve."""
     yield from (f"verdict {text}" for text in view.looks)
     if number := sum(run.reserve for run in view.runs):
@@ -233,7 +232,7 @@ def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> l
     if not runs:
         return [Line("no run has this status")]
     indices = {gpu.uuid: gpu.index for gpu in view.gpus}
-    rows = [cells(run, [indices.get(uuid) for uuid in run.gpus]) for run in runs]
+    rows = [cells(run, place(view, run) or _gpu_numbers(run, indices)) for run in runs]
     title, *lines = table(RUNS, rows, width)
     start = title.index(RUNS[1].title)  # the status has a colour
     return [
@@ -250,12 +249,7 @@ def gpu_lines(view: MatrixView, width: int | None) -> list[Line]:
     if not view.running or not view.gpus:
         return []
     title, *rows = table(GPUS, [_gpu_cells(gpu) for gpu in view.gpus], width)
-    about = [Status.FAILED if gpu.out else None for gpu in view.gpus]
-    return [
-        Line(""),
-        Line(title, head=True),
-        *(Line(row, status) for row, status in zip(rows, about, strict=True)),
-    ]
+    return [Line(""), Line(title, head=True), *map(Line, rows)]
 
 
 def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
@@ -267,19 +261,19 @@ def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
     return [run for run in runs if run.name in names]
 
 
-def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
-    """Return one run as the cells of its row. gpus: the indices of its GPUs."""
+def cells(run: RunView, where: str = "") -> tuple[str, ...]:
+    """Return one run as the cells of its row. where: its hosts or GPUs, if they are known."""
     done = None if run.step is None or not run.max_iters else run.step / run.max_iters
     return (
         run.name,
-        _status(run),
-        _steps(run),
+        shown_status(run),
+        steps(run),
         UNKNOWN if done is None else f"{min(done, 1.0):.0%}",
         _number(run.loss, ".3f"),
         _number(run.val_loss, ".4f"),
         count(run.tokens_per_second),
         UNKNOWN if run.mfu is None else f"{run.mfu:.1%}",
-        _place(run, gpus),
+        where or (UNKNOWN if run.ranks is None else f"{run.ranks} {'gpu' if run.device == 'cuda' else 'cpu'}"),
         _memory(run.memory_mib),
         duration(run.elapsed_s),
         duration(run.left_s),
@@ -287,55 +281,45 @@ def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
 
 
 def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
-    """Yield notes on single runs and GPUs, failures and alerts first."""
+    """Yield notes on the matrix and on single runs, failures and alerts first."""
     # In this order, because a small screen shows only the first notes.
     for run in view.runs:
         if run.reason and run.status in (Status.FAILED, Status.SKIPPED):
             yield run.status, f"{run.name} {run.status}: {run.reason}"
-    for gpu in view.gpus:
-        if gpu.out and (view.running or gpu.out.startswith(QUARANTINED)):
-            yield Status.FAILED, f"GPU {_gpu(gpu)}: {gpu.out}"
-    yield from ((Status.FAILED, f"! {text}") for text in troubles(view))
     for run in view.runs:
         yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
-    if missing := [run.name for run in view.runs if run.missing]:
-        yield (
-            Status.FAILED,
-            f"no run.json: {first_names(missing)}; `{make_command('continue', view.path)}` makes them again",
-        )
-    yield from ((Status.STOPPED, text) for text in (*next_steps(view), *waits(view)))
-    yield from ((None, text) for text in _reserve_notes(view))
+    if view.stop is not None:
+        yield Status.STOPPED, f"{'stopping' if view.running else 'stopped'}: {view.stop}"
+    yield from ((Status.STOPPED, text) for text in waits(view))
+    yield from ((None, text) for text in reserve_notes(view))
     for run in view.runs:
         yield from _history(run)
     for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.path):
         yield Status.FAILED, text
     for link in links(run.trackers for run in view.runs):
         yield None, link
-    has_hint = view.jobs is not None and (view.jobs.unsubmitted or view.jobs.original)
-    if not view.is_active and view.status is Status.STOPPED and not has_hint:
-        if view.spent is not None:
-            yield Status.STOPPED, f"the budget of the matrix is spent: {view.spent.text}"
-        yield Status.STOPPED, f"continue: {_continue(view)}"
-
-
-def _continue(view: MatrixView) -> str:
-    """Return the command that continues a matrix: without a larger budget than one that is spent, it is refused."""
-    larger = {} if view.spent is None else {view.spent.symbol: str(view.spent.more)}
-    return make_command("continue", view.path, **larger)
+    if not view.is_active and view.status is Status.STOPPED:
+        yield Status.STOPPED, view.spent or f"continue: {make_command('continue', view.path)}"
 
 
 def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
     """Yield the reason of a stop, and the history of a run."""
-    stays = run.status in (Status.STOPPED, Status.RUNNING, Status.PLANNED)
-    if run.reason and stays and not run.missing:
+    if run.reason and run.status in TO_COME:
         yield run.status, f"{run.name} {run.status}: {run.reason}"
     if run.reused_from:
         yield None, f"{run.name} was reused from {run.reused_from}"
-    elif text := attempts(run):
-        yield None, text
     elif run.attempt > 1:
-        batch = f", micro-batch {run.micro_batch}" if run.micro_batch else ""
-        yield None, f"{run.name}: attempt {run.attempt}{batch}"
+        parts = [f"attempt {run.attempt}"] + ([f"micro-batch {run.micro_batch}"] if run.micro_batch else [])
+        last = f" ({run.last_end})" if run.last_end else ""
+        parts += [f"before: {', '.join(_in_a_row(run.ends))}{last}"] if run.ends else []
+        yield None, f"{run.name}: {', '.join(parts)}"
+
+
+def _in_a_row(kinds: Sequence[str]) -> Iterator[str]:
+    """Yield `3 x time limit` for equal ends in a row."""
+    for kind, several in itertools.groupby(kinds):
+        number = len(list(several))
+        yield kind if number == 1 else f"{number} x {kind}"
 
 
 def _cost(view: MatrixView) -> str:
@@ -343,32 +327,27 @@ def _cost(view: MatrixView) -> str:
     return f"cost {money(view.dollars)}" + (f" of {money(view.all_dollars)}" if to_come else "")
 
 
-def _status(run: RunView) -> str:
+def shown_status(run: RunView) -> str:
     if run.reserve:
         return "reserve"
-    return "missing" if run.missing else "reused" if run.reused_from else run_status(run)
+    return "reused" if run.reused_from else run_status(run)
 
 
-def _steps(run: RunView) -> str:
+def steps(run: RunView) -> str:
     """Return `120/300`, or `120` if the number of steps is unknown."""
     return UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
 
 
-def _place(run: RunView, gpus: Sequence[int | None]) -> str:
-    """Return `gpu 0,1` if the GPUs are known, else `2 gpu`; on a cluster `n1,n2`, before the start `2 nodes`."""
-    if text := place(run):
-        return text
-    if run.status is Status.RUNNING and gpus and None not in gpus:
-        return f"gpu {','.join(str(index) for index in gpus)}"
-    if run.ranks is None:
-        return UNKNOWN
-    return f"{run.ranks} {'gpu' if run.device == 'cuda' else 'cpu'}"
+def _gpu_numbers(run: RunView, indices: Mapping[str, int | None]) -> str:
+    """Return `gpu 0,1` of a run that trains, "" if they are not known."""
+    numbers = [indices.get(uuid) for uuid in run.gpus] if run.status is Status.RUNNING else []
+    return f"gpu {','.join(map(str, numbers))}" if numbers and None not in numbers else ""
 
 
 def _gpu_cells(gpu: GpuView) -> tuple[str, ...]:
     return (
         _gpu(gpu),
-        gpu.run or gpu.out.partition(":")[0] or "free",  # the reason after the colon is in the notes below
+        gpu.run or "free",
         _number(gpu.utilization, ".0f", "%"),
         _memory(gpu.memory_used, gpu.memory_total),
         _number(gpu.power, ".0f", "W"),
@@ -384,9 +363,8 @@ def _gpu(gpu: GpuView) -> str:
 
 def _gpu_counts(view: MatrixView) -> str:
     """Return `GPUs: 3 in use, 1 free`."""
-    taken, out = sum(bool(gpu.run) for gpu in view.gpus), sum(bool(gpu.out) for gpu in view.gpus)
-    left_out = f", {out} left out" if out else ""
-    return f"GPUs: {taken} in use, {len(view.gpus) - taken - out} free{left_out}"
+    taken = sum(bool(gpu.run) for gpu in view.gpus)
+    return f"GPUs: {taken} in use, {len(view.gpus) - taken} free"
 
 
 def _cut(lines: list[Line], room: int) -> list[Line]:
@@ -402,110 +380,3 @@ def _memory(mib: float | None, total: float | None = None) -> str:
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return UNKNOWN if value is None else format(value, form) + unit
-
-
-def estimate(arguments: Arguments) -> int:
-    """Print when the runs of the matrix that is running end, else of the newest, or of TARGET=."""
-    gc.set_threshold(GARBAGE)
-    now = time.time()
-    matrix = running_target(arguments) or find_target(arguments)
-    view = Overview(matrix, ask=lambda: ask(matrix)).poll(now)
-    if yes(arguments, "JSON"):
-        print(json.dumps(estimate_json(view, now), indent=2))
-    else:
-        print(printable("\n".join(lines(view, now))))
-    return 0
-
-
-def estimate_json(view: MatrixView, now: float) -> dict[str, object]:
-    """Return the estimate for programs; times are in seconds from `now` (Unix seconds); unknown is None."""
-    return {"schema": SCHEMA, "now": now, **_fields(view), "counts": view.counts}
-
-
-def lines(view: MatrixView, now: float) -> list[str]:
-    """Return the estimate as text: a table, the memory of the devices, and the matrix as a whole."""
-    head = f"{view.name}: {', '.join(_counts(view))}"
-    rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
-    jobs = [text for text in (silence(view), *next_steps(view), *waits(view)) if text]
-    return [head, *rows, *_peak_memory(view), *_cut_schedules(view), *jobs, *_totals(view, now)]
-
-
-def _cut_schedules(view: MatrixView) -> Iterator[str]:
-    """Yield a warning for each share of the schedule at which the budgets of runs end them."""
-    shares: dict[str, list[str]] = {}
-    for run in view.runs:
-        if run.schedule_share is not None:
-            shares.setdefault(f"{100 * run.schedule_share:.0f} %", []).append(run.name)
-    for share, names in shares.items():
-        yield f"warning: the budget ends at {share} of the schedule of {first_names(names)}"
-
-
-def _cells(run: RunView, now: float) -> tuple[str, ...]:
-    """Return one run as the cells of its row."""
-    open_ = run.to_come
-    read = [_epochs(number) for number in (run.epochs, run.all_epochs) if number is not None]
-    return (
-        run.name,
-        _status(run),
-        _steps(run),
-        "/".join(read) or UNKNOWN,
-        UNKNOWN if not open_ or run.left_s is None else duration(run.left_s),
-        UNKNOWN if not open_ or run.ends_s is None else time_of_day(now + run.ends_s),
-        str(run.left_from) if open_ and run.left_from else "",
-    )
-
-
-def _peak_memory(view: MatrixView) -> Iterator[str]:
-    """Yield the maximum memory of each device of a run."""
-    for run in view.runs:
-        if run.memory:
-            unit = "GPU" if run.device == "cuda" else "device"
-            held = (f"{_on_host(device)} {_memory(device.most, device.total)}" for device in run.memory)
-            yield f"memory of {run.name}: {', '.join(f'{unit} {each}' for each in held)}"
-
-
-def _on_host(device: DeviceMemory) -> str:
-    """Return the number of a device; over several nodes with its host."""
-    return f"{device.device} on {device.host}" if device.host else device.device
-
-
-def _totals(view: MatrixView, now: float) -> Iterator[str]:
-    """Yield the totals of the matrix."""
-    if not any(run.to_come for run in view.runs):
-        yield "nothing is left to run"
-    elif view.left_s is None and (text := queue_of(view)):
-        yield f"time left: unknown ({text})"
-    elif view.left_s is None:
-        unknown = [run.name for run in view.runs if run.to_come and run.left_s is None]
-        yield f"time left: unknown (no measurement for {', '.join(unknown)} yet)"
-    elif view.is_active:
-        yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
-    else:
-        spent = "" if view.spent is None else f"the budget of the matrix is spent ({view.spent.text}), "
-        yield f"left: {duration(view.left_s)}; {spent}not running: {_continue(view)}"
-    if view.seeds is not None:
-        yield _further(view.seeds, is_open=any(run.to_come for run in view.runs))
-    yield from (text for text in _reserve_notes(view) if view.seeds is None)
-    if view.dollars is not None:
-        yield f"cost: {money(view.dollars)} so far, {money(view.all_dollars)} in total"
-    if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
-        yield f"{failed} failed or skipped: not counted"
-
-
-def _further(seeds: FurtherSeeds, *, is_open: bool) -> str:
-    """Return how long the matrix takes with further seeds: as expected, and at most."""
-    reserve = f"{plural(seeds.runs, 'run')} in reserve"
-    if not is_open:
-        return f"{reserve}: {NOT_NEEDED}"
-    most = "at most " + ("an unknown time" if seeds.most_s is None else duration(seeds.most_s))
-    if seeds.likely_runs is None:
-        return f"with further seeds: {most} ({reserve}); nothing is expected before the first look at the losses"
-    likely = "an unknown time" if seeds.likely_s is None else duration(seeds.likely_s)
-    return f"with further seeds: about {likely} ({plural(seeds.likely_runs, 'run')}), {most} ({reserve})"
-
-
-def _epochs(number: float) -> str:
-    """Return 0.96, 0.00072 if two decimals would round to zero, and <0.0001 below that."""
-    if 0 < number < 0.0001:
-        return "<0.0001"
-    return f"{number:.2f}" if number >= 0.01 or not number else f"{number:.2g}"

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.engines.polling import refresh
-from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.engines.ports import Phase, Seen
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.kconfig.assignments import read_string
-from kmatrix.records.jobs.files import PollFile
-from kmatrix.records.lock import holder, in_use
-from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, made_path, matrix_dirs
-from kmatrix.records.plan import interrupted_dirs, refuse_unmade
+from kmatrix.records import attempts
+from kmatrix.records.control import requests_of
+from kmatrix.records.matrix import LOCAL, read_plan
+from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, matrix_dirs
 from kmatrix.records.runs import Status
-from kmatrix.status.activity import Activity, MatrixActivity
 from kmatrix.text import first_names, make_command, plural, shown
 
 MOST_DIGITS = 9  # of the number of a run
@@ -32,15 +30,11 @@ def find_target(arguments: Arguments) -> MatrixDir:
 
 
 def find_named(results_dir: Path, text: str, argument: str = "TARGET") -> MatrixDir:
-    """Return the matrix with this path or name in the results folder, by default the newest.
+    """Return the matrix with this path or name in the results folder, by default the newest. Raises RecordError.
 
-    argument: its name in messages. Raises RecordError or LaunchError, with the reason if its creation was interrupted.
+    argument: its name in messages.
     """
-    try:
-        return find_matrix(results_dir, text or None, argument)
-    except RecordError:
-        refuse_unmade(results_dir, text or None, argument)
-        raise
+    return find_matrix(results_dir, text or None, argument)
 
 
 def running_target(arguments: Arguments) -> MatrixDir | None:
@@ -56,50 +50,52 @@ def running_target(arguments: Arguments) -> MatrixDir | None:
     return running[0] if running else None
 
 
-def look(matrix: MatrixDir) -> MatrixActivity:
-    """Return who runs a matrix now, as the lock says, or the scheduler and the jobs of a cluster.
+def live_jobs(matrix: MatrixDir) -> dict[str, Seen]:
+    """Return run -> its job that waits or runs, as the scheduler of the matrix says; empty on this machine.
 
-    Raises RecordError if engine.json is damaged.
+    Raises UnreachableError.
     """
-    return MatrixActivity(matrix, ask(matrix))
+    from kmatrix.engines import jobs  # what only a cluster needs takes a third of the time of a status
+    from kmatrix.engines.schedulers import scheduler_of
 
-
-def ask(matrix: MatrixDir, *, now: bool = False) -> PollFile | None:
-    """Return the newest answer of the scheduler of a matrix, None on one machine. now: ask again."""
-    return refresh(matrix, now=now)
+    scheduler = scheduler_of(read_plan(matrix.path), requests_of(matrix.path).settings)
+    found = jobs.look(matrix.path, scheduler) if scheduler else {}
+    return {run: job for run, job in found.items() if job.phase is not Phase.ENDED}
 
 
 def is_active(matrix: MatrixDir) -> bool:
-    """Return whether a matrix is being run, or has jobs that wait. A damaged engine.json counts as neither."""
+    """Return whether a matrix is being run, or has jobs that wait."""
+    if attempts.is_held(matrix.path / ".lock"):
+        return True
     try:
-        return look(matrix).activity is not Activity.NONE
-    except RecordError:  # of one of many matrices: the command that is about it refuses it
+        return (matrix.path / "jobs").is_dir() and read_plan(matrix.path).engine != LOCAL and bool(live_jobs(matrix))
+    except KmatrixError:  # of one of many matrices: the command that is about it refuses it
         return False
 
 
 def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
     """Return the runs that match RUN=, a pattern or a run directory; without it, all runs."""
-    runs, asked = matrix.runs(), arguments.get("RUN")
-    if not asked:
-        return runs
-    pattern = Path(asked).name if RunDir(Path(asked)).run_json.is_file() else asked
-    found = [run for run in runs if fnmatch.fnmatchcase(run.name, pattern)]
-    return found or [_named(matrix, runs, asked)]
+    names, asked = [run.name for run in read_plan(matrix.path).runs], arguments.get("RUN")
+    if asked:
+        pattern = Path(asked).name if RunDir(Path(asked)).run_json.is_file() else asked
+        found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        names = found or [_named(matrix, names, asked)]
+    return [matrix.run(name) for name in names]
 
 
-def _named(matrix: MatrixDir, runs: Sequence[RunDir], asked: str) -> RunDir:
+def _named(matrix: MatrixDir, names: Sequence[str], asked: str) -> str:
     """Return the run with this number (from 1, in the order of the matrix), or with this unique part of its name."""
-    if asked.isdecimal() and 1 <= int(asked[:MOST_DIGITS]) <= len(runs):
-        return runs[int(asked) - 1]
-    found = [run for run in runs if run.name.startswith(asked) or run.name.endswith(asked)]
+    if asked.isdecimal() and 1 <= int(asked[:MOST_DIGITS]) <= len(names):
+        return names[int(asked) - 1]
+    found = [name for name in names if name.startswith(asked) or name.endswith(asked)]
     if len(found) == 1:
         return found[0]
-    why = f"it is part of several names: {first_names(run.name for run in found)}"
-    near = difflib.get_close_matches(asked, [run.name for run in runs], 3)
+    why = f"it is part of several names: {first_names(found)}"
+    near = difflib.get_close_matches(asked, names, 3)
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(
         f"RUN={asked} matches no run of {shown(matrix.path)}",
-        why=why if found else f"its runs are {first_names(run.name for run in runs)}",
+        why=why if found else f"its runs are {first_names(names)}",
         hint="RUN= takes one name or number, or a pattern for several: RUN='gpt2_adamw*'" if "," in asked else hint,
     )
 
@@ -115,52 +111,20 @@ def asked_statuses(arguments: Arguments) -> frozenset[Status]:
     return frozenset(Status(word) for word in words)
 
 
-def warn_missing(matrix: MatrixDir) -> None:
-    """Print a note if runs of the plan have no directory: a report must not look complete without them."""
-    if missing := matrix.missing():
-        print(
-            f"note: {plural(len(missing), 'run')} of the plan without a run.json: {first_names(missing)}; "
-            f"{make_command('continue', matrix.path)} makes them again",
-            file=sys.stderr,
-        )
-
-
-def warn_interrupted(arguments: Arguments) -> None:
-    """Print a note about each matrix whose creation was interrupted, if the newest one is asked for."""
-    if not arguments.get("TARGET") and not arguments.get("RUN"):
-        for path in interrupted_dirs(results_dir(arguments)):
-            print(
-                f"note: the creation of {made_path(path).name} was interrupted before "
-                f"its plan was complete, and nothing was run; {shown(path)} can be removed",
-                file=sys.stderr,
-            )
-
-
 def refuse_if_running(matrix: MatrixDir) -> None:
     """Raise LaunchError if another process is running the matrix, or its jobs on a cluster may write to it."""
-    if holder(matrix) is not None:
-        raise in_use(matrix)
-    activity = look(matrix)
-    if activity.engine is None or activity.activity is Activity.NONE:
-        return
-    path, counts = matrix.path, activity.counts()
-    if activity.activity is Activity.UNKNOWN:
+    if attempts.is_held(matrix.path / ".lock"):
         raise LaunchError(
-            f"{matrix.name} may be running: {activity.scheduler} does not answer",
-            why=activity.why_silent,
-            hint=f"try again later; `{make_command('status', path)}` shows what its files say",
+            f"{matrix.name} is being run",
+            hint=f"watch it with `{make_command('status', matrix.path)}`, or stop it with "
+            f"`{make_command('stop', matrix.path)}` (runs save a checkpoint)",
         )
-    raise LaunchError(
-        f"{matrix.name} is being run by {activity.scheduler}: {job_counts(counts)}",
-        why="its jobs write to it",
-        hint=f"wait for them, or stop them with `{make_command('stop', path)}` (runs save a checkpoint)",
-    )
-
-
-def job_counts(counts: Mapping[Activity, int]) -> str:
-    """Return `1 job running, 3 jobs waiting`. counts: activity -> jobs."""
-    named = {Activity.RUNNING: "running", Activity.QUEUED: "waiting", Activity.UNKNOWN: "unknown"}
-    return ", ".join(f"{plural(counts[one], 'job')} {name}" for one, name in named.items() if counts.get(one))
+    if live := live_jobs(matrix):
+        raise LaunchError(
+            f"{matrix.name} has {plural(len(live), 'job')} that wait or run",
+            why="they write to it",
+            hint=f"wait for them, or stop them with `{make_command('stop', matrix.path)}` (runs save a checkpoint)",
+        )
 
 
 def results_dir(arguments: Arguments) -> Path:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.targets import chosen_runs, find_target, look
+from kmatrix.cli.targets import chosen_runs, find_target, live_jobs
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.records.paths import ROOT, RunDir
-from kmatrix.records.place import original_of, refuse_links
-from kmatrix.records.runs import Tracking, read_run_file
+from kmatrix.own_file import open_to_read, opener
+from kmatrix.records.checkpoint_dir import original_of
+from kmatrix.records.files import last_lines
+from kmatrix.records.paths import ROOT, RunDir, program_environment
+from kmatrix.records.runs import Tracking, metric_line, read_run_file
 from kmatrix.records.tracking import (
     PROJECT_NAME,
     PROJECT_RULE,
@@ -27,14 +31,12 @@ from kmatrix.records.tracking import (
     read_track,
     sync_status,
 )
-from kmatrix.text import duration, first_names, make_command, plural, printable, shown
+from kmatrix.text import duration, first_names, plural, printable, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
-from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
 from kmatrix.track.tracker import identity
 
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
-SHOW_S = 1.0  # a shorter wait prints nothing
 POLL_S = 0.2  # between two reads of track.json
 LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
@@ -84,11 +86,10 @@ def sync(arguments: Arguments) -> int:
     asked = parse_trackers(arguments.get("TRACKER")) if arguments.get("TRACKER") else ()
     if project and asked == ("tensorboard",):
         raise ConfigError("TRACKER=tensorboard does not take PROJECT", why="TensorBoard has no projects")
-    refuse_links(matrix)  # before anything is written: the matrix may be somebody else's
     runs = [run for run in chosen_runs(matrix, arguments) if run.metrics.exists()]
     # On one machine, the lock of a tracker process decides. Between two nodes, a lock may not.
-    activity = look(matrix)
-    live = [run for run in runs if activity.engine is not None and activity.has_runner(run.name)]
+    jobs = live_jobs(matrix)
+    live = [run for run in runs if run.name in jobs]
     if live:
         print(f"note: left to their jobs, which upload them now: {first_names(run.name for run in live)}")
     runs = [run for run in runs if run not in live]
@@ -115,23 +116,6 @@ def _permits_wandb(arguments: Arguments) -> bool:
     return text == "n"
 
 
-def wait_for_sync(trackers: TrackerProcesses) -> None:
-    """Wait until the tracker processes have exited; Ctrl+C kills them and leaves their steps pending."""
-    since = time.monotonic()
-    line, rest = _Line(), make_command("track-sync")
-    try:
-        while syncing := trackers.syncing():
-            seconds = time.monotonic() - since
-            if seconds >= SHOW_S:
-                names = ", ".join(sorted({name for run in syncing.values() for name in run}))
-                line.show(f"uploading to {names}: {seconds:.0f} s, Ctrl+C leaves the rest to {rest}")
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:  # the user does not want to wait; nothing is lost
-        trackers.kill()
-    finally:
-        line.end()
-
-
 def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) -> int:
     """Upload the pending steps of one run to these trackers and print the outcome; return the exit status.
 
@@ -146,13 +130,15 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
     limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
     words = ["--trackers", ",".join(names), "--project", project, "--limit", limit, *(["--online"] if online else [])]
     # The upload runs in a process of its own, as during a run: a tracker that hangs can be killed.
-    process, line = start(Path(sys.executable), ROOT, run, *words), _Line(only_terminal=True)
+    process, line = _start(run, *words), _Line(only_terminal=True)
     try:
         while process.poll() is None:
             line.show(f"{run.name}: {', '.join(_progress(one) for one in read_track(run) if one.tracker in names)}")
             time.sleep(POLL_S)
     except KeyboardInterrupt:
-        kill(process)  # it has its own session, so Ctrl+C did not reach it
+        with suppress(ProcessLookupError):  # it has its own session, so Ctrl+C did not reach it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         raise
     finally:
         line.end()
@@ -161,6 +147,20 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
     for name in names:
         print(f"{run.name}: {_outcome(now.get(name), name, before.get(name, 0), process, symbols)}")
     return 0 if all(name in now and now[name].state is SyncState.DONE for name in names) else 1
+
+
+def _start(run: RunDir, *options: str) -> subprocess.Popen[bytes]:
+    """Start the tracker process of a run in a session of its own: no GPU, one thread. Raises OSError."""
+    with open(run.track_log, "ab", opener=opener) as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kmatrix.track", str(run.path), *options],
+            cwd=ROOT,
+            env=program_environment(ROOT, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def _progress(status: SyncStatus) -> str:
@@ -184,9 +184,18 @@ def _outcome(
 
 
 def _pending(run: RunDir) -> tuple[str, ...]:
-    """Return the trackers with pending steps, by track.json."""
-    complete = {status.tracker for status in sync_status(run) if status.state is SyncState.DONE}
+    """Return the trackers with pending steps: by track.json, or because a later attempt ran without them."""
+    last = _last_step(run)
+    done = [status for status in sync_status(run) if status.state is SyncState.DONE]
+    complete = {status.tracker for status in done if (status.sent_step or 0) >= last}
     return tuple(name for name in _used(run) if name not in complete)
+
+
+def _last_step(run: RunDir) -> int:
+    """Return the step of the last line of metrics, 0 without one."""
+    with open_to_read(run.metrics) as file:
+        lines = [metric_line(line) for line in last_lines(file)]
+    return next((line.step for line in reversed(lines) if line is not None), 0)
 
 
 def _used(run: RunDir) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from kmatrix.gpu.formats.limits import HIGHEST
 from kmatrix.records.paths import RunDir
 
 SLACK_S = 2.0  # time before the first or after the last sample that still counts as recorded
-MOST_COPIED = 32 << 20  # bytes of a recording that is copied to memory: an error of its disk must not end a runner
+MOST_COPIED = 32 << 20  # bytes of a recording that is copied to memory: an error of its disk must not end a report
 MAX_GAP_S = 10.0  # between two samples of power that are integrated
 
 

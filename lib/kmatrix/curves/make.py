@@ -28,7 +28,6 @@ from kmatrix.errors import RecordError, note_damage, note_lines
 from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import decode_bytes
 from kmatrix.records.files import write_bytes
-from kmatrix.records.jobs.paths import nodes_of
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult
 
@@ -177,7 +176,7 @@ def _joules(run_dir: RunDir, rows: MetricColumns, evaluated: Sequence[int]) -> t
     trained and lost, and the time between attempts, are not. Unknown for several nodes: each has a clock of its own.
     """
     recordings = recordings_of(run_dir)
-    if not recordings or not len(rows) or any(node.node > 0 for node in nodes_of(run_dir)):
+    if not recordings or not len(rows) or run_dir.later_nodes():
         return {}, False
     wanted = {*range(0, len(rows), -(-len(rows) // MOST_ENERGIES)), *evaluated, len(rows) - 1}
     # Each attempt needs its own ends: the time between two of them was not training.

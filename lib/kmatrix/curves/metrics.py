@@ -5,13 +5,42 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from kmatrix.records.decode import Count, Number, Record, UnixTime, as_tuple, decode_blocks
+from kmatrix.own_file import open_to_read
+from kmatrix.records.decode import Count, Number, Record, UnixTime, as_tuple, decoded_lines
 from kmatrix.records.decode import field as record_field
 
 NAN = math.nan
+
+R = TypeVar("R")
+BLOCK_BYTES = 1 << 20  # of a log that is read in blocks
+MOST_LINE_BYTES = 1 << 24  # of a line in it
+
+
+def decode_blocks(path: Path, kind: type[R], size: int) -> Iterator[tuple[list[R], int]]:
+    """Yield the complete lines in the first `size` bytes of a log as records, with the number of damaged ones.
+
+    In blocks of a fixed size: a log may have any. Raises OSError if the file is missing or cannot be read.
+    """
+    with open_to_read(path) as file:
+        rest, is_long = b"", False  # the beginning of the next line; whether what precedes it was dropped
+        while data := file.read(min(BLOCK_BYTES, size)):
+            size -= len(data)
+            data = rest + data
+            end = data.rfind(b"\n") + 1
+            data, rest = data[:end], data[end:]
+            if is_long and data:  # the end of a line that is too long: one damaged line
+                data = data[data.index(b"\n") + 1 :]
+                is_long = False
+                yield [], 1
+            if len(rest) > MOST_LINE_BYTES or (is_long and not data):
+                rest, is_long = b"", True
+            if data:
+                yield decoded_lines(data, kind)
 
 
 class LossLine(Record, frozen=True, kw_only=True):

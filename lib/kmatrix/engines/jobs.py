@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from kmatrix.engines.ports import Batch, Phase, Scheduler, Seen, Shape, UnreachableError, label_of
 from kmatrix.records import files
+from kmatrix.records.matrix import Plan, read_plan
 from kmatrix.text import duration, plural
 
 START_S = 600.0  # of a job before its first step: modules, torch, compilation
@@ -58,6 +59,16 @@ def submit(
     return len(todo)
 
 
+def describe(planned: Mapping[str, Shape], scheduler: Scheduler) -> list[str]:
+    """Return one line per submission that these runs would be. Raises LaunchError if one of them would never start."""
+    wanted, node = {run: scheduler.fit(shape) for run, shape in planned.items()}, scheduler.whole_node
+    lines = list(_packed(wanted, node)) if node else [(shape, run) for run, shape in wanted.items()]
+    if problem := next(scheduler.check([*dict.fromkeys(shape for shape, _ in lines), scheduler.last]), None):
+        raise problem
+    batches = _batches(lines, scheduler)
+    return [content_of(Batch(folder=Path(), label="", shape=shape, runs=tuple(tasks))) for shape, tasks in batches]
+
+
 def look(matrix: Path, scheduler: Scheduler) -> dict[str, Seen]:
     """Return run -> its job: the live one, else the newest that the scheduler knows. Raises UnreachableError."""
     return {run: job for job, runs in _jobs(matrix, scheduler) for run in runs}
@@ -73,6 +84,50 @@ def cancel(matrix: Path, scheduler: Scheduler) -> int:
 def known_runs(matrix: Path) -> frozenset[str]:
     """Return the runs that ever had a job. Without an attempt, it waits or a person has cancelled it."""
     return frozenset(run for lines in _lines(matrix).values() for line in lines for run in line.split())
+
+
+@dataclass(kw_only=True)
+class ClusterJobs:
+    """The jobs of a matrix on a cluster. It fulfils `kmatrix.runner.controller.Jobs`."""
+
+    path: Path  # of the matrix
+    scheduler: Scheduler
+    say: Callable[[str], object] = print  # called with one line per job
+    submitted: int = 0  # runs, by this object
+    broken: tuple[str, ...] = ()  # a program that cannot begin is seen on one machine only
+
+    def poll(self) -> dict[str, bool]:
+        """Return run -> whether it runs, of live jobs. Raises UnreachableError."""
+        jobs = look(self.path, self.scheduler).items()
+        return {run: job.phase is Phase.RUNS for run, job in jobs if job.phase is not Phase.ENDED}
+
+    def submit(self, runs: Sequence[str]) -> None:
+        """Submit runs, with the job after all others. Raises LaunchError as the function `submit` does."""
+        planned, scheduler = shapes(read_plan(self.path)), self.scheduler
+        wanted = {run: scheduler.fit(planned[run]) for run in runs}
+        last, node = scheduler.last, scheduler.whole_node
+        self.submitted += submit(self.path, scheduler, wanted, self.say, last=last, node=node)
+
+    def cancel(self, runs: Sequence[str]) -> None:
+        """Ask the jobs of these runs to save and end. Raises UnreachableError."""
+        jobs = look(self.path, self.scheduler) if runs else {}
+        self.scheduler.cancel([job.id for run, job in jobs.items() if run in runs and job.phase is not Phase.ENDED])
+
+
+def shapes(plan: Plan) -> dict[str, Shape]:
+    """Return what each run needs per node: the threads of its ranks as CPUs, and the expected time (s)."""
+    found = {}
+    for run in plan.runs:
+        train = plan.train_of(run)
+        nodes = int(train.get("num_nodes") or 1)
+        ranks = int(train.get("num_gpus") or 1) // nodes
+        found[run.name] = Shape(
+            nodes=nodes,
+            gpus=ranks if train.get("device") == "cuda" else 0,
+            cpus=ranks * int(train.get("cpu_threads") or 1),
+            seconds=None if run.expected_s is None else int(run.expected_s),
+        )
+    return found
 
 
 def time_limit(expected_s: float, factor: float = 1.5, around_s: float = START_S) -> int:

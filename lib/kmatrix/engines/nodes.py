@@ -19,10 +19,9 @@ from kmatrix.engines.place import AGAIN
 from kmatrix.engines.ranks import PEERS_S, Ranks
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records import attempts
-from kmatrix.records.attempts import Attempt, Exit
+from kmatrix.records.attempts import NODE_LOST, VOID, Attempt, Exit
 from kmatrix.records.decode import Count, Record, as_json, decode, replaced
 from kmatrix.records.files import names, write_json
-from kmatrix.status.fold import NODE_LOST, VOID
 
 LOST_S = 60.0  # without a new pulse: some pulses, and late caches
 PULSE_S, LOOK_S = 3.0, 1.0  # between two writes of a follower, and between two looks at the files of others
@@ -106,7 +105,11 @@ class AllRanks:
 
     def __init__(self, attempt: int, here: Ranks, followers: Followers) -> None:
         self.trouble: tuple[str, str] | None = None
-        self.stop, self.kill = here.stop, here.kill  # the others agree on the step of a stop, and end with the attempt
+        self.stop, self.kill, self.limit = (
+            here.stop,
+            here.kill,
+            here.limit,
+        )  # the others agree on the step of a stop, and end with the attempt
         self._attempt, self._here, self._followers = attempt, here, followers
         self._pulses: defaultdict[int, Pulse] = defaultdict(Pulse)
         self._until, self._others_first = float("inf"), False  # monotonic seconds

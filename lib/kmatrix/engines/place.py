@@ -18,7 +18,8 @@ from subprocess import PIPE, Popen, TimeoutExpired, run
 from kmatrix.clock import clock
 from kmatrix.engines.ranks import end_with
 from kmatrix.errors import LaunchError
-from kmatrix.records.lock import boot_id
+from kmatrix.gpu.nvml.detect import detect, usable
+from kmatrix.records.attempts import boot_id
 
 AGAIN = 143  # exit status: start this job again. A pod with it is replaced, and the local scheduler queues the run
 EARLY_S = 180.0  # Slurm may be a minute early, and a job begins with the set-up file of its user
@@ -32,7 +33,7 @@ class Here:
 
     job: str = ""  # of a scheduler
     host: str = field(default_factory=gethostname)
-    boot: str = field(default_factory=lambda: boot_id() or "")
+    boot: str = field(default_factory=boot_id)
     gpus: tuple[str, ...] = ()  # UUIDs, of this node
     node: int = 0  # of this process in its run: 0 leads
     nodes: int = 1  # of the job
@@ -140,15 +141,13 @@ def place_of(environment: Mapping[str, str], node: str = "") -> Here:
         raise LaunchError(f"HOSTS has the invalid name {wrong[0]!r}", hint="pass names that ssh knows: HOSTS=a,b")
     if len(hosts) > 1:
         return Hosts(nodes=len(hosts), hosts=hosts, address=hosts[0].rpartition("@")[2], gpus=gpus)
-    return Here(pulse_s=1.0, gpus=gpus)
+    return Here(pulse_s=1.0, gpus=gpus, notice_s=float(get("KMATRIX_NOTICE_S") or 0))  # a notice of a packed job
 
 
 def visible_gpus(visible: str | None) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs in CUDA_VISIBLE_DEVICES (None: not set), () if the driver does not tell."""
     if visible is not None and UUIDS.fullmatch(visible):
         return tuple(visible.split(",")) if visible else ()
-    from kmatrix.gpu.nvml.detect import detect, usable
-
     try:
         return tuple(gpu.uuid for gpu in usable(detect(), visible=visible, asked=None))
     except LaunchError:

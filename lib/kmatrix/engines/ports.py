@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kmatrix.errors import LaunchError
+from kmatrix.records.attempts import Exit
 
 
 class UnreachableError(LaunchError):
@@ -70,6 +71,17 @@ class Scheduler(Protocol):
     most: int  # runs of a submission
     most_wide: int  # the same, for runs over several nodes
 
+    def fit(self, planned: Shape) -> Shape:
+        """Return what the job of a run asks for. planned: with the threads of its ranks, and its expected time."""
+
+    @property
+    def last(self) -> Shape:
+        """Return what the job after all others asks for."""
+
+    @property
+    def whole_node(self) -> Shape | None:
+        """Return the node into which smaller runs are packed, None to give each run a job."""
+
     def check(self, shapes: Sequence[Shape]) -> Iterator[LaunchError]:
         """Yield why jobs of these shapes would never start, each with the argument that fixes it."""
 
@@ -84,6 +96,46 @@ class Scheduler(Protocol):
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Ask jobs to save and end; those that wait never start."""
+
+
+class Ranks(Protocol):
+    """The processes of an attempt: those of this node, and what is known of the others."""
+
+    @property
+    def exits(self) -> Sequence[Exit]:
+        """Return the exits of all ranks, in their order."""
+
+    @property
+    def trouble(self) -> tuple[str, str] | None:
+        """Return kind and reason of what ended the attempt besides its ranks, such as a node that was lost."""
+
+    def poll(self) -> bool:
+        """Return whether all have exited, and nothing is left of them."""
+
+    def stop(self, grace_s: float) -> None:
+        """Ask them to save a checkpoint and exit; they are killed after the grace period."""
+
+    def kill(self) -> None: ...
+
+    def limit(self, seconds: float) -> None:
+        """Kill what has not exited within some seconds, without asking."""
+
+
+class Place(Protocol):
+    """Where this process is."""
+
+    job: str  # of a scheduler; empty on one machine
+    host: str
+    boot: str
+    gpus: tuple[str, ...]  # UUIDs
+    pulse_s: float  # 1 s on a disk of this machine, 10 s on shared storage
+    replaces_nodes: bool  # a lost node comes back by itself
+
+    def grace_of(self, signal: str) -> float:
+        """Return the time (s) to save a checkpoint after a signal; empty: after a request."""
+
+    def kind_of(self, signal: str) -> str:
+        """Return what a signal means."""
 
 
 def label_of(matrix: Path) -> str:

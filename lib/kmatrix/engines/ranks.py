@@ -25,13 +25,12 @@ import psutil
 from kmatrix.clock import clock
 from kmatrix.errors import LaunchError
 from kmatrix.own_file import opener
-from kmatrix.records.attempts import Attempt, Exit
+from kmatrix.records.attempts import GRACE, SPENT, Attempt, Exit
 from kmatrix.records.paths import extended_path
-from kmatrix.redaction.redactor import is_key_name
+from kmatrix.redaction.redactor import is_key_name, keys_in
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None)
-GRACE = "KMATRIX_GRACE_S"  # variable of ranks: time (s) to save, at most
 PEERS_S, KILL_S = 5.0, 10.0  # after a bad exit the others can write why; what outlives a kill is stuck in the kernel
 PORTS = range(20000, 32000)  # below the kernel's range for connections (ip_local_port_range), which may take any
 
@@ -52,13 +51,14 @@ class Trainer:
     cuda: bool = False
     threads: int = 1  # per rank
     grace_s: float = 30.0  # at most, from a signal on: a checkpoint that would take longer is left out
+    spent_s: float = 0.0  # of earlier attempts
     variables: Mapping[str, str] = field(default_factory=dict)  # of run.json
     command: tuple[str, ...] = (sys.executable, "-m", "gpt2.train")
 
     def environment(self, gpus: Sequence[str], inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of all ranks. gpus: UUIDs, as indices change when one is lost; (): the scheduler's."""
         # Keys do not reach a program whose output is a file. Other values that the user has set stay.
-        found = {name: value for name, value in inherited.items() if not is_key_name(name) or name == "HF_TOKEN"}
+        found = {name: value for name, value in inherited.items() if name == "HF_TOKEN" or not _is_key(name, value)}
         if former := found.pop("PYTORCH_CUDA_ALLOC_CONF", ""):  # torch 2.13 still reads this name first
             found.setdefault("PYTORCH_ALLOC_CONF", former)
         for name, value in (OF_GPUS if self.cuda else {"MKL_CBWR": "AUTO"}).items():
@@ -67,7 +67,15 @@ class Trainer:
         found |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus and self.cuda else {}
         # passive: spinning threads would take the cores of other ranks. Unbuffered: a log is complete after a kill.
         found |= {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
-        return found | {"PYTHONPATH": extended_path(self.code), GRACE: f"{self.grace_s:g}"}
+        return found | {
+            "PYTHONPATH": extended_path(self.code),
+            GRACE: f"{self.grace_s:g}",
+            SPENT: f"{self.spent_s:.3f}",
+        }
+
+
+def _is_key(name: str, value: str) -> bool:
+    return is_key_name(name) or bool(keys_in(value))
 
 
 class Ranks:

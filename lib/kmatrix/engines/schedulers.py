@@ -1,48 +1,29 @@
-"""Find the scheduler of ENGINE."""
+"""The scheduler of a plan, with the settings of its matrix."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
-from typing import cast
 
-from kmatrix.engines.base import Scheduler
-from kmatrix.engines.slurm.settings import VARIABLES
-from kmatrix.errors import ConfigError
-from kmatrix.records.jobs.files import KUBERNETES, SLURM
-
-# module:class, called with the settings. Imported when it is used: the client of Kubernetes takes a second.
-SCHEDULERS = {
-    SLURM: "kmatrix.engines.slurm.scheduler:SlurmScheduler",
-    KUBERNETES: "kmatrix.engines.kubernetes.scheduler:KubernetesScheduler",
-}
-PREFIXES = {SLURM: "SLURM_", KUBERNETES: "K8S_"}  # of the symbols that only this scheduler reads
-OWN_JOBS_ONLY = frozenset({SLURM})  # their answers have the jobs of the user who asks (squeue --me)
-SHARED = frozenset({"GPUS_PER_NODE", "PARALLEL_JOBS", "PACK_NODES", "STAGE_DIR"})  # symbols that all of them read
+from kmatrix.engines import kubernetes
+from kmatrix.engines.kubernetes import Kubernetes
+from kmatrix.engines.ports import Scheduler
+from kmatrix.engines.slurm import Slurm
+from kmatrix.engines.slurm_nodes import read_settings
+from kmatrix.records.matrix import LOCAL, SLURM, Plan
 
 
-def find_scheduler(engine: str, settings: Mapping[str, str]) -> Scheduler:
-    """Return the scheduler with these settings. engine: value of ENGINE.  settings: symbol -> value."""
-    if engine not in SCHEDULERS:
-        raise ConfigError(f"ENGINE={engine} has no scheduler", why=f"expected one of {', '.join(SCHEDULERS)}")
-    module, _, name = SCHEDULERS[engine].partition(":")
-    return cast("Scheduler", getattr(importlib.import_module(module), name)(settings))
+def scheduler_of(plan: Plan, settings: Mapping[str, str]) -> Scheduler | None:
+    """Return the scheduler of a plan, None for this machine. It is asked nothing yet.
+
+    settings: of the last `make continue`, which replace symbols of the plan.
+    Raises ConfigError for settings without which no job can be submitted.
+    """
+    return None if plan.engine == LOCAL else scheduler_for(plan.engine, {**plan.common.symbols, **settings})
 
 
-def site_settings(engine: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the variables of this process give, of those that are empty: SBATCH_PARTITION ..."""
-    if engine != SLURM:
-        return {}
-    found = {symbol: os.environ.get(variable, "") for symbol, variable in VARIABLES.items()}
-    return {symbol: text for symbol, text in found.items() if text and not settings.get(symbol)}
-
-
-def is_setting(engine: str, symbol: str) -> bool:
-    """Return whether a scheduler reads a symbol."""
-    return symbol in SHARED or symbol.startswith(PREFIXES.get(engine, " "))
-
-
-def settings_of(engine: str, symbols: Mapping[str, str]) -> dict[str, str]:
-    """Return the symbols that a scheduler reads, with their values."""
-    return {name: value for name, value in symbols.items() if is_setting(engine, name)}
+def scheduler_for(engine: str, symbols: Mapping[str, str]) -> Scheduler:
+    """Return the scheduler of an engine other than this machine. Raises ConfigError as `scheduler_of`."""
+    if engine == SLURM:
+        return Slurm(read_settings(symbols, os.environ))
+    return Kubernetes(kubernetes.read_settings(symbols))

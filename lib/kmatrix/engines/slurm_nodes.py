@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kmatrix.engines.jobs import START_S, time_limit
 from kmatrix.engines.ports import Shape
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.records.jobs.forms import job_seconds, memory_mib, split_flags
+from kmatrix.forms import job_seconds, memory_mib, split_flags
 from kmatrix.records.paths import below_root
 from kmatrix.text import duration, plural
 
@@ -137,23 +137,20 @@ class Cluster:
         limits = [one.seconds for one in self.usable]
         return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
 
-    def shape(self, *, nodes: int, gpus: int, threads: int, expected_s: float | None) -> Shape:
-        """Return what the job of a run asks for.
-
-        gpus: per node.  threads: of its ranks on a node.  expected_s: estimated time (s), None if unknown.
-        """
-        settings, limit = self.settings, self.limit_s
+    def fit(self, planned: Shape) -> Shape:
+        """Return what the job of a run asks for. See the port."""
+        settings, limit, gpus = self.settings, self.limit_s, planned.gpus
         # The share where CPUs are fewest, so that a job may start on each of the nodes.
         share = settings.cpus_per_gpu or min((one.cpus // one.gpus for one in self.usable if one.gpus), default=0)
         if settings.seconds is not None:
             seconds: int | None = -(-settings.seconds // 60) * 60
-        elif expected_s is not None:
-            seconds = time_limit(expected_s, settings.time_factor, START_S + settings.notice_s)
+        elif planned.seconds is not None:
+            seconds = time_limit(planned.seconds, settings.time_factor, START_S + settings.notice_s)
             seconds = seconds if limit is None else min(seconds, limit)
         else:
             seconds = limit
-        cpus = max(1, gpus * share or threads)
-        return Shape(nodes=nodes, gpus=gpus, cpus=cpus, memory_mib=settings.memory_mib, seconds=seconds)
+        cpus = max(1, gpus * share or planned.cpus)
+        return replace(planned, cpus=cpus, memory_mib=settings.memory_mib, seconds=seconds)
 
     @property
     def last(self) -> Shape:

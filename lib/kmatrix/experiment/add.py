@@ -8,15 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import add_to
-from kmatrix.experiment.make import checked, prepared, reuse_into
+from kmatrix.experiment.make import checked, prepared
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree, member_text, open_tree
 from kmatrix.matrix.axes import parse_override, resolve_name
 from kmatrix.matrix.expand import Run
 from kmatrix.records.decode import replaced
+from kmatrix.records.matrix import read_plan, run_files
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import RunFile, VerdictRules, read_matrix_file_or_empty, read_run_file
+from kmatrix.records.runs import RunFile, VerdictRules
 from kmatrix.text import first_names
 
 SYMBOLS = {  # field of VerdictRules -> symbol that sets it
@@ -48,7 +49,7 @@ def plan_more(
     """
     if not assignments:
         raise ConfigError("add needs a value", hint="pass NAME=value, such as OPTIMIZER=muon")
-    record = read_matrix_file_or_empty(matrix)
+    record = read_plan(matrix.path)
     tree = open_tree(kconfig)
     words = dict(word.partition("=")[::2] for word in record.overrides)
     axes = {axis.symbol: axis.values for axis in record.axis_entries}
@@ -119,12 +120,12 @@ def _value(value: object) -> str:
 def add_runs(
     matrix: MatrixDir, plan: Plan, *, command: str = "from Python", on_message: OnMessage = ignore
 ) -> tuple[str, ...]:
-    """Make the directories of planned runs in an existing matrix, and return their names.
+    """Add planned runs to an existing matrix, and return their names.
 
     Raises ConfigError, DataError or LaunchError before anything is changed.
     """
     creation = prepared(plan, checked(plan, on_message), command, None, on_message)
-    record = read_matrix_file_or_empty(matrix)
+    record = read_plan(matrix.path)
     if creation.equal != record.equal:
         raise ConfigError(
             f"the new runs have another budget: {creation.equal or 'none'}, {matrix.name} has {record.equal or 'none'}",
@@ -132,8 +133,7 @@ def add_runs(
             hint="choose a value with the same budget",
         )
     names = tuple(run.name for run in plan.matrix.runs)
-    then = (lambda: reuse_into(matrix, plan, on_message)) if plan.config.reuse else None
-    add_to(matrix, creation, on_message, then)
+    add_to(matrix, creation, on_message)
     return names
 
 
@@ -146,7 +146,7 @@ def _merged(
     axes: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
     """Return the assignments of the matrix (words), with the new values after its own (axes)."""
-    runs = [read_run_file(run) for run in matrix.runs()]
+    runs = list(run_files(matrix.path).values())
     merged = dict(words)
     given = {resolve_name(tree, name): name for name in words if name not in SETS}
     for name, text in assignments.items():

@@ -6,8 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,21 @@ from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.inputs.benchmarks import benchmark_files
 from kmatrix.experiment.inputs.data import Key, key
 from kmatrix.experiment.inputs.initial import InitialWeights, initial_fields
-from kmatrix.experiment.provenance import Code, code_of, provenance, secret_variables
+from kmatrix.experiment.provenance import Code, code_of, copy_code, provenance, secret_variables
+from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
-from kmatrix.plan.feasibility import GpuModel, detected, expected_seconds, middle_mfu
+from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import check_own_files, new_folder
+from kmatrix.records.control import Request, change
 from kmatrix.records.dataset import Dataset, sha256_of_reading
-from kmatrix.records.decode import as_json
-from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
-from kmatrix.records.jobs.files import LOCAL, write_engine
-from kmatrix.records.lock import MAKING, held
-from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
-from kmatrix.records.place import Place
-from kmatrix.records.plan import RunTexts, make_runs, write_plan
+from kmatrix.records.decode import as_json, replaced
+from kmatrix.records.files import read_json, sync_folder, write_json, write_text
+from kmatrix.records.matrix import CODE, LOCAL, common_of, config_lines, planned
+from kmatrix.records.paths import ROOT, MatrixDir, next_path, staged_dir
 from kmatrix.records.runs import Provenance, Tracking, VerdictRules
 from kmatrix.redaction.redactor import redact
-from kmatrix.runner.cluster import new_engine
-from kmatrix.status.disk_space import how_full, what_to_do
-from kmatrix.text import make_command, shortened
+from kmatrix.text import shortened
 
 # Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
 # all of them. matrix.json has the whole command.
@@ -47,8 +44,7 @@ MOST_COMMAND = 500
 class RunText:
     """The configuration of one run as text."""
 
-    config: str  # full .config
-    minimal: str  # the lines that differ from the defaults
+    config: str  # .config
     values: Mapping[str, str]  # effective values
     asked: tuple[str, ...] = ()  # symbols and choices that were asked for; the others have their defaults
 
@@ -76,133 +72,124 @@ class Creation:
     tracking: Tracking = field(default_factory=Tracking)
     engine: str = LOCAL
     nodes: Nodes | None = None  # of the cluster that executes the runs; None: this machine does
-    settings: Mapping[str, str] = field(default_factory=dict)  # symbol -> value, those of the scheduler of a cluster
+    code: Path = ROOT  # folder with the sources of the trainer: the checkout, or those of a matrix that is reproduced
+    # Fields that cannot change a result, if runs that have finished in other matrices are reused; None: they are not.
+    neutral: frozenset[str] | None = None
+    expected: Mapping[str, float | None] = field(default_factory=dict)  # time (s) of runs on a cluster
     initial: Mapping[str, InitialWeights] = field(default_factory=dict)  # by the text of INIT_FROM
 
 
-def create(
-    made_from: Creation, on_message: OnMessage = ignore, then: Callable[[MatrixDir], object] | None = None
-) -> MatrixDir:
-    """Make the directories of a matrix and its runs, and return the matrix.
+def create(made_from: Creation, on_message: OnMessage = ignore) -> MatrixDir:
+    """Make the directory of a matrix, and return it. The folder of a run is made when somebody takes the run.
 
-    on_message: called with each note.  then: called with the matrix before another process can hold it.
+    on_message: called with each note.
     """
-    # 1. Everything that the runs are made from, in a hidden directory: the plan is complete, or there is no matrix.
     staged, path = _stage(made_from.results_dir)
-    if is_in_the_future(path, time.time()):
-        on_message(f"note: the newest matrix has a later date than now, so that this one is named {path.name}")
-    with _full_disk_named(path), _removed_unless_held(staged), held(staged, MAKING):
-        folder = None
-        try:
-            folder = new_folder(made_from.checkpoint_dir, staged, path) if made_from.checkpoint_dir else None
-            _write_plan(staged, path.name, folder, made_from, on_message)
+    folder = None
+    try:  # complete, or not there
+        with _full_disk_named(path):
+            folder = new_folder(made_from.checkpoint_dir, path) if made_from.checkpoint_dir else None
+            _write(staged, path, folder, made_from, on_message)
             sync_folder(staged.path)
             staged.path.rename(path)
-        except BaseException:  # a full disk, Ctrl+C: nothing refers to these files
-            shutil.rmtree(staged.path, ignore_errors=True)
-            if folder and not path.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        sync_folder(path.parent)
-        # 2. The runs. After a kill, `continue` makes the missing ones.
-        matrix = MatrixDir(path)
-        make_runs(matrix, {run.name for run in made_from.plan.runs})
-        if then:
-            then(matrix)
-    return matrix
+            sync_folder(path.parent)
+    except BaseException:  # a full disk, Ctrl+C: nothing refers to these files
+        shutil.rmtree(staged.path, ignore_errors=True)
+        if folder and not path.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return MatrixDir(path)
 
 
 @contextmanager
 def _full_disk_named(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk into a LaunchError, with the command that continues a matrix that exists by then.
-
-    path: of the matrix.
-    """
+    """Turn the error of a full disk into a LaunchError. path: of the matrix."""
     try:
         yield
     except OSError as error:
         if not is_full(error):
             raise
-        raise LaunchError(
-            f"cannot write {path}", why=f"{error.strerror}: {how_full(path)}", hint=what_to_do(path)
-        ) from error
+        hint = "free some space, then run it again"
+        raise LaunchError(f"cannot write {path}", why=str(error.strerror), hint=hint) from error
 
 
-@contextmanager
-def _removed_unless_held(staged: MatrixDir) -> Iterator[None]:
-    """Remove the directory of a new matrix if not even its lock can be written."""
-    try:
-        yield
-    except LaunchError:
-        with suppress(OSError):
-            staged.lock.unlink(missing_ok=True)
-            staged.path.rmdir()  # fails if there is anything else in it
-        raise
-
-
-def add_to(
-    matrix: MatrixDir, made_from: Creation, on_message: OnMessage = ignore, then: Callable[[], object] | None = None
-) -> None:
-    """Add runs to a matrix. made_from: of these runs only.  then: called before another process can hold the matrix.
-
-    Raises LaunchError if another process holds the matrix.
-    """
-    with _full_disk_named(matrix.path), held(matrix, MAKING):
+def add_to(matrix: MatrixDir, made_from: Creation, on_message: OnMessage = ignore) -> None:
+    """Add runs to a matrix. made_from: of these runs only."""
+    with _full_disk_named(matrix.path):
         check_own_files(matrix)
         record = read_json(matrix.matrix_json)
-        code = code_of(made_from.root)
-        origin = _origin(code, made_from, None)
-        if origin["code"] != (record.get("provenance") or {}).get("code"):
+        code, planned_code = code_of(made_from.root, made_from.code), record["provenance"]["code"]
+        if code.sha256 != planned_code:
             on_message(
-                f"warning: the trainer's code has changed since this matrix was made: see `{make_command('compare')}`"
+                "note: the trainer's code has changed since this matrix was made; its new runs train that of the "
+                "matrix (`make continue CODE=checkout` takes the present one)"
             )
-        # The plan first: matrix.json decides which runs the matrix has.
-        runs, short = made_from.plan.runs, _of_runs(origin)
-        write_plan(matrix, (_planned(record["name"], run, made_from, short) for run in runs), append=True)
+        origin: Provenance = {**_origin(code, made_from), "code": planned_code}
         more = _matrix_json(record["name"], None, made_from, origin)
+        records = _reused(matrix, _records(made_from, origin), made_from, on_message)
+        runs = _planned(record["common"], matrix.config.read_text(encoding="utf-8"), records, made_from)
         changed = {name: more[name] for name in ("axes", "overrides", "verdict")}
-        write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *more["runs"]]})
-        make_runs(matrix, {run.name for run in runs})
-        if then:
-            then()
+        write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *runs]})
+        _skip(matrix, made_from)
 
 
-def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Creation, on_message: OnMessage) -> None:
-    """Write the files of a matrix, without its runs. name: of the matrix.  folder: of its checkpoints."""
-    code = code_of(made_from.root)
-    for one in code.left_out:
-        on_message(f"warning: not in {matrix.patch.name}: {one.describe()}")
+def _write(staged: MatrixDir, path: Path, folder: Path | None, made_from: Creation, on_message: OnMessage) -> None:
+    """Write the files of a matrix. path: that it will have.  folder: of its checkpoints."""
+    code = code_of(made_from.root, made_from.code)
     for variable in secret_variables(os.environ):
         on_message(f"warning: not recorded: the environment variable {variable}, whose value may be a key")
-    origin = _origin(code, made_from, matrix.patch.name if code.patch else None)
-    write_text(matrix.config, made_from.config_text)
-    if code.patch:
-        write_bytes(matrix.patch, code.patch, private=True)
-    short = _of_runs(origin)
-    write_plan(matrix, (_planned(name, run, made_from, short) for run in made_from.plan.runs))
-    path = matrix.path.with_name(name).resolve()
-    if made_from.engine != LOCAL:  # before the matrix is there: without this file, it would be one of this machine
-        write_engine(matrix, new_engine(made_from.engine, path, made_from.settings))
-    place = {"place": as_json(Place.of(matrix, path))}
-    write_json(matrix.matrix_json, {**_matrix_json(name, folder, made_from, {**origin, "files": code.files}), **place})
+    origin = _origin(code, made_from)
+    write_text(staged.config, made_from.config_text)
+    copy_code(made_from.code, code, staged.path / CODE)
+    records = _reused(staged, _records(made_from, origin), made_from, on_message)
+    common = common_of(list(records.values()))
+    runs = _planned(common, made_from.config_text, records, made_from)
+    place = {"place": str(path.resolve())}
+    about = _matrix_json(path.name, folder, made_from, origin)
+    write_json(staged.matrix_json, {**about, **place, "common": common, "runs": runs})
+    _skip(staged, made_from)
 
 
-def _origin(code: Code, made_from: Creation, patch: str | None) -> Provenance:
-    """Return the provenance of a matrix. patch: name of the file with the patch."""
-    origin = provenance(code, made_from.command, made_from.gpus, patch)
+def _origin(code: Code, made_from: Creation) -> Provenance:
+    """Return the provenance of a matrix."""
+    origin = provenance(code, made_from.command, made_from.gpus)
     return made_from.nodes.provenance(origin) if made_from.nodes else origin
 
 
-def _of_runs(origin: Provenance) -> Provenance:
-    """Return the provenance for each run.json, without the middle of a long command."""
+def _records(made_from: Creation, origin: Provenance) -> dict[str, dict[str, Any]]:
+    """Return run -> what its run.json will have."""
     # Redacted before it is cut: the half of a key would not be recognized.
-    return {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
+    short: Provenance = {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
+    return {run.name: _run_json(run, made_from, short) for run in made_from.plan.runs}
 
 
-def _planned(name: str, run: Run, made_from: Creation, origin: Provenance) -> RunTexts:
-    """Return the files of a run. name: of the matrix."""
-    text, record = made_from.texts[run.name], _run_json(name, run, made_from, origin)
-    return RunTexts(run.name, (text.config, text.minimal, json_text(record)))
+def _reused(
+    matrix: MatrixDir, records: Mapping[str, dict[str, Any]], made_from: Creation, on_message: OnMessage
+) -> dict[str, dict[str, Any]]:
+    """Return the values of all runs, after results of other matrices were copied for those that have finished there."""
+    if made_from.neutral is None:
+        return dict(records)
+    found = reuse_runs(matrix.path, made_from.results_dir, records, made_from.neutral)
+    for name, source in found.items():
+        on_message(f"{name}: reused from {source} (REUSE=n trains it again)")
+    return {name: {**value, "reused_from": found.get(name, "")} for name, value in records.items()}
+
+
+def _planned(
+    common: Mapping[str, Any], text: str, records: Mapping[str, dict[str, Any]], made_from: Creation
+) -> list[dict[str, Any]]:
+    """Return runs as matrix.json has them. text: of config.txt."""
+    return [
+        planned(common, value) | {"config": config_lines(text, made_from.texts[name].config)}
+        for name, value in records.items()
+    ]
+
+
+def _skip(matrix: MatrixDir, made_from: Creation) -> None:
+    """Leave out the runs that cannot run here: the next `make continue` looks at them again."""
+    if made_from.skipped:
+        skipped = {name: Request(skip=why) for name, why in made_from.skipped.items()}
+        change(matrix.path, lambda known: replaced(known, runs={**known.runs, **skipped}))
 
 
 def check_place(results_dir: Path, checkpoint_dir: Path | None = None) -> None:
@@ -246,6 +233,7 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
     axes = [(axis.label, axis.name, [point.text for point in axis.points]) for axis in made_from.plan.axes]
     return {
         "name": name,
+        "engine": made_from.engine,
         "created": origin["created"],
         "command": made_from.command,
         "axes": [{"label": label, "symbol": symbol, "values": values} for label, symbol, values in axes],
@@ -253,20 +241,18 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
         "equal": made_from.equal,
         "verdict": as_json(made_from.verdict),
         "checkpoints": str(folder) if folder else None,
-        "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
         "provenance": origin,
     }
 
 
-def _run_json(name: str, run: Run, made_from: Creation, origin: Provenance) -> dict[str, Any]:
-    """Return run.json. name: of the matrix."""
+def _run_json(run: Run, made_from: Creation, origin: Provenance) -> dict[str, Any]:
+    """Return the values of run.json."""
     data = made_from.data.get(key(made_from.configs[run.name].train))  # a skipped run may have no data
     return {
         "run_id": run.run_id,
         "name": run.name,
-        "matrix": name,
         "axes": dict(run.axes),
         "symbols": dict(made_from.texts[run.name].values),
         "asked": list(made_from.texts[run.name].asked),
@@ -276,22 +262,20 @@ def _run_json(name: str, run: Run, made_from: Creation, origin: Provenance) -> d
         "environment": environment(made_from.texts[run.name].values),
         "tracking": made_from.tracking.to_json(),
         "train_tokens": data.train_tokens if data else None,
-        **_expected(made_from.configs[run.name], _device(made_from)),
+        **_expected(run.name, made_from),
         "provenance": origin,
     }
 
 
-def _device(made_from: Creation) -> GpuModel | None:
-    """Return the model of the GPUs that runs will use, None without GPUs or for an unknown type."""
-    if made_from.nodes:
-        return made_from.nodes.model
-    return detected(made_from.gpus[0].name, made_from.gpus[0].memory_total) if made_from.gpus else None
-
-
-def _expected(config: RunConfig, device: GpuModel | None) -> dict[str, Any]:
-    """Return the expected time of a run on a GPU model and its source; both None if unknown."""
+def _expected(name: str, made_from: Creation) -> dict[str, Any]:
+    """Return the expected time (s) of a run, and its source where that is a model of GPUs; None if unknown."""
+    config = made_from.configs[name]
+    gpus = made_from.gpus
+    device = (
+        made_from.nodes.model if made_from.nodes else detected(gpus[0].name, gpus[0].memory_total) if gpus else None
+    )
     if config.device != "cuda" or device is None:
-        return {"expected_s": None, "expected_from": None}
+        return {"expected_s": made_from.expected.get(name), "expected_from": None}
     seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
     share = middle_mfu(config.shape, config.train, device)
     source = None if seconds is None else f"an MFU of {share:.0%} on {device.name}"

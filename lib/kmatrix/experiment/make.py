@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_vocabulary
-from kmatrix.engines.schedulers import settings_of
+from kmatrix.doctor import need_torch
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import refuse_large_data
+from kmatrix.experiment.cluster.jobs import planned_shapes
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_place, create
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
@@ -18,15 +19,13 @@ from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
 from kmatrix.experiment.inputs.initial import check_fit
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
-from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.kconfig.texts import ConfigTexts
 from kmatrix.matrix.expand import assign_run
 from kmatrix.records.dataset import Dataset
-from kmatrix.records.jobs.files import SLURM
+from kmatrix.records.matrix import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Tracking
-from kmatrix.runner.execute import command_of, need_torch
-from kmatrix.status.watch import RunProgress
+from kmatrix.runner.conclude import command_of
 from kmatrix.text import make_command
 from kmatrix.track.available import need_trackers, own_project
 
@@ -38,34 +37,24 @@ def make_matrix(
     preflight: bool | None = None,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
+    code: Path = ROOT,
     on_message: OnMessage = ignore,
-    on_progress: Callable[[RunProgress], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
-    run_jobs: Callable[[MatrixDir], object] | None = None,
+    run_trials: Callable[[MatrixDir], object] | None = None,
 ) -> MatrixDir:
     """Make the directories of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
-    an earlier run.
-    on_message: called with notes and warnings.
-    on_progress, on_note: called with the progress and the notes of preflight runs.
-    run_jobs: trains these runs on the cluster of the plan.
+    an earlier run.  code: folder with the sources of the trainer.
+    on_message: called with notes and warnings.  run_trials: trains the runs of a preflight; by default on this machine.
     Raises ConfigError, DataError or LaunchError before anything is made.
     """
     tries = plan.config.preflight if preflight is None else preflight
     creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
+    creation = dataclasses.replace(creation, code=code, neutral=creation.neutral if reuse else None)
     if tries:
-        try_runs(
-            creation,
-            plan.gpus,
-            on_message=on_message,
-            on_progress=on_progress,
-            on_note=on_note,
-            run_jobs=run_jobs,
-        )
-    wanted = reuse and plan.config.reuse
-    return create(creation, on_message, then=(lambda matrix: reuse_into(matrix, plan, on_message)) if wanted else None)
+        try_runs(creation, on_message=on_message, run_trials=run_trials)
+    return create(creation, on_message)
 
 
 def checked(plan: Plan, on_message: OnMessage) -> dict[str, str]:
@@ -90,12 +79,6 @@ def checked(plan: Plan, on_message: OnMessage) -> dict[str, str]:
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
     return skipped
-
-
-def reuse_into(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
-    """Reuse runs that have finished in an earlier matrix, and report each."""
-    for name, source in reuse_runs(matrix, matrix.path.parent, plan.neutral).items():
-        on_message(f"{name}: reused from {source} (REUSE=n trains it again)")
 
 
 def prepared(
@@ -132,8 +115,9 @@ def prepared(
         tracking=tracking(plan.config),
         engine=plan.config.engine,
         nodes=plan.nodes,
-        settings=settings_of(plan.config.engine, plan.runs[0].values.texts),
+        expected={name: shape.seconds for name, shape in planned_shapes(plan).items()} if plan.nodes else {},
         initial=plan.initial,
+        neutral=frozenset(plan.neutral) if plan.config.reuse else None,
     )
     for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
         on_message(line)
@@ -160,12 +144,7 @@ def _texts(plan: Plan) -> dict[str, RunText]:
             assign_run(plan.tree, plan.base, planned.run)
             text = known.render(points, values)
         asked = base | {axis for axis, _ in points}
-        texts[planned.name] = RunText(
-            config=text.full,
-            minimal=text.minimal,
-            values=values,
-            asked=tuple(sorted(asked & values.keys())),
-        )
+        texts[planned.name] = RunText(config=text, values=values, asked=tuple(sorted(asked & values.keys())))
     return texts
 
 

@@ -20,6 +20,7 @@ from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, text_of_config
+from kmatrix.experiment.earlier import EarlierRuns
 from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
 from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
@@ -38,14 +39,11 @@ from kmatrix.plan.cpu import CpuSpeed, cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
-from kmatrix.records.jobs.files import LOCAL
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
-from kmatrix.records.train_config import TrainConfig, budget_s
-from kmatrix.runner.resume import too_few_gpus
+from kmatrix.records.train_config import budget_s
+from kmatrix.runner.requests import too_few_gpus
 from kmatrix.shapes import cpu_name
-from kmatrix.status.cpu_runs import CpuRuns
-from kmatrix.status.estimate import EstimateSource, MeasuredRuns, measured_on, newest_speed
 from kmatrix.text import duration, first_names, plural
 
 EQUAL = "MATRIX_EQUAL"
@@ -150,7 +148,7 @@ class Plan:
     overrides: tuple[str, ...]  # NAME=value, as given
     config_text: str  # the .config that the matrix is made from
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
-    cpu_runs: CpuRuns  # earlier runs on the CPU of this machine
+    earlier: EarlierRuns  # on this machine, or on the nodes of the cluster
     verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
 
     @property
@@ -258,15 +256,14 @@ def _plan(
     _refuse_files(paths)
     refuse_keys(tree, values.texts, paths, (run.name for run in matrix.runs))
     configs = _Configs(tree, matrix, data_dir)
-    cpu_runs = CpuRuns(below_root(control.results_dir))
+    earlier = EarlierRuns(below_root(control.results_dir), nodes.machine if nodes else _this_machine(found))
     # Equal in all runs.
     warned = [nodes.warning] if nodes and nodes.warning else []
-    runs, kinds = _planned_runs(configs, found, nodes, cpu_runs)
+    runs, kinds = _planned_runs(configs, found, nodes, earlier)
     trained = {planned.run: planned.kind.config.train for planned in runs}
-    _refuse_budget_alone(kinds, found, nodes, cpu_runs)
+    _refuse_budget_alone(kinds, found, nodes, earlier)
     verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine)
     warned += verdict.warnings
-    _refuse_nodes(control.engine, kinds)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     notes, warnings = forecast_benchmarks((kind.config.train for kind in kinds.values()), data_dir)
@@ -290,13 +287,13 @@ def _plan(
         overrides=words,
         config_text=text,
         initial=initial,
-        cpu_runs=cpu_runs,
+        earlier=earlier,
         verdict=verdict.rules,
     )
 
 
 def _planned_runs(
-    configs: _Configs, gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns
+    configs: _Configs, gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns
 ) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
     """Return the planned runs, and their kinds by the name of the first run of each. nodes: of a cluster."""
     matrix = configs.matrix
@@ -305,30 +302,14 @@ def _planned_runs(
     found: dict[tuple[str | None, ...], RunKind] = {}
     kinds: dict[str, RunKind] = {}
     runs = []
-    measured = EarlierTimes(cpu_runs.results_dir, gpus)
     for run in matrix.runs:
         texts = run.texts
         key = tuple([texts[place] for place in places])
         kind = found.get(key)
         if kind is None:
-            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, nodes, cpu_runs, measured)
+            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, nodes, earlier)
         runs.append(PlannedRun(run=run, kind=kind, configs=configs))
     return tuple(runs), kinds
-
-
-class EarlierTimes:
-    """The times of earlier runs on this machine, read when a run with a budget needs them first."""
-
-    def __init__(self, results_dir: Path, gpus: Sequence[Gpu]) -> None:
-        self._results_dir, self._gpus = results_dir, gpus
-        self._runs: MeasuredRuns | None = None
-
-    def of(self, train: TrainConfig) -> float | None:
-        """Return the time (s) of a whole run by earlier ones of its shape, None without one."""
-        if self._runs is None:
-            self._runs = MeasuredRuns((), measured_on(self._results_dir, _this_machine(self._gpus)))
-        known = self._runs.whole(train)
-        return known.seconds if known is not None and known.source is EstimateSource.EARLIER else None
 
 
 def _this_machine(gpus: Sequence[Gpu]) -> tuple[str, int, tuple[str, ...]]:
@@ -337,7 +318,7 @@ def _this_machine(gpus: Sequence[Gpu]) -> tuple[str, int, tuple[str, ...]]:
 
 
 def _refuse_budget_alone(
-    kinds: Mapping[str, RunKind], gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns
+    kinds: Mapping[str, RunKind], gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns
 ) -> None:
     """Raise ConfigError if only a budget of time or money limits a run: its schedule needs a number of steps.
 
@@ -346,15 +327,14 @@ def _refuse_budget_alone(
     alone = {name: kind.config for name, kind in kinds.items() if not kind.config.bound}
     if not alone:
         return
-    machine = nodes.machine if nodes else _this_machine(gpus)
     found = []
     for config in alone.values():
         budget, train = budget_s(config.train) or 0.0, config.train
-        if speed := newest_speed(cpu_runs.results_dir, machine, train):
+        if speed := earlier.speed(train):
             steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
             found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
             continue
-        cpu = cpu_speed(train, there=nodes.cores(config)) if nodes else cpu_runs.speed(config.shape, train)
+        cpu = cpu_speed(train, there=nodes.cores(config)) if nodes else earlier.cpu_speed(config.shape, train)
         for device in _devices(config, gpus, nodes):
             if span := steps_in(budget, config.shape, train, device, cpu):
                 found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
@@ -368,42 +348,41 @@ def _refuse_budget_alone(
 
 
 def budget_warnings(
-    config: RunConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None, measured: EarlierTimes | None
+    config: RunConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None, earlier: EarlierRuns | None
 ) -> list[str]:
     """Return the warning that the budget of a run ends before its schedule does, [] if it does not.
 
-    measured: None for a run that is planned for another machine.
+    earlier: None for a run that is planned for another machine.
     """
     if budget_s(config.train) is None or not config.steps:
         return []
-    seconds = None if measured is None else measured.of(config.train)
+    seconds = None if earlier is None else earlier.whole_s(config.train)
     speed = cpu or cpu_speed(config.train)
     found = budget_warning(config.shape, config.train, devices, speed, seconds)
     return [found] if found else []
 
 
-def _kind(
-    config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None, cpu_runs: CpuRuns, measured: EarlierTimes
-) -> RunKind:
+def _kind(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns) -> RunKind:
     # A cluster lacks nothing for a while: its scheduler refuses what it will never have, when jobs are made.
-    lacks = "" if nodes else too_few_gpus(config.train, len(gpus))
+    train = config.train
+    lacks = "" if nodes else too_few_gpus(train.device, train.num_gpus or 1, train.num_nodes or 1, len(gpus))
     here = _devices(config, gpus, nodes)
     return RunKind(
         config=config,
-        warnings=(*warnings(config.train), *_budget_warnings(config, here, nodes, cpu_runs, measured)),
+        warnings=(*warnings(config.train), *_budget_warnings(config, here, nodes, earlier)),
         forecast=forecast(config.shape, config.train, tokens=config.tokens),
         lacks=lacks,
-        risks=() if lacks else risks_on(config, here, cpu_runs, nodes),
+        risks=() if lacks else risks_on(config, here, earlier, nodes),
     )
 
 
 def _budget_warnings(
-    config: RunConfig, devices: Sequence[GpuModel], nodes: Nodes | None, cpu_runs: CpuRuns, measured: EarlierTimes
+    config: RunConfig, devices: Sequence[GpuModel], nodes: Nodes | None, earlier: EarlierRuns
 ) -> list[str]:
     if budget_s(config.train) is None:  # reading earlier runs takes a while
         return []
-    cpu = cpu_runs.speed(config.shape, config.train) if config.device == "cpu" and nodes is None else None
-    return budget_warnings(config, devices, cpu, None if nodes else measured)
+    cpu = earlier.cpu_speed(config.shape, config.train) if config.device == "cpu" and nodes is None else None
+    return budget_warnings(config, devices, cpu, None if nodes else earlier)
 
 
 def _devices(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None) -> list[GpuModel]:
@@ -416,7 +395,7 @@ def _devices(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None) -> lis
 
 
 def risks_on(
-    config: RunConfig, devices: Sequence[GpuModel], cpu_runs: CpuRuns, nodes: Nodes | None = None
+    config: RunConfig, devices: Sequence[GpuModel], earlier: EarlierRuns, nodes: Nodes | None = None
 ) -> tuple[Risk, ...]:
     """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough.
 
@@ -425,7 +404,7 @@ def risks_on(
     # Earlier runs are read only for runs on the CPU of this machine with a budget: that takes a while.
     timed = config.device == "cpu" and budget_s(config.train) is not None and nodes is None
     there = nodes.cores(config) if nodes else None
-    cpu = cpu_runs.speed(config.shape, config.train) if timed else cpu_speed(config.train, there=there)
+    cpu = earlier.cpu_speed(config.shape, config.train) if timed else cpu_speed(config.train, there=there)
     found = {
         device: risks(config.shape, config.train, config.steps, device, cpu)
         for device in sorted(devices, key=lambda device: device.memory or 0)
@@ -505,18 +484,6 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
             f"train runs one configuration: {', '.join(several)}", hint="use make test-matrix for a matrix"
         )
     return [item for item in base if not item.name.startswith("MATRIX_") or item.name in NOT_AN_AXIS]
-
-
-def _refuse_nodes(engine: str, kinds: Mapping[str, RunKind]) -> None:
-    """Raise ConfigError if a run needs several nodes and the engine is this machine. kinds: by a run's name."""
-    wide = {name: kind.config.train.num_nodes for name, kind in kinds.items() if kind.config.train.num_nodes > 1}
-    if engine == LOCAL and wide:
-        name, nodes = next(iter(wide.items()))
-        raise ConfigError(
-            f"{name} needs {nodes} nodes",
-            why="ENGINE=local is this machine alone",
-            hint="pass ENGINE=slurm or ENGINE=kubernetes, or NUM_NODES=1",
-        )
 
 
 def _refuse_files(folders: Mapping[str, Path]) -> None:

@@ -17,15 +17,12 @@ from kmatrix.config import RunConfig
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, create
-from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Run
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, Tracking, VerdictRules
-from kmatrix.runner.execute import execute
-from kmatrix.runner.loop import EXIT_STOPPED
-from kmatrix.runner.resume import reopen
-from kmatrix.status.status_file import recover_status
-from kmatrix.status.watch import RunProgress
+from kmatrix.runner.background import train
+from kmatrix.status.fold import EXIT
+from kmatrix.status.look import look
 from kmatrix.text import plural
 
 STEPS = 2  # in the second step, the optimizer states are allocated
@@ -119,18 +116,12 @@ FOLDER = ".kmatrix_preflight_"  # followed by host and pid of its owner
 
 
 def try_runs(
-    planned: Creation,
-    gpus: Sequence[Gpu],
-    *,
-    on_message: OnMessage = ignore,
-    on_progress: Callable[[RunProgress], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
-    run_jobs: Callable[[MatrixDir], object] | None = None,
+    planned: Creation, *, on_message: OnMessage = ignore, run_trials: Callable[[MatrixDir], object] | None = None
 ) -> None:
     """Train two steps of each shape of a matrix. Raises LaunchError if one cannot be trained.
 
     A run that only needs a smaller micro-batch is reported, and is not a failure.
-    run_jobs: trains the runs of a matrix on its cluster, and returns when its jobs have ended; None: on this machine.
+    run_trials: trains the runs of a matrix, and returns when they have ended; None: on this machine.
     """
     runnable = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
     shapes = by_shape(runnable)
@@ -145,14 +136,13 @@ def try_runs(
             skipped={},
             tracking=Tracking(),
             verdict=VerdictRules(),  # a trial answers no question about losses
+            neutral=None,
         )
         matrix = create(trial)
-        if run_jobs is not None:
-            run_jobs(matrix)
-        else:
-            outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, on_progress=on_progress, on_note=on_note)
-            if outcome.exit_code == EXIT_STOPPED:
-                raise KeyboardInterrupt
+        if run_trials is not None:
+            run_trials(matrix)
+        elif train(matrix.path) == EXIT[Status.STOPPED]:
+            raise KeyboardInterrupt
         bad = _failures(matrix, shapes, on_message)
     if bad:
         raise _refusal(planned, bad)
@@ -161,12 +151,11 @@ def try_runs(
 def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], on_message: OnMessage) -> list[FailedRuns]:
     """Return the trial runs that failed, each with all runs of its shape."""
     bad = []
-    for run in matrix.runs():
-        state = recover_status(run, has_runner=False)
+    for name, state in look(matrix.path).states.items():
         if state.status is not Status.FINISHED:
-            bad.append(FailedRuns(names=shapes[run.name], reason=state.reason or "its job ended before it began"))
-        elif state.last and state.last.micro_batch:
-            on_message(f"preflight: {', '.join(shapes[run.name])}: fits with a micro-batch of {state.last.micro_batch}")
+            bad.append(FailedRuns(names=shapes[name], reason=state.reason or "its job ended before it began"))
+        elif batch := state.attempts[-1].micro_batch:
+            on_message(f"preflight: {', '.join(shapes[name])}: fits with a micro-batch of {batch}")
     return bad
 
 

@@ -5,26 +5,25 @@ Variables are selected by a list of prefixes. Variables that look like secrets a
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
 import os
 import platform
 import re
+import shutil
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from kmatrix.experiment.code_patch import CodePatch, LeftOut, code_patch, git
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
 from kmatrix.records.runs import Provenance
 from kmatrix.redaction.redactor import is_key, redactor
 from kmatrix.shapes import cpu_name
+from kmatrix.sources import trainer_files, whole
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
     *("torch", "numpy", "tiktoken", "pytorch_optimizer"),
@@ -51,10 +50,10 @@ _NAMED = re.compile(r"(?:password|passwd|passphrase|secret|api_?key|token)[\"']?
 SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
-def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None = None) -> Provenance:
+def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
     """Return the provenance in matrix.json and in each run.json.
 
-    gpus: GPUs that runs may use; run_used.json records the GPUs of each run.  patch: name of the file with the patch.
+    gpus: GPUs that runs may use; result.json records those of each run.
     """
     driver = driver_state(()) if gpus else None
     return {
@@ -63,10 +62,6 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None 
         "host": socket.gethostname(),
         "git_commit": code.commit,
         "git_dirty": code.dirty,
-        "patch": patch,
-        "no_patch": code.no_patch or None,
-        "left_out": [{"file": one.file, "line": one.line, "kind": one.kind} for one in code.left_out],
-        "untracked": list(code.untracked),
         "code": code.sha256,
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -108,8 +103,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-SOURCES = frozenset({".c", ".h", ".py", ".sh", ".toml"})  # and Kconfig, defconfigs/
-MOST_NAMES = 100  # untracked files that are recorded
+GIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,91 +112,37 @@ class Code:
 
     commit: str | None  # None outside a git repository
     dirty: bool | None  # None outside a git repository
-    sha256: str  # of all sources of the trainer
-    files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256
-    patch: bytes | None = field(default=None, repr=False)  # `git apply` makes this code from the commit
-    no_patch: str = ""  # why there is no patch
-    left_out: tuple[LeftOut, ...] = ()  # keys, whose hunks are not in the patch
-    untracked: tuple[str, ...] = ()  # source files that are in neither the commit nor the patch
+    files: tuple[str, ...]  # sources of the trainer, relative to the root
+    sha256: str  # of all of them
 
 
-def code_of(root: Path) -> Code:
-    """Return the state of the code in the project's directory."""
-    commit = _text(root, "rev-parse", "HEAD")
-    changes = _text(root, "status", "--porcelain", "--untracked-files=no")
-    patch = code_patch(root) if commit and changes else CodePatch()
-    files = trainer_files(root)
+def code_of(root: Path, sources: Path) -> Code:
+    """Return the state of the code. root: the project's directory.  sources: folder with those of the trainer."""
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    files = trainer_files(sources)
     return Code(
-        commit=commit,
+        commit=_git(root, "rev-parse", "HEAD"),
         dirty=None if changes is None else bool(changes),
-        sha256=_whole(files),
-        files={name: digest[:16] for name, digest in files.items()},
-        patch=patch.data,
-        no_patch=patch.why,
-        left_out=patch.left_out,
-        untracked=_untracked(root),
+        files=tuple(files),
+        sha256=whole(files),
     )
 
 
-def trainer_files(root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each source of the trainer: gpt2/, and the modules of kmatrix that it imports.
-
-    Imports are followed through kmatrix, so that an edit of the control side does not change the trainer's code.
-    """
-    found: dict[Path, str] = {}
-    names: set[str] = set()
-    pending = list((root / "gpt2").rglob("*.py"))
-    while pending:
-        path = pending.pop()
-        if path not in found:
-            # Imports are followed in the text: importing the trainer would load torch.
-            source = path.read_bytes()
-            found[path] = hashlib.sha256(source).hexdigest()
-            new = set(_imports(source)) - names
-            names |= new
-            pending += [known for name in new for known in _module_files(root / "lib", name)]
-    return {str(path.relative_to(root)): found[path] for path in sorted(found)}
+def copy_code(sources: Path, code: Code, into: Path) -> None:
+    """Copy the sources of the trainer, so that what was planned is what runs."""
+    for name in code.files:
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(sources / name, into / name)
 
 
-@functools.lru_cache(maxsize=256)  # a process may make several matrices: parsing all sources takes half a second
-def _imports(source: bytes) -> tuple[str, ...]:
-    """Return the dotted names that a module imports from kmatrix, imports inside functions included."""
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return what git prints, None outside a repository or without git."""
+    # By default `git status` locks the index, and a commit at the same time could fail.
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:  # a file that does not parse imports nothing, and the trainer reports it
-        return ()
-    found: list[str] = []
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("kmatrix")]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kmatrix"):
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return tuple(found)
-
-
-def _module_files(lib: Path, name: str) -> Iterator[Path]:
-    """Yield the file of a module and those of the packages around it. The last word may be a name in the module."""
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        place = lib.joinpath(*parts[:end])
-        yield from (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
-
-
-def _whole(files: dict[str, str]) -> str:
-    return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in files.items()).encode()).hexdigest()
-
-
-def _untracked(root: Path) -> tuple[str, ...]:
-    listed = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".")
-    names = (listed or b"").decode(errors="replace").split("\0")
-    sources = [name for name in names if _is_source(Path(name))]
-    return tuple(sorted(sources)[:MOST_NAMES])
-
-
-def _is_source(path: Path) -> bool:
-    return path.suffix in SOURCES or path.name.startswith("Kconfig") or path.parts[:1] == ("defconfigs",)
-
-
-def _text(root: Path, *arguments: str) -> str | None:
-    output = git(root, *arguments)
-    return None if output is None else output.decode(errors="replace").strip()
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, timeout=GIT_S, check=True, env=quiet
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()

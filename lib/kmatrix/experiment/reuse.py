@@ -6,92 +6,79 @@ A run is reused only if the result would be the same: configuration, data, train
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from kmatrix.errors import KmatrixError
-from kmatrix.records.files import read_json, write_json
-from kmatrix.records.paths import STAGED, MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.runs import RunFile, Status, read_run_file, read_train_values
-from kmatrix.status.state import Reused, RunState, after
-from kmatrix.status.status_file import recover_status, write_state, writing
+from kmatrix.clock import clock
+from kmatrix.errors import RecordError
+from kmatrix.records import attempts
+from kmatrix.records.attempts import Attempt, End
+from kmatrix.records.matrix import run_files
+from kmatrix.records.paths import matrix_dirs
+from kmatrix.records.runs import RunFile, Status
+from kmatrix.status.fold import FINISHED, Files
+from kmatrix.status.look import look
 
 PLACES = frozenset({"init_from", "data_path"})  # fields that say where files are
 
 
-def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str]) -> dict[str, str]:
-    """Reuse every run of a new matrix that has finished in another one below `results_dir`; return run -> source.
+def reuse_runs(
+    matrix: Path, results_dir: Path, records: Mapping[str, Mapping[str, Any]], neutral: Collection[str]
+) -> dict[str, str]:
+    """Copy the result of every run that has finished in another matrix below `results_dir`; return run -> source.
 
-    neutral: fields of the trainer that cannot change a result.
+    records: run -> what its run.json will have.  neutral: fields of the trainer that cannot change a result.
     """
-    runs = [run for run in matrix.runs() if not run.status.exists() and not run.result.exists()]
-    planned = {run.name: read_run_file(run) for run in runs}
-    known = list(_finished(results_dir, matrix, {record.run_id for record in planned.values()}))
+    known = list(_finished(results_dir, matrix, {record["run_id"] for record in records.values()}))
     reused: dict[str, str] = {}
-    for run in runs:
-        for source, theirs in reversed(known):  # newest first
-            if theirs.run_id == planned[run.name].run_id and _is_equal(
-                (run, planned[run.name]), (source, theirs), neutral
-            ):
-                reused[run.name] = theirs.reused_from or f"{source.path.parent.name}/{source.name}"
-                _copy(source, run, reused[run.name])
+    for name, record in records.items():
+        for source, theirs, files in reversed(known):  # newest first
+            if files.run_id == record["run_id"] and _is_equal(record, theirs, files, neutral):
+                reused[name] = theirs.reused_from or f"{source.parent.name}/{source.name}"
+                _copy(source, matrix / name, files.attempts[-1].number, reused[name])
                 break
     return reused
 
 
-def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]) -> Iterator[tuple[RunDir, RunFile]]:
-    """Yield the finished runs with these ids below a results directory, with their run.json, newest last."""
-    for matrix in matrix_dirs(results_dir):
-        if matrix.path.resolve() == exclude.path.resolve():
+def _finished(results_dir: Path, matrix: Path, ids: Collection[str]) -> Iterator[tuple[Path, RunFile, Files]]:
+    """Yield the finished runs with these ids in other matrices, newest last."""
+    for other in matrix_dirs(results_dir):
+        if other.path.resolve() == matrix.resolve():
             continue
         try:
-            runs = matrix.runs()
-        except KmatrixError:
-            continue  # a damaged matrix is ignored
-        for run in runs:
-            try:
-                record = read_run_file(run)
-                if record.run_id in ids and recover_status(run, has_runner=False).status is Status.FINISHED:
-                    yield run, record
-            except KmatrixError:
-                continue
+            seen, records = look(other.path), run_files(other.path)
+        except RecordError:
+            continue  # a damaged matrix has nothing to reuse
+        for name, state in seen.states.items():
+            if records[name].run_id in ids and state.status is Status.FINISHED:
+                yield other.path / name, records[name], seen.files[name]
 
 
-def _is_equal(new: tuple[RunDir, RunFile], old: tuple[RunDir, RunFile], neutral: Collection[str]) -> bool:
+def _is_equal(ours: Mapping[str, Any], theirs: RunFile, files: Files, neutral: Collection[str]) -> bool:
     """Return whether a run would have the result of another one."""
-    (run, ours), (source, theirs) = new, old
-    asked, trained = read_train_values(run), read_train_values(source)
-    here, there = ours.provenance, theirs.provenance
+    asked, trained = ours["train"], files.train
+    here, there = ours["provenance"], theirs.provenance
     return (
         all(asked[name] == trained.get(name) for name in asked if name not in PLACES and name not in neutral)
-        and bool(here.get("code"))
-        and here["code"] == there.get("code")
-        and (here.get("versions") or {}).get("torch") == (there.get("versions") or {}).get("torch")
-        and _devices(ours) == _devices(theirs)
+        and here["code"] == (files.attempts[-1].code or there.get("code"))
+        and here["versions"].get("torch") == (there.get("versions") or {}).get("torch")
+        and _devices(here, asked) == _devices(there, asked)
     )
 
 
-def _devices(run: RunFile) -> list[str]:
+def _devices(about: Mapping[str, Any], train: Mapping[str, Any]) -> list[str]:
     """Return the names of the devices of a run."""
-    about = run.provenance
-    if run.train.device == "cuda":
-        return [str(gpu.get("name")) for gpu in about.get("gpus") or []][: run.train.num_gpus]
+    if train["device"] == "cuda":
+        return [str(gpu.get("name")) for gpu in about.get("gpus") or []][: train["num_gpus"]]
     return [str(about.get("cpu"))]
 
 
-def _copy(source: RunDir, run: RunDir, name: str) -> None:
-    """Copy the result and the metrics of a finished run into the directory of another, and record its source."""
-    # In a hidden directory until it is complete. A run without its directory is made again from the plan.
-    staged = RunDir(run.path.with_name(f".{run.name}{STAGED}"))
-    with writing(run.path):
-        shutil.rmtree(staged.path, ignore_errors=True)  # of a process that was killed here
-        shutil.copytree(run.path, staged.path)
-        for path in (source.result, source.run_used, source.metrics):
-            if path.is_file() and not path.is_symlink():
-                shutil.copy2(path, staged.path / path.name)
-        write_json(staged.run_json, {**read_json(run.run_json), "reused_from": name})
-    write_state(staged, after(RunState(), Reused(name)))
-    with writing(run.path):
-        run.run_json.unlink()  # first: the run is missing from now on
-        shutil.rmtree(run.path)
-        staged.path.rename(run.path)
+def _copy(source: Path, run: Path, number: int, name: str) -> None:
+    """Copy the result and the metrics of a finished run into the folder of another. It took no time there."""
+    attempts.folder(run).mkdir(parents=True)
+    for file in ("metrics.jsonl", "result.json"):
+        if (source / file).is_file() and not (source / file).is_symlink():
+            shutil.copy2(source / file, run / file)
+    end = End(kind=FINISHED, reason=f"reused from {name}", at=clock.now())
+    attempts.write(run, Attempt(number=number, started=clock.now(), end=end))

@@ -25,7 +25,7 @@ from kmatrix.gpu.formats.samples import RANK_UUID
 from kmatrix.gpu.processes import TRAINER
 
 MIB = 2**20
-LAUNCHERS = ("torch.distributed.run", "torchrun", "guard.py")  # their command lines contain the trainer's
+LAUNCHERS = ("torch.distributed.run", "torchrun")  # their command lines contain the trainer's
 WINDOW_S = 0.5  # averaging window of CPU utilization: the kernel counts in 10 ms ticks
 EXIT_SPREAD_S = 5.0  # ranks of a run exit within this time of each other; an earlier exit counts as lost
 
@@ -176,7 +176,7 @@ def find_ranks(root: int, run_dir: Path) -> list[RankProcess]:
 
 
 def ranks_on_host(environment: Mapping[str, str]) -> range | None:
-    """Return the ranks of a run on the host of one of them, from its environment by torchrun; None if it says nothing.
+    """Return the ranks of a run on the host of one of them, from its environment; None if it says nothing.
 
     Source: https://pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
     """

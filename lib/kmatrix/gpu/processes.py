@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.gpu.devices import DeviceProcess
-from kmatrix.records.lock import stat_fields
 
 PROC = Path("/proc")
 TRAINER = "gpt2.train"  # module of a rank; the next argument is the run directory
@@ -104,6 +103,16 @@ def _absolute(path: Path, pid: int | None) -> Path | None:
         return path if path.is_absolute() else (PROC / str(pid) / "cwd").readlink() / path
     except OSError:
         return None
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the command name (state, ppid, ...), empty without such a process."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    # The name of the command is in parentheses, and may contain spaces and parentheses itself.
+    return stat[stat.rindex(")") + 2 :].split()
 
 
 def _parent(pid: int) -> int | None:

@@ -18,14 +18,11 @@ from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.progress import ProgressReader
 from kmatrix.gputop.recorded import FollowedProcesses, RecordedExtras
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
+from kmatrix.records import attempts
 from kmatrix.records.decode import Record, decode_optional
-from kmatrix.records.jobs.files import host_of
-from kmatrix.records.jobs.paths import NodeDir, nodes_of
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.states import read_run_status
-from kmatrix.status.alerts import Alert, GpuState, RunSnapshot, Severity, Thresholds, alerts_of
-from kmatrix.status.watch import AlertTracker
+from kmatrix.status.alerts import Alert, AlertTracker, GpuState, RunSnapshot, Severity, Thresholds, read_alerts
 from kmatrix.text import duration, make_command, time_of_day
 
 MAX_PER_MINUTE = 240  # samples to read for the history of one minute: 4 per bucket are enough for a mean
@@ -90,7 +87,7 @@ class AttachedFeed:
         self._extras, self._processes = RecordedExtras(self._run.gpu_stats_multi), _processes_of(self._recording)
         self._known = self._damaged = 0  # records
         self._newest: ScreenSample | None = None
-        self._progress = ProgressReader(_whole_run(self._run))
+        self._progress = ProgressReader(_node_of(self._run)[0].path)
 
     @property
     def clock(self) -> str:
@@ -252,7 +249,7 @@ class ReplayFeed:
 
 
 def _alerts(run: RunDir, rows: Sequence[DeviceRow], limits: Thresholds, now: float) -> tuple[Alert, ...]:
-    """Return the alerts that the runner recorded; without a runner, apply the rules to the rows."""
+    """Return the alerts that the program of the run recorded; without one, apply the rules to the rows."""
     recorded = alerts_at(run, now)
     return alerts_of_rows(rows, limits, now) if recorded is None else recorded
 
@@ -261,7 +258,7 @@ def run_dir(path: Path) -> RunDir:
     """Return the directory of a recorded run. Raises RecordError, which lists the recorded runs of a matrix."""
     if RunDir(path).gpu_samples.is_file():
         return RunDir(path)
-    recorded = [run.path for run in MatrixDir(path).runs() if run.gpu_samples.is_file()] if path.is_dir() else []
+    recorded = sorted(found.parent for found in path.glob(f"*/{RunDir(path).gpu_samples.name}"))
     hint = "pass a run directory"
     if recorded:
         why, hint = "it is a matrix", f"pass one of its runs: {', '.join(map(str, recorded[:5]))}"
@@ -278,17 +275,17 @@ def run_dir(path: Path) -> RunDir:
 
 def title_of(run: RunDir) -> str:
     """Return the name of a run; of one of several nodes also the number and the host of the node."""
-    node = _node_of(run)
-    return run.name if node is None else f"{node.run.name} node {node.node} ({host_of(node)})"
+    whole, node = _node_of(run)
+    return run.name if node is None else f"{whole.name} node {node} ({attempts.host_of(whole.path, node)})"
 
 
 def other_nodes(run: RunDir) -> tuple[str, ...]:
     """Return how to see the other nodes of a run, nothing if it has one."""
-    node = _node_of(run)
+    whole, node = _node_of(run)
     if node is None:
         return ()
-    last = nodes_of(node.run)[-1]
-    return (f"node {node.node} of 0 to {last.node}: {_command(RUN=last.recording)} shows node {last.node}",)
+    last, folder = [*whole.later_nodes().items()][-1]
+    return (f"node {node} of 0 to {last}: {_command(RUN=folder)} shows node {last}",)
 
 
 def _command(**runs: RunDir) -> str:
@@ -296,17 +293,11 @@ def _command(**runs: RunDir) -> str:
     return make_command("gputop", **{name: str(run.path.absolute()) for name, run in runs.items()})
 
 
-def _whole_run(run: RunDir) -> Path:
-    """Return the directory of a run, also from the recording of one of its nodes."""
-    node = _node_of(run)
-    return run.path if node is None else node.run.path
-
-
-def _node_of(run: RunDir) -> NodeDir | None:
-    """Return the node that a folder has the recording of, None for a run on one node."""
+def _node_of(run: RunDir) -> tuple[RunDir, int | None]:
+    """Return the run and the node that a folder has the recording of; no node for a run on one."""
     if run.path.parent.name == "nodes" and run.name.isdecimal():
-        return NodeDir(RunDir(run.path.parent.parent), int(run.name))
-    return NodeDir(run, 0) if len(nodes_of(run)) > 1 else None
+        return RunDir(run.path.parent.parent), int(run.name)
+    return run, 0 if run.later_nodes() else None
 
 
 def add(recording: Recording, first: int, end: int, history: History) -> None:
@@ -411,13 +402,11 @@ class LiveFeed:
 
 
 def alerts_at(run: RunDir, now: float) -> tuple[Alert, ...] | None:
-    """Return the alerts of status.json that were active at a Unix time, or None without status.json."""
-    record = read_run_status(run)
-    if record is None:
+    """Return the alerts of a run that were active at a Unix time, or None if no program has looked for any."""
+    if not attempts.numbers(run.path):
         return None
-    active = [
-        alert for alert in alerts_of(record.alerts) if alert.since <= now and (alert.until is None or now < alert.until)
-    ]
+    known = read_alerts(run.path)
+    active = [alert for alert in known if alert.since <= now and (alert.until is None or now < alert.until)]
     return tuple(sorted(active, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)))
 
 
@@ -438,7 +427,9 @@ def alerts_of_rows(rows: Sequence[DeviceRow], limits: Thresholds, now: float) ->
         memory_cv=memory.cv if memory else None,
     )
     # A new tracker per call has no memory of earlier samples, so a condition must not have to hold for some time.
-    return AlertTracker(replace(limits, hold_s=0)).update(state).active
+    tracker = AlertTracker(replace(limits, hold_s=0))
+    tracker.update(state)
+    return tracker.active
 
 
 def _state(row: DeviceRow) -> GpuState:

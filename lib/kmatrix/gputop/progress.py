@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.summary import TotalsEntry
 from kmatrix.gputop.view import RunLine
+from kmatrix.records import attempts
 from kmatrix.records.decode import Record, decode_lines, decode_optional, field
+from kmatrix.records.events import PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.states import PhaseLine, read_run_status
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.status.estimate import Phase
-from kmatrix.status.watch import MetricsTail
+from kmatrix.status.estimate import rest_of_run
+from kmatrix.status.live import MetricsTail
 
 JOULES = 3.6e6  # of a kWh
 
@@ -38,15 +38,13 @@ class ProgressReader:
             return RunLine(name=self.run.name)
 
     def _read(self) -> RunLine:
-        status = read_run_status(self.run)
-        attempt = max(1, (status.attempt or 1) if status else 1)
+        attempt = max(attempts.numbers(self.run.path), default=1)
         if self._tail is None or self._tail[0] != attempt:
-            tail = MetricsTail(self.run.metrics, attempt=attempt, max_iters=self._train.max_iters or None, whole=True)
-            self._tail = attempt, tail
+            self._tail = attempt, MetricsTail(self.run.metrics, attempt=attempt)
         tail = self._tail[1]
         tail.read()
-        phases = [Phase.of(line) for line in decode_lines(self.run.phases, PhaseLine)] if tail.recent else []
-        left = tail.left_s(phases, self._train, tail.since_s(time.time())) if tail.recent else None
+        phases = decode_lines(self.run.phases, PhaseLine) if tail.recent else []
+        left = rest_of_run(tail.recent, phases, self._train.to_json(), tail.since_s(), earlier=tail.earlier)
         summary = decode_optional(self.run.gpu_summary, _Summary)
         joules = summary.totals.joules if summary else None
         return RunLine(

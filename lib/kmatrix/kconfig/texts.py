@@ -11,20 +11,11 @@ from kmatrix.kconfig.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigText:
-    """A configuration as text."""
-
-    full: str  # .config
-    minimal: str  # the lines that differ from the defaults
-
-
-@dataclass(frozen=True, slots=True)
 class _Template:
     """The text of one configuration, of which others differ in the values of some symbols alone."""
 
-    text: ConfigText
+    text: str
     values: Mapping[str, str]  # of these symbols
-    defaults: Mapping[str, str]  # of the same
 
 
 class ConfigTexts:
@@ -42,7 +33,7 @@ class ConfigTexts:
         ]
         self._templates: dict[tuple[tuple[str, str], ...], _Template] = {}
 
-    def find(self, points: Sequence[tuple[str, str]], values: Mapping[str, str]) -> ConfigText | None:
+    def find(self, points: Sequence[tuple[str, str]], values: Mapping[str, str]) -> str | None:
         """Return the text of a configuration, None if `render` has to make it.
 
         points: axis and value of each axis of the run.  values: effective values of all symbols.
@@ -50,28 +41,17 @@ class ConfigTexts:
         template = self._templates.get(self._key(points))
         if template is None:
             return None
-        full, minimal = f"\n{template.text.full}", f"\n{template.text.minimal}"
+        text = f"\n{template.text}"
         for name, old in template.values.items():
-            new = values[name]
-            if new == template.defaults[name]:  # without a line in the minimal text
-                return None
-            if new != old:
-                full = full.replace(self._line(name, old), self._line(name, new))
-                minimal = minimal.replace(self._line(name, old), self._line(name, new))
-        return ConfigText(full[1:], minimal[1:])
+            text = text.replace(self._line(name, old), self._line(name, values[name]))
+        return text[1:]
 
-    def render(self, points: Sequence[tuple[str, str]], values: Mapping[str, str]) -> ConfigText:
-        """Return the text of the configuration that the tree has now. The tree is changed. Arguments as of `find`."""
-        text = ConfigText(self._tree.config_text(), self._tree.minimal_text())
+    def render(self, points: Sequence[tuple[str, str]], values: Mapping[str, str]) -> str:
+        """Return the text of the configuration that the tree has now. Arguments as of `find`."""
+        text = str(self._tree.config_text())
         here = {name: values[name] for name, _ in points if name in self._alone}
-        defaults = {}
-        for name in here:
-            symbol = self._tree.kconf.syms[name]
-            symbol.unset_value()
-            defaults[name] = str(symbol.str_value)
-        lines = [self._line(name, value) for name, value in here.items()]
-        if all(f"\n{part}".count(line) == 1 for line in lines for part in (text.full, text.minimal)):
-            self._templates.setdefault(self._key(points), _Template(text, here, defaults))
+        if all(f"\n{text}".count(self._line(name, value)) == 1 for name, value in here.items()):
+            self._templates.setdefault(self._key(points), _Template(text, here))
         return text
 
     def _key(self, points: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -15,8 +15,8 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
+from kmatrix.forms import FORMS
 from kmatrix.kconfig.ranges import values_of_range
-from kmatrix.records.jobs.forms import FORMS
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 from kmatrix.records.train_config import NEUTRAL

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ FLAT = "flat"  # the layout of consecutive windows
 # Tokens of documents per token of the rows that they are packed into: a third is dropped at a context of 2048
 # (karpathy/nanochat, dev/LOG.md, 2026-01-13: 34.6 %).
 PACKED_READS = 1.6
-STAGED = "KMATRIX_STAGED"  # environment variable: folder of data -> its copy on this node, as JSON
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"{kind}.bin") for kind in ("train", "val")
 }  # patterns of the names of shards; nanoGPT's names last
@@ -128,16 +125,6 @@ def enough_shards(tokens_of_shards: Sequence[int], tokens: int, block_size: int)
     """Return how many of these shards, in order, hold `tokens` tokens; None if all do not, or if it is 0: all."""
     held = itertools.accumulate(whole_windows(count, block_size) for count in tokens_of_shards)
     return next((number for number, have in enumerate(held, 1) if 0 < tokens <= have), None)
-
-
-def local_copy(folder: Path) -> Path:
-    """Return the copy of a data folder on a disk of this node; the folder itself without one."""
-    try:
-        copies = json.loads(os.environ.get(STAGED) or "{}")
-    except ValueError:
-        return folder
-    found = copies.get(str(folder)) if isinstance(copies, dict) else None
-    return Path(found) if isinstance(found, str) else folder
 
 
 def kind_of(name: str) -> str:

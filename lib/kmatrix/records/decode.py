@@ -7,11 +7,8 @@ one warning that names it. Unknown keys are ignored, and a file with a newer sch
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from kmatrix.errors import RecordError, SchemaError, note_damage, note_lines
-from kmatrix.own_file import may_exist, open_to_read, read_file
+from kmatrix.own_file import may_exist, read_file
 
 SCHEMA = 1  # of the files that this version writes
 field, replaced, as_tuple = msgspec.field, msgspec.structs.replace, msgspec.structs.astuple
@@ -43,9 +40,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 R = TypeVar("R")
-BLOCK_BYTES = 1 << 20  # of a log that is read in blocks
-MOST_LINE_BYTES = 1 << 24  # of a line in it
-MOST_UNPACKED = 1 << 34  # bytes of a gzip file: a small hostile one could unpack for hours
 SCHEMA_FIRST = re.compile(rb'\{\s*"schema": ?%d,' % SCHEMA)  # the beginning of a file of this version
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders raise
 
@@ -56,7 +50,7 @@ class _Header(Record, frozen=True, kw_only=True):
     schema: Count = 0
 
 
-def decode(path: Path, kind: type[R]) -> R:
+def decode(path: Path | str, kind: type[R]) -> R:
     """Return a required JSON file as a record of this type.
 
     Raises RecordError if the file is missing, unreadable or damaged, and SchemaError if a newer version wrote it.
@@ -140,35 +134,13 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
         note_damage(path, error.strerror or str(error))
         return []
     data = data[: data.rfind(b"\n") + 1]
-    found, damaged = _decoded_lines(data, kind)
+    found, damaged = decoded_lines(data, kind)
     if damaged:
         note_lines(path, damaged, len(found) + damaged)
     return found
 
 
-def decode_blocks(path: Path, kind: type[R], size: int) -> Iterator[tuple[list[R], int]]:
-    """Yield the complete lines in the first `size` bytes of a log as records, with the number of damaged ones.
-
-    In blocks of a fixed size: a log may have any. Raises OSError if the file is missing or cannot be read.
-    """
-    with open_to_read(path) as file:
-        rest, is_long = b"", False  # the beginning of the next line; whether what precedes it was dropped
-        while data := file.read(min(BLOCK_BYTES, size)):
-            size -= len(data)
-            data = rest + data
-            end = data.rfind(b"\n") + 1
-            data, rest = data[:end], data[end:]
-            if is_long and data:  # the end of a line that is too long: one damaged line
-                data = data[data.index(b"\n") + 1 :]
-                is_long = False
-                yield [], 1
-            if len(rest) > MOST_LINE_BYTES or (is_long and not data):
-                rest, is_long = b"", True
-            if data:
-                yield _decoded_lines(data, kind)
-
-
-def _decoded_lines(data: bytes, kind: type[R]) -> tuple[list[R], int]:
+def decoded_lines(data: bytes, kind: type[R]) -> tuple[list[R], int]:
     """Return the lines of a text as records, and the number of damaged ones."""
     try:
         # All lines in one call, which is several times faster than one by one.
@@ -178,30 +150,6 @@ def _decoded_lines(data: bytes, kind: type[R]) -> tuple[list[R], int]:
         found = [value for line in lines if (value := decode_line(line, kind)) is not None]
         return found, len(lines) - len(found)
     return found, 0
-
-
-def decode_gzip_lines(path: Path, kind: type[R], most_bytes: int) -> Iterator[R]:
-    """Yield the lines of a gzip file as records, after its checksum was found to be right.
-
-    most_bytes: of a line, because a damaged or hostile file must not fill the memory.
-    Raises FileNotFoundError if it is missing, RecordError if it is damaged, SchemaError if a newer version wrote it.
-    """
-    try:
-        with open_to_read(path) as packed, gzip.GzipFile(fileobj=packed) as file:
-            size = 0
-            while part := file.read(1 << 18):  # the checksum is at the end: read twice, without keeping all of it
-                size += len(part)
-                if size > MOST_UNPACKED:
-                    raise EOFError(f"it unpacks to more than {MOST_UNPACKED >> 30} GiB")
-            if not size:
-                raise EOFError("it is empty")
-            file.seek(0)
-            while line := file.readline(most_bytes):
-                yield decode_bytes(line, kind, str(path))
-    except FileNotFoundError:
-        raise
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damage(str(path), error) from None
 
 
 def unix_time(value: object) -> float | None:
@@ -227,35 +175,6 @@ def indented_text(value: object) -> str:
         return msgspec.json.format(text, indent=2)
     except msgspec.MsgspecError:  # NaN and infinity, which only Python reads
         return json.dumps(value, indent=2)
-
-
-def indented(value: object) -> bytes:
-    """Return a value as indented JSON text, with null for NaN and infinity, several times faster than `json`.
-
-    The value may contain packed ones.
-    """
-    return msgspec.json.format(_encoded(value), indent=2) + b"\n"
-
-
-def packed(value: object) -> msgspec.Raw:
-    """Return a value as JSON text, to be a part of another one: a tenth of the memory of its objects."""
-    return msgspec.Raw(_encoded(value))
-
-
-def _encoded(value: object) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a file name that is not UTF-8: its bytes are replaced by "?"
-        text = json.dumps(as_json(_unpacked(value)), ensure_ascii=False).encode("utf-8", "replace")
-        return msgspec.json.encode(json.loads(text, parse_constant=lambda _: None))
-
-
-def _unpacked(value: object) -> object:
-    if isinstance(value, msgspec.Raw):
-        return msgspec.json.decode(value)
-    if isinstance(value, dict):
-        return {key: _unpacked(item) for key, item in value.items()}
-    return [_unpacked(item) for item in value] if isinstance(value, list) else value
 
 
 def _decoded(data: bytes | str, kind: type[R]) -> R:

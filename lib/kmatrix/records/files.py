@@ -7,18 +7,16 @@ one.
 from __future__ import annotations
 
 import errno
-import io
 import json
 import math
 import os
-import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from kmatrix.own_file import open_own, open_to_read, opener, private_opener
+from kmatrix.own_file import open_own, open_to_read, opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
 from kmatrix.redaction.redactor import redact_json
 
@@ -68,7 +66,7 @@ def create_json(path: Path, value: Mapping[str, Any]) -> None:
     with _named(path):
         try:
             before("write", temporary)
-            with _create(temporary, private=False) as file:
+            with open(temporary, "xb", opener=opener) as file:
                 file.write(data)
             before("link", path)
             os.link(temporary, path)  # as O_EXCL, but a kill leaves no empty file
@@ -89,7 +87,7 @@ def move(path: Path, target: Path) -> None:
     path.rename(target)
 
 
-def names(folder: Path) -> list[str]:
+def names(folder: Path | str) -> list[str]:
     """Return the names in a folder, none without it. On NFS a list is fresh where looking for a name may not be."""
     try:
         return os.listdir(folder)  # noqa: PTH208 (names are enough)
@@ -107,17 +105,17 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool = False, parents: bool = True) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = True, parents: bool = True) -> None:
     """Write a file atomically, and create its folder.
 
-    durable: flush it to disk before it replaces the old one.  private: only its owner may read it.
+    durable: flush it to disk before it replaces the old one.
     parents: without it, a missing folder raises FileNotFoundError: what was moved must not begin again at its old path.
     """
     with _named(path):
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         before("write", path)
-        with replacing(path) as temporary, _create(temporary, private=private) as file:
+        with replacing(path) as temporary, open(temporary, "xb", opener=opener) as file:
             file.write(data)
             file.flush()
             # Before the rename: after a power failure, some file systems have the new name but not yet its content.
@@ -134,21 +132,6 @@ def _named(path: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
-
-
-def _create(path: Path, *, private: bool) -> BinaryIO:
-    """Create a file for writing."""
-    # The mode is set at creation: if it were changed afterwards, others could open the file before that.
-    return open(path, "xb", opener=private_opener if private else opener)
-
-
-def free_path(path: Path) -> Path:
-    """Return a path that does not exist, so that no file is overwritten: the path, or with .2, .3, ... after it."""
-    number, free = 1, path
-    while os.path.lexists(free):
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free
 
 
 def sync_folder(folder: Path) -> None:
@@ -199,33 +182,6 @@ def finite(value: object) -> float | None:
 _appending = threading.Lock()  # threads of a process may append to one log: a failed write truncates only its own part
 
 
-def own_copies(folder: Path, *, below: bool = True, skip: Collection[str] = ()) -> None:
-    """Replace every file that has other hard links by a copy, so that appending to it changes no other directory.
-
-    A copy made with `cp -al` shares its files with the original. Checkpoints are never appended to, and locks have
-    their own rule (`kmatrix.records.lock`).  below: also in the directories below.  skip: names of files and
-    directories that are not changed. Raises OSError if a file cannot be copied.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name in skip:
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                if below:
-                    own_copies(Path(entry.path), skip=skip)
-            elif _is_shared(entry) and not entry.name.endswith((".pt", ".lock")):
-                with replacing(Path(entry.path)) as temporary:
-                    shutil.copy2(entry.path, temporary)
-
-
-def _is_shared(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file has other hard links."""
-    try:
-        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink > 1
-    except FileNotFoundError:  # a temporary file that was renamed meanwhile
-        return False
-
-
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
     """Append one line to an append-only log, without keys: the whole line, or nothing if an OSError is raised."""
     line = (json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n").encode()
@@ -253,21 +209,6 @@ def end_torn_line(path: Path) -> None:
             file.write(b"\n")
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of the complete lines of an append-only log; none if the file is missing."""
-    try:
-        # A crash can leave arbitrary bytes. They must not end the reading: their line fails to parse and is skipped.
-        with io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors="replace") as file:
-            for line in file:
-                # The writer has not finished this line.
-                if not line.endswith("\n"):
-                    return
-                if (value := json_object(line)) is not None:  # a crash may cut a line short, with later ones after it
-                    yield value
-    except FileNotFoundError:
-        return
-
-
 CHUNK = 1 << 18  # bytes per read: bounds the memory of a process that starts to follow a large file
 
 
@@ -277,10 +218,10 @@ R = TypeVar("R")
 class LineTail(Generic[R]):
     """Read the new complete lines of an append-only log as records of one type, a chunk per call."""
 
-    def __init__(self, path: Path, kind: type[R], *, from_end: bool = False) -> None:
-        """Start at the beginning of the file. from_end: skip the lines that it holds now."""
+    def __init__(self, path: Path, kind: type[R], *, last_bytes: int | None = None) -> None:
+        """Start at the beginning of the file. last_bytes: of what it holds now, skip all but these."""
         self._path, self._kind = path, kind
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self._offset = max(0, path.stat().st_size - last_bytes) if last_bytes is not None and path.exists() else 0
 
     def read(self) -> list[tuple[int, R]]:
         """Return the next records, each with its offset in the file; an empty list if nothing is new.

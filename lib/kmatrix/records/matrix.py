@@ -5,17 +5,23 @@ So a look at 10,000 runs reads one file, a deleted folder of a run comes back, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.records.decode import Amount, Record, RunName, Scalar, decode, field
+from kmatrix.records.decode import Amount, Count, Record, RunName, Scalar, UnixTime, convert, decode, field
 from kmatrix.records.files import write_json, write_text
-from kmatrix.records.runs import VerdictRules
+from kmatrix.records.runs import AxisEntry, ExcludedCells, Provenance, RunFile, Tracking, VerdictRules
 
+LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"  # values of ENGINE
+TITLES = {LOCAL: "this machine", SLURM: "Slurm", KUBERNETES: "Kubernetes"}  # as users read them
 DIFFERING = ("symbols", "train")  # objects of run.json of which a run has only the entries that differ
-OWN = ("run_id", "name", "axes", "expected_s", "selected")  # keys that are a run's own
+CODE = "code"  # folder of a matrix with the sources of the trainer
+MORE = "+"
+SYMBOL = re.compile(r"(?:# )?CONFIG_(\w+)")
+OWN = ("run_id", "name", "axes", "expected_s", "selected", "reused_from")  # keys that are a run's own
 
 
 class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,9 +33,11 @@ class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     symbols: dict[str, str] = field(default_factory=dict)  # that differ from the common ones
     train: dict[str, Scalar] = field(default_factory=dict)  # the same
     without: dict[str, tuple[str, ...]] = field(default_factory=dict)  # "symbols" or "train" -> what it does not have
-    config: dict[str, str] = field(default_factory=dict)  # line of the common .config -> its line
+    config: dict[str, str] = field(default_factory=dict)  # line of config.txt -> its own; MORE: lines besides these
     expected_s: Amount | None = None  # estimate of the plan
+    train_tokens: Count | None = None  # in the training shards; None: as in the common values
     selected: bool = False  # the rules of the verdict decide from losses whether it is executed
+    reused_from: str = ""  # <matrix>/<run> whose result this is
 
 
 class Common(Record, frozen=True, kw_only=True):
@@ -37,16 +45,32 @@ class Common(Record, frozen=True, kw_only=True):
 
     symbols: dict[str, str] = field(default_factory=dict)
     train: dict[str, Scalar] = field(default_factory=dict)
+    timeout_s: Amount = 0.0  # of an attempt; 0: no limit
+    train_tokens: Count | None = None
+    tracking: Tracking = field(default_factory=Tracking)
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """What matrix.json says about its runs."""
+    """matrix.json: what was planned."""
 
     name: str = ""
+    engine: str = LOCAL
+    created: UnixTime | None = None
+    command: str = ""
+    overrides: tuple[str, ...] = ()  # NAME=value, as typed
+    equal: str = ""  # the budget that all runs share, as text
+    axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())
+    excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
     common: Common = Common()
     runs: tuple[PlannedRun, ...] = ()
     checkpoints: str | None = None  # folder of the checkpoints of all runs; None: each run has its own
     verdict: VerdictRules = field(default_factory=VerdictRules)
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Label -> values, in order."""
+        return {axis.label: axis.values for axis in self.axis_entries}
 
     def train_of(self, run: PlannedRun) -> dict[str, Scalar]:
         """Return the training fields of a run."""
@@ -66,10 +90,20 @@ def read_plan(matrix: Path) -> Plan:
     return decode(matrix / "matrix.json", Plan)
 
 
+def run_files(matrix: Path) -> dict[str, RunFile]:
+    """Return run -> its run.json as planned, for all runs. Raises RecordError if matrix.json is missing or damaged."""
+    value = decode(matrix / "matrix.json", dict[str, Any])
+    common = value.get("common", {})
+    return {
+        run["name"]: convert(whole(common, run), RunFile, f"{matrix}: {run['name']}") for run in value.get("runs", ())
+    }
+
+
 def merged(common: Mapping[str, Any], own: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
     """Return the entries of a run: the common ones, less those that it does not have, with its own."""
-    left = set(without)
-    return {name: value for name, value in common.items() if name not in left} | dict(own)
+    if left := set(without):
+        common = {name: value for name, value in common.items() if name not in left}
+    return {**common, **own}
 
 
 def common_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,7 +150,18 @@ def make_files(matrix: Path, name: str) -> None:
         raise RecordError(
             f"{matrix / 'matrix.json'} has no run {name}", hint="check the name: `make status` lists them"
         )
-    lines = (matrix / "config.txt").read_text(encoding="utf-8").split("\n") if (matrix / "config.txt").exists() else []
+    common = matrix / "config.txt"
+    lines = common.read_text(encoding="utf-8").split("\n") if common.exists() else []
     own = found.get("config", {})
-    write_text(path / ".config", "\n".join(own.get(line, line) for line in lines))
+    write_text(path / ".config", "\n".join(own.get(line, line) for line in lines) + own.get(MORE, ""))
     write_json(path / "run.json", {**whole(value.get("common", {}), found), "matrix": value.get("name")})
+
+
+def config_lines(common: str, own: str) -> dict[str, str]:
+    """Return how the text of a .config differs from the common one, as `make_files` takes it."""
+    theirs, ours = common.split("\n"), own.split("\n")
+    gone, new = set(theirs).difference(ours), set(ours).difference(theirs)
+    named = {name[1]: line for line in ours if line in new and (name := SYMBOL.match(line))}
+    found = {line: named.pop(name[1], "") for line in theirs if line in gone and (name := SYMBOL.match(line))}
+    more = [line for line in ours if line in named.values()]
+    return found | ({MORE: "\n".join([*more, ""])} if more else {})

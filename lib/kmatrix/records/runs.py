@@ -1,4 +1,4 @@
-"""The records matrix.json, run.json, run_used.json, result.json and metrics.jsonl."""
+"""The records run.json, result.json and metrics.jsonl, and parts of matrix.json."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
+from kmatrix.forms import VARIABLE
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -27,8 +28,7 @@ from kmatrix.records.decode import (
     replaced,
     unix_time,
 )
-from kmatrix.records.jobs.forms import VARIABLE
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 
 LARGEST_SEED = 2**31 - 1  # of a run
@@ -41,7 +41,6 @@ COUNTS = (  # symbols of all runs of a matrix that commands read as whole number
 NUMBERS = ("ALERT_SPIKE",)  # the same, that need not be whole
 MOST_DIGITS = 18  # of such a number
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
-LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
 
 class Status(StrEnum):
@@ -70,12 +69,11 @@ class Tracking(Record, frozen=True, kw_only=True):
 
 
 class GpuEntry(TypedDict, total=False):
-    """A GPU that runs may use, in the provenance and in status.json of a matrix."""
+    """A GPU that runs may use, in the provenance."""
 
     index: Count | None
     name: str
     uuid: str
-    out: str | None  # why no run may use it now; status.json only
 
 
 class Driver(TypedDict, total=False):
@@ -93,10 +91,6 @@ class Provenance(TypedDict, total=False):
     host: str
     git_commit: str | None  # None outside a git repository
     git_dirty: bool | None
-    patch: str | None  # file with the uncommitted changes
-    no_patch: str | None  # why there is none although there are changes
-    left_out: list[dict[str, Any]]  # keys in the changes: file, line, kind; their hunks are not in the patch
-    untracked: list[str]  # source files in neither the commit nor the patch
     code: str  # SHA-256 of the trainer's sources
     files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256; matrix.json only
     python: str
@@ -148,7 +142,7 @@ class RunFile(Record, frozen=True, kw_only=True):
 
 
 class TrainValues(Record, frozen=True, kw_only=True):
-    """All fields of "train" in run.json or run_used.json."""
+    """All fields of "train" in run.json."""
 
     train: dict[str, Scalar] = field(default_factory=dict)
 
@@ -163,20 +157,10 @@ class Adjustment(Record, frozen=True, kw_only=True):
 
 
 class UsedGpu(Record, frozen=True, kw_only=True):
-    """The GPU of a rank in run_used.json."""
+    """The GPU of a rank in result.json."""
 
     name: str = ""
     uuid: str = ""
-
-
-class UsedFile(TrainValues, frozen=True, kw_only=True):
-    """run_used.json: the training fields that the trainer used, and how they differ from run.json."""
-
-    adjusted: tuple[Adjustment, ...] = ()
-    attempt: Count | None = None  # that wrote it
-    devices: tuple[str, ...] = ()  # names, one per rank
-    hosts: tuple[str, ...] = ()  # one per rank
-    gpus: tuple[UsedGpu, ...] = ()  # one per rank, empty on the CPU
 
 
 class ExcludedCells(Record, frozen=True):
@@ -216,26 +200,6 @@ class VerdictRules(Record, frozen=True, kw_only=True):
             raise ValueError("a seed counts twice")
 
 
-class MatrixFile(Record, frozen=True, kw_only=True):
-    """matrix.json: the plan of a matrix. None or empty: missing."""
-
-    name: str | None = None
-    created: UnixTime | None = None
-    command: str = ""
-    overrides: tuple[str, ...] = ()  # NAME=value, as typed
-    equal: str = ""  # the budget that all runs share, as text
-    axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())
-    excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
-    runs: tuple[RunFile, ...] = ()  # name, id and axes of each, in order
-    verdict: VerdictRules = field(default_factory=VerdictRules)
-    provenance: Provenance = field(default_factory=Provenance)
-
-    @property
-    def axes(self) -> dict[str, tuple[str, ...]]:
-        """Label -> values, in order."""
-        return {axis.label: axis.values for axis in self.axis_entries}
-
-
 class RunResult(Record, frozen=True, kw_only=True):
     """result.json: the numbers that the trainer writes when an attempt ends. None: missing."""
 
@@ -271,11 +235,9 @@ class RunResult(Record, frozen=True, kw_only=True):
     device_name: str | None = None
     used: dict[str, Scalar] = field(default_factory=dict)  # the training fields that were used
     adjusted: tuple[Adjustment, ...] = ()  # how they differ from run.json, and why
-
-    def belongs_to(self, run_id: str | None, attempt: int) -> bool:
-        """Return whether this attempt of the run wrote the result."""
-        # Two missing ids are not the same id.
-        return self.run_id is not None and self.run_id == run_id and self.attempt == attempt
+    devices: tuple[str, ...] = ()  # names, one per rank
+    hosts: tuple[str, ...] = ()  # one per rank
+    gpus: tuple[UsedGpu, ...] = ()  # one per rank, empty on the CPU
 
     def or_else(self, other: RunResult) -> RunResult:
         """Return the result with the values of another one for those that are missing here."""
@@ -327,30 +289,6 @@ def metric_line_of(values: MetricValues) -> MetricLine | None:
     return MetricLine(step=step, time=unix_time(time), resumed=resumed, values=values)
 
 
-class RunRecord(Record, frozen=True, kw_only=True):
-    """The files of one run."""
-
-    dir: RunDir
-    run: RunFile
-    result: RunResult | None  # of any attempt, None without a result.json
-    metrics: tuple[MetricLine, ...] = ()  # one per step, in order of steps
-
-
-def read_run(run_dir: RunDir) -> RunRecord:
-    """Read one run, finished or not. Raises RecordError if run.json is missing or damaged."""
-    return RunRecord(
-        dir=run_dir,
-        run=read_run_file(run_dir),
-        result=read_result(run_dir),
-        metrics=tuple(merged_metrics(run_dir.metrics)),
-    )
-
-
-def read_matrix_file_or_empty(matrix: MatrixDir) -> MatrixFile:
-    """Return matrix.json, without values if it is missing or damaged. Raises SchemaError if it is too new."""
-    return decode_optional(matrix.matrix_json, MatrixFile) or MatrixFile()
-
-
 def read_run_file(run_dir: RunDir) -> RunFile:
     """Return run.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
     return decode(run_dir.run_json, RunFile)
@@ -361,24 +299,9 @@ def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
     return decode_optional(run_dir.run_json, RunFile) or RunFile()
 
 
-def read_train_values(run_dir: RunDir) -> Mapping[str, Scalar]:
-    """Return all fields of "train" in run.json. Raises RecordError if it is missing or damaged."""
-    return decode(run_dir.run_json, TrainValues).train
-
-
 def read_train_values_or_empty(run_dir: RunDir) -> Mapping[str, Scalar]:
     """Return all fields of "train" in run.json, none if it is missing or damaged."""
     return (decode_optional(run_dir.run_json, TrainValues) or TrainValues()).train
-
-
-def read_used_file(run_dir: RunDir) -> UsedFile:
-    """Return run_used.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
-    return decode(run_dir.run_used, UsedFile)
-
-
-def read_used_file_or_empty(run_dir: RunDir) -> UsedFile:
-    """Return run_used.json, without values if it is missing or damaged. Raises SchemaError if it is too new."""
-    return decode_optional(run_dir.run_used, UsedFile) or UsedFile()
 
 
 def read_result(run_dir: RunDir) -> RunResult | None:

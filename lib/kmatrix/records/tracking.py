@@ -6,13 +6,11 @@ import fcntl
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from kmatrix.own_file import open_to_read
-from kmatrix.records.decode import Count, Record, decode_optional, field
+from kmatrix.records.decode import Count, Record, as_json, decode_optional, replaced
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
@@ -32,34 +30,38 @@ class SyncState(StrEnum):
     BEHIND = "behind"  # the time limit was reached, or the tracker process was killed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncStatus:
-    """What one tracker has received of a run."""
+class SyncStatus(Record, frozen=True, kw_only=True):
+    """What one tracker has received of a run: an entry of track.json."""
 
     tracker: str
     state: SyncState
-    points: int = 0  # steps sent
-    waiting: int = 0  # steps pending
-    sent_step: int | None = None  # the newest step sent
-    error: str = ""  # the last error, empty if none
+    points: Count = 0  # steps sent
+    waiting: Count = 0  # steps pending
+    sent_step: Count | None = None  # the newest step sent
+    error: str = ""  # the last one; empty: none
     link: str | None = None  # URL or directory of the run at the tracker
     how: str | None = None  # command that shows the run, or uploads it
     alerts: tuple[str, ...] = ()  # keys of the alerts sent
 
 
+class _TrackFile(Record, frozen=True, kw_only=True):
+    """track.json."""
+
+    trackers: tuple[SyncStatus, ...] = ()
+
+
 def write_track(run: RunDir, statuses: Sequence[SyncStatus]) -> None:
     """Write track.json, keeping the entries of other trackers. Raises OSError on a full disk."""
     known = {status.tracker: status for status in (*read_track(run), *statuses)}
-    trackers = {name: _to_json(status) for name, status in sorted(known.items())}
     # Not durable: it is rewritten every 2 s, and after a crash the trackers themselves know what they have.
-    write_json(run.track, {"trackers": trackers, "time": time.time()}, durable=False)
+    value = {"trackers": [as_json(known[name]) for name in sorted(known)], "time": time.time()}
+    write_json(run.track, value, durable=False)
 
 
 def read_track(run: RunDir) -> tuple[SyncStatus, ...]:
     """Return the entries of track.json, empty if the file is missing or damaged."""
     # A damaged file costs only the display: an upload asks the tracker what it has.
-    found = decode_optional(run.track, _TrackFile) or _TrackFile()
-    return tuple(_status(name, entry) for name, entry in found.trackers.items())
+    return (decode_optional(run.track, _TrackFile) or _TrackFile()).trackers
 
 
 def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
@@ -78,7 +80,7 @@ def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
         if status.state is SyncState.OPEN:
             waiting = max(0, steps - status.points)
             error = status.error or (reason if waiting else "")
-            known[name] = replace(status, state=SyncState.BEHIND, waiting=waiting, error=error)
+            known[name] = replaced(status, state=SyncState.BEHIND, waiting=waiting, error=error)
     return tuple(known[name] for name in sorted(known) if known[name].points or known[name].waiting)
 
 
@@ -139,42 +141,3 @@ def _reason_for_pending(run: RunDir) -> str:
     """Return why track.json does not count the pending steps of a run."""
     source = read_run_file_or_empty(run).reused_from
     return f"reused from {source}" if source else "the tracker process was killed"
-
-
-def _to_json(status: SyncStatus) -> dict[str, Any]:
-    value = asdict(status)
-    del value["tracker"]
-    return {**value, "alerts": list(status.alerts), "error": status.error or None}
-
-
-class _TrackEntry(Record, frozen=True, kw_only=True):
-    """The entry of a tracker in track.json."""
-
-    state: SyncState
-    points: Count = 0
-    waiting: Count = 0
-    sent_step: Count | None = None
-    error: str | None = None
-    link: str | None = None
-    how: str | None = None
-    alerts: tuple[str, ...] = ()
-
-
-class _TrackFile(Record, frozen=True, kw_only=True):
-    """track.json."""
-
-    trackers: dict[str, _TrackEntry] = field(default_factory=dict)
-
-
-def _status(name: str, entry: _TrackEntry) -> SyncStatus:
-    return SyncStatus(
-        tracker=name,
-        state=entry.state,
-        points=entry.points,
-        waiting=entry.waiting,
-        sent_step=entry.sent_step,
-        error=entry.error or "",
-        link=entry.link,
-        how=entry.how,
-        alerts=entry.alerts,
-    )

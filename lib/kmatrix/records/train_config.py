@@ -217,7 +217,7 @@ MAY_DIFFER = frozenset(one.name for one in fields(TrainConfig) if not one.metada
 
 
 def changes(asked: TrainConfig, used: TrainConfig, why: str) -> list[dict[str, Any]]:
-    """Return the fields that differ from what was asked, as run_used.json lists them in `adjusted`."""
+    """Return the fields that differ from what was asked, as result.json lists them in `adjusted`."""
     before, after = asked.to_json(), used.to_json()
     return [
         {"field": name, "from": before[name], "to": after[name], "why": why}

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Scalar
+from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.plan import runs_to_archive
-from kmatrix.records.runs import (
-    LOST,
-    MatrixFile,
-    RunFile,
-    Status,
-    read_matrix_file_or_empty,
-    read_run_file_or_empty,
-)
-from kmatrix.records.states import MatrixStatusFile, read_matrix_status
+from kmatrix.records.runs import Status
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
@@ -34,11 +26,11 @@ from kmatrix.report.numbers import (
     gpu_runs,
 )
 from kmatrix.report.ranking import configuration_name, groups_of, rankings_of, short, varying_axes
-from kmatrix.report.read_run import read_numbers, times_on_hosts
+from kmatrix.report.read_run import read_numbers
 from kmatrix.stats import mean
-from kmatrix.status.activity import MatrixActivity
-from kmatrix.status.cost import MatrixBudget, Spent
-from kmatrix.status.outcomes import rules_are_lost
+from kmatrix.status.cost import spent
+from kmatrix.status.fold import overall
+from kmatrix.status.look import look
 from kmatrix.text import first_names
 
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
@@ -48,44 +40,32 @@ TUNED = ("learning_rate", "weight_decay", "beta1", "beta2")  # settings that pap
 def analyse(matrix: MatrixDir) -> MatrixNumbers:
     """Return the numbers of a matrix, finished or not, from its files alone.
 
-    Raises RecordError if it has no run, or a file has a newer schema than this kmatrix.
+    Raises RecordError if it has no run, or its matrix.json or requests.json is missing or damaged.
     """
-    plan = read_matrix_file_or_empty(matrix)
-    read_matrix_status(matrix)  # may refuse the matrix, before the curves of a run are written
-    # Read all runs: those of the plan, and others that exist.
-    planned = {run.name: run for run in plan.runs if run.name}
-    activity = MatrixActivity(matrix)
-    runs = tuple(_numbers_of(folder, planned, plan, activity) for folder in matrix.all_runs())
-    if not runs:
-        raise RecordError(
-            f"{matrix.path} has no run",
-            why="a matrix directory has a matrix.json, or run directories with a run.json",
-            hint="pass TARGET=<matrix directory>, or run `make test-matrix`",
-        )
-    status = read_matrix_status(matrix)
-    # A runner may have ended while the files were read.
-    activity.refresh()
-    runs = tuple(
-        _without_runner(run) if run.status is Status.RUNNING and not activity.has_runner(run.name) else run
-        for run in runs
-    )
-
+    seen, files = look(matrix.path), run_files(matrix.path)
+    plan = seen.plan
+    if not plan.runs:
+        raise RecordError(f"{matrix.path} has no run", hint="pass TARGET=<matrix directory>, or run `make test-matrix`")
+    runs = tuple(_with_gpu(matrix.run(name), read_numbers(matrix.run(name), run, seen)) for name, run in files.items())
     # Everything else follows from the runs.
     groups = groups_of(runs, plan.verdict.confidence)
-    spent = plan.verdict.seeds_auto and status.status is not Status.RUNNING and _is_budget_spent(matrix, status, runs)
-    ranked = rankings_of(runs, groups, plan.verdict, plan.axis_entries, spent=spent)
+    is_running = any(run.status is Status.RUNNING for run in runs)
+    is_spent = plan.verdict.seeds_auto and not is_running and bool(spent(seen))
+    ranked = rankings_of(runs, groups, plan, spent=is_spent)
     settings = settings_by_optimizer(runs)
+    states = [state for name, state in seen.states.items() if name not in ranked.reserve]
+    ends = [attempt.end.at for run in runs for attempt in run.attempts if attempt.end]
     return MatrixNumbers(
         name=plan.name or matrix.name,
         path=matrix.path,
-        status=str(status.status or ""),
+        status=str(Status.PLANNED if all(one.status is Status.PLANNED for one in states) else overall(states)),
         created=plan.created,
-        ended=status.ended,
+        ended=None if is_running else max(ends, default=None),
         command=plan.command,
         overrides=plan.overrides,
         equal=plan.equal,
         provenance=plan.provenance,
-        axes=plan.axes or _axes(runs),
+        axes=plan.axes,
         excluded=plan.excluded,
         runs=runs,
         confidence=plan.verdict.confidence,
@@ -94,34 +74,9 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         reserve=ranked.reserve,
         scalings=_scalings(groups),
         settings=settings,
-        warnings=(
-            *_lost_rules(matrix, plan),
-            *_unlisted(runs, planned),
-            *_run_warnings(runs, ranked.reserve),
-            *_tuning_warnings(settings),
-        ),
-        engine=activity.engine.engine if activity.engine else "",
+        warnings=(*_run_warnings(runs, ranked.reserve), *_tuning_warnings(settings)),
+        target_loss=plan.verdict.target_loss,
     )
-
-
-def _numbers_of(
-    folder: RunDir, planned: Mapping[str, RunFile], plan: MatrixFile, activity: MatrixActivity
-) -> RunNumbers:
-    """Return the numbers of one run of a matrix. planned: the entries of matrix.json."""
-    if activity.engine is None:
-        activity.refresh()  # a report may be made while the matrix starts, or ends
-    has_runner = activity.has_runner(folder.name)
-    numbers = read_numbers(folder, planned.get(folder.name, RunFile()), plan.axis_entries, has_runner=has_runner)
-    if activity.engine is not None:
-        numbers = replace(numbers, on_hosts=times_on_hosts(folder, numbers))
-    return _with_gpu(folder, numbers)
-
-
-def _is_budget_spent(matrix: MatrixDir, status: MatrixStatusFile, runs: Sequence[RunNumbers]) -> bool:
-    """Return whether the runs have taken the budget of their matrix."""
-    symbols = read_run_file_or_empty(matrix.run(runs[0].name)).symbols
-    spent = [Spent(wall_s=run.wall_s, gpu_hours=run.gpu_hours, dollars=run.dollars) for run in runs]
-    return MatrixBudget.of_matrix(status, symbols).reached(spent) is not None
 
 
 def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings, ...]:
@@ -142,20 +97,14 @@ def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings
     )
 
 
-def _axes(runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
-    """Return the axes of the runs, for a matrix without its matrix.json."""
-    labels = dict.fromkeys(label for run in runs for label in run.axes)
-    return {label: tuple(dict.fromkeys(run.axes[label] for run in runs if label in run.axes)) for label in labels}
-
-
 def analyse_gpus(matrix: MatrixDir) -> list[RunGpus]:
     """Return every run of a matrix with the numbers of its devices."""
     return gpu_runs(analyse(matrix))
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
-    """Return a run with its recordings, unless they are being archived."""
-    if folder.name in runs_to_archive(MatrixDir(folder.path.parent)):
+    """Return a run with its recordings; before its first attempt, those are of a result that is being archived."""
+    if not run.attempts:
         return run
     totals = TrainingTotals(
         tokens=run.tokens,
@@ -169,11 +118,6 @@ def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
         running=run.status is Status.RUNNING,
     )
     return replace(run, gpu=read_gpu(folder, totals))
-
-
-def _without_runner(run: RunNumbers) -> RunNumbers:
-    """Return a run whose status is "running" although its runner died, as stopped."""
-    return replace(run, status=Status.STOPPED, reason=LOST)
 
 
 def _scalings(groups: Sequence[GroupNumbers]) -> tuple[Scaling, ...]:
@@ -217,21 +161,6 @@ def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
     return tuple(rows)
 
 
-def _lost_rules(matrix: MatrixDir, plan: MatrixFile) -> Iterator[str]:
-    """Yield the warning that adaptive seeds are compared without their rules. plan: matrix.json, as read."""
-    if plan == MatrixFile() and any(rules_are_lost(plan, read_run_file_or_empty(run)) for run in matrix.all_runs()):
-        yield (
-            "matrix.json is missing or damaged, and with it the rules of the verdict: the comparisons are tested as if "
-            "the number of seeds had been fixed before, which calls more of them different"
-        )
-
-
-def _unlisted(runs: Sequence[RunNumbers], planned: Collection[str]) -> Iterator[str]:
-    """Yield the warning that runs were copied into the matrix. planned: the runs of matrix.json, empty without it."""
-    if planned and (found := [run.name for run in runs if run.name not in planned]):
-        yield f"not in matrix.json, but counted as runs of this matrix: {first_names(found)}"
-
-
 def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Iterator[str]:
     """Yield the reasons for which the numbers of these runs may mislead."""
     waiting = (Status.PLANNED, Status.RUNNING)
@@ -261,6 +190,7 @@ def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Itera
             f"runs of this matrix have different row layouts ({', '.join(layouts)}): they are ranked separately, "
             "because packing lowers the loss of the same model"
         )
+    yield from _code_warning(runs)
     unknown = [run.name for run in runs if run.counts and not run.data_sha256]
     if unknown:
         yield f"not ranked, because run.json does not record the training data: {first_names(unknown)}"
@@ -270,6 +200,17 @@ def _run_warnings(runs: Sequence[RunNumbers], reserve: Collection[str]) -> Itera
     for run in runs:
         for change in run.adjusted:
             yield f"{run.name} was trained with {change}"
+
+
+def _code_warning(runs: Sequence[RunNumbers]) -> Iterator[str]:
+    """Yield the warning that compared runs were trained by different code (CODE=checkout)."""
+    codes: dict[str, list[str]] = {}
+    for run in runs:
+        if run.counts and run.code:
+            codes.setdefault(run.code, []).append(run.name)
+    if len(codes) > 1:
+        named = "; ".join(f"{short(code)}: {first_names(names)}" for code, names in codes.items())
+        yield f"runs of this matrix were trained by different code ({named})"
 
 
 def _early(run: RunNumbers) -> str:

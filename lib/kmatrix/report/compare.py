@@ -6,12 +6,13 @@ Runs that differ only in their seed form one configuration. Configurations with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from kmatrix.records.matrix import read_plan, run_files
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status, VerdictRules, read_matrix_file_or_empty, read_run_file_or_empty
+from kmatrix.records.runs import RunFile, Status, VerdictRules
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import RunNumbers
 from kmatrix.report.pair_text import (
@@ -26,7 +27,7 @@ from kmatrix.report.pair_text import (
 from kmatrix.report.ranking import differences, measured_differently, ranks
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
-from kmatrix.status.outcomes import SEED_AXIS
+from kmatrix.status.wanted import SEED_AXIS
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
 from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
 from kmatrix.verdict.fixed import FixedTest, corrected, tested
@@ -121,6 +122,7 @@ class RunSet:
 
     name: str
     runs: tuple[tuple[RunDir, RunNumbers], ...]
+    files: Mapping[str, RunFile] = field(default_factory=dict)  # of all runs of its matrix, as planned
     rules: VerdictRules = field(default_factory=VerdictRules)  # of its matrix
 
     @property
@@ -172,14 +174,18 @@ class ComparedRuns:
 def runs_of_matrix(matrix: MatrixDir) -> RunSet:
     """Return all runs of a matrix."""
     runs = tuple((matrix.run(run.name), run) for run in analyse(matrix).runs)
-    return RunSet(name=matrix.name, runs=runs, rules=read_matrix_file_or_empty(matrix).verdict)
+    return _run_set(matrix.name, matrix, runs)
 
 
 def single_run(run: RunDir) -> RunSet:
     """Return one run, with its status as its matrix has it."""
     matrix = MatrixDir(run.path.parent)
     runs = tuple((run, known) for known in analyse(matrix).runs if known.name == run.name)
-    return RunSet(name=f"{matrix.name}/{run.name}", runs=runs, rules=read_matrix_file_or_empty(matrix).verdict)
+    return _run_set(f"{matrix.name}/{run.name}", matrix, runs)
+
+
+def _run_set(name: str, matrix: MatrixDir, runs: tuple[tuple[RunDir, RunNumbers], ...]) -> RunSet:
+    return RunSet(name=name, runs=runs, files=run_files(matrix.path), rules=read_plan(matrix.path).verdict)
 
 
 def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, one: bool = False) -> ComparedRuns:
@@ -307,7 +313,7 @@ def _symbol_changes(
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for pair in pairs:
         for one, other in _same_seed(pair):
-            before, after = (read_run_file_or_empty(run).symbols for run in (base.directory(one), new.directory(other)))
+            before, after = base.files[one.name].symbols, new.files[other.name].symbols
             for name in sorted(before.keys() | after.keys()):
                 was, now = before.get(name, ""), after.get(name, "")
                 if was != now:

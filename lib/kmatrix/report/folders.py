@@ -46,7 +46,7 @@ def read_folder(folder: Path) -> tuple[str, Path, list[RunGpus]]:
     """
     folder = folder.resolve()
     matrix = MatrixDir(folder)
-    if matrix.matrix_json.is_file() or any(folder.glob("*/run.json")):
+    if matrix.matrix_json.is_file():
         from kmatrix.report.analysis import analyse_gpus
 
         name, root, runs = matrix.name, folder, analyse_gpus(matrix)
@@ -119,5 +119,4 @@ def _json(path: Path) -> Any:
 
 
 def _has_runs(matrix: MatrixDir) -> bool:
-    files = ("run.json", *PATTERNS)
-    return matrix.matrix_json.is_file() or any(any(matrix.path.glob(f"*/{name}")) for name in files)
+    return matrix.matrix_json.is_file() or any(any(matrix.path.glob(f"*/{name}")) for name in PATTERNS)

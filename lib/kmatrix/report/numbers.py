@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from kmatrix.curves.values import Evaluations, RunCurves
+from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
-from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import LEVEL, Interval, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
-from kmatrix.status.outcomes import SeedEnd
+from kmatrix.status.fold import end_of
+from kmatrix.status.wanted import SeedEnd
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
 
 GPUS_AXIS = "gpus"
@@ -111,9 +112,8 @@ class RunNumbers:
     configuration: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # all fields of "train" in run.json
     explicit: frozenset[str] = field(default=frozenset(), repr=False)  # settings set by the user
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
-    attempts: tuple[AttemptRecord, ...] = ()
-    # Host -> begin and end of the attempts there by the clock of that host, Unix s; None: on one machine
-    on_hosts: Mapping[str, Sequence[tuple[float, float]]] | None = None
+    attempts: tuple[Attempt, ...] = ()  # without archived ones
+    code: str = ""  # SHA-256 of the trainer's sources that its last attempt ran; "" if unknown
     starts: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line, if there are several
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
@@ -153,6 +153,11 @@ class RunNumbers:
     def measured_joules_per_token(self) -> float | None:
         """Energy per token of the training, None for simulated GPUs."""
         return None if self.gpu is None or self.gpu.simulated else self.gpu.main.joules_per_token
+
+    def how_ended(self, attempt: Attempt) -> End | None:
+        """Return how an attempt ended, None while it trains."""
+        is_running = self.status is Status.RUNNING and attempt is self.attempts[-1]
+        return None if is_running else end_of(attempt)
 
     @property
     def counts(self) -> bool:
@@ -349,7 +354,7 @@ class MatrixNumbers:
     scalings: tuple[Scaling, ...]
     settings: tuple[OptimizerSettings, ...] = ()
     warnings: tuple[str, ...]
-    engine: str = ""  # of a cluster, as in engine.json; "" for this machine
+    target_loss: float | None = None  # nats/token; None without TARGET_LOSS
     reserve: frozenset[str] = frozenset()  # runs with adaptive seeds that the verdict does not want (now)
     confidence: float = LEVEL  # MATRIX_CONFIDENCE: the level of all intervals
 
@@ -378,10 +383,10 @@ class MatrixNumbers:
         if self.created is None or self.ended is None:
             return 0.0
         starts_and_ends = sorted(
-            (attempt.started, attempt.ended)
+            (attempt.started, attempt.started + attempt.end.seconds)
             for run in self.runs
             for attempt in run.attempts
-            if attempt.started is not None and attempt.ended is not None
+            if attempt.end is not None
         )
         paused, active_until = 0.0, self.created
         for start, end in [*starts_and_ends, (self.ended, self.ended)] if starts_and_ends else []:

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmatrix.records.decode import Scalar
-from kmatrix.records.runs import AxisEntry, RunFile, Status, VerdictRules
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.matrix import Plan
+from kmatrix.records.runs import Status, VerdictRules
 from kmatrix.report.numbers import (
     BITS,
     GPUS_AXIS,
@@ -20,18 +19,17 @@ from kmatrix.report.numbers import (
     RunNumbers,
 )
 from kmatrix.stats import LEVEL, mean
-from kmatrix.status.outcomes import (
+from kmatrix.status.wanted import (
     PLAIN_AXES,
     SEED_AXIS,
-    AdaptiveSeeds,
     Family,
-    families_of,
+    adaptive_seeds,
+    families_of_plan,
     has_adaptive_seeds,
-    without_budget,
 )
 from kmatrix.text import plural
 from kmatrix.verdict.adaptive import adaptive_verdict, error_spent
-from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, Replay, Rules
+from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, PairVerdict, Replay, Rules
 from kmatrix.verdict.fixed import fixed_verdict, tested
 
 # Losses are comparable only if these attributes of RunNumbers are equal.
@@ -152,26 +150,23 @@ class Rankings:
 def rankings_of(
     runs: Sequence[RunNumbers],
     groups: Sequence[GroupNumbers],
-    rules: VerdictRules,
-    axes: Sequence[AxisEntry],
+    plan: Plan,
     *,
     spent: bool = False,
 ) -> Rankings:
     """Return one ranking per family of comparable losses, then one by bits per byte per text with several tokenizers.
 
-    Families without a loss, or whose data is unknown, are left out. axes: of matrix.json.
+    Families without a loss, or whose data is unknown, are left out.
     spent: the budget of the matrix is spent.
     """
     group_of = {run.name: group for group in groups for run in group.runs}
-    records = {run.name: _record(run, group_of[run.name]) for run in runs}
-    families = families_of(rules, axes, records)
+    rules, families = plan.verdict, families_of_plan(plan)
     ends = {run.name: run.end for run in runs if run.end is not None}
     replays: Sequence[Replay | None] = [None] * len(families)
     reserve: frozenset[str] = frozenset()
     if has_adaptive_seeds(rules):
-        seeds = AdaptiveSeeds(families)
-        wanted = seeds.wanted(ends)
-        replays, reserve = seeds.replays, seeds.reserve({run.name: run.status for run in runs}, wanted)
+        seeds = adaptive_seeds(families, ends)
+        replays, reserve = seeds.replays, seeds.reserve({run.name: run.status for run in runs})
     found = []
     for family, replay in zip(families, replays, strict=True):
         names = _group_of_each(family, group_of)
@@ -197,30 +192,14 @@ def rankings_of(
     return Rankings(rankings=(*found, *_rankings_by_text(groups, rules)), reserve=reserve)
 
 
-def _record(run: RunNumbers, group: GroupNumbers) -> RunFile:
-    """Return what decides about the family of a run. A run that is not made yet is like its group."""
-    known = next((one for one in group.runs if one.configuration), run) if not run.configuration else run
-    dataset, path = known.configuration.get("dataset"), known.configuration.get("data_path")
-    return RunFile(
-        name=run.name,
-        axes=dict(run.axes) or {"run": run.name},
-        train=TrainConfig(
-            dataset=str(dataset or ""),
-            data_path=str(path or ""),
-            data_sha256=run.data_sha256 or group.data_sha256 or "",
-            tokenizer=known.tokenizer,
-            block_size=known.block_size or 0,
-            eval_samples=known.eval_samples or 0,
-            seed=-1 if run.seed is None else run.seed,
-            max_iters=known.max_iters or 0,
-            eval_interval=_whole(known.configuration.get("eval_interval")),
-            warmup_steps=_whole(known.configuration.get("warmup_steps")),
-        ),
-    )
+def without_budget(verdict: FamilyVerdict) -> FamilyVerdict:
+    """Return the verdict of a matrix whose budget is spent: open comparisons that would get a seed get none."""
 
+    def pair_without(pair: PairVerdict) -> PairVerdict:
+        ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
+        return replace(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
 
-def _whole(value: Scalar) -> int:
-    return value if isinstance(value, int) else 0
+    return replace(verdict, pairs=tuple(pair_without(pair) for pair in verdict.pairs))
 
 
 def _group_of_each(family: Family, group_of: Mapping[str, GroupNumbers]) -> dict[str, GroupNumbers]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kmatrix.curves.make import read_curves
 from kmatrix.curves.values import RunCurves
@@ -11,26 +11,15 @@ from kmatrix.own_file import open_to_read
 from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
-from kmatrix.records.jobs.files import read_node
-from kmatrix.records.jobs.paths import nodes_of
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import (
-    AxisEntry,
-    RunFile,
-    RunResult,
-    Status,
-    read_run_file_or_empty,
-    read_train_values_or_empty,
-    read_used_file_or_empty,
-)
-from kmatrix.records.states import RunStatusFile, read_run_status
+from kmatrix.records.runs import RunFile, RunResult, Status
 from kmatrix.records.tracking import read_track
 from kmatrix.report.numbers import GPUS_AXIS, RankDevice, RunNumbers
-from kmatrix.status.alerts import alerts_of
+from kmatrix.status.alerts import read_alerts
 from kmatrix.status.cost import spent_of
-from kmatrix.status.outcomes import SEED_AXIS, all_axes, end_of
-from kmatrix.status.state import RunState
-from kmatrix.status.status_file import current_result, recover_status
+from kmatrix.status.fold import Files, State
+from kmatrix.status.look import Look
+from kmatrix.status.wanted import SEED_AXIS, all_axes, end_of
 
 # Datasets whose text does not depend on the tokenizer, and the symbols that select a part of it: runs with equal
 # text are comparable in bits per byte, even with different tokenizers.
@@ -65,52 +54,46 @@ SETTING_FIELDS = (
     ),
 )
 PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
+KNOWN = (  # fields of RunResult that RunNumbers has, too
+    *("attempt", "initial_val_loss", "best_val_loss", "best_val_step", "best_bits_per_byte", "final_train_loss"),
+    *("hellaswag_accuracy", "hellaswag_accuracy_norm", "core_metric", "core_standard_error", "sparsity", "params"),
+    *("tokens", "tokens_per_second", "mfu", "step_ms", "seconds", "peak_memory_mib", "ended"),
+)
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
-def read_numbers(
-    run_dir: RunDir, planned: RunFile, axes_of_matrix: Sequence[AxisEntry] = (), *, has_runner: bool
-) -> RunNumbers:
-    """Return the numbers of one run.
-
-    planned: its entry in matrix.json, used until the run has a run.json.  has_runner: as of `recover_status`.
-    """
-    # A report may be made while the matrix runs.
-    run = read_run_file_or_empty(run_dir)
-    is_readable = run != RunFile()
-    state = recover_status(run_dir, has_runner=has_runner, record=run if is_readable else None)
-    run = run if is_readable else planned  # missing or damaged
-    # A planned run has no attempt: its files are those of a result that is being archived.
-    status = None if state.status is Status.PLANNED else read_run_status(run_dir)
-    status = status or RunStatusFile()
-    curves = _curves(run_dir, state)  # after what can refuse the run: it may write a file
-    train, axes = run.train, all_axes(run, axes_of_matrix)
-    configuration = read_train_values_or_empty(run_dir)
+def read_numbers(run_dir: RunDir, run: RunFile, seen: Look) -> RunNumbers:
+    """Return the numbers of one run. run: as planned."""
+    files, state = seen.files[run_dir.name], seen.states[run_dir.name]
+    train, axes = run.train, all_axes(run.axes, run.symbols, seen.plan.axis_entries)
+    last = state.attempts[-1] if state.attempts else None
+    curves = _curves(run_dir, run, files, state)
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
-    result = current_result(run_dir, state)
+    result = _result(files, state)
     known = (result or RunResult()).or_else(curves.measured)
-    spent = spent_of(state, train, time.time())
+    spent = spent_of(state, files.train)
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
+    copied: dict[str, Any] = {name: getattr(known, name) for name in KNOWN}
     return RunNumbers(
+        **copied,
         name=run_dir.name,
         run_id=run.run_id or "",
         axes=axes,
         status=state.status,
         reason=state.reason,
-        kind=_kind(state),
-        end=end_of(state, train, lambda: result),
+        kind=state.kind if state.status in (Status.FAILED, Status.STOPPED) else "",
+        end=end_of(files, state),
         optimizer=train.optimizer or axes.get("optimizer") or "",
         model=train.model or axes.get("model") or "",
         # The device may have an index, as in cuda:0.
         device={"cuda": "gpu", "cpu": "cpu"}.get(str(known.device or train.device).split(":")[0], ""),
         device_name=known.device_name or None,
-        devices=_rank_devices(run_dir, train.num_nodes or 1),
+        devices=_rank_devices(result or RunResult(), train.num_nodes or 1),
         # The best evidence first: what ran, what was planned, the name of the axis.
         world_size=known.world_size or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
         num_nodes=train.num_nodes or 1,
         seed=_parse_int(axes.get(SEED_AXIS)) if train.seed < 0 else train.seed,
-        attempt=known.attempt,
         data_sha256=train.data_sha256 or None,
         data_layout=train.data_layout or FLAT,
         tokenizer=train.tokenizer,
@@ -122,76 +105,32 @@ def read_numbers(
         eval_samples=train.eval_samples or None,
         planned_tokens=train.max_iters * train.tokens_per_step or None,
         warmup_share=_share(train.warmup_steps, train.max_iters),
-        initial_val_loss=known.initial_val_loss,
         final_val_loss=final.final_val_loss if final else None,
         last_val_step=curves.val.step[-1] if curves.val else None,
-        best_val_loss=known.best_val_loss,
-        best_val_step=known.best_val_step,
         bits_per_byte=final.final_bits_per_byte if final else None,
-        best_bits_per_byte=known.best_bits_per_byte,
-        hellaswag_accuracy=known.hellaswag_accuracy,
-        hellaswag_accuracy_norm=known.hellaswag_accuracy_norm,
-        core_metric=known.core_metric,
-        core_standard_error=known.core_standard_error,
-        final_train_loss=known.final_train_loss,
-        tokens=known.tokens,
-        tokens_per_second=known.tokens_per_second,
-        mfu=known.mfu,
-        step_ms=known.step_ms,
-        seconds=known.seconds,
         wall_s=spent.wall_s,
         gpu_hours=spent.gpu_hours,
         dollars=spent.dollars,
-        peak_memory_mib=known.peak_memory_mib,
-        params=known.params,
-        ended=known.ended,
         ended_by=known.ended_by or None,
         evidence=_evidence(run_dir, result, curves),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
-        log_tail=_log_tail(run_dir, status.log_tail) if state.status is Status.FAILED else (),
-        adjusted=_adjusted(run_dir),
+        log_tail=_log_tail(run_dir, last.end.log_tail if last and last.end else ())
+        if state.status is Status.FAILED
+        else (),
+        adjusted=_adjusted(result or RunResult()),
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
-        sparsity=known.sparsity,
-        settings=optimizer_settings(configuration),
-        configuration=configuration,
+        settings=optimizer_settings(files.train),
+        configuration=files.train,
+        code=last.code if last else "",
         explicit=frozenset(name.removeprefix("GPT2_").lower() for name in run.asked),
-        attempts=status.attempts,
-        starts=curves.first_steps if len(status.attempts) > 1 else {},
+        attempts=state.attempts,
+        starts=curves.first_steps if len(state.attempts) > 1 else {},
         reused_from=run.reused_from or "",
-        alerts=alerts_of(status.alerts),
+        alerts=tuple(read_alerts(run_dir.path)),
         links={sent.tracker: sent.link for sent in read_track(run_dir) if sent.link},
         curves=curves,
     )
-
-
-def _kind(state: RunState) -> str:
-    """Return how a run failed or stopped, in a word; "" if it finished or has not ended."""
-    unfinished = state.status in (Status.FAILED, Status.STOPPED)
-    return (state.last.kind or "") if unfinished and state.last else ""
-
-
-def times_on_hosts(run_dir: RunDir, run: RunNumbers) -> dict[str, list[tuple[float, float]]]:
-    """Return when the attempts ran on each host, by the clock of that host: begin and end of each, Unix s.
-
-    Of attempts before the last one, only the times on the host of their rank 0 are known.
-    """
-    times: dict[str, list[tuple[float, float]]] = {}
-    for attempt in run.attempts:
-        number = attempt.attempt or 1
-        hosts = attempt.hosts
-        if attempt.started is None or attempt.ended is None or not hosts:
-            continue
-        # The runner and node 0 are on one host.
-        times.setdefault(hosts[0], []).append((attempt.started, max(attempt.started, attempt.ended)))
-        nodes = [found for node in nodes_of(run_dir) if (found := read_node(node)) and found.attempt == number]
-        first = next((node.started for node in nodes if node.node == 0), None)
-        for node in nodes:
-            if node.node > 0 and node.host != hosts[0] and node.started is not None and first is not None:
-                # The agents start together, and time passes alike on all hosts, whatever their clocks show.
-                span = (node.started, node.started + max(0.0, attempt.ended - first))
-                times.setdefault(node.host, []).append(span)
-    return times
 
 
 def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -204,11 +143,21 @@ def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return found
 
 
-def _curves(run_dir: RunDir, state: RunState) -> RunCurves:
+def _curves(run_dir: RunDir, run: RunFile, files: Files, state: State) -> RunCurves:
     """Return the curves of a run. curves.json is written if it is outdated and the run has ended."""
-    if state.status is Status.PLANNED:
+    if not state.attempts and not files.damage:  # the files are those of a result that is being archived
         return RunCurves()
-    return read_curves(run_dir, state.number or None, keep=state.status is not Status.RUNNING)
+    number = None if run.reused_from else state.number or None
+    return read_curves(run_dir, number, keep=state.status is not Status.RUNNING)
+
+
+def _result(files: Files, state: State) -> RunResult | None:
+    """Return the result of the last attempt; None while it trains, or if its trainer left none with numbers."""
+    result = files.result
+    if result is None or state.status is Status.RUNNING or not state.attempts:
+        return None
+    is_mine = state.status is Status.FINISHED or result.attempt == state.attempts[-1].number
+    return result if is_mine and (result.status != Status.FAILED or result.step is not None) else None
 
 
 def _evidence(run_dir: RunDir, result: RunResult | None, curves: RunCurves) -> str:
@@ -218,16 +167,15 @@ def _evidence(run_dir: RunDir, result: RunResult | None, curves: RunCurves) -> s
 
 
 def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines of a failed run's log. lines: those in its status.json; empty: read the log itself."""
+    """Return the last lines of a failed run's log. lines: those of its last end; empty: read the log itself."""
     if not lines and run_dir.output_log.exists():
         with open_to_read(run_dir.output_log) as file:
             lines = last_lines(file)
     return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
 
 
-def _rank_devices(run_dir: RunDir, nodes: int) -> tuple[RankDevice, ...]:
+def _rank_devices(used: RunResult, nodes: int) -> tuple[RankDevice, ...]:
     """Return the devices of all ranks as the trainer recorded them; empty without their hosts. nodes: as planned."""
-    used = read_used_file_or_empty(run_dir)
     if not used.hosts or len(used.hosts) != len(used.devices):
         return ()
     width = max(1, len(used.hosts) // nodes)
@@ -238,10 +186,9 @@ def _rank_devices(run_dir: RunDir, nodes: int) -> tuple[RankDevice, ...]:
     )
 
 
-def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
+def _adjusted(result: RunResult) -> tuple[str, ...]:
     """Return the settings that the trainer changed, one sentence each."""
-    changes = read_used_file_or_empty(run_dir).adjusted
-    return tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in changes)
+    return tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in result.adjusted)
 
 
 def _text(run: RunFile) -> str:

@@ -6,19 +6,18 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from kmatrix.records import attempts
 from kmatrix.records.decode import Scalar
-from kmatrix.records.jobs.paths import JobsDir
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.matrix import read_plan
+from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
     Provenance,
+    RunResult,
     Status,
-    UsedFile,
     merged_metrics,
-    read_matrix_file_or_empty,
     read_result,
     read_run_file_or_empty,
     read_train_values_or_empty,
-    read_used_file_or_empty,
 )
 from kmatrix.text import host_names
 
@@ -68,7 +67,7 @@ class Changes:
     others: tuple[str, ...] = ()  # packages, processor, environment: one sentence each
     configuration: tuple[str, ...] = ()  # fields of run.json's "train": one sentence each
     gpu: bool = False  # True if either run used GPUs, and its order of additions was not fixed (DETERMINISTIC=y)
-    hosts: str = ""  # on a cluster `n1,n2 -> n3,n4` if they differ: no reason for other results on equal devices
+    hosts: str = ""  # `n1,n2 -> n3,n4` of runs on a cluster that differ: no reason for other results
 
     @property
     def promised(self) -> bool:
@@ -97,14 +96,15 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     """Return the changes between two runs. neutral: fields of the trainer that cannot change a result."""
     records = read_run_file_or_empty(was), read_run_file_or_empty(now)
     before, after = (record.provenance for record in records)
-    # Only run_used.json has a micro-batch that was reduced for lack of memory.
-    used = read_used_file_or_empty(was), read_used_file_or_empty(now)
+    # Only result.json has a micro-batch that was reduced for lack of memory.
+    used = read_result(was) or RunResult(), read_result(now) or RunResult()
     hosts = [host_names(tuple(dict.fromkeys(each.hosts))) for each in used]
-    on_cluster = all(hosts) and any(map(_is_of_a_cluster, (was, now)))
+    elsewhere = any({*ran.hosts} != {about.get("host")} for ran, about in zip(used, (before, after), strict=True))
+    on_cluster = all(hosts) and elsewhere
     if on_cluster:
         # The processor of the host that submitted a matrix computed nothing. Other hosts with equal devices are equal.
         before, after = _on_devices(before, used[0]), _on_devices(after, used[1])
-    trained = [{**read_train_values_or_empty(run), **ran.train} for run, ran in zip((was, now), used, strict=True)]
+    trained = [{**read_train_values_or_empty(run), **ran.used} for run, ran in zip((was, now), used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=(*_changed_environment(before, after), *([] if on_cluster else _changed_gpus(*used))),
@@ -114,13 +114,9 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     )
 
 
-def _on_devices(about: Provenance, used: UsedFile) -> Provenance:
+def _on_devices(about: Provenance, used: RunResult) -> Provenance:
     """Return where a run comes from, with the devices that trained as its processor."""
     return {**about, "cpu": ", ".join(dict.fromkeys(used.devices))}
-
-
-def _is_of_a_cluster(run: RunDir) -> bool:
-    return JobsDir(MatrixDir(run.path.parent)).engine_json.exists()
 
 
 def describe_repetition(found: Repetition) -> list[str]:
@@ -157,11 +153,10 @@ def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
 
 def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenance) -> tuple[str, ...]:
     """Return the changed files of the trainer, or one sentence if only their common hash is recorded."""
-    # The common hash first: only matrix.json has the hashes of the files, and it may be lost.
-    if before.get("code") == after.get("code"):
+    if _code(was, before) == _code(now, after):
         return ()
-    old, new = (_files(run) for run in (was, now))
-    if not old or not new:
+    old, new = (read_plan(run.path.parent).provenance.get("files") or {} for run in (was, now))
+    if not old or not new or old == new:  # equal plans: one of them was continued with other code
         return ("the trainer's sources (changed files not recorded)",)
     changed = [name for name in old.keys() & new.keys() if old[name] != new[name]]
     removed = [f"{name} (removed)" for name in old.keys() - new.keys()]
@@ -169,8 +164,10 @@ def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenanc
     return tuple(sorted([*changed, *removed, *added]))
 
 
-def _files(run: RunDir) -> Mapping[str, str]:
-    return read_matrix_file_or_empty(MatrixDir(run.path.parent)).provenance.get("files") or {}
+def _code(run: RunDir, about: Provenance) -> str | None:
+    """Return the SHA-256 of the sources that the last attempt of a run ran, else of those that were planned."""
+    last = attempts.read(run.path, max(attempts.numbers(run.path), default=0))
+    return (last.code if last else "") or about.get("code")
 
 
 def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]:
@@ -190,7 +187,7 @@ def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]
             yield _change(name, variables[0].get(name, "(not set)"), variables[1].get(name, "(not set)"))
 
 
-def _changed_gpus(was: UsedFile, now: UsedFile) -> Iterator[str]:
+def _changed_gpus(was: RunResult, now: RunResult) -> Iterator[str]:
     """Yield the change of the GPUs' names, if both runs recorded them and trained on GPUs."""
     before, after = (", ".join(dict.fromkeys(used.devices)) if used.gpus else "" for used in (was, now))
     if before and after and before != after:

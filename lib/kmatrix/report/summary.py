@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmatrix.records.jobs.files import SLURM
+from kmatrix.records.attempts import Attempt
+from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
-from kmatrix.report.formats.facts import MAX_HOSTS, code, devices, machines, models, software
+from kmatrix.report.formats.facts import code, devices, machines, models, software
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
     BITS,
@@ -26,9 +26,10 @@ from kmatrix.report.numbers import (
 )
 from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import short
+from kmatrix.report.sentences.alerts import by_subject, worst
 from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text
 from kmatrix.report.verdict_text import verdict_texts
-from kmatrix.status.alerts import Alert, Severity, by_subject, worst
+from kmatrix.status.alerts import Alert, Severity
 from kmatrix.text import (
     UNKNOWN,
     WIDTH,
@@ -36,7 +37,6 @@ from kmatrix.text import (
     count,
     duration,
     first_names,
-    host_names,
     plural,
     printable,
     section,
@@ -57,15 +57,11 @@ LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
 MAX_DEVICES = 256  # rows of the table of nodes; results.json has all
 MAX_OVERLAPS = 3  # runs listed per line
-# How runs that shared a host are kept apart, by engine. A pod does not see its node: its name is that of its own.
-SEPARATED_BY = {
-    "": "PARALLEL_JOBS=1 separates them",
-    SLURM: "SLURM_EXCLUSIVE=y, without PACK_NODES=y, separates them",
-}
 
 
 def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: Sequence[str] = ()) -> str:
     """Return the text of the report. trackers: lines about them.  files: names of the report's files."""
+    home = str(numbers.provenance.get("host") or "")
     sections: list[Section] = [
         ("Verdict", list(_verdicts(numbers))),
         ("Runs", _run_table(numbers)),
@@ -76,10 +72,10 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
         ("Nodes", _nodes(numbers.runs)),
         *gpu_sections(gpu_runs(numbers)),
         ("Trackers", trackers),
-        ("Attempts", [line for run in numbers.runs if len(run.attempts) > 1 for line in _attempts(run)]),
-        ("Shared machine", [line for text in overlap_lines(numbers.runs, numbers.engine) for line in wrap(text)]),
+        ("Attempts", [line for run in numbers.runs if len(run.attempts) > 1 for line in _attempts(run, home)]),
+        ("Shared machine", [line for text in overlap_lines(numbers.runs) for line in wrap(text)]),
         ("Reused", _reused(numbers.runs)),
-        ("Failed, stopped and skipped", [line for run in numbers.runs for line in _failure(run)]),
+        ("Failed, stopped and skipped", [line for run in numbers.runs for line in _failure(run, home)]),
         ("Alerts", [line for run in numbers.runs for line in _alerts(run)]),
         ("Warnings", [line for text in numbers.warnings for line in wrap(text, bullet="! ")]),
         ("Files", [f"in {numbers.path.name}/", *wrap("  ".join(files))] if files else []),
@@ -91,7 +87,7 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
 
 def tracker_lines(matrix: MatrixDir) -> list[str]:
     """Return the link of each run's trackers and their pending uploads; empty without a tracker."""
-    runs = [(run.name, sent) for run in matrix.runs() for sent in sync_status(run)]
+    runs = [(run.name, sent) for run in read_plan(matrix.path).runs for sent in sync_status(matrix.run(run.name))]
     if not runs:
         return []
     links = [f"{name}  {sent.tracker}  {sent.points} steps  {sent.link}" for name, sent in runs if sent.link]
@@ -137,8 +133,7 @@ def _created(numbers: MatrixNumbers) -> str:
         return ""
     text = time_of_day(numbers.created, utc=True)
     if numbers.took_s is not None:
-        idle = "without a running job" if numbers.engine else "of pauses"
-        pauses = f" and {duration(numbers.paused_s)} {idle}" if numbers.paused_s else ""
+        pauses = f" and {duration(numbers.paused_s)} of pauses" if numbers.paused_s else ""
         return f"{text}, took {duration(numbers.took_s)}{pauses}"
     return f"{text}, {numbers.status}" if numbers.status else text
 
@@ -369,26 +364,30 @@ def _decimal(value: float | None, places: int) -> str:
     return UNKNOWN if value is None else f"{value:z.{places}f}"
 
 
-def _origin(attempt: AttemptRecord, starts: Mapping[int, int]) -> str:
+def _origin(attempt: Attempt, starts: Mapping[int, int]) -> str:
     """Return where a later attempt started, "" for the first one or if it logged nothing."""
-    number = attempt.attempt or 1
+    number = attempt.number
     if number == 1 or number not in starts:
         return ""
-    resume = attempt.resume or "none"
-    if resume == "none" or starts[number] == 0:  # it resumes if it can: without a checkpoint it starts from scratch
+    # It resumes if it can: without a checkpoint it starts from scratch.
+    if attempt.resume == "none" or starts[number] == 0:
         return "started again"
-    return "resumed from " + ("the last good checkpoint" if resume == "auto" else resume)
+    return "resumed from " + ("the last good checkpoint" if attempt.resume == "auto" else attempt.resume)
 
 
-def _attempts(run: RunNumbers) -> Iterator[str]:
-    """Yield how each attempt of a run ended, the checkpoint it resumed from and a reduced micro-batch."""
+def _attempts(run: RunNumbers, home: str) -> Iterator[str]:
+    """Yield how each attempt of a run ended, the checkpoint it resumed from and a reduced micro-batch.
+
+    home: the host of the matrix.
+    """
     yield run.name
     for attempt in run.attempts:
-        on = f" on {host_names(attempt.hosts, MAX_HOSTS)}" if attempt.hosts and run.on_hosts is not None else ""
-        parts = [f"{attempt.attempt}: {attempt.status}{on}"]
+        end = run.how_ended(attempt)
+        on = f" on {attempt.host}" if attempt.host not in ("", home) else ""
+        parts = [f"{attempt.number}: {end.kind if end else 'running'}{on}"]
         parts += [origin] if (origin := _origin(attempt, run.starts)) else []
         parts += [f"micro-batch {attempt.micro_batch}"] if attempt.micro_batch else []
-        parts += [attempt.reason] if attempt.reason else []
+        parts += [end.reason] if end and end.reason else []
         yield from (f"    {line}" for line in wrap(", ".join(parts), width=WIDTH - 4))
 
 
@@ -405,8 +404,10 @@ def overlaps(runs: Sequence[RunNumbers]) -> list[Overlap]:
     """Return the runs that trained at the same time as other runs of the matrix, on the same host."""
     by_host: dict[str, dict[int, list[Span]]] = {}  # host -> place of a run -> its spans there
     for place, run in enumerate(runs):
-        for host, spans in _spans_by_host(run):
-            by_host.setdefault(host, {})[place] = spans
+        for attempt in run.attempts:
+            if seconds := attempt.end.seconds if attempt.end else attempt.seconds:
+                span = attempt.started, attempt.started + seconds
+                by_host.setdefault(attempt.host, {}).setdefault(place, []).append(span)
     found: dict[int, tuple[set[int], float]] = {}  # place of a run -> those of the others, and the largest share
     for trained in by_host.values():  # of one host, so that the times are of one clock
         for place, parts in _shared_spans(trained).items():
@@ -441,32 +442,14 @@ def _shared_spans(spans: Mapping[int, Sequence[Span]]) -> dict[int, dict[int, li
     return shared
 
 
-def overlap_lines(runs: Sequence[RunNumbers], engine: str = "") -> list[str]:
-    """Return a line per run that shared a host, and how to avoid it; empty if none did. engine: of a cluster."""
+def overlap_lines(runs: Sequence[RunNumbers]) -> list[str]:
+    """Return a line per run that shared a host, and how to avoid it; empty if none did."""
     lines = []
     for one in overlaps(runs):
         lines.append(f"{one.run}  {one.share:.0%} of its time in parallel with {first_names(one.others, MAX_OVERLAPS)}")
     if lines:
-        remedy = SEPARATED_BY.get(engine, "")
-        lines.append("time, power and host memory of these runs depend on each other" + (remedy and f": {remedy}"))
+        lines.append("time, power and host memory of these runs depend on each other: PARALLEL_JOBS=1 separates them")
     return lines
-
-
-def _spans_by_host(run: RunNumbers) -> Iterator[tuple[str, list[Span]]]:
-    """Yield each host of a run, "" for this machine, with the times of the run by the clock of that host."""
-    if run.on_hosts is None:
-        yield "", list(_attempt_spans(run))
-        return
-    for host, spans in run.on_hosts.items():
-        if known := [(begin, end) for begin, end in spans if end > begin]:
-            yield host, known
-
-
-def _attempt_spans(run: RunNumbers) -> Iterator[Span]:
-    for attempt in run.attempts:
-        begin, end = attempt.started, attempt.ended
-        if begin is not None and end is not None and end > begin:
-            yield begin, end
 
 
 def _length(spans: Sequence[Span]) -> float:
@@ -488,16 +471,15 @@ def _reused(runs: Sequence[RunNumbers]) -> list[str]:
     return [*lines, "REUSE=n trains them again"] if lines else []
 
 
-def _failure(run: RunNumbers) -> Iterator[str]:
-    """Yield why a run did not finish, the path of its log, and the last lines of the log."""
+def _failure(run: RunNumbers, home: str) -> Iterator[str]:
+    """Yield why a run did not finish, its log and the last lines of it. home: the host of the matrix."""
     if not run.ended_badly:
         return
     known = run.steps is not None and run.max_iters is not None
     progress = f" (after {run.steps:,} of {run.max_iters:,} steps)" if known else ""
     yield from wrap(f"{run.name}  {run.status}: {run.reason or 'no reason recorded'}{progress}")
-    hosts = run.attempts[-1].hosts if run.attempts and run.on_hosts is not None else ()
-    if hosts:
-        yield f"    on {host_names(hosts, MAX_HOSTS)}"
+    if run.attempts and run.attempts[-1].host not in ("", home):
+        yield f"    on {run.attempts[-1].host}"
     if run.log:
         yield f"    log: {run.log}"
     # A carriage return (of a progress bar) ends a line, too: each gets its mark, and none looks like the report.

@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
-from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status, read_matrix_file_or_empty
+from kmatrix.records.runs import Status
 from kmatrix.report.numbers import LOSS, GroupNumbers, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.verdict.family import Losses, Rules
 from kmatrix.verdict.target import Reach, TargetTest, below_target, reach
@@ -72,7 +71,7 @@ def target_numbers(numbers: MatrixNumbers) -> TargetNumbers | None:
     rankings = [ranking for ranking in numbers.rankings if ranking.metric == LOSS]
     # A ranking has the runs of its family: those without data so far, which may still reach the target, are not there.
     by_name = {group.name: group for group in numbers.groups}
-    value = read_matrix_file_or_empty(MatrixDir(numbers.path)).verdict.target_loss
+    value = numbers.target_loss
     is_set = value is not None
     families = [
         [by_name.get(group.name, group) for group in (*ranking.groups, *ranking.without_result)]

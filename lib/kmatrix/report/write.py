@@ -9,7 +9,6 @@ from typing import TypeVar
 from kmatrix.errors import RecordError
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.place import refuse_link
 from kmatrix.report import graphs
 from kmatrix.report.folders import with_timelines
 from kmatrix.report.formats.junit import write_junit
@@ -68,12 +67,7 @@ def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:
 
 
 def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
-    """Call `action`. Raises RecordError if the disk is full or the directory is not writable.
-
-    Raises LaunchError if the directory contains links to other places, which the report would overwrite.
-    """
-    for path in (matrix.graphs, *matrix.graphs.glob("*")):
-        refuse_link(matrix, path)
+    """Call `action`. Raises RecordError if the disk is full or the directory is not writable."""
     try:
         return action()
     except OSError as error:

@@ -10,51 +10,69 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from kmatrix.clock import clock
-from kmatrix.engines.ports import Shape
-from kmatrix.engines.queue import Local
-from kmatrix.errors import LaunchError
+from kmatrix.engines.jobs import shapes
+from kmatrix.engines.local import Local
+from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, detect, distances, occupied, usable
-from kmatrix.packing import Limits, usable_cores
+from kmatrix.own_file import opener
+from kmatrix.packing import usable_cores
 from kmatrix.records import attempts
 from kmatrix.records.control import requests_of, stop
 from kmatrix.records.files import append_jsonl, last_lines
-from kmatrix.records.matrix import Plan, read_plan
+from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import ROOT, program_environment
 from kmatrix.records.runs import Status
-from kmatrix.runner.controller import Controller, exit_status
+from kmatrix.runner.conclude import conclude
+from kmatrix.runner.controller import controller_of, exit_status
 from kmatrix.runner.program import finish
 from kmatrix.runner.supervisor import REFUSED
 from kmatrix.status.look import Look, look
+from kmatrix.status.wanted import wanted
 
 POLL_S, START_S = 0.2, 60.0  # between two looks; for a runner to hold its matrix, or to fail
 LOCK, LOG = ".lock", "runner.log"
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(path: Path) -> int:
-    """Hold a matrix and run what is due; return its exit status. Raises KmatrixError."""
+    """Train a matrix and report on it; return its exit status. Raises KmatrixError."""
+    return train(path, conclude)
+
+
+def train(path: Path, then: Callable[[Path], object] = lambda _: None) -> int:
+    """Hold a matrix and run what is due until nothing lives; return its exit status. Raises KmatrixError.
+
+    then: called before the matrix is released.
+    """
     lock = attempts.lock(path / LOCK)
     if lock is None:
-        print(f"{path.name} runs already", flush=True)
-        return REFUSED
+        raise LaunchError(f"{path.name} is being run")
+    former = {one: signal.signal(one, lambda got, _: stop(path, signal.Signals(got).name)) for one in STOPS}
     try:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda got, _: stop(path, signal.Signals(got).name))
         note(path, "runner started", pid=os.getpid())
-        code = finish(Controller(path=path, jobs=local(path)).run())
+        jobs = local(path)
+        code = finish(controller_of(path, jobs).run())
+        for name, why in jobs.broken.items():
+            print(f"{name}: {why}", flush=True)
+        then(path)
         note(path, "runner ended", status=code)
         return code
     finally:
+        for one, handler in former.items():
+            signal.signal(one, handler)
         attempts.release(lock)
 
 
 def local(path: Path) -> Local:
     """Return this machine as the engine of a matrix, with the GPUs that `make continue` was given."""
     plan, settings = read_plan(path), requests_of(path).settings
-    symbols = plan.common.symbols
+    symbols, hosts = plan.common.symbols, settings.get("HOSTS", "")
+    if hosts:
+        os.environ["KMATRIX_HOSTS"] = hosts  # for the programs of the runs
     gpus = usable(detect(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"), asked=settings.get("GPUS") or None)
     known = distances([gpu.uuid for gpu in gpus]) if len(gpus) > 2 else {}  # with two there is nothing to choose
     most_mib = int(symbols.get("GPU_BUSY_MEMORY") or 0)
@@ -63,27 +81,12 @@ def local(path: Path) -> Local:
         shape_of=shapes(plan).__getitem__,
         gpus=gpus,
         cores=usable_cores(),
-        parallel=Limits.of(symbols).jobs,
+        parallel=int(symbols.get("PARALLEL_JOBS") or 0),
+        hosts=len(hosts.split(",")),
         query=(lambda uuids: occupied(uuids, most_mib)) if most_mib else (lambda _: {}),
         distance=(lambda one, other: known.get(frozenset((one, other)), UNKNOWN_DISTANCE)) if known else None,
-        say=lambda text: note(path, "gpu", text=text),
+        say=lambda text: print(text, flush=True),
     )
-
-
-def shapes(plan: Plan) -> Mapping[str, Shape]:
-    """Return what each run needs per node."""
-    found = {}
-    for run in plan.runs:
-        train = plan.train_of(run)
-        nodes = int(train.get("num_nodes") or 1)
-        ranks = int(train.get("num_gpus") or 1) // nodes
-        found[run.name] = Shape(
-            nodes=nodes,
-            gpus=ranks if train.get("device") == "cuda" else 0,
-            cpus=ranks * int(train.get("cpu_threads") or 1),
-            seconds=None if run.expected_s is None else int(run.expected_s),
-        )
-    return found
 
 
 def note(path: Path, event: str, **about: object) -> None:
@@ -91,11 +94,12 @@ def note(path: Path, event: str, **about: object) -> None:
     append_jsonl(path / "journal.jsonl", {"time": clock.now(), "event": event, **about})
 
 
-def start(path: Path) -> None:
-    """Start the background process of a matrix, if none holds it. Raises LaunchError with the end of its log."""
-    if attempts.is_held(path / LOCK):
-        return
-    with (path / LOG).open("ab") as log:
+def start(path: Path) -> int:
+    """Start the background process of a matrix; return where its output begins in runner.log (bytes).
+
+    Raises LaunchError with what it has said if it cannot run.
+    """
+    with open(path / LOG, "ab", opener=opener) as log:
         began = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "kmatrix", "runner", str(path)],
@@ -109,10 +113,15 @@ def start(path: Path) -> None:
     until = clock.monotonic() + START_S
     while process.poll() is None and not attempts.is_held(path / LOCK) and clock.monotonic() < until:
         clock.sleep(0.02)
-    if process.poll() == REFUSED and not attempts.is_held(path / LOCK):
-        with (path / LOG).open("rb") as log:
-            why = "".join(last_lines(log, start=began)).strip()
-        raise LaunchError(f"{path.name} cannot run", why=why, hint=f"see {path / LOG}")
+    if process.poll() == REFUSED:
+        raise LaunchError(f"{path.name} cannot run", why=said(path, began), hint=f"see {path / LOG}")
+    return began
+
+
+def said(path: Path, began: int) -> str:
+    """Return what the background process has printed. began: as `start` has returned it."""
+    with (path / LOG).open("rb") as log:
+        return "".join(last_lines(log, start=began)).strip()
 
 
 def watch(path: Path, show: Callable[[Look], object]) -> int:
@@ -123,6 +132,7 @@ def watch(path: Path, show: Callable[[Look], object]) -> int:
     try:
         while True:
             is_held = attempts.is_held(path / LOCK)  # before the look: the last look is after the end
+            began = clock.monotonic()
             seen = look(path)
             show(seen)
             if asked and told == 0:
@@ -133,8 +143,8 @@ def watch(path: Path, show: Callable[[Look], object]) -> int:
                 kill(seen)
                 told = 2
             if not is_held:
-                return exit_status(seen)
-            clock.sleep(POLL_S)
+                return exit_status(seen, wanted)
+            clock.sleep(max(POLL_S, clock.monotonic() - began))  # half of a core at most, for thousands of runs
     finally:
         for one, handler in former.items():
             signal.signal(one, handler)
@@ -154,4 +164,8 @@ def kill(seen: Look) -> None:
 
 def main(words: list[str]) -> int:
     """Run `kmatrix runner MATRIX`."""
-    return run(Path(words[0]).absolute())
+    try:
+        return run(Path(words[0]).absolute())
+    except KmatrixError as error:
+        print(f"error: {error}", flush=True)
+        return REFUSED

@@ -9,10 +9,12 @@ from typing import Protocol
 
 from kmatrix.clock import clock
 from kmatrix.engines.ports import UnreachableError
-from kmatrix.records.control import CONTROL, stop
+from kmatrix.records.control import CONTROL, requests_of, stop
 from kmatrix.records.runs import Status
 from kmatrix.status import fold
+from kmatrix.status.cost import spent
 from kmatrix.status.look import Look, look
+from kmatrix.status.wanted import wanted
 
 LOOKS_S, SHARE = 1.0, 20  # a look at least this long after the last one, and that many times as long as it took
 
@@ -88,6 +90,19 @@ class Controller:
                     return exit_status(look(self.path), self.wanted)
                 due = clock.monotonic() + max(LOOKS_S, SHARE * (clock.monotonic() - began))
             yield
+
+
+def controller_of(path: Path, jobs: Jobs, known: Collection[str] = ()) -> Controller:
+    """Return the controller of a matrix, with the runs that the last `make continue` chose. known: see `Controller`."""
+    only = requests_of(path).settings.get("RUN")
+    return Controller(
+        path=path,
+        jobs=jobs,
+        wanted=wanted,
+        spent=spent,
+        only=frozenset(only.split(",")) if only else None,
+        known=frozenset(known),
+    )
 
 
 def _stamp(folder: Path) -> object:

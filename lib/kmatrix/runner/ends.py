@@ -12,11 +12,11 @@ from pathlib import Path
 from kmatrix.errors import RecordError, is_full
 from kmatrix.records.attempts import Attempt, End, Exit
 from kmatrix.records.decode import decode, decode_lines
+from kmatrix.records.events import EventLine
 from kmatrix.records.files import last_lines
-from kmatrix.records.jobs.ranks import first_failure, read_ranks
 from kmatrix.records.paths import RunDir
+from kmatrix.records.ranks import first_failure, read_ranks
 from kmatrix.records.runs import RunResult
-from kmatrix.records.states import EventLine
 from kmatrix.redaction.redactor import redact
 from kmatrix.status.fold import (
     DIED,
@@ -91,7 +91,7 @@ def _kind(seen: Evidence, result: RunResult | None, damage: str) -> tuple[str, s
     if seen.trouble or damage:
         return seen.trouble or (MISMATCH, damage)
     if told:  # a stop hides errors that it causes itself, such as lost connections
-        saved = f"saved step {result.step}" if result else "it was killed before it could save"
+        saved = f"saved step {result.step}" if result and status == "stopped" else "it ended before it could save"
         return (STOPPED if told == STOPPED else told), f"{why or told}, {saved}"
     if result is not None:  # somebody else asked the ranks to stop
         return PREEMPTED, f"its ranks were asked to stop, saved step {result.step}"

@@ -13,32 +13,42 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 from kmatrix.clock import clock
+from kmatrix.engines.companions import Companion, WithCompanions, preparation, recorder, trackers
+from kmatrix.engines.jobs import shapes
+from kmatrix.engines.local import Local
 from kmatrix.engines.nodes import AllRanks, Follower, Followers
 from kmatrix.engines.place import AGAIN, Here, place_of
 from kmatrix.engines.ranks import Ranks, Trainer, adopt_orphans, reserve_port
-from kmatrix.errors import KmatrixError
+from kmatrix.errors import KmatrixError, reason_of
+from kmatrix.gpu.nvml.detect import detect, usable
+from kmatrix.packing import usable_cores
+from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt, TakenError
 from kmatrix.records.control import requests_of
 from kmatrix.records.decode import replaced
-from kmatrix.records.matrix import read_plan
+from kmatrix.records.matrix import CODE, read_plan
 from kmatrix.records.paths import ROOT, RunDir
-from kmatrix.records.runs import RunFile, read_run_file
-from kmatrix.runner.companions import Companion, WithCompanions, preparation, recorder, trackers
-from kmatrix.runner.supervisor import DONE, REFUSED, Supervisor
-from kmatrix.status.fold import is_over, state_of
-from kmatrix.status.look import read_run
+from kmatrix.records.runs import RunFile, Status, read_run_file
+from kmatrix.runner.supervisor import ASKED_TO_STOP, CODES, DONE, REFUSED, Supervisor
+from kmatrix.sources import sha256_of_copy, trainer_files, whole
+from kmatrix.status.fold import Files, is_over, spent_s, state_of
+from kmatrix.status.live import Observer
+from kmatrix.status.look import look, read_run
 
 POLL_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+CHECKOUT = "checkout"  # value of CODE: the present code, not that of the matrix
 TRACKERS_S = 60.0  # for pending steps after the end of a run, if run.json has no limit
-CODE = "code"  # folder of a matrix with the sources of the trainer
+OF_A_JOB = ("KMATRIX_JOB", "KMATRIX_ADDRESS", "SLURM_JOB_ID")  # variables by which a process knows its job
+LEAVE_S = 5.0  # for the followers to see the end of the last attempt
+STUCK_S = 5  # after a signal: this process hangs in a write
 
 
 def main(words: Sequence[str]) -> int:
@@ -47,7 +57,8 @@ def main(words: Sequence[str]) -> int:
         if words[0] == "--jobs":
             folder, task = Path(words[1]), int(words[2])
             lines = (folder / "runs").read_text(encoding="utf-8").splitlines()
-            return run(folder.parent.parent / lines[task], *words[3:])
+            matrix, names = folder.absolute().parent.parent, lines[task].split()
+            return run(matrix / names[0], *words[3:]) if len(names) == 1 else packed(matrix, names)
         return run(Path(words[0]), *words[1:])
     except TakenError as error:
         print(f"nothing to do: {error}", flush=True)
@@ -55,6 +66,9 @@ def main(words: Sequence[str]) -> int:
     except KmatrixError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return REFUSED
+    except OSError as error:  # a full disk, a missing file: as a Python that could not begin
+        print(f"error: {error.filename or words[0]}: {reason_of(error)}", file=sys.stderr, flush=True)
+        return 1
 
 
 def run(path: Path, node: str = "") -> int:
@@ -62,15 +76,41 @@ def run(path: Path, node: str = "") -> int:
     path = path.absolute()
     place = place_of(os.environ, node)
     adopt_orphans()
-    signals = list[str]()
+    program = Program(path=path, place=place)
     for number in SIGNALS:
-        signal.signal(number, lambda got, _: signals.append(signal.Signals(got).name))
-    program = Program(path=path, place=place, signals=signals)
+        signal.signal(number, lambda got, _: program.got(signal.Signals(got).name))
+    signal.signal(signal.SIGALRM, lambda *_: program.stop_now())
     if place.node:
         return finish(program.follow())
     code = finish(program.lead())
     # Only a notice starts it again: whoever sends SIGTERM means it, and Slurm itself requeues what it preempts.
-    return place.again() if code == AGAIN and signals[:1] == ["SIGUSR1"] else code
+    return place.again() if code == AGAIN and program.signals[:1] == ["SIGUSR1"] else code
+
+
+def packed(matrix: Path, names: Sequence[str]) -> int:
+    """Train runs that fit on this node together, each in a process of its own; return the exit status."""
+    place, signals = place_of(os.environ), list[signal.Signals]()
+    for number in SIGNALS:
+        signal.signal(number, lambda got, _: signals.append(signal.Signals(got)))
+    for name in OF_A_JOB:  # for the runs this is a machine: the job is not theirs
+        os.environ.pop(name, None)
+    gpus = usable(detect(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"), asked=None)
+    planned = shapes(read_plan(matrix))
+    local = Local(
+        path=matrix, shape_of=planned.__getitem__, gpus=gpus, cores=usable_cores(), parallel=len(names), say=say
+    )
+    local.submit(names)
+    while jobs := local.poll():
+        if signals:
+            local.cancel(list(jobs), signals[0])
+        clock.sleep(POLL_S)
+    for name, why in local.broken.items():
+        print(f"error: {name}: {why}", file=sys.stderr, flush=True)
+    if signals:
+        return place.again() if signals[0] is signal.SIGUSR1 else AGAIN
+    states = look(matrix).states
+    codes = [CODES.get(states[name].status, ASKED_TO_STOP) for name in names]
+    return REFUSED if local.broken else max(codes)
 
 
 def finish(waits: Generator[None, None, int]) -> int:
@@ -94,10 +134,12 @@ class Program:
 
     path: Path
     place: Here
-    signals: list[str]
+    signals: list[str] = field(default_factory=list)
+    _ranks: Ranks | None = None  # of this node
     _followers: Followers | None = None
-    _port: socket | None = None  # reserved for rank 0, from the attempt's file to its ranks
+    _port: socket | None = None  # kept open for rank 0, which binds it, too
     _tracking: list[Companion] = field(default_factory=list)
+    _observer: Observer | None = None  # of the newest attempt
 
     def lead(self) -> Generator[None, None, int]:
         """Train the run, and wait for what its trackers still send if nobody else lets them."""
@@ -110,38 +152,69 @@ class Program:
             say=say,
             signals=self.signals,
         )
-        code = yield from leader.lead()
+        work = leader.lead()
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                code = int(end.value)
+                break
+            if self._observer is not None:
+                self._observer.poll()
+            yield
+        if self._observer is not None:
+            self._observer.end()
+        until, others = clock.monotonic() + LEAVE_S, self._followers.programs if self._followers else ()
+        while any(one.poll() is None for one in others) and clock.monotonic() < until:  # else they are killed: an error
+            yield
         while self.place.job and any(one.poll() is None for one in self._tracking):  # a job ends with this process
             yield
         return code
 
-    def trainer(self) -> tuple[RunFile, Trainer]:
-        """Return run.json, and what the ranks are started with."""
+    def got(self, name: str) -> None:
+        """Note a signal, and see to it that the ranks get one even if this process hangs in a write."""
+        self.signals.append(name)
+        signal.alarm(STUCK_S)
+
+    def stop_now(self) -> None:
+        """Ask the ranks to save and stop."""
+        if self._ranks is not None:
+            self._ranks.stop(self.place.grace_of(self.signals[0]))
+
+    def settings(self) -> dict[str, str]:
+        """Return what the last `make continue` has set."""
+        return requests_of(self.path.parent).settings
+
+    def trainer(self, settings: Mapping[str, str], spent_s: float = 0.0) -> tuple[RunFile, Trainer]:
+        """Return run.json, and what the ranks are started with. spent_s: by earlier attempts."""
         record = read_run_file(RunDir(self.path))
         code, train = self.path.parent / CODE, record.train
         return record, Trainer(
-            code=code if code.is_dir() else ROOT,
+            code=code if code.is_dir() and settings.get("CODE") != CHECKOUT else ROOT,
             ranks=train.num_gpus or 1,
             nodes=train.num_nodes or 1,
             cuda=train.device == "cuda",
             threads=train.cpu_threads or 1,
             grace_s=max(self.place.grace_of(name) for name in ("SIGTERM", "SIGUSR1")),
+            spent_s=spent_s,
             variables=record.environment,
         )
 
     def equip(self, mine: Attempt) -> Attempt:
-        """Return an attempt with the address of its rank 0."""
-        _, trainer = self.trainer()
+        """Return an attempt with the code that it runs, and the address of its rank 0."""
+        _, trainer = self.trainer(self.settings())
         gpus = self.place.gpus[: trainer.ranks // trainer.nodes] if trainer.cuda else ()
+        code = whole(trainer_files(ROOT)) if trainer.code == ROOT else sha256_of_copy(trainer.code)
         if self._port is not None:
             self._port.close()
-        self._port = reserve_port()
-        port = self._port.getsockname()[1]
-        return replaced(mine, gpus=gpus, nodes=trainer.nodes, address=self.place.address, port=port)
+        self._port = reserve_port() if trainer.ranks > 1 else None
+        port = self._port.getsockname()[1] if self._port else 0
+        address = self.place.address if trainer.nodes > 1 else ""
+        return replaced(mine, gpus=gpus, nodes=trainer.nodes, address=address, port=port, code=code)
 
     def gather(self) -> Generator[object, None, None]:
         """Start the other nodes, once, and wait until all are there."""
-        nodes = self.trainer()[1].nodes
+        nodes = self.trainer({})[1].nodes
         if nodes == 1:
             return
         if self._followers is None:
@@ -151,24 +224,31 @@ class Program:
 
     def start(self, mine: Attempt, lock: int, node: int = 0) -> Any:
         """Start the ranks of this node, and their companions."""
-        record, trainer = self.trainer()
-        if self._port is not None and node == 0:
-            self._port.close()  # rank 0 binds it now
-            self._port = None
+        settings, earlier = self.settings(), attempts.read_all(self.path)
+        state = state_of(Files(attempts=tuple(one for one in earlier if one.number < mine.number)))
+        record, trainer = self.trainer(settings, spent_s(state))
         here = trainer.ranks // trainer.nodes
         gpus = self.place.gpus[:here] if trainer.cuda else ()
-        ranks = Ranks(self.path, mine, trainer, trainer.environment(gpus, os.environ), lock=lock, node=node)
+        if node:
+            (self.path / "nodes" / str(node)).mkdir(exist_ok=True)  # for the recording, and the times of its ranks
+        variables = trainer.environment(gpus, os.environ)
+        self._ranks = ranks = Ranks(self.path, mine, trainer, variables, lock=lock, node=node)
         symbols, companions = record.symbols, list[Companion]()
         if symbols.get("GPU_MONITOR") == "y":
-            hz = int(symbols.get("GPU_MONITOR_HZ") or 0)
-            companions.append(recorder(self.path, mine.number, hz=hz, gpus=gpus, node=node, first_rank=node * here))
+            hz, simulate = int(symbols.get("GPU_MONITOR_HZ") or 0), settings.get("SIMULATE", "")
+            about = {"hz": hz, "node": node, "first_rank": node * here}
+            companions.append(recorder(self.path, mine, gpus=gpus, simulate=simulate, **about))
         if node:
             return WithCompanions(ranks, companions)
-        if names := record.tracking.trackers:
-            asked = record.tracking
+        if self._observer is not None:
+            self._observer.end()
+        self._observer = Observer(self.path, mine.number, symbols, ranks=trainer.ranks)
+        asked = record.tracking
+        chosen = settings.get("TRACKER")  # as `make continue` has checked it
+        if names := ([] if chosen == "none" else chosen.split(",")) if chosen else asked.trackers:
             limit_s = asked.limit_s or TRACKERS_S
             self._tracking = [trackers(self.path, names, project=asked.project, limit_s=limit_s)]
-        data = preparation(self.path) if record.train.data_streaming else None
+        data = preparation(self.path, trainer.code) if record.train.data_streaming else None
         everywhere = ranks if self._followers is None else AllRanks(mine.number, ranks, self._followers)
         return WithCompanions(everywhere, [*companions, *self._tracking], data=data)
 
@@ -194,7 +274,8 @@ class Program:
         state = state_of(
             read_run(self.path.parent, plan, planned, requests_of(self.path.parent)), spare=planned.selected
         )
-        return is_over(state) or not state.may_start
+        # RUNNING: node 0 has just begun the next attempt, which this node has not seen.
+        return is_over(state) or not (state.may_start or state.status is Status.RUNNING)
 
 
 def program(*words: str) -> list[str]:

@@ -10,6 +10,7 @@ from kmatrix.records.decode import replaced
 from kmatrix.records.runs import Status
 from kmatrix.status.fold import DAMAGED, STOPPED, rule_of
 from kmatrix.status.look import Look
+from kmatrix.text import plural
 
 
 def go_on(
@@ -68,3 +69,31 @@ def release(seen: Look, names: Iterable[str]) -> None:
             again={**known.again, **again},
         ),
     )
+
+
+def fit(seen: Look, gpus: int) -> None:
+    """Skip the runs that need more GPUs than this machine has, and no others: it may have more now than before."""
+    skipped = {}
+    for name, files in seen.files.items():
+        train = files.train
+        why = too_few_gpus(
+            str(train.get("device")), int(train.get("num_gpus") or 1), int(train.get("num_nodes") or 1), gpus
+        )
+        if why and seen.states[name].status is not Status.FINISHED:
+            skipped[name] = Request(skip=why)
+    former = {name: files.request for name, files in seen.files.items() if files.request and files.request.skip}
+    if former != skipped:
+        change(
+            seen.path,
+            lambda known: replaced(
+                known, runs={**skipped, **{name: one for name, one in known.runs.items() if not one.skip}}
+            ),
+        )
+
+
+def too_few_gpus(device: str, ranks: int, nodes: int, there: int) -> str:
+    """Return why a run cannot run on machines with this many GPUs each, "" if it can. ranks: on all nodes."""
+    each = ranks // nodes
+    if device != "cuda" or each <= there:
+        return ""
+    return f"needs {plural(each, 'GPU')}{' on each node' if nodes > 1 else ''}, found {there}"

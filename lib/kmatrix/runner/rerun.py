@@ -27,11 +27,11 @@ def archive(run: Path, mine: Attempt) -> None:
     attempts.finish(run, mine, End(kind=ARCHIVED, at=clock.now()))
 
 
-def rerun(run: Path) -> bool:
-    """Archive the result of a run; return False if it has none. Raises TakenError if it is trained now."""
+def rerun(run: Path) -> Path | None:
+    """Archive the result of a run; return its folder, None if it has none. Raises TakenError if it is trained now."""
     known = attempts.read_all(run)
     if not known or (known[-1].what == ARCHIVE and known[-1].end is not None):
-        return False
+        return None
     handle = attempts.lock(run / ".lock")
     if handle is None:
         raise TakenError(f"{run.name} is being trained", hint="run `make stop` first")
@@ -43,4 +43,4 @@ def rerun(run: Path) -> bool:
         archive(run, mine)
     finally:
         attempts.release(handle)
-    return True
+    return run / "archive" / str(mine.into or mine.number)

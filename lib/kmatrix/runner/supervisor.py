@@ -6,16 +6,16 @@ helps. Each `yield` is a short wait: the program sleeps there, a test does whate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from kmatrix.clock import clock
+from kmatrix.engines.ports import Place, Ranks
 from kmatrix.errors import RecordError
 from kmatrix.records import attempts
-from kmatrix.records.attempts import ARCHIVE, Attempt, End, Exit, TakenError
+from kmatrix.records.attempts import ARCHIVE, NODE_LOST, VOID, Attempt, End, TakenError
 from kmatrix.records.control import Requests, requests_of, stop_of
 from kmatrix.records.decode import replaced
 from kmatrix.records.matrix import Plan, PlannedRun, make_files, read_plan
@@ -25,10 +25,9 @@ from kmatrix.runner.rerun import archive
 from kmatrix.status.fold import (
     FINISHED,
     GPU_LOST,
-    NODE_LOST,
     STOPPED,
     TIME_LIMIT,
-    VOID,
+    TIMEOUT,
     Files,
     next_attempt,
     rule_of,
@@ -41,42 +40,6 @@ DONE, REFUSED, FAILED, ASKED_TO_STOP, AGAIN = 0, 2, 3, 130, 143
 CODES = {Status.FINISHED: DONE, Status.SKIPPED: DONE, Status.FAILED: FAILED}
 ELSEWHERE = frozenset({GPU_LOST, NODE_LOST, TIME_LIMIT})
 WAIT_S = 40.0  # for the processes of a former attempt on this host: they save, or are killed
-
-
-class Ranks(Protocol):
-    """The processes of an attempt: those of this node, and what is known of the others."""
-
-    @property
-    def exits(self) -> Sequence[Exit]:
-        """Return the exits of all ranks, in their order."""
-
-    @property
-    def trouble(self) -> tuple[str, str] | None:
-        """Return kind and reason of what ended the attempt besides its ranks, such as a node that was lost."""
-
-    def poll(self) -> bool:
-        """Return whether all have exited, and nothing is left of them."""
-
-    def stop(self, grace_s: float) -> None:
-        """Ask them to save a checkpoint and exit; they are killed after the grace period."""
-
-    def kill(self) -> None: ...
-
-
-class Place(Protocol):
-    """Where this process is."""
-
-    job: str  # of a scheduler; empty on one machine
-    host: str
-    boot: str
-    gpus: tuple[str, ...]  # UUIDs
-    pulse_s: float  # 1 s on a disk of this machine, 10 s on shared storage
-
-    def grace_of(self, signal: str) -> float:
-        """Return the time (s) to save a checkpoint after a signal; empty: after a request."""
-
-    def kind_of(self, signal: str) -> str:
-        """Return what a signal means."""
 
 
 @dataclass(kw_only=True)
@@ -119,10 +82,11 @@ class Supervisor:
                 archive(self.run, found)
                 continue
             self.say(f"attempt {found.number} from {found.resume}")
-            mine, end = yield from self._attempt(found, plan.checkpoints_of(matrix, planned))
+            mine, end = yield from self._attempt(found, plan.checkpoints_of(matrix, planned), plan.common.timeout_s)
             attempts.finish(self.run, mine, end)
             self.say(f"attempt {mine.number}: {end.kind} {end.reason}".rstrip())
-            if not rule_of(end.kind).in_place or self.signals:
+            is_replaced = end.kind == NODE_LOST and self.place.replaces_nodes
+            if self.signals or not (rule_of(end.kind).in_place or is_replaced):
                 return self._status_of(end)
 
     def _next(self, plan: Plan, planned: PlannedRun) -> Generator[None, None, Attempt | int]:
@@ -189,8 +153,10 @@ class Supervisor:
                 raise TakenError("another process has the run now")
         return mine
 
-    def _attempt(self, mine: Attempt, checkpoints: Path) -> Generator[None, None, tuple[Attempt, End]]:
-        """Train one attempt, and return how it ended."""
+    def _attempt(
+        self, mine: Attempt, checkpoints: Path, timeout_s: float
+    ) -> Generator[None, None, tuple[Attempt, End]]:
+        """Train one attempt, and return how it ended. timeout_s: RUN_TIMEOUT, 0 for none."""
         assert self.handle is not None
         log = self.run / "output.log"
         log_start = log.stat().st_size if log.exists() else 0
@@ -206,7 +172,11 @@ class Supervisor:
                     ranks.kill()
                     raise TakenError("another process has the run now, or it was moved", why="nothing more is written")
                 mine = now
-            if not why and (is_due or self.signals) and (why := self._why_stop()):
+            if not why and 0 < timeout_s < clock.monotonic() - began:
+                why = f"{TIMEOUT}: it took longer than {timeout_s:g} s (RUN_TIMEOUT)"
+            elif not why and (is_due or self.signals):
+                why = self._why_stop()
+            if why and not mine.stop:
                 self.say(f"{why}: the ranks are asked to save and stop")
                 mine = replaced(mine, stop=why)
                 with suppress(OSError):  # before they are: a kill within the grace period must not hide who asked

@@ -1,4 +1,4 @@
-"""Alert rules: find the problems of a running run, with a hint for each. Pure: no file, no clock.
+"""Alerts: what is wrong with a running run, by a table of rules, and RUN/alerts.jsonl, which its program writes.
 
 A rule matches a sample of a run. An alert begins after its rule has matched for `hold_s`, so that an evaluation or the
 first compilation does not count. Conditions that do not recover by themselves (a lost GPU, a loss that is not finite)
@@ -7,15 +7,17 @@ are reported at once.
 
 from __future__ import annotations
 
+import operator
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from kmatrix.gpu.xid import FAULTS, xids_text
-from kmatrix.records.states import AlertEntry
+from kmatrix.records.decode import Number, Record, UnixTime, decode_lines, replaced
+from kmatrix.records.paths import RunDir
 
 SPIKE_LINES = 16  # a spike is measured against the median of this many losses
 
@@ -40,57 +42,11 @@ class AlertKind(StrEnum):
     STALL = "stall"
 
 
-ADVICE = {
-    AlertKind.UTILIZATION: "find what it waits for: data loading, a small micro-batch, or another rank",
-    AlertKind.VRAM: "reduce the micro-batch (accumulation keeps the global batch), or recompute activations",
-    AlertKind.TEMPERATURE: "check cooling and air flow; a lower power limit costs little speed",
-    AlertKind.THROTTLE: "check cooling and power supply: the clocks are below the requested ones",
-    AlertKind.LOST: "check the kernel log (dmesg, Xid); the GPU needs a reset, then continue the run",
-    AlertKind.XID_FAULT: "check the kernel log (dmesg): reset the GPU, or replace it if this comes back",
-    AlertKind.XID: "most often an error of the program on this GPU: the kernel log (dmesg) has its process",
-    AlertKind.BALANCE: "check that every rank has the same batch and model, and that no other process uses these GPUs",
-    AlertKind.STRAGGLER: "check the GPU of that rank: temperature, clocks, PCIe link, other processes",
-    AlertKind.MFU: "use bf16, torch.compile and a larger micro-batch; check data loading",
-    AlertKind.SPEED: "check the data loader and other processes on this machine",
-    AlertKind.LOSS: "possible overfitting: use the best checkpoint, stop early, add data or regularization",
-    AlertKind.SPIKE: "if it does not recover: a lower learning rate, a longer warm-up, or stronger clipping",
-    AlertKind.NOT_FINITE: "lower the learning rate or lengthen the warm-up; resume from an earlier checkpoint",
-    AlertKind.STALL: "check the end of output.log: a rank may hang, or a disk may not respond",
-}
-
-AT_ONCE = frozenset(
-    {
-        *(AlertKind.LOST, AlertKind.XID_FAULT, AlertKind.XID),
-        *(AlertKind.NOT_FINITE, AlertKind.LOSS, AlertKind.SPIKE, AlertKind.STALL),
-    }
-)
-CRITICAL = frozenset({AlertKind.LOST, AlertKind.XID_FAULT, AlertKind.NOT_FINITE, AlertKind.STALL})
-
-
 class Severity(StrEnum):
     """The severity of an alert."""
 
     WARNING = "warning"  # costs time, money or quality
     CRITICAL = "critical"  # the run is likely to be lost
-
-
-PHRASES = {  # value: the worst one, limit: the threshold
-    AlertKind.UTILIZATION: "utilization {value}%, below {limit}%",
-    AlertKind.VRAM: "{value}% of its memory used, limit {limit}%",
-    AlertKind.TEMPERATURE: "{value} C, limit {limit} C",
-    AlertKind.THROTTLE: "throttled: {reason}",
-    AlertKind.LOST: "lost: {reason}",
-    AlertKind.XID_FAULT: "{reason}",
-    AlertKind.XID: "{reason}",
-    AlertKind.BALANCE: "memory imbalance: CV {value}%, limit {limit}%",
-    AlertKind.STRAGGLER: "slow: other ranks wait {value}% of the time, limit {limit}%",
-    AlertKind.MFU: "MFU {value}%, below {limit}%",
-    AlertKind.SPEED: "{value} tokens/s, below {limit}",
-    AlertKind.LOSS: "{value} evaluations in a row above the best: {reason}",
-    AlertKind.SPIKE: "training loss {value} nats/token above the recent median, limit {limit}",
-    AlertKind.NOT_FINITE: "{reason}",
-    AlertKind.STALL: "no metrics for {value} s, limit {limit} s",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,32 +67,17 @@ class Thresholds:
     hold_s: float = 30.0  # seconds that a rule must match
 
     @classmethod
-    def of(cls, symbols: Mapping[str, object]) -> Thresholds:
-        """Return the thresholds of a configuration: typed values or the texts of a .config, defaults if missing."""
+    def of(cls, symbols: Mapping[str, str]) -> Thresholds:
+        """Return the thresholds of a configuration, defaults for missing symbols."""
         known: dict[str, Any] = {}
         for one in fields(cls):
-            value = symbols.get(SYMBOLS[one.name])
-            if value is not None:
+            if (text := symbols.get(SYMBOLS[one.name])) is not None:
                 kind: Any = type(one.default)
-                text = str(value).strip('"')
-                known[one.name] = text in ("y", "True") if kind is bool else kind(text or 0)
+                known[one.name] = text == "y" if kind is bool else kind(text or 0)
         return cls(**known)
 
 
-SYMBOLS = {
-    "gpu_utilization": "ALERT_GPU_UTILIZATION",
-    "vram": "ALERT_VRAM",
-    "temperature": "ALERT_TEMPERATURE",
-    "balance": "ALERT_BALANCE",
-    "straggler": "ALERT_STRAGGLER",
-    "mfu": "ALERT_MFU",
-    "tokens_per_second": "ALERT_TOKENS_PER_SECOND",
-    "loss": "ALERT_LOSS",
-    "spike": "ALERT_SPIKE",
-    "stall": "ALERT_STALL",
-    "throttle": "ALERT_THROTTLE",
-    "hold_s": "ALERT_HOLD",
-}
+SYMBOLS = {one.name: f"ALERT_{one.name.removesuffix('_s').upper()}" for one in fields(Thresholds)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,82 +110,161 @@ class RunSnapshot:
     quiet_s: float | None = None  # seconds since the newest metrics, None before the first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """A condition that was or is wrong with a run."""
+Found = Iterable[tuple[str, float | None, str]]  # about, value, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: what it finds in a sample, and what to do about it."""
+
+    find: Callable[[RunSnapshot, Thresholds], Found]
+    text: str  # {value}: the worst one, {limit}: the threshold
+    advice: str
+    limit: str = ""  # field of Thresholds that switches the rule off, and that a value is compared with
+    critical: bool = False
+    at_once: bool = False
+    below: bool = False  # low values match
+
+
+def _gpus(value: Callable[[GpuState], float | None]) -> Callable[[RunSnapshot, Thresholds], Found]:
+    return lambda seen, _: ((gpu.name, value(gpu), "") for gpu in seen.gpus if not gpu.lost)
+
+
+def _run(value: Callable[[RunSnapshot], float | None]) -> Callable[[RunSnapshot, Thresholds], Found]:
+    return lambda seen, _: [("", value(seen), "")]
+
+
+def _straggler(seen: RunSnapshot, _: Thresholds) -> Found:
+    return [("" if seen.slowest is None else f"rank {seen.slowest}", seen.waiting, "")]
+
+
+def _throttle(seen: RunSnapshot, _: Thresholds) -> Found:
+    for gpu in seen.gpus:
+        held = sorted(set(gpu.throttled) - {"power cap"})  # the power limit is where a busy GPU works
+        if held and not gpu.lost:
+            yield gpu.name, None, ", ".join(held)
+
+
+def _lost(seen: RunSnapshot, _: Thresholds) -> Found:
+    return ((gpu.name, None, "it does not answer") for gpu in seen.gpus if gpu.lost)
+
+
+def _xids(*, faults: bool) -> Callable[[RunSnapshot, Thresholds], Found]:
+    def find(seen: RunSnapshot, _: Thresholds) -> Found:
+        for gpu in seen.gpus:
+            if known := {code: count for code, count in gpu.xids.items() if (code in FAULTS) is faults}:
+                yield gpu.name, sum(known.values()), xids_text(known)
+
+    return find
+
+
+def _spike(seen: RunSnapshot) -> float | None:
+    known = [loss for loss in seen.losses if loss is not None]
+    before = known[-1 - SPIKE_LINES : -1]
+    # The median of fewer lines is too noisy to call a loss above it a spike.
+    return known[-1] - statistics.median(before) if len(before) >= SPIKE_LINES // 2 else None
+
+
+def _not_finite(seen: RunSnapshot, _: Thresholds) -> Found:
+    return [("", None, "the training loss is not finite")] if seen.losses and seen.losses[-1] is None else []
+
+
+def _overfitting(seen: RunSnapshot, limits: Thresholds) -> Found:
+    values = list(seen.val_losses)
+    since_best = len(values) - 1 - values.index(min(values)) if values else 0
+    if since_best >= limits.loss and len(values) > limits.loss and values[-1] > min(values):
+        yield "", since_best, f"validation loss {values[-1]:.4f}, best {min(values):.4f}"
+
+
+# fmt: off
+RULES = {  # critical ones first
+    AlertKind.XID_FAULT: Rule(
+        _xids(faults=True), "{reason}", "check the kernel log (dmesg): reset the GPU, or replace it if this comes back",
+        critical=True, at_once=True),
+    AlertKind.LOST: Rule(
+        _lost, "lost: {reason}", "check the kernel log (dmesg, Xid); the GPU needs a reset, then continue the run",
+        critical=True, at_once=True),
+    AlertKind.NOT_FINITE: Rule(
+        _not_finite, "{reason}", "lower the learning rate or lengthen the warm-up; resume from an earlier checkpoint",
+        critical=True, at_once=True),
+    AlertKind.STALL: Rule(
+        _run(lambda seen: seen.quiet_s), "no metrics for {value} s, limit {limit} s",
+        "check the end of output.log: a rank may hang, or a disk may not respond", "stall",
+        critical=True, at_once=True),
+    AlertKind.XID: Rule(
+        _xids(faults=False), "{reason}",
+        "most often an error of the program on this GPU: the kernel log (dmesg) has its process", at_once=True),
+    AlertKind.UTILIZATION: Rule(
+        _gpus(lambda gpu: gpu.utilization), "utilization {value}%, below {limit}%",
+        "find what it waits for: data loading, a small micro-batch, or another rank", "gpu_utilization", below=True),
+    AlertKind.VRAM: Rule(
+        _gpus(lambda gpu: gpu.memory_percent), "{value}% of its memory used, limit {limit}%",
+        "reduce the micro-batch (accumulation keeps the global batch), or recompute activations", "vram"),
+    AlertKind.TEMPERATURE: Rule(
+        _gpus(lambda gpu: gpu.temperature), "{value} C, limit {limit} C",
+        "check cooling and air flow; a lower power limit costs little speed", "temperature"),
+    AlertKind.THROTTLE: Rule(
+        _throttle, "throttled: {reason}",
+        "check cooling and power supply: the clocks are below the requested ones", "throttle"),
+    AlertKind.BALANCE: Rule(
+        _run(lambda seen: seen.memory_cv), "memory imbalance: CV {value}%, limit {limit}%",
+        "check that every rank has the same batch and model, and that no other process uses these GPUs", "balance"),
+    AlertKind.STRAGGLER: Rule(
+        _straggler, "slow: other ranks wait {value}% of the time, limit {limit}%",
+        "check the GPU of that rank: temperature, clocks, PCIe link, other processes", "straggler"),
+    AlertKind.MFU: Rule(
+        _run(lambda seen: seen.mfu), "MFU {value}%, below {limit}%",
+        "use bf16, torch.compile and a larger micro-batch; check data loading", "mfu", below=True),
+    AlertKind.SPEED: Rule(
+        _run(lambda seen: seen.tokens_per_second), "{value} tokens/s, below {limit}",
+        "check the data loader and other processes on this machine", "tokens_per_second", below=True),
+    AlertKind.SPIKE: Rule(
+        _run(_spike), "training loss {value} nats/token above the recent median, limit {limit}",
+        "if it does not recover: a lower learning rate, a longer warm-up, or stronger clipping", "spike", at_once=True),
+    AlertKind.LOSS: Rule(
+        _overfitting, "{value} evaluations in a row above the best: {reason}",
+        "possible overfitting: use the best checkpoint, stop early, add data or regularization", "loss", at_once=True),
+}
+# fmt: on
+
+
+class Alert(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A condition that was or is wrong with a run: a line of alerts.jsonl when it begins, and another at its end."""
 
     kind: AlertKind
     severity: Severity
-    since: float  # Unix seconds
+    since: UnixTime
     about: str = ""  # "GPU 2", "rank 1", or "" for the run
-    value: float | None = None  # the worst one
-    threshold: float | None = None
+    value: Number | None = None  # the worst one
+    threshold: Number | None = None
     reason: str = ""  # more detail, such as why clocks are throttled
-    until: float | None = None  # Unix seconds, None while it is active
+    until: UnixTime | None = None  # None while it is active
 
     @property
     def advice(self) -> str:
-        return ADVICE[self.kind]
+        return RULES[self.kind].advice
 
     @property
     def text(self) -> str:
         """The alert in one sentence: "GPU 2: 91 C, limit 87 C"."""
-        text = PHRASES[self.kind].format(value=_number(self.value), limit=_number(self.threshold), reason=self.reason)
+        value, limit = _number(self.value), _number(self.threshold)
+        text = RULES[self.kind].text.format(value=value, limit=limit, reason=self.reason)
         return f"{self.about}: {text}" if self.about else text
 
     def to_json(self) -> dict[str, Any]:
-        """Return its entry in status.json."""
-        return {
-            "kind": self.kind.value,
-            "severity": self.severity.value,
-            "about": self.about or None,
-            "since": self.since,
-            "until": self.until,
-            "value": self.value,
-            "threshold": self.threshold,
-            "reason": self.reason or None,
-            "text": self.text,
-            "advice": self.advice,
-        }
-
-    @classmethod
-    def from_entry(cls, entry: AlertEntry) -> Alert:
-        """Return the alert of an entry in status.json. Raises ValueError for an unknown kind."""
-        return cls(
-            kind=AlertKind(entry.kind),
-            severity=Severity(entry.severity),
-            since=entry.since,
-            about=entry.about or "",
-            value=entry.value,
-            threshold=entry.threshold,
-            reason=entry.reason or "",
-            until=entry.until,
-        )
+        """Return its entry in results.json."""
+        names = ("kind", "severity", "about", "since", "until", "value", "threshold", "reason")
+        entry = {name: getattr(self, name) for name in names}
+        empty = {"about": self.about or None, "reason": self.reason or None}
+        return entry | empty | {"text": self.text, "advice": self.advice}
 
 
-def alerts_of(entries: Sequence[AlertEntry]) -> tuple[Alert, ...]:
-    """Return the alerts in the list `alerts` of a status.json, without those of unknown kinds."""
-    found = []
-    for entry in entries:
-        with suppress(ValueError):
-            found.append(Alert.from_entry(entry))
-    return tuple(found)
-
-
-def by_subject(alerts: Sequence[Alert]) -> list[tuple[Alert, ...]]:
-    """Return alerts of one kind about one device together, each in order of time, critical ones first.
-
-    An alert that comes and goes is one piece of news.
-    """
-    found: dict[tuple[AlertKind, str], list[Alert]] = {}
-    for alert in sorted(alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
-        found.setdefault((alert.kind, alert.about), []).append(alert)
-    return [tuple(group) for group in found.values()]
-
-
-def worst(alerts: Sequence[Alert]) -> Alert:
-    """Return the alert whose value is farthest from its threshold, which works for limits from above and below."""
-    return max(alerts, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
+def read_alerts(run: Path) -> tuple[Alert, ...]:
+    """Return the alerts of all attempts of a run, in the order in which they began."""
+    found: dict[tuple[AlertKind, str, float], Alert] = {}
+    for alert in decode_lines(RunDir(run).alerts, Alert):
+        found[alert.kind, alert.about, alert.since] = alert  # its end replaces its begin
+    return tuple(found.values())
 
 
 def one_line(alert: Alert) -> str:
@@ -252,74 +272,70 @@ def one_line(alert: Alert) -> str:
     return f"{alert.text} ({alert.advice})"
 
 
-BELOW = frozenset({AlertKind.UTILIZATION, AlertKind.MFU, AlertKind.SPEED})  # alerts on low values
+def findings(seen: RunSnapshot, limits: Thresholds) -> Iterator[Alert]:
+    """Yield what matches in a sample, as alerts that begin with it."""
+    for kind, rule in RULES.items():
+        limit = getattr(limits, rule.limit) if rule.limit else None
+        severity = Severity.CRITICAL if rule.critical else Severity.WARNING
+        for about, value, reason in rule.find(seen, limits) if limit or not rule.limit else ():
+            if reason:  # the rule has compared it
+                yield Alert(kind=kind, severity=severity, since=seen.time, about=about, value=value, reason=reason)
+            elif value is not None and limit is not None and (value < limit if rule.below else value >= limit):
+                yield Alert(kind=kind, severity=severity, since=seen.time, about=about, value=value, threshold=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A match of one rule in one sample."""
+class AlertTracker:
+    """Turn the findings at each sample into alerts that begin and end. Equal samples give equal alerts."""
 
-    kind: AlertKind
-    about: str = ""
-    value: float | None = None
-    threshold: float | None = None
-    reason: str = ""
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        # (kind, about) -> when its rule began to match: Unix, monotonic
+        self._since: dict[tuple[AlertKind, str], tuple[float, float]] = {}
+        self._active: dict[tuple[AlertKind, str], Alert] = {}
 
+    @property
+    def active(self) -> tuple[Alert, ...]:
+        """The active alerts, critical ones first."""
+        key = operator.attrgetter("severity", "since", "about")
+        return tuple(sorted(self._active.values(), key=key))
 
-def findings(state: RunSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    """Yield the matches of all rules in a sample."""
-    for gpu in state.gpus:
-        yield from _of_gpu(gpu, limits)
-    yield from _above(AlertKind.BALANCE, state.memory_cv, limits.balance)
-    slow = "" if state.slowest is None else f"rank {state.slowest}"
-    yield from _above(AlertKind.STRAGGLER, state.waiting, limits.straggler, about=slow)
-    yield from _below(AlertKind.MFU, state.mfu, limits.mfu)
-    yield from _below(AlertKind.SPEED, state.tokens_per_second, limits.tokens_per_second)
-    yield from _of_losses(state, limits)
-    if state.quiet_s is not None and limits.stall and state.quiet_s >= limits.stall:
-        yield Finding(kind=AlertKind.STALL, value=state.quiet_s, threshold=limits.stall)
+    def update(self, seen: RunSnapshot) -> tuple[list[Alert], list[Alert]]:
+        """Evaluate the rules on a sample; return the alerts that began and that ended.
 
+        The times of its monotonic clock must not decrease.
+        """
+        found = {(one.kind, one.about): one for one in findings(seen, self._limits)}
+        began = []
+        for key, one in found.items():
+            clock = seen.time if seen.clock is None else seen.clock
+            since, began_at = self._since.setdefault(key, (seen.time, clock))
+            if key in self._active:
+                self._active[key] = _worse(self._active[key], one)
+            elif RULES[one.kind].at_once or clock - began_at >= self._limits.hold_s:
+                self._active[key] = replaced(one, since=since)
+                began.append(self._active[key])
+        # A rule that stops matching starts again from zero: short peaks do not add up.
+        self._since = {key: since for key, since in self._since.items() if key in found}
+        over = [key for key in self._active if key not in found]
+        return began, [ended_at(self._active.pop(key), seen.time) for key in over]
 
-def _of_gpu(gpu: GpuState, limits: Thresholds) -> Iterator[Finding]:
-    for kind in (AlertKind.XID_FAULT, AlertKind.XID):
-        known = {code: count for code, count in gpu.xids.items() if (code in FAULTS) is (kind is AlertKind.XID_FAULT)}
-        if known:
-            yield Finding(kind=kind, about=gpu.name, value=sum(known.values()), reason=xids_text(known))
-    if gpu.lost:
-        yield Finding(kind=AlertKind.LOST, about=gpu.name, reason="it does not answer")
-        return
-    yield from _below(AlertKind.UTILIZATION, gpu.utilization, limits.gpu_utilization, about=gpu.name)
-    yield from _above(AlertKind.VRAM, gpu.memory_percent, limits.vram, about=gpu.name)
-    yield from _above(AlertKind.TEMPERATURE, gpu.temperature, limits.temperature, about=gpu.name)
-    held = [reason for reason in gpu.throttled if reason != "power cap"]  # the power limit is where a busy GPU works
-    if held and limits.throttle:
-        yield Finding(kind=AlertKind.THROTTLE, about=gpu.name, reason=", ".join(sorted(held)))
-
-
-def _of_losses(state: RunSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    if state.losses and state.losses[-1] is None:
-        yield Finding(kind=AlertKind.NOT_FINITE, reason="the training loss is not finite")
-    known = [loss for loss in state.losses if loss is not None]
-    before = known[-1 - SPIKE_LINES : -1]
-    # The median of fewer lines is too noisy to call a loss above it a spike.
-    if limits.spike and len(before) >= SPIKE_LINES // 2:
-        yield from _above(AlertKind.SPIKE, known[-1] - statistics.median(before), limits.spike)
-    if limits.loss and len(state.val_losses) > limits.loss:
-        values = list(state.val_losses)
-        since_best = len(values) - 1 - values.index(min(values))
-        if since_best >= limits.loss and values[-1] > min(values):
-            reason = f"validation loss {values[-1]:.4f}, best {min(values):.4f}"
-            yield Finding(kind=AlertKind.LOSS, value=since_best, reason=reason)
+    def end(self, time: float) -> tuple[Alert, ...]:
+        """End all active alerts, and return them. time: Unix seconds."""
+        ended = tuple(ended_at(alert, time) for alert in self._active.values())
+        self._active.clear()
+        return ended
 
 
-def _above(kind: AlertKind, value: float | None, limit: float, *, about: str = "") -> Iterator[Finding]:
-    if limit and value is not None and value >= limit:
-        yield Finding(kind=kind, about=about, value=value, threshold=limit)
+def ended_at(alert: Alert, at: float) -> Alert:
+    """Return the alert with its end, which is never before its start: the wall clock may have been set back."""
+    return replaced(alert, until=max(alert.since, at))
 
 
-def _below(kind: AlertKind, value: float | None, limit: float, *, about: str = "") -> Iterator[Finding]:
-    if limit and value is not None and value < limit:
-        yield Finding(kind=kind, about=about, value=value, threshold=limit)
+def _worse(alert: Alert, one: Alert) -> Alert:
+    """Return the alert with the worse of both values, and the newest reason."""
+    values = [value for value in (alert.value, one.value) if value is not None]
+    worst = (min if RULES[alert.kind].below else max)(values) if len(values) > 1 else alert.value
+    return replaced(alert, value=worst, reason=one.reason)
 
 
 def _number(value: float | None) -> str:

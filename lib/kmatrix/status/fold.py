@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kmatrix.records.attempts import ARCHIVE, Attempt, End
+from kmatrix.records.attempts import ARCHIVE, NODE_LOST, VOID, Attempt, End
 from kmatrix.records.control import Again, Request
 from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import RunResult, Status
 
-FINISHED, STOPPED, SIGNAL, LOST, VOID, ARCHIVED = "finished", "stopped", "signal", "lost", "void", "archived"
-PREEMPTED, TIME_LIMIT, NODE_LOST = "preempted", "time limit", "node lost"
-GPU_LOST, NCCL, OOM, NAN, KILLED, DISK, DATA = "gpu lost", "nccl", "oom", "nan", "killed", "disk", "data"
+FINISHED, STOPPED, SIGNAL, LOST, ARCHIVED = "finished", "stopped", "signal", "lost", "archived"
+PREEMPTED, TIME_LIMIT = "preempted", "time limit"
+GPU_LOST, NCCL, OOM, NAN, KILLED, DISK = "gpu lost", "nccl", "oom", "nan", "killed", "disk"
 ERROR, DIED, TIMEOUT, MISMATCH, NO_PROGRESS, DAMAGED = "error", "died", "timeout", "mismatch", "no progress", "damaged"
 MOST_IDLE = 2
 
@@ -66,7 +66,6 @@ class Files:
     run_id: str = ""
     train: Mapping[str, Scalar] = field(default_factory=dict)  # as planned: field -> value
     micro_batch: int = 1  # as planned, sequences
-    reused_from: str = ""  # the finished run of another matrix whose result this is
     attempts: tuple[Attempt, ...] = ()  # all, also archived ones: their numbers count
     result: RunResult | None = None
     saved: int = 0  # step of the newest checkpoint
@@ -204,9 +203,13 @@ def mismatch(files: Files, result: RunResult) -> str:
 
 
 def loss_of(files: Files, state: State) -> float | None:
-    """Return the loss (nats/token) that a verdict sees of a run that is over; infinity if it diverged."""
+    """Return the loss (nats/token) that a verdict sees of a run that is over; infinity if it diverged.
+
+    A run that ended above its loss before the first step diverged, too.
+    """
     if state.status is Status.FINISHED and files.result is not None:
-        return files.result.final_val_loss
+        final, initial = files.result.final_val_loss, files.result.initial_val_loss
+        return math.inf if final is not None and not final < (math.inf if initial is None else initial) else final
     return math.inf if state.kind == NAN else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix.errors import RecordError
@@ -25,6 +25,7 @@ class Look:
     files: Mapping[str, Files]
     states: Mapping[str, State]
     stop: str | None  # why nothing starts; None: nobody has stopped it
+    requests: Requests = field(default_factory=Requests)
 
 
 def look(path: Path, jobs: Collection[str] = ()) -> Look:
@@ -35,7 +36,7 @@ def look(path: Path, jobs: Collection[str] = ()) -> Look:
     plan, requests = read_plan(path), requests_of(path)
     files = {run.name: read_run(path, plan, run, requests, jobs) for run in plan.runs}
     states = {run.name: state_of(files[run.name], spare=run.selected) for run in plan.runs}
-    return Look(path=path, plan=plan, files=files, states=states, stop=stop_of(path))
+    return Look(path=path, plan=plan, files=files, states=states, stop=stop_of(path), requests=requests)
 
 
 def read_run(
@@ -49,24 +50,21 @@ def read_run(
 ) -> Files:
     """Return what the files of a run say. has_lock: the caller has its lock, so nobody else on this host trains it."""
     folder, train = path / run.name, plan.train_of(run)
-    known = Files(
-        run_id=run.run_id,
-        train=train,
-        micro_batch=int(train.get("batch_size") or 1),
-        request=requests.runs.get(run.name),
-        again=requests.again.get(run.name),
-    )
+    found: tuple[attempts.Attempt, ...] = ()
+    result, saved, is_live, damage = None, 0, False, ""
     try:
-        found = attempts.read_all(folder)
-        if not found:
-            return known
-        result = decode(folder / "result.json", RunResult) if "result.json" in names(folder) else None
-        last, is_done = found[-1], result is not None and result.status == "finished"
-        is_live = last.end is None and not has_lock and _is_live(folder, last, run.name in jobs)
-        saved = 0 if is_done else saved_step(plan.checkpoints_of(path, run))
-        return replace(known, attempts=found, result=result, saved=saved, is_live=is_live)
+        if found := attempts.read_all(folder):
+            result = decode(f"{folder}/result.json", RunResult) if "result.json" in names(folder) else None
+            last, is_done = found[-1], result is not None and result.status == "finished"
+            is_live = last.end is None and not has_lock and _is_live(folder, last, run.name in jobs)
+            saved = 0 if is_done else saved_step(plan.checkpoints_of(path, run))
     except RecordError as error:
-        return replace(known, damage=f"{error.what}: {error.why}".replace(f"{folder}/", ""))
+        found, result, damage = (), None, f"{error.what}: {error.why}".replace(f"{folder}/", "")
+    return Files(
+        run_id=run.run_id, train=train, micro_batch=int(train.get("batch_size") or 1), attempts=found, result=result,
+        saved=saved, is_live=is_live, request=requests.runs.get(run.name), again=requests.again.get(run.name),
+        damage=damage,
+    )  # fmt: skip
 
 
 def _is_live(folder: Path, last: attempts.Attempt, has_job: bool) -> bool:

@@ -9,18 +9,17 @@ Without a parent the attempt has already ended: it uploads the pending steps.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kmatrix.errors import KmatrixError
+from kmatrix.output import lossy_output
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file
+from kmatrix.redaction.log import RedactedLog
 from kmatrix.track.sidecar import feed
 from kmatrix.track.wandb import publish_logs
 
@@ -42,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir.absolute())
     os.nice(NICE)
+    redact_log(run)
     lossy_output()  # before the first line of output
     try:
         names = arguments.trackers or ",".join(read_run_file(run).tracking.trackers)
@@ -60,6 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         publish_logs(run.path)
 
 
+def redact_log(run: RunDir) -> None:
+    """Hide keys in the log, if the output of this process is track.log. Raises OSError.
+
+    The trackers' packages and services write what servers answer, which may be an echo of the key.
+    """
+    if not run.track_log.exists() or not os.path.samestat(os.fstat(1), run.track_log.stat()):
+        return
+    log = RedactedLog(run.track_log, Path(sys.executable))
+    for number in (1, 2):
+        os.dup2(log.fileno(), number)
+    log.close()
+
+
 def leave(code: int) -> None:
     """Exit without waiting for threads, and terminate the processes that the trackers' packages started."""
     sys.stdout.flush()
@@ -70,32 +83,6 @@ def leave(code: int) -> None:
         os.killpg(0, signal.SIGTERM)
     # Threads of a hanging package, and its exit handlers, would delay the exit.
     os._exit(code)
-
-
-class _LossyStream(io.RawIOBase):
-    """A file descriptor that drops what cannot be written."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fileno(self) -> int:
-        return self._number
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        with contextlib.suppress(OSError):  # a full disk loses log lines, but does not stop the upload
-            os.write(self._number, data)
-        return len(data)
-
-
-def lossy_output() -> None:
-    """Replace stdout and stderr with streams whose writes never fail."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = io.TextIOWrapper(io.BufferedWriter(_LossyStream(number)), errors="replace", line_buffering=True)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)  # a reference that stays: collecting the stream would close the descriptor
 
 
 if __name__ == "__main__":

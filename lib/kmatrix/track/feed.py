@@ -11,14 +11,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kmatrix.errors import SchemaError
+from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.json_array import ArrayTail
+from kmatrix.records import attempts
+from kmatrix.records.attempts import Attempt
+from kmatrix.records.events import EventLine
 from kmatrix.records.files import LineTail, finite
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of, read_used_file_or_empty
-from kmatrix.records.states import AttemptRecord, EventLine, read_run_status
+from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
 from kmatrix.stats import coefficient_of_variation
-from kmatrix.status.alerts import Alert, Severity, alerts_of, one_line
+from kmatrix.status.alerts import Alert, Severity, one_line, read_alerts
+from kmatrix.status.fold import FINISHED, rule_of
 from kmatrix.track.tracker import HOSTS, NODES, AlertLevel, DeviceValues, MetricPoint, TrackerAlert
 
 Version = tuple[int, int]  # of a file that is replaced: modification time (ns) and inode
@@ -66,25 +69,27 @@ class RunFeed:
 
 
 class NodesTail:
-    """Read the nodes of a run over several nodes from run_used.json, which each attempt replaces."""
+    """Read the nodes of a run over several nodes, which all have told their hosts before the first line of metrics."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run = run
-        self._version: Version | None = None
+        self._path = run.path
+        self._number = 0  # of the attempt that was read
         self._known: dict[str, str] = {}
 
     def read(self) -> dict[str, str]:
         """Return the number of nodes and their hosts, that of rank 0 first; {} if they did not change, or for one."""
-        version = _version(self._run.run_used)
-        if version is None or version == self._version:
+        newest = max(attempts.numbers(self._path), default=0)
+        if newest == self._number:
             return {}
         try:
-            used = read_used_file_or_empty(self._run)
-        except (OSError, SchemaError):
+            attempt = attempts.read(self._path, newest)
+            nodes = attempt.nodes if attempt else 1
+            hosts = dict.fromkeys(attempts.host_of(self._path, node) for node in range(nodes))
+        except (OSError, RecordError):
             return {}
-        self._version, number = version, used.train.get("num_nodes")
-        found = {NODES: str(number), HOSTS: ", ".join(dict.fromkeys(used.hosts))}
-        if not isinstance(number, int) or number < 2 or found == self._known:
+        found = {NODES: str(nodes), HOSTS: ", ".join(hosts)}
+        self._number = newest
+        if nodes < 2 or found == self._known:
             return {}
         self._known = found
         return found
@@ -157,7 +162,7 @@ def _point(line: MetricLine) -> list[MetricPoint]:
     return [MetricPoint(step=line.step, time=line.time, values=values)] if values and line.time is not None else []
 
 
-EVENTS = {  # events of the trainer that are alerts, in addition to the rules of status.json
+EVENTS = {  # events of the trainer that are alerts, in addition to those of the rules
     "checkpoint failed": AlertLevel.ERROR,
     "checkpoint left out": AlertLevel.WARN,
     "checkpoint refused": AlertLevel.WARN,
@@ -175,36 +180,35 @@ class TrackedAlert:
 
 
 class AlertTail:
-    """Read the alerts of one run: rules and failures from status.json, events from events.jsonl."""
+    """Read the alerts of one run: of rules, of attempts that failed, and of events of the trainer."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._events = LineTail(run.events, EventLine)
         self._seen: set[str] = set()
-        self._version: Version | None = None
+        self._version: tuple[int, Version | None, Version | None] | None = None
 
     def read(self) -> list[TrackedAlert]:
         """Return the alerts that are new since the last call."""
-        found = [*self._of_status(), *self._of_events()]
+        found = [*self._of_run(), *self._of_events()]
         new = [tracked for tracked in found if tracked.key not in self._seen]
         self._seen.update(tracked.key for tracked in new)
         return sorted(new, key=lambda tracked: tracked.alert.time)
 
-    def _of_status(self) -> Iterator[TrackedAlert]:
-        """Yield the alerts of status.json, if the file changed since the last call."""
-        version = _version(self._run.status)
-        if version is None or version == self._version:
+    def _of_run(self) -> Iterator[TrackedAlert]:
+        """Yield the alerts of rules and the failures, if a file of them changed since the last call."""
+        path, newest = self._run.path, max(attempts.numbers(self._run.path), default=0)
+        version = newest, _version(attempts.path_of(path, newest)), _version(self._run.alerts)
+        if version == self._version:
             return
         try:
-            record = read_run_status(self._run)
-        except (OSError, SchemaError):
-            return
-        if record is None:
+            rules, made = read_alerts(path), attempts.read_all(path)
+        except (OSError, RecordError):
             return
         self._version = version
-        for rule in alerts_of(record.alerts):
+        for rule in rules:
             yield TrackedAlert(key=f"{rule.kind}|{rule.about}|{rule.since}", alert=_of_rule(rule))
-        yield from _failures(self._run.name, record.attempts)
+        yield from _failures(self._run.name, made)
 
     def _of_events(self) -> Iterator[TrackedAlert]:
         for _, line in self._events.read():
@@ -228,13 +232,20 @@ def _of_rule(rule: Alert) -> TrackerAlert:
     return TrackerAlert(time=rule.since, title=title, text=one_line(rule), level=LEVELS[rule.severity])
 
 
-def _failures(name: str, attempts: Sequence[AttemptRecord]) -> Iterator[TrackedAlert]:
-    """Yield an alert for each failed attempt in a status.json."""
-    for attempt in attempts:
-        if attempt.status is Status.FAILED and attempt.ended:
-            reason = attempt.reason or "unknown reason"
-            alert = TrackerAlert(time=attempt.ended, title=f"{name} failed", text=reason, level=AlertLevel.ERROR)
-            yield TrackedAlert(key=f"failed|{attempt.attempt}", alert=alert)
+def status_of(attempt: Attempt) -> Status:
+    """Return how an attempt ended; stopped, if it has not, or was killed."""
+    if attempt.end is None:
+        return Status.STOPPED
+    return Status.FINISHED if attempt.end.kind == FINISHED else rule_of(attempt.end.kind).status
+
+
+def _failures(name: str, made: Sequence[Attempt]) -> Iterator[TrackedAlert]:
+    """Yield an alert for each failed attempt."""
+    for attempt in made:
+        if attempt.end is not None and attempt.what == attempts.TRAIN and status_of(attempt) is Status.FAILED:
+            text = attempt.end.reason or attempt.end.kind
+            alert = TrackerAlert(time=attempt.end.at, title=f"{name} failed", text=text, level=AlertLevel.ERROR)
+            yield TrackedAlert(key=f"failed|{attempt.number}", alert=alert)
 
 
 NOT_DEVICE_METRICS = frozenset({"gpu_index"})

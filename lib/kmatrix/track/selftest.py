@@ -15,12 +15,16 @@ from pathlib import Path
 
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.records import attempts
+from kmatrix.records.attempts import Attempt, End
+from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir, program_environment
 from kmatrix.records.runs import Status, Tracking
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
 from kmatrix.redaction.log import RedactedLog
 from kmatrix.redaction.redactor import redact
+from kmatrix.status.fold import FINISHED
 from kmatrix.track.available import TITLES
 from kmatrix.track.wandb import WandbFiles
 
@@ -43,7 +47,7 @@ CAUSES = (  # pattern of an error of a tracker's package, likely cause
 
 
 def synthetic_run(results: Path, tracker: str, project: str, symbols: Mapping[str, str]) -> RunDir:
-    """Write the directory of a finished run as runner, trainer and recorder do, with losses from a formula."""
+    """Write the directory of a finished run as its program, trainer and recorder do, with losses from a formula."""
     now = time.time()
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
     run = RunDir(results / f"{MATRIX_PREFIX}{stamp}" / NAME)
@@ -60,7 +64,7 @@ def synthetic_run(results: Path, tracker: str, project: str, symbols: Mapping[st
         array.append(_snapshot(now - STEPS + step))
     array.close()
     write_json(run.result, {"status": Status.FINISHED, "attempt": 1})
-    write_json(run.status, {"status": Status.FINISHED, "attempt": 1, "attempts": []})
+    write_json(attempts.path_of(run.path, 1), as_json(Attempt(number=1, started=now, end=End(kind=FINISHED, at=now))))
     return run
 
 

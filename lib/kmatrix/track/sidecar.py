@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.gpu.processes import ProcessHandle
 from kmatrix.own_file import open_own
+from kmatrix.records import attempts
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
 from kmatrix.redaction.redactor import redact
-from kmatrix.status.status_file import recover_status
-from kmatrix.track.feed import FeedBatch, PointTail, RunFeed, TrackedAlert
+from kmatrix.track.feed import FeedBatch, PointTail, RunFeed, TrackedAlert, status_of
 from kmatrix.track.tensorboard import TensorBoardMirror
 from kmatrix.track.tracker import MetricPoint, StoredRun, Tracker, TrackerAlert, TrackerIdentity, identity
 from kmatrix.track.trackio import TrackioMirror
@@ -33,8 +33,7 @@ MIRRORS: dict[str, Callable[[], Tracker]] = {
 
 POLL_S = 0.25  # between two checks of the parent and the workers
 WRITE_S = 2.0  # between two updates of track.json
-UNFINISHED = (Status.RUNNING, Status.PLANNED)
-STATUS_S = 5.0  # time for the runner to write the final status
+END_S = 5.0  # time for the program of the run to write how the attempt ended
 
 
 def feed(
@@ -64,7 +63,7 @@ def feed(
             make(name),
             name=name,
             ended=ended,
-            final=lambda: run_end(run, STATUS_S if parent else 0.0),
+            final=lambda: run_end(run, END_S if parent else 0.0),
             before=before.get(name),
         )
         for name in names
@@ -79,7 +78,7 @@ def feed(
 
 
 class _AttemptEnd:
-    """The end of the attempt: SIGTERM from the runner, or the exit of the parent process."""
+    """The end of the attempt: SIGTERM from the program of the run, or the exit of the parent process."""
 
     def __init__(self, parent: int | None) -> None:
         self.earlier = parent is None  # the attempt ended before this process started
@@ -88,6 +87,7 @@ class _AttemptEnd:
         # A signal announces the end of the attempt; the pending steps are still uploaded.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # blocked by who started this process
 
     def reached(self) -> bool:
         return self._signalled or (self._parent is not None and not self._parent.is_alive())
@@ -147,16 +147,16 @@ def _write(run: RunDir, workers: Sequence[SyncWorker], steps: set[int]) -> None:
 
 
 def run_end(run: RunDir, seconds: float) -> Status:
-    """Wait until the runner has written the final status, and return it; `stopped` after `seconds` without one."""
+    """Return how the last attempt ended, when that is written; `stopped` after `seconds` without it."""
     deadline = time.monotonic() + seconds
-    try:
-        while (state := recover_status(run, has_runner=True)).status in UNFINISHED and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if state.status in UNFINISHED:  # its runner died
-            state = recover_status(run, has_runner=False)
-    except RecordError:
-        return Status.STOPPED
-    return Status.STOPPED if state.status in UNFINISHED else state.status
+    while True:
+        try:
+            last = attempts.read(run.path, max(attempts.numbers(run.path), default=0))
+        except RecordError:
+            return Status.STOPPED
+        if (last and last.end) or time.monotonic() >= deadline:
+            return status_of(last) if last else Status.STOPPED
+        time.sleep(0.1)
 
 
 def _lock(run: RunDir, end: _AttemptEnd, limit_s: float) -> int:
@@ -292,7 +292,7 @@ class SyncWorker:
             else:
                 self._ended.wait(READ_S)
         end = self._final()
-        self._send(tracker, feed.read(ended=True))  # the last alerts of the runner
+        self._send(tracker, feed.read(ended=True))  # the last alerts
         tracker.close(end)
 
     def _rewind(self) -> None:

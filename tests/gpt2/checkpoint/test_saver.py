@@ -14,10 +14,10 @@ from gpt2.log import RunLog
 from gpt2.model.registry import build_model
 from gpt2.optim.optimizers import each
 from kmatrix.errors import RecordError, is_full
-from kmatrix.records.files import read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 from reading import training_state, world
+from recordings import read_jsonl
 
 
 class Run:

@@ -6,7 +6,7 @@ import sys
 import pynvml
 import pytest
 
-from fakes import FakeNvml
+from fake_nvml import FakeNvml
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml.detect import Detected, Gpu, detect, usable
 

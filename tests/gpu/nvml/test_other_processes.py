@@ -11,7 +11,7 @@ import pytest
 
 import kmatrix.simulate.library as simulate
 from once import session_folder
-from running import ROOT
+from recordings import ROOT
 from skips import require_program
 
 pytestmark = pytest.mark.process

@@ -12,20 +12,19 @@ import pytest
 import kmatrix.simulate.library as simulate
 from kmatrix.gpu.nvml.detect import _distance
 from once import session_folder
-from running import ROOT
+from recordings import ROOT
 from skips import require_program
 
 pytestmark = pytest.mark.process
 
 QUERY = """
 import itertools, json
-from kmatrix.runner.execute import gpu_pool
-from kmatrix.gpu.nvml.detect import detect, distances
-gpus = detect().gpus
-uuids = [gpu.uuid for gpu in gpus]
+from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, detect, distances
+from kmatrix.packing import place
+uuids = [gpu.uuid for gpu in detect().gpus]
 known = distances(uuids)
-pool = gpu_pool(gpus, {"GPU_BUSY_MEMORY": "0"})
-where = [[uuids.index(uuid) for uuid in pool.place(width, ())] for width in (1, 2, 4) if width <= len(uuids)]
+far = lambda *pair: known.get(frozenset(pair), UNKNOWN_DISTANCE)
+where = [[uuids.index(uuid) for uuid in place(width, uuids, uuids, far)] for width in (1, 2, 4) if width <= len(uuids)]
 print(json.dumps([[known.get(frozenset(pair)) for pair in itertools.combinations(uuids, 2)], where]))
 """
 

@@ -17,8 +17,8 @@ import kmatrix.simulate.library as simulate
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.gpu.processes import ProcessHandle
-from kmatrix.records.files import read_json, read_jsonl
-from recordings import ROOT, events_of, launch_recorder, sample_count, stop_recorder
+from kmatrix.records.files import read_json
+from recordings import ROOT, events_of, launch_recorder, read_jsonl, sample_count, stop_recorder
 from stats_reader import read_stats
 from waiting import wait_until
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from gpu_factory import STARTED, FakeGpus, record, write_phases
-from kmatrix.records.files import read_json, write_json
-from kmatrix.records.paths import RunDir
+from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.gpu.numbers import (
     CostFactors,
@@ -17,7 +16,7 @@ from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.gpu.text import cost_lines
 from kmatrix.report.write import write_summary
 from kmatrix.status.alerts import Alert, AlertKind, Severity
-from records_factory import FakeRun, make_matrix
+from records_factory import FakeRun, make_matrix, replan, write_alerts
 
 COUNTER = FakeGpus(power=(150.0, 150.0, 150.0, 150.0))
 
@@ -35,8 +34,12 @@ def matrix(tmp_path):
 
 
 def configure(run, symbols, **train):
-    record = read_json(run.run_json)
-    write_json(run.run_json, record | {"symbols": symbols, "train": record["train"] | train})
+    def change(record):
+        if record["name"] != run.name:
+            return record
+        return record | {"symbols": symbols, "train": record["train"] | train}
+
+    replan(MatrixDir(run.path.parent), change)
 
 
 # ---- cost --------------------------------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ GONE = Alert(
 
 def test_the_report_lists_the_alerts_of_a_run_with_advice(matrix):
     run = matrix.run("gpt2_muon_4gpu")
-    write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), GONE.to_json()]})
+    write_alerts(run, HOT, GONE)
     lines = write_summary(analyse(matrix)).split("Alerts\n------\n")[1].split("\n\n")[0].splitlines()
     assert lines[0] == "gpt2_muon_4gpu"
     assert lines[1].startswith("    ! GPU 1: lost: no response (values are null) (from "), "the critical first"

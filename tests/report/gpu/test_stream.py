@@ -23,6 +23,7 @@ from kmatrix.report.gpu.stream import (
     MAX_TIMELINE_POINTS,
     TimelineBuilder,
 )
+from records_factory import FakeRun, make_matrix
 
 
 @given(st.integers(1, 3000), st.integers(1, 700))
@@ -142,9 +143,7 @@ def test_a_damaged_earlier_recording_is_reported_and_a_newer_format_is_refused(t
 
 
 def test_the_report_explains_a_missing_recording(tmp_path):
-    run_dir = RunDir(tmp_path / "test_matrix_results_20250115_103000" / "gpt2_adamw_1gpu")
-    run_dir.path.mkdir(parents=True)
-    write_json(run_dir.run_json, {"name": run_dir.name, "train": {"optimizer": "adamw"}})
+    run_dir = make_matrix(tmp_path, [FakeRun(device="cuda")]).run("gpt2_adamw_1gpu")
     reason = "no GPU and no rank found: nothing is recorded; the NVIDIA driver does not respond: Unknown Error"
     append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": reason})
     numbers = read_gpu(run_dir, TrainingTotals())

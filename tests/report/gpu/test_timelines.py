@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpu_factory import FakeGpus, record, write_phases, write_samples
+from kmatrix.records import attempts
 from kmatrix.records.files import write_json
-from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.gpu.timelines import read_timeline
@@ -86,10 +86,12 @@ def test_a_pause_between_two_attempts_is_a_gap(run_dir):
 
 def test_nodes_are_placed_by_the_end_of_their_set_up(run_dir):
     for node, (samples, set_up) in enumerate([(100, 20), (120, 40)]):
-        folder = NodeDir(run_dir, node)
-        write_json_node(folder, node)
-        record(folder.recording, FakeGpus(samples=samples, utilization=tuple([100.0 * node] * 4)))
-        write_phases(folder.recording, ("set-up", 0, set_up))
+        folder = RunDir(run_dir.path / "nodes" / str(node)) if node else run_dir
+        folder.path.mkdir(parents=True, exist_ok=True)
+        path = attempts.path_of(run_dir.path, 1) if node == 0 else run_dir.path / "nodes" / "1.json"
+        write_json(path, {"host": f"n{node + 1}"})
+        record(folder, FakeGpus(samples=samples, utilization=tuple([100.0 * node] * 4)))
+        write_phases(folder, ("set-up", 0, set_up))
 
     found = timeline_of(run_dir, 50)
 
@@ -100,16 +102,11 @@ def test_nodes_are_placed_by_the_end_of_their_set_up(run_dir):
     assert [phase.name for phase in found.phases][:1] == ["set-up"]
     assert found.left_out == 0
 
-    NodeDir(run_dir, 1).recording.phases.unlink()
+    run_dir.later_nodes()[1].phases.unlink()
 
     found = timeline_of(run_dir, 50)
     assert len(found.devices) == 4  # nothing says where the time of node 2 begins
     assert found.left_out == 1
-
-
-def write_json_node(folder, node):
-    folder.node_json.parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder.node_json, {"node": node, "host": f"n{node + 1}", "attempt": 1})
 
 
 @pytest.mark.parametrize("content", [b"", b"KMXGPU3\n" + bytes(300)])

@@ -12,8 +12,8 @@ from gpu_factory import STARTED, write_phases
 from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.gpu.recorder.summary import RunTotals
+from kmatrix.records import attempts
 from kmatrix.records.files import append_jsonl, write_json
-from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.formats.results_json import gpu_object
 from kmatrix.report.gpu.numbers import RunGpus
@@ -67,14 +67,14 @@ def record_nodes(path, *, clock=DAY, lead=15, result=None, lines=True):
     """Record a run over two nodes that do the same. clock, lead: of node 1, as of record_run.  lines: of its phases."""
     run = record_run(path)
     record_run(path / "nodes" / "1", lead=lead, clock=clock)
-    for node, host in enumerate(("n1", "n2")):
-        write_json(NodeDir(run, node).node_json, {"node": node, "host": host, "attempt": 1})
+    write_json(attempts.path_of(run.path, 1), {"number": 1, "host": "n1", "nodes": 2})
+    write_json(run.path / "nodes" / "1.json", {"host": "n2", "attempt": 1})
     write_phases(run, *PHASES)
     write_json(run.result, {"ended": STARTED + (result or DAY)})
     for at, (name, begin, end) in enumerate(PHASES if lines else ()):
         shift = clock - (lead if at == 0 else 0)  # its set-up began earlier
         line = {"phase": name, "step": 0, "begin": STARTED + shift + begin, "end": STARTED + clock + end}
-        append_jsonl(NodeDir(run, 1).recording.phases, line)
+        append_jsonl(run.later_nodes()[1].phases, line)
     return run
 
 

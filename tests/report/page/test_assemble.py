@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from kmatrix.records.paths import ROOT
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page import assemble
 from kmatrix.report.page.assemble import embedded, policy, render_page, write_page
 from page_html import PageElements, read_html
-from programs import ROOT
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 PACKAGE = Path(assemble.__file__).parent

@@ -12,7 +12,7 @@ from kmatrix.records.files import write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
 from page_sections import page, page_of, rows, section
-from records_factory import FakeRun, make_matrix, runs_with_seeds
+from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
 
 EVIL = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>'
 LOSSES = {"adamw": (3.281, 3.284, 3.279), "lion": (3.270, 3.268, 3.272)}
@@ -62,7 +62,7 @@ def test_an_unfinished_run_has_no_final_loss_in_the_table(tmp_path):
 def test_links_to_trackers_are_links_only_if_a_browser_may_open_them(tmp_path):
     matrix = make_matrix(tmp_path, two_optimizers())
     targets = {"wandb": "https://wandb.ai/me/x/runs/1?a=1&b=2", "trackio": "javascript:alert(1)"}
-    entries = {name: {"state": "done", "points": 3, "link": link} for name, link in targets.items()}
+    entries = [{"tracker": name, "state": "done", "points": 3, "link": link} for name, link in targets.items()]
     write_json(matrix.run("gpt2_adamw_seed1_1cpu").track, {"trackers": entries})
     found = section(page_of(matrix), "runs-table")
     (link,) = found.all("a")
@@ -122,13 +122,14 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     matrix = make_matrix(tmp_path_factory.mktemp("hostile"), runs, cuts=[(2, EVIL)])
     plan = json.loads(matrix.matrix_json.read_text())
     plan |= {"command": f"make test-matrix X='{EVIL}'\nrm -rf /", "overrides": [EVIL], "equal": EVIL}
-    plan["provenance"] |= {"host": EVIL, "cpu": "\u202e" + EVIL, "git_commit": EVIL, "patch": EVIL, "kernel": EVIL}
+    plan["provenance"] |= {"host": EVIL, "cpu": "\u202e" + EVIL, "git_commit": EVIL, "kernel": EVIL}
     write_json(matrix.matrix_json, plan)
-    for run in matrix.all_runs():  # the name of a directory cannot hold a slash: the files of a run can
-        record = json.loads(run.run_json.read_text())
-        record["axes"]["note"] = EVIL
-        write_json(run.run_json, record)
-        write_json(run.track, {"trackers": {"wandb": {"state": "done", "points": 1, "link": f"https://x/{EVIL}"}}})
+    # The name of a directory cannot hold a slash: the values of a run can.
+    replan(matrix, lambda record: record | {"axes": record["axes"] | {"note": EVIL}})
+    for run in matrix.runs():
+        write_json(
+            run.track, {"trackers": [{"tracker": "wandb", "state": "done", "points": 1, "link": f"https://x/{EVIL}"}]}
+        )
     return render_page(analyse(matrix))
 
 

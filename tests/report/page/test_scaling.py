@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.parts.groups import page_groups
 from kmatrix.report.page.scaling import scaling
@@ -17,17 +16,14 @@ def section_of(matrix):
 
 
 def matrix_of(root, batch=None):
+    train = {"global_batch": batch} if batch else {}
     speeds = {1: (1000.0, 1010.0), 2: (1900.0, 1920.0), 4: (3600.0, 3620.0)}
     runs = [
-        FakeRun(gpus=gpus, seed=seed, axes={"seed": str(seed)}, tokens_per_s=speed, device="cuda")
+        FakeRun(gpus=gpus, seed=seed, axes={"seed": str(seed)}, tokens_per_s=speed, device="cuda", train=train)
         for gpus, each in speeds.items()
         for seed, speed in enumerate(each)
     ]
-    matrix = make_matrix(root, runs)
-    for folder in matrix.runs() if batch else ():
-        run = read_json(folder.run_json)
-        write_json(folder.run_json, {**run, "train": {**run["train"], "global_batch": batch}})
-    return matrix
+    return make_matrix(root, runs)
 
 
 def test_efficiency_is_the_share_of_the_ideal_speed_up(tmp_path):

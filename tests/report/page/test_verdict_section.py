@@ -144,8 +144,8 @@ def test_runs_that_are_planned_come_before_further_seeds(tmp_path, seeds):
 
 
 def test_a_matrix_that_ended_before_its_first_run_is_not_called_running(tmp_path):
-    first, *rest = runs_of("adamw", "muon")  # the first one still has the status of a runner that died
-    found = page(tmp_path, [replace(first, status="running", stop_at=20, result=False)], planned=rest, took=None)
+    first, *rest = runs_of("adamw", "muon")
+    found = page(tmp_path, [replace(first, status="stopped", kind="lost", stop_at=20, result=False)], planned=rest)
     assert verdict_of(found) == ("open", "No run finished yet", "No verdict yet: no run has finished")
     assert found.by_id("ranking") is None
 

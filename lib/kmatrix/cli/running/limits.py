@@ -1,60 +1,89 @@
-"""Arguments of the commands that train: budgets, the start of an attempt."""
+"""Arguments of the commands that train, and what they leave in the settings of a matrix."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
+from kmatrix.cli.trackers import asked_trackers
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.states import read_matrix_status
-from kmatrix.records.train_config import dollars_per_hour
-from kmatrix.runner.execute import (
-    symbols,
-)
-from kmatrix.status.cost import BUDGETS, MatrixBudget
-from kmatrix.status.status_file import recover_status
+from kmatrix.records.matrix import LOCAL, TITLES, Plan
+from kmatrix.simulate.library import simulation
+from kmatrix.status.cost import BUDGETS, spent
+from kmatrix.status.look import Look
 
 RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
 MOST_DIGITS = 7  # of a budget
+HERE_ONLY = ("GPUS", "HOSTS", "DETACH")  # arguments about this machine
+CHECKOUT = "checkout"  # value of CODE=
+SETTINGS = ("GPUS", "HOSTS", "SIMULATE", "TRACKER", "CODE", *BUDGETS)
 
 
-def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
-    """Return the budget of the last execution, replaced by BUDGET_HOURS= and BUDGET_DOLLARS=. Raises ConfigError."""
-    known = MatrixBudget.of_matrix(read_matrix_status(matrix), symbols(matrix))
-    given = MatrixBudget.of(asked := check_budget(arguments))
-    return MatrixBudget(
-        hours=given.hours if "BUDGET_HOURS" in asked else known.hours,
-        dollars=given.dollars if "BUDGET_DOLLARS" in asked else known.dollars,
-    )
+def asked_settings(arguments: Arguments, plan: Plan) -> dict[str, str]:
+    """Return the settings that a command gives to all processes of a matrix. Raises ConfigError for an invalid one."""
+    if plan.engine == LOCAL and arguments.assignments and arguments.target in ("continue", "test-rerun"):
+        raise ConfigError(
+            f"{arguments.target} does not take {next(iter(arguments.assignments))} for {plan.name}",
+            why="its runs are executed on this machine, without a scheduler",
+            hint="omit it, or start a new matrix with make test-matrix ENGINE=slurm",
+        )
+    refuse_here_only(arguments, plan.engine)
+    check_budget(arguments)
+    asked_trackers(arguments)
+    if (code := arguments.get("CODE")) not in ("", CHECKOUT):
+        raise ConfigError(f"CODE={code}", why=f"expected {CHECKOUT}, or nothing for the code of the matrix")
+    nodes = max((int(plan.train_of(run).get("num_nodes") or 1) for run in plan.runs), default=1)
+    check_simulation(arguments.get("SIMULATE"), nodes, monitored=plan.common.symbols.get("GPU_MONITOR") == "y")
+    known = {name: text for name in SETTINGS if (text := arguments.get(name))}
+    return known | (dict(arguments.assignments) if arguments.target in ("continue", "test-rerun") else {})
 
 
-def check_budget(arguments: Arguments) -> dict[str, str]:
-    """Return BUDGET_HOURS= and BUDGET_DOLLARS=, those that were given. Raises ConfigError."""
-    # `make add` takes them as the assignments of symbols that they are.
-    given = {name: text for name in BUDGETS if (text := arguments.get(name) or arguments.assignments.get(name, ""))}
-    for name, text in given.items():
-        if not _is_count(text):
+def refuse_here_only(arguments: Arguments, engine: str) -> None:
+    """Raise ConfigError for an argument about this machine if a cluster executes the runs."""
+    if engine != LOCAL and (given := [name for name in HERE_ONLY if arguments.get(name)]):
+        raise ConfigError(
+            f"{given[0]}= is about this machine, and {TITLES[engine]} executes the runs", hint=f"omit {given[0]}="
+        )
+
+
+def refuse_nodes(arguments: Arguments, engine: str, nodes: int) -> None:
+    """Raise ConfigError if a run needs more nodes than there are. nodes: of the widest run."""
+    hosts = max(1, len([host for host in arguments.get("HOSTS").split(",") if host]))
+    if engine == LOCAL and nodes > hosts:
+        raise ConfigError(
+            f"a run needs {nodes} nodes, ENGINE=local has {hosts}",
+            hint="pass HOSTS=a,b with names that ssh reaches (docs/clusters.md), ENGINE=slurm or kubernetes",
+        )
+
+
+def check_simulation(simulated: str, nodes: int, *, monitored: bool) -> None:
+    """Raise ConfigError for simulated GPUs that cannot be recorded. simulated: SIMULATE=.  nodes: of a run."""
+    if not simulated:
+        return
+    if not monitored:
+        raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
+    if nodes > 1:
+        raise ConfigError(
+            f"SIMULATE={simulated} needs runs on one node",
+            why="the simulated driver has the GPUs of one machine",
+            hint="omit SIMULATE, or pass NUM_NODES=1",
+        )
+    simulation(simulated)
+
+
+def check_budget(arguments: Arguments) -> None:
+    """Raise ConfigError for a budget that is no number."""
+    for name in BUDGETS:
+        text = arguments.get(name) or arguments.assignments.get(name, "")
+        if text and not _is_count(text):
             raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")
-    return given
 
 
-def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
-    """Raise LaunchError if the runs of the matrix have reached its budget, or have no price to compare it with."""
-    runs = matrix.runs() if budget else []
-    used = [(recover_status(run, has_runner=False), read_run_file_or_empty(run).train) for run in runs]
-    if budget.dollars and not any(dollars_per_hour(train) for _, train in used):
-        raise LaunchError(
-            f"BUDGET_DOLLARS={budget.dollars:g} cannot be checked: the runs of {matrix.name} have no price",
-            hint="pass BUDGET_DOLLARS=0 BUDGET_HOURS=<hours>",
-        )
-    if spent := budget.spent(used, time.time()):
-        raise LaunchError(
-            f"the budget of {matrix.name} is spent: {spent.text}",
-            hint="pass a larger BUDGET_HOURS= or BUDGET_DOLLARS=, 0 for no limit",
-        )
+def refuse_if_spent(seen: Look) -> None:
+    """Raise LaunchError if the runs of a matrix have taken its budget."""
+    if why := spent(seen):
+        hint = "pass a larger BUDGET_HOURS= or BUDGET_DOLLARS=, 0 for no limit"
+        raise LaunchError(f"{seen.path.name} cannot go on", why=why, hint=hint)
 
 
 def _is_count(text: str) -> bool:

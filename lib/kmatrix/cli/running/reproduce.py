@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.running.make import make_dirs
-from kmatrix.cli.running.start import run_and_report
+from kmatrix.cli.running.start import execute, make
+from kmatrix.doctor import need_torch
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
@@ -20,23 +18,16 @@ from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
-from kmatrix.records.jobs.files import LOCAL
-from kmatrix.records.paths import MatrixDir, RunDir, program_environment
+from kmatrix.records.matrix import CODE, run_files
+from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.report.reproduction import Changes, changes, describe_distance, describe_repetition, repetition
-from kmatrix.runner.execute import (
-    need_torch,
-)
-from kmatrix.runner.resume import (
-    reopen,
-)
 from kmatrix.text import first_names, shown
 
 # Files of the run, which may have another path now.
 FILES = ("GPT2_INIT_FROM", "GPT2_DATA_PATH", "GPT2_DATA_MIX", "GPT2_HELLASWAG", "GPT2_CORE")
 EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
-WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
 
 def reproduce(arguments: Arguments) -> int:
@@ -54,24 +45,11 @@ def reproduce(arguments: Arguments) -> int:
         was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, machine=arguments.config
     )
     shards = known_shards(was, [config.train for config in plan.configs.values()])
-    on_cluster = plan.config.engine != LOCAL
-    if on_cluster:
-        from kmatrix.cli.running.cluster import submit_matrix
-
-        matrix, recorders = submit_matrix(arguments, plan, reuse=False, shards=shards), None
-    else:
-        matrix, recorders = make_dirs(arguments, plan, reuse=False, shards=shards)
-    now = matrix.runs()[0]
-    for line in _how_to_restore_code(was, changes(was, now)):
-        print(f"note: {line}")
+    # The code that was planned then is what runs again.
+    matrix = make(arguments, plan, reuse=False, shards=shards, code=was.path.parent / CODE)
+    now = matrix.run(next(iter(run_files(matrix.path))))
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
-    if on_cluster:
-        from kmatrix.cli.running.follow import follow
-
-        status = follow(matrix, report=False)
-    else:
-        status = run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders)
-    return status or _compare(was, now, plan.neutral)
+    return execute(matrix, arguments) or _compare(was, now, plan.neutral)
 
 
 def _local_assignments(arguments: Arguments) -> dict[str, str]:
@@ -121,27 +99,6 @@ def _why_different(changed: Changes) -> list[str]:
     why = ["the order of additions on GPUs is not fixed without DETERMINISTIC=y"] if changed.gpu else []
     why += [f"the code of the trainer changed: {first_names(changed.code)}"] if changed.code else []
     return [*why, *changed.others]
-
-
-def _how_to_restore_code(was: RunDir, changed: Changes) -> list[str]:
-    """Return how to check out the code of an earlier run, if the trainer has changed since."""
-    if not changed.code:
-        return []
-    about = read_run_file_or_empty(was).provenance
-    lines = [f"the code of the trainer changed: {first_names(changed.code)}"]
-    commit, patch = str(about.get("git_commit") or ""), MatrixDir(was.path.parent).patch
-    # The line below is made to be pasted into a shell, and the run may be anybody's.
-    if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        return [*lines, "the old code cannot be checked out: its commit is unknown"]
-    command = f"git worktree add {WORKTREE} {commit[:10]}"
-    if about.get("patch") and patch.is_file():
-        command += f" && git -C {WORKTREE} apply {shlex.quote(str(patch))}"
-    lines.append(f"check out the old code: {command}")
-    if about.get("git_dirty") and not about.get("patch"):
-        lines.append(f"its uncommitted changes were not recorded: {about.get('no_patch') or 'unknown reason'}")
-    if about.get("untracked"):
-        lines.append(f"untracked files that are in neither commit nor patch: {first_names(about['untracked'])}")
-    return lines
 
 
 def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:

@@ -2,107 +2,76 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.running.limits import (
-    asked_budget,
-    asked_micro_batch,
-    check_budget,
-    refuse_if_spent,
-    resume_from,
-)
-from kmatrix.cli.running.restore import exit_code, open_matrix
-from kmatrix.cli.running.start import run_and_report, run_detached
-from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, warn_interrupted
-from kmatrix.cli.trackers import asked_trackers
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.cli.running.limits import asked_micro_batch, asked_settings, refuse_if_spent, resume_from
+from kmatrix.cli.running.start import execute
+from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, live_jobs, refuse_if_running
+from kmatrix.doctor import need_torch
+from kmatrix.errors import ConfigError
 from kmatrix.experiment.cluster.resolve import find_gpus
-from kmatrix.records.jobs.files import read_engine, refuse_lost_engine
-from kmatrix.records.lock import held
-from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status, read_run_file
-from kmatrix.records.states import change_requests
-from kmatrix.runner.archive import archive_results
-from kmatrix.runner.execute import (
-    check_simulation,
-    need_torch,
-    nodes_of_runs,
-    recorder_launcher,
-    recording_hz,
-    symbols,
-)
-from kmatrix.runner.loop import EXIT_FAILED
-from kmatrix.runner.resume import (
-    describe_plan,
-    is_up_to_date,
-    reopen,
-    too_few_gpus,
-)
-from kmatrix.status.cost import BUDGETS
-from kmatrix.status.status_file import recover_status
-from kmatrix.text import shown
+from kmatrix.records.checkpoint_dir import check_own_files, take_folder
+from kmatrix.records.matrix import LOCAL
+from kmatrix.records.paths import MatrixDir, below_root
+from kmatrix.records.runs import Status
+from kmatrix.runner.controller import exit_status
+from kmatrix.runner.requests import fit, go_on, release
+from kmatrix.runner.rerun import rerun
+from kmatrix.status.look import Look, look
+from kmatrix.status.wanted import wanted
+from kmatrix.text import make_command, plural, shown
 
 
 def continue_(arguments: Arguments) -> int:
     """Continue a matrix: finished runs are kept, the others resume from their last valid checkpoint."""
     matrix = find_target(arguments)
-    if engine := read_engine(matrix):
-        from kmatrix.cli.running.cluster import continue_matrix
-
-        return continue_matrix(matrix, engine, arguments)
-    refuse_lost_engine(matrix)
-    _refuse_settings(matrix, arguments)
-    warn_interrupted(arguments)
-    background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
     # Refuse what can be refused before anything is written.
-    need_torch()
-    chosen = asked_trackers(arguments)
-    check_budget(arguments)
-    micro_batch = asked_micro_batch(arguments)
+    retry, micro_batch = yes(arguments, "RETRY_FAILED"), asked_micro_batch(arguments)
     resume = resume_from(arguments.get("RESUME", "auto"))
-    gpus, notes = find_gpus(arguments.get("GPUS"))
-    lost = open_matrix(matrix, arguments)
-    names = {run.name for run in chosen_runs(matrix, arguments)}
-    for note in notes:
-        print(f"note: {note}")
-    plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry, micro_batch=micro_batch)
-    number = sum(one.name not in plan.requests for one in plan.plans)
-    print(f"{shown(matrix.path)}: {number or 'nothing'} to run")
-    for line in describe_plan(plan):
-        print(f"  {line}")
-    budget = asked_budget(matrix, arguments)
-    if plan.plans:
-        refuse_if_spent(matrix, budget)
-    if background and plan.plans:
-        return run_detached(
-            matrix,
-            arguments,
-            "RUN",
-            "RESUME",
-            "RETRY_FAILED",
-            "MICRO_BATCH",
-            "GPUS",
-            "SIMULATE",
-            "TRACKER",
-            *BUDGETS,
-        )
-    # A run that failed before and was not retried counts as well: the matrix has not succeeded.
-    failed = any(state.status is Status.FAILED and name not in plan.damaged for name, state in plan.stays.items())
-    if not plan.plans and not plan.skipped and is_up_to_date(matrix):
-        print(f"Report: {shown(matrix.summary)}")
-        return exit_code(matrix, EXIT_FAILED if failed else 0, lost, plan.damaged)
-    recorders = recorder_launcher(arguments.get("SIMULATE"), recording_hz(symbols(matrix)))
-    status = run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, budget=budget)
-    return exit_code(matrix, status or (EXIT_FAILED if failed else 0), lost, plan.damaged)
+    seen = _open(matrix, arguments)
+    names = [run.name for run in chosen_runs(matrix, arguments)] if arguments.get("RUN") else []
+    settings = asked_settings(arguments, seen.plan) | ({"RUN": ",".join(names)} if names else {})
+    go_on(seen, retry_failed=retry, resume=resume, micro_batch=micro_batch, only=names, settings=settings)
+    seen = look(matrix.path, list(live_jobs(matrix)))
+    refuse_if_spent(seen)
+    due = [name for name in wanted(seen) if seen.states[name].is_due and (not names or name in names)]
+    print(f"{shown(matrix.path)}: {plural(len(due), 'run') if due else 'nothing'} to run{_rest(seen, due)}")
+    if not due and not retry and Status.FAILED in _statuses(seen):
+        print(f"  failed runs stay: {make_command('continue', matrix.path, RETRY_FAILED='1')} tries them again")
+    if not due and MatrixDir(matrix.path).page.exists():
+        print(f"Report: {shown(matrix.page)}")
+        return exit_status(seen, wanted)
+    return execute(matrix, arguments)
 
 
-def _refuse_settings(matrix: MatrixDir, arguments: Arguments) -> None:
-    """Raise ConfigError for settings of a scheduler: the matrix has none."""
-    if arguments.assignments:
-        raise ConfigError(
-            f"{arguments.target} does not take {next(iter(arguments.assignments))} for {matrix.name}",
-            why="its runs are executed on this machine, without a scheduler",
-            hint="omit it, or start a new matrix with make test-matrix ENGINE=slurm",
-        )
+def _open(matrix: MatrixDir, arguments: Arguments) -> Look:
+    """Return a matrix that may be run again. Raises LaunchError if somebody runs it, or its files are of another."""
+    need_torch()
+    seen = look(matrix.path)
+    if seen.plan.engine == LOCAL:
+        refuse_if_running(matrix)
+    if base := arguments.get("CHECKPOINT_DIR"):
+        take_folder(matrix, below_root(base))
+    check_own_files(matrix)
+    if seen.plan.engine == LOCAL:
+        gpus, notes = find_gpus(arguments.get("GPUS"))
+        for note in notes:
+            print(f"note: {note}")
+        fit(seen, len(gpus))
+    return look(matrix.path)
+
+
+def _rest(seen: Look, due: Iterable[str]) -> str:
+    """Return `, 3 finished, 1 failed` of the runs that are not started."""
+    started = set(due)
+    counts = Counter(state.status for name, state in seen.states.items() if name not in started)
+    return "".join(f", {counts[status]} {status}" for status in Status if counts[status])
+
+
+def _statuses(seen: Look) -> set[Status]:
+    return {state.status for state in seen.states.values()}
 
 
 def test_rerun(arguments: Arguments) -> int:
@@ -110,55 +79,29 @@ def test_rerun(arguments: Arguments) -> int:
     if not arguments.get("TARGET"):
         raise ConfigError("test-rerun needs a matrix", hint="pass TARGET=<matrix>: its results are replaced")
     matrix = find_target(arguments)
-    # All checks come before the first result is archived.
-    need_torch()
-    chosen = asked_trackers(arguments)
-    check_budget(arguments)
-    on_cluster = read_engine(matrix) is not None
-    if not on_cluster:
-        refuse_lost_engine(matrix)
-        _refuse_settings(matrix, arguments)
-    gpus = () if on_cluster else find_gpus(arguments.get("GPUS"))[0]
-    lost = open_matrix(matrix, arguments, on_cluster=on_cluster)
-    runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
-    wanted = asked_statuses(arguments)
-    runs = [run for run in runs if not wanted or recover_status(run, has_runner=False).status in wanted]
-    if not runs:
+    refuse_if_running(matrix)
+    seen = _open(matrix, arguments)
+    settings, statuses = asked_settings(arguments, seen.plan), asked_statuses(arguments)
+    names = _of_optimizers(seen, [run.name for run in chosen_runs(matrix, arguments)], arguments.get("OPTIMIZER"))
+    names = [name for name in names if not statuses or seen.states[name].status in statuses]
+    if not names:
         print(f"no run of {shown(matrix.path)} is {arguments.get('STATUS').replace(',', ' or ')}")
         return 0
-    if on_cluster:
-        from kmatrix.cli.running.cluster import refuse_if_busy
-
-        refuse_if_busy(matrix, arguments, {run.name for run in runs})
-    for run in () if on_cluster else runs:
-        if why := too_few_gpus(read_run_file(run).train, len(gpus)):
-            raise LaunchError(
-                f"{run.name} cannot run on this machine", why=why, hint="pass RUN=<pattern> for the others"
-            )
-    budget = asked_budget(matrix, arguments)
-    refuse_if_spent(matrix, budget)
-    recorders = recorder_launcher(arguments.get("SIMULATE"), recording_hz(symbols(matrix)))
-    check_simulation(arguments.get("SIMULATE"), nodes_of_runs(matrix))
-    change_requests(matrix, [run.name for run in runs], hold=False)  # a rerun is a wish to train them
-    with held(matrix):  # no runner may start a run while its files are moved
-        for name, archive in archive_results(matrix, runs).items():
-            print(f"{name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
-    if on_cluster:
-        from kmatrix.cli.running.cluster import submit_runs
-
-        return submit_runs(matrix, arguments, {run.name for run in runs}, unasked=True)
-    plan = reopen(matrix, gpus, names={run.name for run in runs}, unasked=True)
-    status = run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, budget=budget)
-    return exit_code(matrix, status, lost, ())
+    refuse_if_spent(seen)
+    release(seen, names)  # a rerun is a wish to train them
+    for name in names:
+        into = rerun(matrix.path / name)
+        print(f"{name}: " + (f"archived its result in {shown(into)}" if into else "no result yet"))
+    go_on(look(matrix.path), only=names, settings=settings | {"RUN": ",".join(names)})
+    return execute(matrix, arguments)
 
 
-def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
+def _of_optimizers(seen: Look, names: list[str], asked: str) -> list[str]:
     """Return the runs with these optimizers. asked: a comma-separated list, "" for all."""
     if not asked:
-        return runs
-    wanted = set(asked.split(","))
-    known = {run.name: str(read_run_file(run).train.optimizer) for run in runs}
-    if missing := wanted - set(known.values()):
-        there = ", ".join(sorted(set(known.values())))
+        return names
+    optimizers = {name: str(seen.files[name].train.get("optimizer")) for name in names}
+    if missing := set(asked.split(",")) - set(optimizers.values()):
+        there = ", ".join(sorted(set(optimizers.values())))
         raise ConfigError(f"OPTIMIZER={asked}: no run has {', '.join(sorted(missing))}", why=f"the runs have {there}")
-    return [run for run in runs if known[run.name] in wanted]
+    return [name for name in names if optimizers[name] in asked.split(",")]

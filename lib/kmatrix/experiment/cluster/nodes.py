@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmatrix.config import RunConfig
-from kmatrix.engines.base import Capacity, NodeKind
-from kmatrix.engines.schedulers import find_scheduler, settings_of
+from kmatrix.engines import slurm_nodes
+from kmatrix.engines.slurm import Slurm
+from kmatrix.engines.slurm_nodes import read_settings
 from kmatrix.errors import LaunchError
 from kmatrix.plan.feasibility import GpuModel, of_type
-from kmatrix.records.jobs.files import SLURM
-from kmatrix.records.jobs.forms import memory_mib
+from kmatrix.records.matrix import SLURM
 from kmatrix.records.runs import Provenance
 from kmatrix.text import plural
 
@@ -62,7 +65,7 @@ class Nodes:
     def provenance(self, origin: Provenance) -> Provenance:
         """Return a provenance with the planned nodes instead of the login node.
 
-        run_used.json has the hosts and devices that a run used.
+        result.json has the hosts and devices that a run used.
         """
         gpus = [{"index": index, "name": self.gpu_type, "uuid": ""} for index in range(self.gpus)]
         changed: Provenance = {**origin, "cpu": self.name, "driver": None, "gpus": gpus}  # type: ignore[typeddict-item]
@@ -77,44 +80,41 @@ def cluster_nodes(engine: str, symbols: Mapping[str, str]) -> Nodes:
     symbols: symbol -> value.
     Raises LaunchError without an answer if a number of GPUs or nodes depends on it.
     """
-    why_not = ""
-    try:
-        capacity = find_scheduler(engine, settings_of(engine, symbols)).capacity()
-    except LaunchError as error:
-        counts = {"GPT2_NUM_GPUS", "GPT2_NUM_NODES"}
-        if any(symbols.get(name) == "0" for name in counts) and not int(symbols.get("GPUS_PER_NODE") or 0):
-            raise LaunchError(
-                error.what,
-                why="; ".join(filter(None, (error.why, "the number of GPUs or nodes depends on it"))),
-                hint="pass GPUS_PER_NODE=<number> to plan here; runs need a login node of the cluster",
-            ) from None
-        capacity, why_not = Capacity(), ": ".join(filter(None, (error.what, error.why)))
-    partition = capacity.partition(symbols.get("SLURM_PARTITION", "") if engine == SLURM else "")
+    nodes, asked, gpu_type = list[slurm_nodes.Nodes](), None, ""
+    error = LaunchError("nodes of Kubernetes are not asked for")
+    if engine == SLURM:
+        settings = read_settings(symbols, os.environ)
+        asked, gpu_type = settings.memory_mib, settings.gpu_type
+        try:
+            nodes = Slurm(settings).cluster().usable
+        except LaunchError as silent:
+            error = silent
     gpus = int(symbols.get("GPUS_PER_NODE") or 0)
-    asked = memory_mib(symbols.get("SLURM_MEMORY") or "") if engine == SLURM else None
-    if partition is None or not partition.kinds:  # nodes are not shown to users here; `check` refuses an unknown name
+    if nodes:
+        # Runs are planned for the nodes with most GPUs; of these, each resource is that of the smallest.
+        most = max(one.gpus for one in nodes)
+        kinds = [one for one in nodes if one.gpus == most]
         return Nodes(
-            name="a node",
-            gpus=gpus,
-            gpu_type=symbols.get("SLURM_GPU_TYPE", "") if engine == SLURM else "",
-            memory=_bytes(asked),
-            why_not=why_not,
+            name=f"a node of {kinds[0].partition}",
+            cpus=min(one.cpus for one in kinds),
+            memory=float(min(*(one.memory_mib for one in kinds), asked or math.inf)) * MIB,
+            gpus=gpus or most,
+            gpu_type=gpu_type or type_of(kinds[0].gres),
         )
-    # Runs are planned for the nodes with most GPUs; of these, each resource is that of the smallest.
-    kinds = [kind for kind in partition.kinds if kind.gpus == partition.gpus_per_node]
-    limits = [size for size in (_least(kinds, "memory_mib"), partition.memory_mib, asked) if size]
-    return Nodes(
-        name=f"a node of {partition.name}" if engine == SLURM else "a node",
-        cpus=_least(kinds, "cpus"),
-        memory=_bytes(min(limits, default=None)),
-        gpus=gpus or partition.gpus_per_node,
-        gpu_type=kinds[0].gpu_type,
-    )
+    if not gpus and any(symbols.get(name) == "0" for name in ("GPT2_NUM_GPUS", "GPT2_NUM_NODES")):
+        why = "; ".join(filter(None, (error.why, "the number of GPUs or nodes depends on it")))
+        hint = "pass GPUS_PER_NODE=<number> to plan here; runs need a login node of the cluster"
+        raise LaunchError(error.what, why=why, hint=hint)
+    why_not = ": ".join(filter(None, (error.what, error.why))) if engine == SLURM else ""
+    memory = float(asked * MIB) if asked else None
+    return Nodes(name="a node", gpus=gpus, gpu_type=gpu_type, memory=memory, why_not=why_not)
 
 
-def _bytes(mib: int | None) -> float | None:
-    return float(mib * MIB) if mib else None
+def type_of(gres: str) -> str:
+    """Return the type of the first GPUs, "" if they have none.
 
-
-def _least(kinds: Sequence[NodeKind], field: str) -> int | None:
-    return min((value for kind in kinds if (value := getattr(kind, field)) is not None), default=None)
+    >>> type_of("gpu:a100:4(S:0-1)"), type_of("gpu:8"), type_of("(null)")
+    ('a100', '', '')
+    """
+    found = re.search(r"(?:^|,)gpu:([^:,()]*[^:,()\d][^:,()]*)", gres)
+    return found[1] if found else ""

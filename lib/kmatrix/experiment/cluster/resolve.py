@@ -18,7 +18,7 @@ from kmatrix.kconfig.assignments import merge
 from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import Axes, AxisValue, Condition, Coupling
 from kmatrix.packing import fewest_nodes
-from kmatrix.records.jobs.files import LOCAL
+from kmatrix.records.matrix import LOCAL
 
 DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
 NODES, PER_NODE = "GPT2_NUM_NODES", "GPUS_PER_NODE"

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kmatrix.doctor import need_torch
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Assignment
 from kmatrix.matrix.axes import Axes
 from kmatrix.records.paths import ROOT, program_environment
 from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
-from kmatrix.runner.execute import need_torch
 
 SYMBOL = "GPT2_INIT_FROM"
 SCRATCH = ("", "none")  # values of the symbol without a checkpoint

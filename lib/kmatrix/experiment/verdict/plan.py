@@ -9,7 +9,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.matrix.rules import AUTO, Configuration, VerdictSettings, families_of, resolve_rules, rules_warnings
-from kmatrix.records.jobs.files import KUBERNETES
+from kmatrix.records.matrix import KUBERNETES
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
 

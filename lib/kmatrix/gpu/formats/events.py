@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kmatrix.records.events import EventLine
 from kmatrix.records.files import LineTail
-from kmatrix.records.states import EventLine
 
 # nvmlClocksEventReasons: the bits that reduce the clocks below what was requested. The names are on disk.
 # Source: NVML API reference, "NvmlClocksEventReasons".

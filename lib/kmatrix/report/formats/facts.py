@@ -19,10 +19,10 @@ HOST = re.compile(r"[a-z0-9.-]+(?::\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def machines(numbers: MatrixNumbers) -> str:
-    """Return the host of the matrix; of a cluster, the hosts that trained, and the one that submitted."""
+    """Return the host of the matrix; if others trained, these, and the one that submitted."""
     host = str(numbers.provenance.get("host") or "")
     used = dict.fromkeys(device.host for run in numbers.runs for device in run.devices)
-    if not numbers.engine or not used:
+    if not used or [*used] == [host]:
         return host
     return first_names(used, MAX_HOSTS) + (f" (submitted from {host})" if host else "")
 
@@ -30,7 +30,7 @@ def machines(numbers: MatrixNumbers) -> str:
 def devices(numbers: MatrixNumbers) -> str:
     """Return the devices that runs used; before the first run, those of the host."""
     host: Mapping[str, Any] = numbers.provenance
-    if numbers.engine and any(run.device_name for run in numbers.runs):
+    if {device.host for run in numbers.runs for device in run.devices} - {host.get("host")}:
         host = {}  # the devices and cores of the host that submitted are not those of the nodes
     # What was used is better evidence than what the planning machine had.
     used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
@@ -53,13 +53,10 @@ def software(numbers: MatrixNumbers) -> str:
 
 
 def code(numbers: MatrixNumbers) -> str:
-    """Return the commit of the code, and the file with changes that are in no commit; "" outside a repository."""
-    recorded = numbers.provenance
-    commit = str(recorded.get("git_commit") or "")[:10]
-    if not commit or not recorded.get("git_dirty"):
-        return commit and f"git {commit}"
-    patch = f" ({recorded['patch']})" if recorded.get("patch") else ""
-    return f"git {commit} with uncommitted changes{patch}"
+    """Return the commit of the code, and whether it was changed; "" outside a repository."""
+    commit = str(numbers.provenance.get("git_commit") or "")[:10]
+    changed = " with uncommitted changes" if numbers.provenance.get("git_dirty") else ""
+    return commit and f"git {commit}{changed}"
 
 
 def models(numbers: MatrixNumbers) -> str:

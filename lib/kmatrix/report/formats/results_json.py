@@ -8,10 +8,12 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from kmatrix.curves.values import Evaluations, number
-from kmatrix.records.decode import SCHEMA, as_json, indented, packed
+from kmatrix.records.attempts import Attempt, End
+from kmatrix.records.decode import SCHEMA, as_json
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
+from kmatrix.report.formats.encode import indented, packed
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
     CostDifference,
@@ -28,6 +30,7 @@ from kmatrix.report.sentences.values import VerdictText
 from kmatrix.report.target import Effort, TargetGroup, TargetNumbers, reached, target_numbers
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
+from kmatrix.status.fold import FINISHED, rule_of
 from kmatrix.status.stragglers import RankNumbers
 from kmatrix.verdict.family import MOST_LISTED, PairVerdict
 from kmatrix.verdict.target import TargetTest
@@ -161,6 +164,7 @@ def _run(run: RunNumbers, target: float | None) -> dict[str, Any]:
         **facts,
         "reason": run.reason or None,
         "kind": run.kind or None,
+        "code": run.code or None,
         "diverged": run.diverged,
         "log_tail": list(run.log_tail),
         "reached": None if found is None else asdict(found),
@@ -169,11 +173,30 @@ def _run(run: RunNumbers, target: float | None) -> dict[str, Any]:
         "adjusted": list(run.adjusted),
         "devices": [asdict(device) for device in run.devices],
         "reused_from": run.reused_from or None,
-        "attempts": [as_json(attempt) for attempt in run.attempts],
+        "attempts": [_attempt(attempt, run.how_ended(attempt)) for attempt in run.attempts],
         "gpu": gpu_object(run.gpu) if run.gpu else None,
         "alerts": [alert.to_json() for alert in run.alerts],
         "val": _columns(run.val),
         "links": dict(run.links),
+    }
+
+
+def _attempt(attempt: Attempt, end: End | None) -> dict[str, Any]:
+    """Return an attempt of a run. end: None while it trains."""
+    status = Status.RUNNING if end is None else Status.FINISHED if end.kind == FINISHED else rule_of(end.kind).status
+    return {
+        "attempt": attempt.number,
+        "status": str(status),
+        "kind": end.kind if end and status is not Status.FINISHED else None,
+        "reason": (end.reason if end else "") or None,
+        "exit_code": next((one.code for one in end.exits if one.code), 0) if end and end.exits else None,
+        "resume": attempt.resume,
+        "micro_batch": attempt.micro_batch,
+        "started": attempt.started,
+        "seconds": end.seconds if end else attempt.seconds,
+        "gpus": list(attempt.gpus),
+        "host": attempt.host,
+        "code": attempt.code or None,
     }
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.records.decode import decode_lines
+from kmatrix.records.events import EventLine
 from kmatrix.records.paths import RunDir
-from kmatrix.records.states import EventLine
 from kmatrix.text import plural
 
 STARTED = "started"  # event of a recorder that begins to sample

@@ -7,27 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kmatrix.records.jobs.files import host_of
-from kmatrix.records.jobs.paths import NodeDir
+from kmatrix.records.attempts import host_of
+from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.numbers import GpuNumbers, PeriodNumbers, TimelinePoint
 from kmatrix.stats import complete_sum
 
 SET_UP = "set-up"  # the phase that all nodes leave together: the training begins
 
 
-def over_nodes(nodes: Sequence[NodeDir], parts: Mapping[int, GpuNumbers | None]) -> GpuNumbers | None:
+def over_nodes(run: RunDir, parts: Mapping[int, GpuNumbers | None]) -> GpuNumbers | None:
     """Return the numbers of the devices of all nodes of a run, None if nothing was recorded.
 
-    nodes: all of the run.  parts: their recordings by number of the node, None without one.
+    parts: the recordings of all nodes by number, None without one.
     Sums are unknown if a node recorded nothing. The maximum of their sum is unknown: their clocks may differ.
     """
-    hosts = {node.node: host_of(node) for node in nodes}
-    silent = [hosts[node.node] for node in nodes if not (part := parts.get(node.node)) or not part.devices]
-    found = {
-        node.node: _named(part, node, hosts[node.node])
-        for node in nodes
-        if (part := parts.get(node.node)) and part.devices
-    }
+    hosts = {node: host_of(run.path, node) for node in parts}
+    silent = [hosts[node] for node, part in parts.items() if not part or not part.devices]
+    found = {node: _named(run, part, node, hosts[node]) for node, part in parts.items() if part and part.devices}
     if not found:
         return next((part for part in parts.values() if part is not None), None)
     notes = [f"nothing recorded on {', '.join(silent)}"] if silent else []
@@ -54,15 +50,14 @@ def over_nodes(nodes: Sequence[NodeDir], parts: Mapping[int, GpuNumbers | None])
     )
 
 
-def _named(part: GpuNumbers, node: NodeDir, host: str) -> GpuNumbers:
+def _named(run: RunDir, part: GpuNumbers, node: int, host: str) -> GpuNumbers:
     """Return the numbers of a node with its host, and the place of their file in the run."""
     training = part.training
     if training is not None:
         training = replace(training, devices=tuple(replace(device, host=host) for device in training.devices))
-    evidence = f"{node.run.name}/{node.recording.path.relative_to(node.run.path) / Path(part.evidence).name}"
     return replace(
         part,
-        evidence=evidence if node.node else part.evidence,
+        evidence=f"{run.name}/nodes/{node}/{Path(part.evidence).name}" if node else part.evidence,
         devices=tuple(replace(device, host=host) for device in part.devices),
         training=training,
     )

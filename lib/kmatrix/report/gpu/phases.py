@@ -11,9 +11,9 @@ from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import HIGHEST
 from kmatrix.records.decode import decode_lines
+from kmatrix.records.events import PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, read_result
-from kmatrix.records.states import PhaseLine
 from kmatrix.report.gpu.attempts import recorded_attempts
 from kmatrix.report.gpu.numbers import RecordedPhase
 from kmatrix.stats import complete_sum

@@ -15,10 +15,9 @@ from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import Limits
 from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEntry, SummaryFile
 from kmatrix.records.decode import decode_lines, decode_optional
-from kmatrix.records.jobs.paths import NodeDir, nodes_of
+from kmatrix.records.events import EventLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.states import EventLine
 from kmatrix.report.gpu.attempts import restart_notes
 from kmatrix.report.gpu.nodes import merged_timeline, over_nodes
 from kmatrix.report.gpu.numbers import (
@@ -76,12 +75,12 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
     An unreadable recording gives numbers without devices, and a note with the reason.
     """
     ranks = read_ranks(run_dir)
-    later = [node for node in nodes_of(run_dir) if node.node > 0]
-    nodes = [NodeDir(run_dir, 0), *later]
+    later = run_dir.later_nodes()
     if later:
         leader = read_leader(run_dir)
-        parts = {node.node: _of_node(node, totals, leader if node.node else None) for node in nodes}
-        numbers = over_nodes(nodes, parts)
+        parts = {0: _of_node(run_dir, totals, None)}
+        parts |= {node: _of_node(folder, totals, leader) for node, folder in later.items()}
+        numbers = over_nodes(run_dir, parts)
     else:
         numbers = _recorded(run_dir, totals.device)
     if numbers is None and ranks is not None:
@@ -101,7 +100,8 @@ def add_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     if numbers.timeline or not numbers.devices:
         return numbers
     if numbers.nodes:
-        nodes = {node: add_timeline(NodeDir(run_dir, node).recording, part) for node, part in numbers.nodes.items()}
+        folders = {0: run_dir, **run_dir.later_nodes()}
+        nodes = {node: add_timeline(folders[node], part) for node, part in numbers.nodes.items()}
         first = next(iter(nodes.values()))
         return replace(numbers, nodes=nodes, timeline=merged_timeline(list(nodes.values())), phases=first.phases)
     if run_dir.gpu_samples.exists():
@@ -187,12 +187,12 @@ def _xids(events: Sequence[EventLine]) -> tuple[XidNumbers, ...]:
     )
 
 
-def _of_node(node: NodeDir, totals: TrainingTotals, leader: Mapping[int, Leader] | None) -> GpuNumbers | None:
+def _of_node(folder: RunDir, totals: TrainingTotals, leader: Mapping[int, Leader] | None) -> GpuNumbers | None:
     """Return the numbers of the devices of one node, with its phases by its own clock; None without a recording."""
-    numbers = _recorded(node.recording, totals.device)
+    numbers = _recorded(folder, totals.device)
     if numbers is None or not numbers.devices:
         return numbers
-    return _add_training(node.recording, numbers, running=totals.running, leader=leader)
+    return _add_training(folder, numbers, running=totals.running, leader=leader)
 
 
 def _damage(run_dir: RunDir) -> str:

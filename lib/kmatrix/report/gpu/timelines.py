@@ -9,7 +9,6 @@ from typing import Any
 
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import Limits
-from kmatrix.records.jobs.paths import NodeDir
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.nodes import training_began
 from kmatrix.report.gpu.numbers import GpuNumbers, RecordedPhase, is_incomplete
@@ -63,9 +62,9 @@ def read_timeline(
     the first node; a node that did not get that far is left out.
     """
     nodes: list[tuple[GpuNumbers, list[RecordingPart]]] = []
+    folders = {0: run_dir, **run_dir.later_nodes()}
     for number, part in (gpu.nodes or {0: gpu}).items():
-        # The folder of node 0 is that of the run.
-        if found := read_parts(NodeDir(run_dir, number).recording if number else run_dir):
+        if found := read_parts(folders[number]):
             nodes.append((part, found))
     if not nodes:
         return None

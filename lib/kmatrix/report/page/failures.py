@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kmatrix.records.runs import ExcludedCells, Status
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.groups import PageGroup
-from kmatrix.status.alerts import Alert, AlertKind, Severity, by_subject, worst
+from kmatrix.report.sentences.alerts import by_subject, worst
+from kmatrix.status.alerts import Alert, AlertKind, Severity
 from kmatrix.text import first_names
 
 ENDED_BADLY = (Status.FAILED, Status.STOPPED, Status.SKIPPED)  # in the order of the section
@@ -29,7 +30,7 @@ class EndedRun:
     steps: int | None  # that it completed
     max_iters: int | None  # that were planned
     attempts: int
-    hosts: tuple[str, ...]  # of its last attempt, on a cluster
+    host: str  # of its last attempt, if that is not the host of the matrix; else ""
     tail: tuple[str, ...]  # last lines of its log
     log: str  # path of the log, relative to the matrix; "" if there is none
 
@@ -80,11 +81,12 @@ class FailuresSection:
 def failures(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> FailuresSection | None:
     """Return the section, or None if nothing went wrong and no cell was excluded."""
     del groups
-    found = FailuresSection(ended=_ended(numbers.runs), alerts=_alerts(numbers.runs), excluded=numbers.excluded)
+    found = FailuresSection(ended=_ended(numbers), alerts=_alerts(numbers.runs), excluded=numbers.excluded)
     return found if found.ended or found.alerts or found.excluded else None
 
 
-def _ended(runs: Sequence[RunNumbers]) -> tuple[EndedRuns, ...]:
+def _ended(numbers: MatrixNumbers) -> tuple[EndedRuns, ...]:
+    runs, home = numbers.runs, str(numbers.provenance.get("host") or "")
     kinds: dict[tuple[Status, str], list[int]] = {}
     for status in ENDED_BADLY:
         for place, run in enumerate(runs):
@@ -94,13 +96,13 @@ def _ended(runs: Sequence[RunNumbers]) -> tuple[EndedRuns, ...]:
     for (status, kind), places in kinds.items():
         chosen = places[: min(MOST_OF_A_KIND, logs)]
         logs -= len(chosen)
-        shown = tuple(_ended_run(place, runs[place]) for place in chosen)
+        shown = tuple(_ended_run(place, runs[place], home) for place in chosen)
         found.append(EndedRuns(status=status, kind=kind, count=len(places), runs=shown))
     return tuple(found)
 
 
-def _ended_run(place: int, run: RunNumbers) -> EndedRun:
-    last = run.attempts[-1] if run.attempts else None
+def _ended_run(place: int, run: RunNumbers, home: str) -> EndedRun:
+    host = run.attempts[-1].host if run.attempts else ""
     return EndedRun(
         place=place,
         name=run.name,
@@ -108,7 +110,7 @@ def _ended_run(place: int, run: RunNumbers) -> EndedRun:
         steps=run.steps,
         max_iters=run.max_iters,
         attempts=len(run.attempts),
-        hosts=last.hosts if last and run.on_hosts is not None else (),
+        host="" if host == home else host,
         tail=_tail(run.log_tail),
         log=run.log,
     )

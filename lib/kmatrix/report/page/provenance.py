@@ -70,7 +70,6 @@ def _facts(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     yield "Model", facts.models(numbers)
     yield "Data", _data(numbers.runs)
     yield "Code", facts.code(numbers)
-    yield "Not in a commit", ", ".join(recorded.get("untracked") or [])
     yield "Software", facts.software(numbers)
     yield "Machine", ", ".join(filter(None, [facts.machines(numbers), facts.devices(numbers)]))
     yield "Driver", ", ".join(f"{name} {value}" for name, value in driver.items() if value)

@@ -1,1 +1,0 @@
-"""Kubernetes as a scheduler of jobs: manifests, the client of its API, and the pods of a run over several nodes."""

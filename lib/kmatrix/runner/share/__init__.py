@@ -1,1 +1,0 @@
-"""The runner inside a job of a cluster: it trains the runs of one share of a matrix, as on one machine."""

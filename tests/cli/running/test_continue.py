@@ -1,0 +1,173 @@
+"""`make continue` and `make test-rerun` write what is asked, and start what is due."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmatrix.cli.running import resume
+from kmatrix.records import attempts, control
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.status.look import look
+from programs import give_gpus, run
+from records_factory import FakeRun, make_matrix
+
+RUNS = [
+    FakeRun(optimizer="adamw"),
+    FakeRun(optimizer="lion", status="stopped", reason="asked by user"),
+    FakeRun(optimizer="muon", status="failed", kind="nan", reason="the loss is not finite"),
+]
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the matrices that were executed."""
+    found = list[str]()
+    give_gpus(monkeypatch, 1)
+
+    def execute(matrix: MatrixDir, _: Any) -> int:
+        found.append(matrix.name)
+        return 0
+
+    monkeypatch.setattr(resume, "execute", execute)
+    return found
+
+
+def due(matrix: MatrixDir) -> list[str]:
+    return [name for name, state in look(matrix.path).states.items() if state.is_due]
+
+
+def test_what_was_stopped_goes_on_and_what_failed_stays(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, RUNS, planned=[FakeRun(optimizer="sgd")])
+    control.stop(matrix.path)
+    result = run("continue", f"TARGET={matrix.path}")
+    assert (result.status, executed) == (0, [matrix.name])
+    assert due(matrix) == ["gpt2_lion_1cpu", "gpt2_sgd_1cpu"]
+    assert "2 runs to run, 1 finished, 1 failed" in result.out
+    assert run("continue", f"TARGET={matrix.path}", "RETRY_FAILED=1").status == 0
+    assert due(matrix) == ["gpt2_lion_1cpu", "gpt2_muon_1cpu", "gpt2_sgd_1cpu"]
+
+
+def test_nothing_is_left_to_run(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, [RUNS[0], RUNS[2]])
+    matrix.page.write_text("")
+    result = run("continue", f"TARGET={matrix.path}")
+    assert (result.status, executed) == (1, [])  # one has failed
+    assert "nothing to run" in result.out
+    assert "RETRY_FAILED=1" in result.out
+
+
+def test_settings_are_those_of_the_last_continue(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, RUNS)
+    words = ("RUN=*lion*", "RESUME=none", "MICRO_BATCH=4", "TRACKER=none", "BUDGET_HOURS=5", "CODE=checkout")
+    assert run("continue", f"TARGET={matrix.path}", *words).status == 0
+    asked = control.requests_of(matrix.path)
+    assert asked.settings == {
+        "TRACKER": "none", "BUDGET_HOURS": "5", "CODE": "checkout", "RUN": "gpt2_lion_1cpu",
+    }  # fmt: skip
+    assert asked.again["gpt2_lion_1cpu"] == control.Again(after=1, resume="none", micro_batch=4)
+    assert run("continue", f"TARGET={matrix.path}").status == 0
+    assert control.requests_of(matrix.path).settings == {}
+    assert executed == [matrix.name] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RESUME=best.pt"], "RESUME=best.pt: no such checkpoint"),
+        (["MICRO_BATCH=0"], "MICRO_BATCH=0"),
+        (["BUDGET_HOURS=2.5"], "BUDGET_HOURS=2.5"),
+        (["CODE=main"], "CODE=main"),
+        (["RUN=gpt2_adam_1cpu"], "matches no run"),
+        (["SLURM_TIME=1h"], "does not take SLURM_TIME"),
+        (["SIMULATE=4"], "SIMULATE= needs GPU_MONITOR=y"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(
+    tmp_path: Path, executed: list[str], words: list[str], message: str
+) -> None:
+    matrix = make_matrix(tmp_path, RUNS)
+    result = run("continue", f"TARGET={matrix.path}", *words)
+    assert (result.status, executed) == (2, [])
+    assert message in result.err
+    assert not (matrix.path / "control").exists()
+
+
+def test_a_spent_budget_starts_nothing_and_names_the_argument(tmp_path: Path, executed: list[str]) -> None:
+    runs = [FakeRun(optimizer="adamw", seconds=7200.0), RUNS[1]]
+    matrix = make_matrix(tmp_path, runs)
+    refused = run("continue", f"TARGET={matrix.path}", "BUDGET_HOURS=1")
+    assert (refused.status, executed) == (2, [])
+    assert "BUDGET_HOURS=" in refused.err
+    assert run("continue", f"TARGET={matrix.path}", "BUDGET_HOURS=4").status == 0
+
+
+def test_a_run_that_needs_more_gpus_waits_for_them(
+    tmp_path: Path, executed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [FakeRun(device="cuda", gpus=2, optimizer="adamw"), FakeRun(device="cuda", optimizer="lion")]
+    matrix = make_matrix(tmp_path, [], planned=runs)
+    assert run("continue", f"TARGET={matrix.path}").status == 0
+    seen = look(matrix.path).states["gpt2_adamw_2gpu"]
+    assert (seen.status, seen.reason) == (Status.SKIPPED, "needs 2 GPUs, found 1")
+    give_gpus(monkeypatch, 2)
+    assert run("continue", f"TARGET={matrix.path}").status == 0
+    assert len(due(matrix)) == len(executed) == 2
+
+
+def test_a_matrix_that_somebody_runs_is_refused(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, RUNS)
+    lock = attempts.lock(matrix.path / ".lock")
+    assert lock is not None
+    try:
+        for command in ("continue", "test-rerun", "add"):
+            result = run(command, f"TARGET={matrix.path}", *(["SEED=3"] if command == "add" else []))
+            assert result.status == 2
+            assert "is being run" in result.err
+        assert executed == []
+    finally:
+        attempts.release(lock)
+
+
+def test_a_rerun_archives_results_and_starts_these_runs_alone(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, RUNS)
+    result = run("test-rerun", f"TARGET={matrix.path}", "OPTIMIZER=adamw,muon")
+    assert (result.status, executed) == (0, [matrix.name])
+    assert due(matrix) == ["gpt2_adamw_1cpu", "gpt2_muon_1cpu"]
+    assert control.requests_of(matrix.path).settings == {"RUN": "gpt2_adamw_1cpu,gpt2_muon_1cpu"}
+    assert (matrix.path / "gpt2_adamw_1cpu/archive/2/result.json").exists()
+    assert "archived its result in" in result.out
+    assert run("test-rerun", f"TARGET={matrix.path}", "OPTIMIZER=adamw", "STATUS=failed").out.startswith("no run of")
+    assert "no run has soap" in run("test-rerun", f"TARGET={matrix.path}", "OPTIMIZER=soap").err
+
+
+def test_held_runs_stay_held_until_they_are_released(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, RUNS, planned=[FakeRun(optimizer="sgd")])
+    assert run("hold", f"TARGET={matrix.path}", "RUN=*lion*").out.startswith("gpt2_lion_1cpu: held\n")
+    assert "already held" in run("hold", f"TARGET={matrix.path}", "RUN=*lion*").out
+    assert "held; it has failed" in run("hold", f"TARGET={matrix.path}", "STATUS=failed").out
+    assert run("continue", f"TARGET={matrix.path}").status == 0
+    assert due(matrix) == ["gpt2_sgd_1cpu"]
+    assert "released" in run("release", f"TARGET={matrix.path}", "RUN=*lion*").out
+    assert due(matrix) == ["gpt2_lion_1cpu", "gpt2_sgd_1cpu"]
+    assert "needs runs" in run("hold", f"TARGET={matrix.path}").err
+    assert executed == [matrix.name]
+
+
+def test_stop_without_a_running_matrix_is_refused_and_so_are_two(tmp_path: Path) -> None:
+    names = ["test_matrix_results_20260101_000000", "test_matrix_results_20260101_000001"]
+    matrices = [make_matrix(tmp_path, RUNS, name=name) for name in names]
+    assert "no matrix is running in" in run("stop", f"RESULTS_DIR={tmp_path}").err
+    assert run("stop", f"TARGET={matrices[0].path}").status == 2
+    locks = [attempts.lock(matrix.path / ".lock") for matrix in matrices]
+    try:
+        result = run("stop", f"RESULTS_DIR={tmp_path}")
+        assert result.status == 2
+        assert all(name in result.err for name in names)
+    finally:
+        for lock in locks:
+            assert lock is not None
+            attempts.release(lock)
