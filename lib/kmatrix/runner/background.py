@@ -26,7 +26,7 @@ from kmatrix.records.files import append_jsonl, last_lines
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import ROOT, program_environment
 from kmatrix.records.runs import Status
-from kmatrix.runner.conclude import conclude
+from kmatrix.runner.conclude import conclude, wait_for_trackers
 from kmatrix.runner.controller import controller_of, exit_status
 from kmatrix.runner.program import finish
 from kmatrix.runner.supervisor import REFUSED
@@ -40,7 +40,12 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def run(path: Path) -> int:
     """Train a matrix and report on it; return its exit status. Raises KmatrixError."""
-    return train(path, conclude)
+
+    def end(path: Path) -> None:
+        wait_for_trackers(path)  # the report says what is pending
+        conclude(path)
+
+    return train(path, end)
 
 
 def train(path: Path, then: Callable[[Path], object] = lambda _: None) -> int:
