@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.attempts import NO_LOCKS
+from kmatrix.locks import NO_LOCKS
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import cpu_name
 
@@ -123,7 +123,7 @@ def begin_by_hand(lock: Path) -> None:
     Raises LaunchError if somebody else trains the run.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # torchrun that is killed stops no rank
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)  # kept open
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # kept open
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -45,7 +45,7 @@ from kmatrix.records.attempts import GRACE, SPENT, numbers
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
-from kmatrix.records.train_config import TrainConfig, changes
+from kmatrix.records.train_config import TrainConfig
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -293,7 +293,9 @@ def set_up(
     if config.log_norms and world.main:
         log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
     log.optimizers, log.pruner = optimizers, pruner
-    adjusted = changes(planned, config, "another micro-batch was asked for")
+    before, after = planned.to_json(), config.to_json()
+    about = {"why": "another micro-batch was asked for"}
+    adjusted = [{"field": it, "from": before[it], "to": after[it], **about} for it in before if before[it] != after[it]]
     log.begin(config, world, adjusted=adjusted)
 
     # Everything that a checkpoint holds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import socket
 import statistics
 import threading
@@ -19,9 +18,7 @@ from gpt2.checkpoint import out_of_memory
 from gpt2.log import RunLog
 from gpt2.stopping import NotFiniteError
 from kmatrix.errors import DataError, KmatrixError, is_full
-from kmatrix.own_file import open_own
 from kmatrix.records.files import write_json
-from kmatrix.records.ranks import first_failure
 
 SETUP, END = "set-up", "end"  # kinds of work, besides those of gpt2.stopping
 FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles
@@ -47,8 +44,8 @@ class Watchdog:
         self._limit, self._armed = 0.0, 0.0  # of the timer, s, and when it was set
         self._over = threading.Event()
         log.dir.rank(rank).mkdir(parents=True, exist_ok=True)
-        self._path = log.dir.rank_stacks(rank, log.attempt)
-        self._stacks = os.fdopen(open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8")
+        self._path = log.dir.rank(rank) / f"stacks_{log.attempt}.txt"
+        self._stacks = self._path.open("w", encoding="utf-8")
         self._write_state()
 
     def begin(self, factor: float) -> None:
@@ -100,19 +97,14 @@ class Watchdog:
             dist.exit_now(dist.EXIT_FAILED)
 
     def record(self, kind: str, reason: str) -> None:
-        """Write why this rank failed; rank 0 names the rank that failed first, if that is another one."""
-        log = self._log
+        """Write why this rank failed. Which one failed first is for `kmatrix run` to find out."""
+        self._state.update(kind=kind, reason=reason)
+        self._write_state()
         if self._rank:
-            self._state.update(kind=kind, reason=reason)
-            self._write_state()
             return
-        # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause. Numbers
-        # that are not finite end all ranks alike.
-        if kind != "nan":
-            kind, reason = first_failure(log.dir, log.attempt, socket.gethostname()) or (kind, reason)
         with suppress(OSError):  # on a full disk there may still be space for the small result
-            log.event(log.step, "failed", reason)
-        log.end("failed", kind=kind, reason=reason)
+            self._log.event(self._log.step, "failed", reason)
+        self._log.end("failed", kind=kind, reason=reason)
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
@@ -122,7 +114,7 @@ class Watchdog:
         # A full disk ends no training for a state. Not durable: an fsync per second would slow checkpoints down.
         with suppress(OSError):
             value = {**self._state, "time": time.time()}
-            write_json(self._log.dir.rank_state(self._rank), value, durable=False, parents=False)
+            write_json(self._log.dir.rank(self._rank) / "state.json", value, durable=False, parents=False)
 
 
 def kind_of(error: BaseException) -> str:

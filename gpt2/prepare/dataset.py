@@ -21,12 +21,12 @@ from gpt2.prepare import hub, say, text
 from gpt2.prepare.catalog import CATALOG, DatasetRequest
 from gpt2.prepare.writer import ShardWriter
 from kmatrix.errors import DataError
+from kmatrix.forms import parse_mix
 from kmatrix.records.dataset import (
     RECORD,
     Dataset,
     DatasetFile,
     SourceEntry,
-    parse_mix,
     read_dataset,
     read_dataset_or_empty,
     sha256_of_mix,

@@ -11,10 +11,9 @@ from typing import Any
 
 from kmatrix.depth_rule import batch_sequences, least_rate
 from kmatrix.errors import ConfigError
-from kmatrix.forms import variables_of
+from kmatrix.forms import BY_LANGUAGE, LANGUAGE, MixPart, parse_mix, variables_of
 from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
-from kmatrix.records.dataset import BY_LANGUAGE, LANGUAGE, MixPart, parse_mix
 from kmatrix.records.matrix import LOCAL
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import MODEL_FIELDS, NAMED, NANOCHAT, SMEAR_CHANNELS, VOCABULARIES, WINDOWS, ModelShape, by_depth

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
 
 UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 WITH_UNITS = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
@@ -27,6 +30,14 @@ LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASC
 QUANTITY = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti|k|M|G|T)?", re.ASCII)  # of bytes
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*", re.ASCII)  # the registry decides the rest
 USER = re.compile(r"(\d{1,10})(?::(\d{1,10}))?", re.ASCII)
+
+LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][a-z]{3}")  # ISO 639 and ISO 15924, as FineWeb-2 and FinePDFs name folders
+BY_LANGUAGE = ("fineweb2", "finepdfs")  # datasets whose path is a language
+MIX_PART = re.compile(r"([a-z][a-z0-9]*)(?:=(.+))?:(\d*\.?\d+)")
+MOST_SEQUENCES = 10_000  # upper bound of the sum of integer weights: finer ones would need too long a cycle
+# The name of a project at every tracker: part of URLs, and of file names. Trackio reserves `registry-`.
+PROJECT_NAME = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+PROJECT_RULE = "expected at most 64 lower-case letters, digits and hyphens, not registry-..."
 
 
 def job_seconds(text: str) -> int | None:
@@ -140,3 +151,36 @@ FORMS: dict[str, Callable[[str], str]] = {
     "labels": _labels_problem,
     "mount": _mount_problem,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MixPart:
+    """One dataset of a mix."""
+
+    dataset: str
+    path: str  # "" if the dataset needs none
+    weight: int  # sequences per cycle; a cycle is the sum of all weights
+
+
+def parse_mix(text: str) -> tuple[MixPart, ...]:
+    """Return the parts of "DATASET:WEIGHT DATASET=PATH:WEIGHT ...", weights as integers without a common divisor.
+
+    Raises ValueError if the text is not a mix.
+    """
+    found: dict[tuple[str, str], Fraction] = {}
+    for word in re.split(r"[\s+]+", text.strip()):
+        match = MIX_PART.fullmatch(word)
+        if not match:
+            raise ValueError(f"{word!r} is not DATASET:WEIGHT or DATASET=PATH:WEIGHT")
+        name = (match[1], match[2] or "")
+        if name in found:
+            raise ValueError(f"{name[0]} is listed twice")
+        found[name] = Fraction(match[3])  # exact: as floats, 0.1 and 0.2 have no small common multiple
+        if not found[name]:
+            raise ValueError(f"the weight in {word!r} must be above 0")
+    scale = lcm(*(weight.denominator for weight in found.values()))
+    weights = [int(weight * scale) for weight in found.values()]
+    divisor = gcd(*weights)
+    if sum(weights) // divisor > MOST_SEQUENCES:
+        raise ValueError(f"the weights {' '.join(map(str, weights))} add up to more than {MOST_SEQUENCES}")
+    return tuple(MixPart(*name, weight // divisor) for name, weight in zip(found, weights, strict=True))

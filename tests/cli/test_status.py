@@ -192,6 +192,13 @@ def test_few_epochs_are_shown_without_an_exponent(busy, read, total, shown):
     assert all(f" {shown} " in row for row in rows), rows
 
 
+def test_a_failed_run_that_was_ordered_again_is_part_of_the_estimate(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="failed", kind="killed")])
+    assert lines(view_of(matrix), NOW)[-1] == "1 failed or skipped: not counted"
+    write_json(matrix.path / "control/requests.json", {"again": {FakeRun().name: {"after": 1}}})
+    assert "not counted" not in lines(view_of(matrix), NOW)[-1]
+
+
 # A cluster
 
 

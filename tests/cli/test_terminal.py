@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import pytest
 
+from kmatrix import locks
 from kmatrix.cli.commands import main
 from kmatrix.cli.progress import Display
 from kmatrix.output import run_program
-from kmatrix.records import attempts
 from kmatrix.records.control import stop_of
 from kmatrix.runner.background import watch
 from programs import ROOT
@@ -57,18 +57,18 @@ def on_a_terminal(call: Callable[[], int], number: int, lock: int) -> tuple[int,
             os.kill(pid, number)
             is_sent = True
         if b"stopping" in output and lock:
-            attempts.release(lock)
+            locks.release(lock)
             lock = 0
     os.close(terminal)
     if lock:
-        attempts.release(lock)
+        locks.release(lock)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_status_and_restores_the_cursor(number, tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="stopped")])
-    lock = attempts.try_lock(matrix.path / ".lock")
+    lock = locks.try_lock(matrix.path / ".lock")
     words = ["status", f"TARGET={matrix.path}", f"O={tmp_path}"]
     status, output = on_a_terminal(lambda: main(words), number, lock)
     assert output.rfind(SHOWN) > output.rfind(HIDDEN)
@@ -85,7 +85,7 @@ def test_a_signal_while_a_matrix_is_run_stops_it_and_waits_for_its_end(number, t
         with Display() as display:
             return watch(matrix.path, display)
 
-    status, output = on_a_terminal(foreground, number, attempts.try_lock(matrix.path / ".lock"))
+    status, output = on_a_terminal(foreground, number, locks.try_lock(matrix.path / ".lock"))
     assert output.rfind(SHOWN) > output.rfind(HIDDEN)
     assert b"Traceback" not in output
     assert status == 130

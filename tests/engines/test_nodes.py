@@ -219,7 +219,8 @@ def test_a_follower_joins_only_open_attempts_of_its_job(run, node, known):
 
 
 def test_a_leader_says_which_program_of_a_node_has_ended(followers):
-    followers.programs = [SimpleNamespace(args=["ssh", "b"], returncode=255, poll=lambda: 255)]
+    words = ["ssh", "b", "cd /x && exec kmatrix run 1"]
+    followers.programs = [SimpleNamespace(args=words, returncode=255, poll=lambda: 255)]
     with pytest.raises(LaunchError, match=r"no answer from node 1") as raised:
         next(followers.gather())
-    assert raised.value.why == "['ssh', 'b'] ended with exit status 255"
+    assert raised.value.why == "`ssh b` ended with exit status 255"

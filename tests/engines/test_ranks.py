@@ -13,14 +13,15 @@ import pytest
 
 from factories import make_data, make_run
 from kmatrix.engines.ranks import Trainer
-from kmatrix.records.attempts import is_held
+from kmatrix.locks import is_held
 from waiting import wait_until
 
 SUPERVISOR = """
 import json, os, signal, sys, time
 from pathlib import Path
 from kmatrix.engines import ranks
-from kmatrix.records.attempts import Attempt, try_lock
+from kmatrix.locks import try_lock
+from kmatrix.records.attempts import Attempt
 
 ranks.adopt_orphans()
 run, code, words = Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:])

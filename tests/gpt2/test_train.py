@@ -22,7 +22,8 @@ from gpt2.model.registry import build_model
 from gpt2.schedule import scale
 from gpt2.steps import StepNumbers
 from gpt2.train import leave_together
-from kmatrix.records.attempts import path_of, release, try_lock
+from kmatrix.locks import release, try_lock
+from kmatrix.records.attempts import path_of
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir

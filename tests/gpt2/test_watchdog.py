@@ -15,10 +15,10 @@ from gpt2 import watchdog
 from gpt2.log import RunLog
 from gpt2.stopping import NotFiniteError
 from gpt2.watchdog import FIRST_S, FLOOR_S, Watchdog, kind_of
+from kmatrix.engines.failures import first_failure
 from kmatrix.errors import DataError
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import first_failure
 from recordings import read_jsonl
 
 
@@ -27,7 +27,7 @@ def watchdog_of(tmp_path, rank=0):
 
 
 def state_of(tmp_path, rank=0):
-    return read_json(RunDir(tmp_path).rank_state(rank))
+    return read_json(RunDir(tmp_path).rank(rank) / "state.json")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_each_rank_records_where_it_is_and_a_loop_that_ends_leaves_no_stacks(tmp
     dog.end()
     state = state_of(tmp_path, 1)
     assert (state["rank"], state["step"], state["work"], state["place"]) == (1, 7, "step", "forward")
-    assert not RunDir(tmp_path).rank_stacks(1, 1).exists()
+    assert not (RunDir(tmp_path).rank(1) / "stacks_1.txt").exists()
 
 
 HANGING = """
@@ -99,11 +99,11 @@ def test_a_rank_that_hangs_ends_by_itself_with_its_stacks_also_if_it_holds_the_g
     command = [sys.executable, "-c", HANGING, str(tmp_path), how]
     process = subprocess.run(command, check=False, env=environment(), timeout=60)
     assert process.returncode == 1
-    kind, reason = first_failure(RunDir(tmp_path), 1)
+    _, kind, reason = first_failure(RunDir(tmp_path), 1)
     assert kind == "stall"
     assert "no progress for 0:00:00.500000: rank 1 is in" in reason
     assert ("in asleep)" in reason) == (how == "asleep")  # re.match has a frame of its own
-    assert f"in {how}\n" in RunDir(tmp_path).rank_stacks(1, 1).read_text()
+    assert f"in {how}\n" in (RunDir(tmp_path).rank(1) / "stacks_1.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,16 @@ def test_each_kind_of_failure_is_recognized_by_its_error(error, kind):
     assert kind_of(error) == kind
 
 
-def test_rank_0_names_the_rank_that_failed_first_and_not_the_lost_connection(tmp_path, exits):
+def test_each_rank_says_why_it_failed_and_rank_0_ends_the_result(tmp_path, exits):
     watchdog_of(tmp_path, 1).fail(ValueError("no data"))
     watchdog_of(tmp_path).fail(RuntimeError("Connection closed by peer"))
     result = read_json(RunDir(tmp_path).result)
-    assert (result["status"], result["kind"], result["reason"]) == ("failed", "error", "rank 1: ValueError: no data")
+    assert (result["status"], result["kind"], result["reason"]) == (
+        "failed",
+        "error",
+        "RuntimeError: Connection closed by peer",
+    )
+    assert first_failure(RunDir(tmp_path), 1)[1:] == ("error", "rank 1: ValueError: no data")
     assert [event["event"] for event in read_jsonl(RunDir(tmp_path).events)] == ["failed"]
     assert exits == [1, 1]
 

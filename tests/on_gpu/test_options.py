@@ -9,8 +9,8 @@ import torch
 
 from gpt2.model.fp8 import CAPABILITY
 from gpt2.optim.builders import BUILDERS
+from kmatrix.engines.failures import first_failure
 from kmatrix.records.files import read_json
-from kmatrix.records.ranks import first_failure
 from kmatrix.records.train_config import TrainConfig
 from on_gpu_runs import FAULTS, WAITS, Place, losses
 from optim_factory import Settings
@@ -187,4 +187,4 @@ def test_a_rank_that_hangs_ends_the_run(device, small, tmp_path):
     fault = {"FAULT": "hang:1:12", "FAULT_HANGS": tmp_path / "hangs", "FAULT_FLOOR_S": 15 if device.is_gpu else 4}
     status, output = device.train(run, ok=False, program=FAULTS, **fault)
     assert status != 0
-    assert (first_failure(run, 1) or ("", ""))[0] == "stall", output[-6000:]
+    assert (first_failure(run, 1) or (0, "", ""))[1] == "stall", output[-6000:]

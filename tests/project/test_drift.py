@@ -84,7 +84,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 
 
 def test_every_field_is_read_by_the_trainer_or_resolved_before():
-    resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/inputs/data.py")]
+    resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/inputs/data.py", "budget.py")]
     read = attributes([*TRAINER, *resolvers])
     derived = re.findall(r"(?:self|train)\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
 

@@ -11,7 +11,7 @@ from checkpoints import add_checkpoint
 from factories import ROOT, environment
 from instant import Killed, killed_at
 from kmatrix.errors import RecordError, SchemaError
-from kmatrix.records.checkpoints import Checkpoints, check_file, start_step
+from kmatrix.records.checkpoints import Checkpoints, check_file
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from programs import run
@@ -33,16 +33,13 @@ def test_best_newest_and_final_follow_from_the_descriptions(tmp_path):
         add_checkpoint(tmp_path, step, val_loss=loss, final=step == 2)
     checkpoints = Checkpoints(tmp_path)
     assert steps([checkpoints.newest(), checkpoints.best(), checkpoints.final()]) == [4, 3, 2]
-    assert [start_step(tmp_path, how) for how in ("none", "auto", "best")] == [0, 4, 3]
-    assert start_step(tmp_path, "/other/step_00000007.pt") == 7
-    assert start_step(tmp_path / "none", "auto") == 0
 
 
 def test_after_a_resume_from_an_earlier_one_the_newest_is_the_last_written(tmp_path):
     for step, attempt in ((1, 1), (2, 1), (3, 1), (2, 2)):
         add_checkpoint(tmp_path, step, attempt=attempt)
     assert steps(Checkpoints(tmp_path).all()) == [1, 3, 2]
-    assert Checkpoints(tmp_path).newest().step == start_step(tmp_path, "auto") == 2
+    assert Checkpoints(tmp_path).newest().step == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import math
 import msgspec
 import pytest
 
-import kmatrix.records.decode as decoding
 from kmatrix.errors import RecordError, SchemaError, damaged_files
 from kmatrix.records.decode import (
     Amount,
@@ -79,27 +78,6 @@ def test_a_missing_optional_file_is_not_damage(tmp_path):
     damaged_files()
     assert decode_optional(tmp_path / "a.json", Example) is None
     assert damaged_files() == []
-
-
-def test_a_file_that_appears_after_it_was_missed_is_not_damage(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-
-    def miss(name):
-        path.write_text('{"name": "a"}')  # by its writer, just now
-        raise FileNotFoundError
-
-    monkeypatch.setattr(decoding, "read_file", miss)
-    damaged_files()
-    assert decode_optional(path, Example) is None
-    assert damaged_files() == []
-
-
-def test_a_link_to_nowhere_is_damage(tmp_path):
-    path = tmp_path / "a.json"
-    path.symlink_to("nowhere")
-    damaged_files()
-    assert decode_optional(path, Example) is None
-    assert damaged_files() == [f"{path} is damaged and was ignored: a link to a missing file"]
 
 
 def test_a_directory_in_place_of_a_file_is_damage(tmp_path):

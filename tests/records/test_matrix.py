@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmatrix.errors import RecordError
+from kmatrix.experiment.create import common_of, planned
 from kmatrix.records.files import read_json, write_json, write_text
-from kmatrix.records.matrix import common_of, make_files, planned, read_plan, whole
+from kmatrix.records.matrix import make_files, read_plan, whole
 
-VALUES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0, 1, True, None, "x"]), max_size=4)
+SYMBOLS = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["0", "1", "x"]), max_size=4)
+TRAIN = st.fixed_dictionaries(dict.fromkeys("ab", st.sampled_from([0, 1, None, "x"])))  # a run has all fields
 RUN = st.fixed_dictionaries(
-    {"run_id": st.just("id"), "name": st.just("run"), "symbols": VALUES, "train": VALUES},
+    {"run_id": st.just("id"), "name": st.just("run"), "symbols": SYMBOLS, "train": TRAIN},
     optional={"timeout_s": st.sampled_from([0, 5]), "asked": st.just(["A"]), "expected_s": st.just(1.0)},
 )
 

@@ -45,7 +45,7 @@ WRONG = [
 
 @pytest.mark.parametrize("name, value", WRONG)
 def test_a_value_of_another_type_is_refused_with_the_name_of_the_field(name, value):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(RecordError) as refused:
         TrainConfig.from_json(fields(**{name: value}))
     assert name in refused.value.why
     with pytest.raises(RecordError, match="is damaged"):
@@ -56,7 +56,7 @@ def test_the_trainer_needs_exactly_the_fields_and_other_readers_get_defaults():
     values = fields()
     del values["warmup_steps"]
     for wrong in (values, fields(bta1=0.9)):
-        with pytest.raises(ConfigError, match=r"train\.(warmup_steps|bta1) in run\.json"):
+        with pytest.raises(RecordError, match=r"train\.(warmup_steps|bta1) in run\.json"):
             TrainConfig.from_json(wrong)
     assert convert({}, TrainConfig, "run.json") == TrainConfig()
     found = convert({"max_iters": 12, "bias": False, "of_tomorrow": 1}, TrainConfig, "run.json")

@@ -35,13 +35,19 @@ def ended(
     return end.kind, end.reason
 
 
-SAVED = {"status": "stopped", "step": 7}
+AT_7 = {"result": {"status": "stopped", "step": 7}, "saved": 7}
 CASES: list[tuple[str, dict[str, Any], str, str]] = [  # what, evidence -> kind, reason
     ("finished", {"result": {"status": "finished"}}, "finished", ""),
     ("nan", {"result": {"status": "failed", "kind": "nan", "reason": "loss is nan"}}, "nan", "loss is nan"),
     ("result of the attempt before", {"result": {"status": "stopped", "attempt": 1}}, "died", "rank 1 ended with exit"),
-    ("make stop", {"stop": "stopped: asked by user", "result": SAVED}, "stopped", "asked by user, saved step 7"),
-    ("time limit", {"stop": "time limit: SIGUSR1", "result": SAVED}, "time limit", "SIGUSR1, saved step 7"),
+    ("make stop", {**AT_7, "stop": "stopped: asked by user"}, "stopped", "asked by user, saved step 7"),
+    ("time limit", {**AT_7, "stop": "time limit: SIGUSR1"}, "time limit", "SIGUSR1, saved step 7"),
+    (
+        "a disk without room for a checkpoint",
+        {**AT_7, "stop": "stopped: x", "saved": 5},
+        "stopped",
+        "x, step 7 was not saved (newest checkpoint: step 5)",
+    ),
     ("too slow to save", {"stop": "signal: SIGTERM"}, "signal", "SIGTERM, it ended before it could save"),
     ("its own failure during a stop", {"stop": "stopped: x", "result": {"status": "failed", "kind": "nan"}}, "nan", ""),
     (
@@ -50,7 +56,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [  # what, evidence -> kind,
         "stopped",
         "x, it ended before it could save",
     ),
-    ("somebody else stopped its ranks", {"result": SAVED}, "preempted", "saved step 7"),
+    ("somebody else stopped its ranks", AT_7, "preempted", "saved step 7"),
     ("a damaged result", {"result": {"status": 5}}, "mismatch", "result.json is damaged"),
     ("a node is silent", {"trouble": ("node lost", "n4 has not answered")}, "node lost", "n4 has not answered"),
     ("a rank says why", {"ranks": ({"rank": 1, "kind": "data", "reason": "no shard"},)}, "data", "rank 1: no shard"),
@@ -70,6 +76,16 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [  # what, evidence -> kind,
         },
         "error",
         "rank 1: ValueError: why",
+    ),
+    (
+        "the peer of rank 0 failed",
+        {
+            "result": {"status": "failed", "kind": "error", "reason": "Connection closed by peer"},
+            "ranks": ({"rank": 1, "time": 4.5, "kind": "oom", "reason": "CUDA out of memory"},),
+            "stop": "stopped: x",
+        },
+        "oom",
+        "rank 1: CUDA out of memory",
     ),
     ("nccl", {"result": {"status": "failed", "kind": "error", "reason": "ncclSystemError"}}, "nccl", "ncclSystemError"),
     ("a bug", {"log": "CUDA error: device-side assert triggered\n"}, "died", "rank 1 ended with exit code 1"),

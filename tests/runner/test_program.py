@@ -154,6 +154,23 @@ def test_a_stop_trains_no_step_twice(matrix: Any) -> None:
     assert [one.steps(name) for name in one.names] == [list(range(1, STEPS + 1))] * 2
 
 
+def test_a_copy_by_hard_links_leaves_the_original_as_it_was(matrix: Any) -> None:
+    one = matrix(runs=1)
+    one.hold()
+    one.start()
+    one.wait()
+    background.stop(one.path)
+    wait_until(one.is_asked)
+    one.go()
+    wait_until(lambda: not one.processes())
+    original, one.path = one.path / "run_0", one.path.with_name("m_copy")
+    before = {path: path.read_bytes() for path in original.rglob("*") if path.is_file()}
+    shutil.copytree(original.parent, one.path, copy_function=os.link)
+    assert one.go_on() == 0
+    assert one.steps("run_0")[-1] == STEPS
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_ctrl_c_stops_and_a_closed_terminal_does_not(matrix: Any) -> None:
     one = matrix()
     one.hold()

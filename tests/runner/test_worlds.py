@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kmatrix import locks
 from kmatrix.engines.ports import UnreachableError
-from kmatrix.records import attempts
 from kmatrix.records.control import requests_of, stop, stop_of
 from kmatrix.records.runs import Status
 from kmatrix.runner import requests
@@ -104,7 +104,7 @@ class Laptop(World):
         elif what == "release":
             self.command(what, lambda: requests.release(look(self.path), [run]))
         elif what == "rerun":
-            if not attempts.is_held(self.path / run / ".lock"):
+            if not locks.is_held(self.path / run / ".lock"):
                 self.finished.pop(run, None)
             self.faults_allowed[run] += 1  # before: a rerun that is killed after it has the run is an order, too
             self.command(what, lambda: rerun(self.path / run))

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from kmatrix import locks
 from kmatrix.clock import clock
 from kmatrix.engines.nodes import NodeFile
 from kmatrix.gpu.formats.json_array import JsonArrayFile, last_entry
-from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt, End, path_of
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl, read_json, write_json
@@ -62,10 +62,10 @@ def test_a_program_without_a_pulse_is_gone(tmp_path, times):
 def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path, times):
     runs = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in (1, 2, 3)]
     matrix = make_matrix(tmp_path, runs[:1], planned=runs[1:])
-    handle = attempts.try_lock(matrix.path / ".lock")
+    handle = locks.try_lock(matrix.path / ".lock")
     view = view_of(matrix)
     assert (view.status, view.running, view.left_s) == (Status.RUNNING, True, pytest.approx(120.0))
-    attempts.release(handle)
+    locks.release(handle)
     view = view_of(matrix)
     assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it still ran
     write_json(matrix.path / "control" / "requests.json", {"runs": {runs[1].name: {"skip": "why"}}})
@@ -81,6 +81,14 @@ def test_the_numbers_are_those_of_the_last_attempt(tmp_path, times):
     run = run_of(matrix, "adamw")
     assert (run.step, run.loss, run.attempt, run.micro_batch, run.elapsed_s) == (40, 2.0, 2, 4, 50.0)
     assert (run.ends, run.last_end) == (("oom",), "out of memory")
+
+
+def test_a_stopped_run_without_a_step_of_its_last_attempt_is_at_its_checkpoint(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=50)])
+    folder = matrix.run(FakeRun().name)
+    write_attempt(folder, 2, end=End(kind="signal"))
+    write_json(folder.checkpoints / "step_00000050.json", {"step": 50})
+    assert run_of(matrix, "adamw").step == 50
 
 
 def test_unknown_values_are_none_and_never_zero(tmp_path):

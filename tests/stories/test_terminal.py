@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from kmatrix.records.attempts import is_held
+from kmatrix.locks import is_held
 from tmux_screen import Tmux
 from waiting import wait_until
 

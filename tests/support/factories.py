@@ -15,10 +15,10 @@ import numpy as np
 
 import forked
 from gpt2.data import shards
+from kmatrix.experiment.create import common_of, planned
 from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.files import read_json, write_json
-from kmatrix.records.matrix import common_of, planned
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 

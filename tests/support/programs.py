@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kmatrix.cli.commands as cli
-import kmatrix.doctor
+import kmatrix.experiment.doctor
 import kmatrix.experiment.inputs.data
 import kmatrix.experiment.plan as planning
 from kmatrix.experiment.cluster import resolve
@@ -124,7 +124,7 @@ def answer_for_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0, json.dumps({**found, "pairs": []}), "")
 
     known = SimpleNamespace(run=answer, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(kmatrix.doctor, "subprocess", known)
+    monkeypatch.setattr(kmatrix.experiment.doctor, "subprocess", known)
 
 
 def give_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kmatrix.experiment import create
 from kmatrix.records import attempts, files
 from kmatrix.records import matrix as plans
 from kmatrix.records.attempts import Attempt, End, Exit
@@ -101,7 +102,7 @@ def make_matrix(
     all_runs = [*runs, *planned]
     labels = dict.fromkeys(label for run in all_runs for label in run.all_axes)
     records = [run_json(run) for run in all_runs]
-    common = plans.common_of(records)
+    common = create.common_of(records)
     write_json(
         matrix.matrix_json,
         {
@@ -119,7 +120,7 @@ def make_matrix(
             ],
             "overrides": ["MAX_ITERS=100"],
             "common": common,
-            "runs": [plans.planned(common, record) for record in records],
+            "runs": [create.planned(common, record) for record in records],
             "cuts": [{"count": count, "reason": reason} for count, reason in cuts],
             "provenance": provenance(all_runs),
             **({} if verdict is None else {"verdict": dict(verdict)}),
@@ -138,8 +139,8 @@ def replan(matrix: MatrixDir, change: Callable[[dict[str, Any]], dict[str, Any]]
     """Change what was planned. change: returns the new values of run.json of a run, from the old ones."""
     plan = json.loads(matrix.matrix_json.read_text(encoding="utf-8"))
     records = [change(plans.whole(plan["common"], run)) for run in plan["runs"]]
-    plan["common"] = plans.common_of(records)
-    plan["runs"] = [plans.planned(plan["common"], record) for record in records]
+    plan["common"] = create.common_of(records)
+    plan["runs"] = [create.planned(plan["common"], record) for record in records]
     write_json(matrix.matrix_json, plan)
     for record in records:
         if (folder := matrix.run(record["name"])).run_json.exists():

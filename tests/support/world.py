@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmatrix import locks
 from kmatrix.clock import SystemClock, clock
 from kmatrix.errors import RecordError
 from kmatrix.records import attempts, files
@@ -32,7 +33,7 @@ STEPS, EVERY = 6, 2  # of a run, and between its checkpoints
 BAD = ("oom", "nan", "gpu lost", "nccl", "killed", "died", "preempted", "disk")  # ends of attempts
 LOSS = float(pow(31, STEPS, 1000003))  # of a run, however often it was interrupted
 EPOCH = 1_800_000_000.0
-_BEFORE, _LOCK, _RELEASE, _HELD = files.before, attempts.try_lock, attempts.release, attempts.is_held
+_BEFORE, _LOCK, _RELEASE, _HELD = files.before, locks.try_lock, locks.release, locks.is_held
 
 
 class CrashError(BaseException):
@@ -65,7 +66,7 @@ def replaced_kernel() -> Iterator[None]:
         yield
     finally:
         files.before, clock.real = _BEFORE, SystemClock()
-        attempts.try_lock, attempts.release, attempts.is_held = _LOCK, _RELEASE, _HELD
+        locks.try_lock, locks.release, locks.is_held = _LOCK, _RELEASE, _HELD
 
 
 @dataclass(kw_only=True)
@@ -242,7 +243,7 @@ class World:
         self.crashes, self.stopped_at = True, None
         self.pulse_s, self.tick_s = (1.0, 0.3) if hosts == 1 else (10.0, 3.0)
         files.before = self._before  # type: ignore[assignment]
-        attempts.try_lock, attempts.release, attempts.is_held = self._try_lock, self._release, self._is_held
+        locks.try_lock, locks.release, locks.is_held = self._try_lock, self._release, self._is_held
         names = [f"run_{number}" for number in range(runs or self.dice.randint(1, 3))]
         self.script = {
             name: [

@@ -16,7 +16,8 @@ import pytest
 
 from kmatrix.cli.trackers import _pending
 from kmatrix.errors import LaunchError
-from kmatrix.records.tracking import SyncState, is_syncing, pending_messages, read_track, sync_status
+from kmatrix.locks import is_held
+from kmatrix.records.tracking import SyncState, pending_messages, read_track, sync_status
 from kmatrix.track import sidecar
 from kmatrix.track.sidecar import feed
 from track_factory import (
@@ -297,10 +298,10 @@ def test_a_run_has_one_tracker_process_at_a_time(run):
     write_training(run, range(3))
     with run.track_lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert is_syncing(run)
+        assert is_held(run.track_lock)
         with pytest.raises(LaunchError, match="another process is uploading"):
             send(run, MemoryTracker(), limit_s=0.05)
-    assert not is_syncing(run)
+    assert not is_held(run.track_lock)
     assert send(run, MemoryTracker())[0] == 0
 
 

@@ -72,7 +72,7 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
     yield from reserve_notes(view)
     if view.dollars is not None:
         yield f"cost: {money(view.dollars)} so far, {money(view.all_dollars)} in total"
-    if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
+    if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) and not run.to_come for run in view.runs):
         yield f"{failed} failed or skipped: not counted"
 
 

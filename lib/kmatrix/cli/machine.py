@@ -11,12 +11,12 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.config import read
-from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
 from kmatrix.engines import kubernetes
 from kmatrix.engines.kubernetes import Kubernetes
 from kmatrix.engines.slurm import Slurm
 from kmatrix.engines.slurm_nodes import Nodes, read_settings
 from kmatrix.errors import KmatrixError
+from kmatrix.experiment.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config

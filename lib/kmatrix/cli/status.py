@@ -20,7 +20,7 @@ from kmatrix.cli.targets import asked_statuses, find_target, running_target
 from kmatrix.records.decode import SCHEMA, indented_text
 from kmatrix.records.matrix import LOCAL
 from kmatrix.records.runs import Status
-from kmatrix.records.tracking import links, pending_messages
+from kmatrix.records.tracking import first_of_each, pending_messages
 from kmatrix.status.live import GpuView
 from kmatrix.status.view import TO_COME, MatrixView, RunView, Viewer
 from kmatrix.status.wanted import NOT_NEEDED
@@ -296,7 +296,7 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
         yield from _history(run)
     for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.path):
         yield Status.FAILED, text
-    for link in links(run.trackers for run in view.runs):
+    for link in first_of_each((one.tracker, one.link) for run in view.runs for one in run.trackers):
         yield None, link
     if not view.is_active and view.status is Status.STOPPED:
         yield Status.STOPPED, view.spent or f"continue: {make_command('continue', view.path)}"

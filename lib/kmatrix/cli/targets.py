@@ -7,11 +7,11 @@ import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
+from kmatrix import locks
 from kmatrix.cli.commands import Arguments
 from kmatrix.engines.ports import Phase, Seen
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.kconfig.assignments import read_string
-from kmatrix.records import attempts
 from kmatrix.records.control import requests_of
 from kmatrix.records.matrix import LOCAL, read_plan
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, matrix_dirs
@@ -65,7 +65,7 @@ def live_jobs(matrix: MatrixDir) -> dict[str, Seen]:
 
 def is_active(matrix: MatrixDir) -> bool:
     """Return whether a matrix is being run, or has jobs that wait."""
-    if attempts.is_held(matrix.path / ".lock"):
+    if locks.is_held(matrix.path / ".lock"):
         return True
     try:
         return (matrix.path / "jobs").is_dir() and read_plan(matrix.path).engine != LOCAL and bool(live_jobs(matrix))
@@ -113,7 +113,7 @@ def asked_statuses(arguments: Arguments) -> frozenset[Status]:
 
 def refuse_if_running(matrix: MatrixDir) -> None:
     """Raise LaunchError if another process is running the matrix, or its jobs on a cluster may write to it."""
-    if attempts.is_held(matrix.path / ".lock"):
+    if locks.is_held(matrix.path / ".lock"):
         raise LaunchError(
             f"{matrix.name} is being run",
             hint=f"watch it with `{make_command('status', matrix.path)}`, or stop it with "

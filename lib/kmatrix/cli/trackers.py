@@ -15,19 +15,18 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target, live_jobs
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.forms import PROJECT_NAME, PROJECT_RULE
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.own_file import open_to_read, opener
+from kmatrix.locks import is_held
 from kmatrix.records.checkpoint_dir import original_of
+from kmatrix.records.decode import decode_line
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import ROOT, RunDir, program_environment
-from kmatrix.records.runs import Tracking, metric_line, read_run_file
+from kmatrix.records.runs import MetricValues, Tracking, metric_line_of, read_run_file
 from kmatrix.records.tracking import (
-    PROJECT_NAME,
-    PROJECT_RULE,
     SyncState,
     SyncStatus,
-    is_syncing,
     read_track,
     sync_status,
 )
@@ -121,7 +120,7 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
 
     project: replaces that of the run, "" to keep it. online: as in `identity`.
     """
-    if is_syncing(run):
+    if is_held(run.track_lock):
         print(f"{run.name}: a tracker process is already uploading it")
         return 1
     before = {status.tracker: status.points for status in read_track(run)}  # to report how many steps are new
@@ -151,7 +150,7 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
 
 def _start(run: RunDir, *options: str) -> subprocess.Popen[bytes]:
     """Start the tracker process of a run in a session of its own: no GPU, one thread. Raises OSError."""
-    with open(run.track_log, "ab", opener=opener) as log:
+    with run.track_log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "kmatrix.track", str(run.path), *options],
             cwd=ROOT,
@@ -193,8 +192,8 @@ def _pending(run: RunDir) -> tuple[str, ...]:
 
 def _last_step(run: RunDir) -> int:
     """Return the step of the last line of metrics, 0 without one."""
-    with open_to_read(run.metrics) as file:
-        lines = [metric_line(line) for line in last_lines(file)]
+    with run.metrics.open("rb") as file:
+        lines = [metric_line_of(decode_line(line, MetricValues) or {}) for line in last_lines(file)]
     return next((line.step for line in reversed(lines) if line is not None), 0)
 
 

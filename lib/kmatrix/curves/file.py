@@ -7,10 +7,11 @@ not against somebody who may write into the folder: such a person could change m
 
 from __future__ import annotations
 
+import json
 from operator import lt
 
 from kmatrix.errors import SchemaError
-from kmatrix.records.decode import SCHEMA, Amount, Count, Number, Record, UnixTime, as_json, compact, decode_optional
+from kmatrix.records.decode import SCHEMA, Amount, Count, Number, Record, UnixTime, as_json, decode_optional
 from kmatrix.records.decode import field as record_field
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult
@@ -98,7 +99,7 @@ def curves_text(curves: CurvesFile) -> bytes:
     """Return the text of curves.json, without the numbers that are not known."""
     value = {"schema": SCHEMA, **as_json(curves)}
     value["measured"] = {name: number for name, number in value["measured"].items() if number is not None}
-    return compact(value)
+    return f"{json.dumps(value, separators=(',', ':'))}\n".encode()
 
 
 def _check(steps: tuple[int, ...], *columns: tuple[object, ...]) -> None:

@@ -25,7 +25,6 @@ from kmatrix.curves.metrics import MetricColumns, read_metrics
 from kmatrix.curves.thin import columns, evenly, knots
 from kmatrix.curves.values import RunCurves, curves_of_file, number
 from kmatrix.errors import RecordError, note_damage, note_lines
-from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import decode_bytes
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import RunDir
@@ -124,7 +123,7 @@ def digest_of_ends(path: Path, size: int) -> str:
     if not size:
         return ""
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             ends = file.read(min(END_BYTES, size))
             file.seek(max(len(ends), size - END_BYTES))
             ends += file.read(size - file.tell())

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_tuple, decoded_lines
 from kmatrix.records.decode import field as record_field
 
@@ -26,7 +25,7 @@ def decode_blocks(path: Path, kind: type[R], size: int) -> Iterator[tuple[list[R
 
     In blocks of a fixed size: a log may have any. Raises OSError if the file is missing or cannot be read.
     """
-    with open_to_read(path) as file:
+    with path.open("rb") as file:
         rest, is_long = b"", False  # the beginning of the next line; whether what precedes it was dropped
         while data := file.read(min(BLOCK_BYTES, size)):
             size -= len(data)

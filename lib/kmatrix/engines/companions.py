@@ -20,7 +20,6 @@ from pathlib import Path
 from kmatrix.clock import clock
 from kmatrix.engines.ports import Ranks
 from kmatrix.engines.ranks import end_with
-from kmatrix.own_file import open_to_read, opener
 from kmatrix.records.attempts import DATA, Attempt, Exit
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import ROOT, program_environment
@@ -49,7 +48,7 @@ class Companion:
         ends: Callable[[], object] = partial(end_with, os.getpid(), signal.SIGTERM)
         if self.outlives:  # the signal that the attempt has ended may come before its program listens
             ends = partial(signal.pthread_sigmask, signal.SIG_BLOCK, (signal.SIGTERM,))
-        with suppress(OSError), open(self.log, "ab", opener=opener) as log:
+        with suppress(OSError), self.log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", *self.words],
@@ -124,7 +123,7 @@ class WithCompanions:
 def why_it_failed(log_file: Path, start: int, code: int) -> str:
     """Return why a preparation failed: its last error in the log. start: bytes before it.  code: its exit status."""
     errors = list[str]()
-    with suppress(OSError), open_to_read(log_file) as log:
+    with suppress(OSError), log_file.open("rb") as log:
         errors = [line for line in last_lines(log, start=start) if line.startswith(ERROR)]
     error = json.loads(errors[-1]) if errors else {"what": f"exit status {code}", "why": ""}
     return f"its data could not be prepared: {': '.join(filter(None, (error['what'], error['why'])))}"

@@ -22,7 +22,6 @@ from kmatrix.engines.ports import Shape
 from kmatrix.engines.ranks import end_with
 from kmatrix.errors import LaunchError, RecordError, reason_of
 from kmatrix.gpu.nvml.detect import Gpu
-from kmatrix.own_file import opener
 from kmatrix.packing import Distance, place
 from kmatrix.records import attempts
 from kmatrix.records.attempts import boot_id
@@ -154,7 +153,7 @@ class Local:
         number = max(attempts.numbers(self.path / run), default=0)
         try:
             self._log(run).parent.mkdir(exist_ok=True)
-            with open(self._log(run), "ab", opener=opener) as log:
+            with self._log(run).open("ab") as log:
                 log_start = log.tell()
                 process = self.popen(
                     [*self.program, str(self.path / run)],

@@ -95,7 +95,9 @@ class Followers:
             if not missing:
                 return
             if ended := [one for one in self.programs if one.poll() is not None]:
-                why = f"{ended[0].args!r} ended with exit status {ended[0].returncode}"
+                words = ended[0].args
+                assert isinstance(words, list)
+                why = f"`{' '.join(words[:-1])}` ended with exit status {ended[0].returncode}"
                 raise LaunchError(f"{self.run.name}: no answer from node {', '.join(map(str, missing))}", why=why)
             yield missing
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,9 @@ import psutil
 
 from kmatrix.clock import clock
 from kmatrix.errors import LaunchError
-from kmatrix.own_file import opener
 from kmatrix.records.attempts import GRACE, SPENT, Attempt, Exit
-from kmatrix.records.paths import extended_path
+from kmatrix.records.files import replacing
+from kmatrix.records.paths import program_environment
 from kmatrix.redaction.redactor import is_key_name, keys_in
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -68,7 +69,7 @@ class Trainer:
         # passive: spinning threads would take the cores of other ranks. Unbuffered: a log is complete after a kill.
         found |= {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
         return found | {
-            "PYTHONPATH": extended_path(self.code),
+            "PYTHONPATH": program_environment(self.code)["PYTHONPATH"],
             GRACE: f"{self.grace_s:g}",
             SPENT: f"{self.spent_s:.3f}",
         }
@@ -76,6 +77,14 @@ class Trainer:
 
 def _is_key(name: str, value: str) -> bool:
     return is_key_name(name) or bool(keys_in(value))
+
+
+def unshare(run: Path) -> None:
+    """Replace each file of a run that has other names, in a copy by `cp -al`, by a copy: an attempt appends to some."""
+    for path in run.rglob("[!.]*"):
+        if path.suffix != ".pt" and path.is_file() and path.stat().st_nlink > 1:
+            with replacing(path) as copy:
+                shutil.copy2(path, copy)
 
 
 class Ranks:
@@ -99,7 +108,7 @@ class Ranks:
         start = partial(Popen, words, cwd=trainer.code, stdin=DEVNULL, pass_fds=(lock,), start_new_session=True)
         ends = partial(end_with, os.getpid(), signal.SIGKILL)
         try:
-            with open(run / ("output.log" if node == 0 else f"nodes/{node}.log"), "ab", opener=opener) as log:
+            with (run / ("output.log" if node == 0 else f"nodes/{node}.log")).open("ab") as log:
                 for local, rank in enumerate(range(node * here, (node + 1) * here)):
                     own = {**common, "RANK": str(rank), "LOCAL_RANK": str(local)}
                     self._running[rank] = start(env=own, stdout=log, stderr=log, preexec_fn=ends)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kmatrix.config import RULES
 from kmatrix.errors import ConfigError
+from kmatrix.forms import PROJECT_NAME
 from kmatrix.kconfig.assignments import (
     NotInEffect,
     apply_assignments,
@@ -24,7 +25,6 @@ from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand
 from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
-from kmatrix.records.tracking import PROJECT_NAME
 from kmatrix.text import make_command, shown
 from kmatrix.track.available import is_computed, own_project
 

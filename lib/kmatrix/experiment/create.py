@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +25,13 @@ from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
-from kmatrix.records.checkpoint_dir import check_own_files, new_folder
+from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.control import Request, change
 from kmatrix.records.dataset import Dataset, sha256_of_reading
 from kmatrix.records.decode import as_json, replaced
 from kmatrix.records.files import read_json, sync_folder, write_json, write_text
-from kmatrix.records.matrix import CODE, LOCAL, common_of, config_lines, planned
-from kmatrix.records.paths import ROOT, MatrixDir, next_path, staged_dir
+from kmatrix.records.matrix import CODE, INNER, LOCAL, MORE, OWN, SYMBOL
+from kmatrix.records.paths import ROOT, STAGED, MatrixDir, next_path
 from kmatrix.records.runs import Provenance, Tracking, VerdictRules
 from kmatrix.redaction.redactor import redact
 from kmatrix.text import shortened
@@ -192,6 +193,50 @@ def _skip(matrix: MatrixDir, made_from: Creation) -> None:
         change(matrix.path, lambda known: replaced(known, runs={**known.runs, **skipped}))
 
 
+def new_folder(base: Path, path: Path) -> Path:
+    """Make the folder for the checkpoints of a new matrix below CHECKPOINT_DIR, and return it. path: of the matrix."""
+    base.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain([path.name], (f"{path.name}_{number}" for number in itertools.count(2)))
+    # Never one that exists: matrices of two results folders may have the same name.
+    folder = next(base.resolve() / name for name in names if not (base / name).exists())
+    folder.mkdir()
+    return folder
+
+
+def common_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the values of run.json of all runs share. Those of `symbols` and `train` are compared one by one."""
+    first = runs[0] if runs else {}
+    return _shared(first, runs, OWN) | {key: _shared(first.get(key, {}), [run[key] for run in runs]) for key in INNER}
+
+
+def _shared(first: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], own: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in first.items()
+        if key not in own and all(key in run and run[key] == value for run in runs)
+    }
+
+
+def planned(common: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run as matrix.json has it: its values of run.json that differ from the common ones."""
+    own = _own(common, run, OWN) | {key: _own(common[key], run[key]) for key in INNER}
+    return own | {"symbols": {name: None for name in common["symbols"] if name not in run["symbols"]} | own["symbols"]}
+
+
+def _own(common: Mapping[str, Any], run: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key in own or key not in common or common[key] != value}
+
+
+def config_lines(common: str, own: str) -> dict[str, str]:
+    """Return how the text of a .config differs from the common one, as `make_files` takes it."""
+    theirs, ours = common.split("\n"), own.split("\n")
+    gone, new = set(theirs).difference(ours), set(ours).difference(theirs)
+    named = {name[1]: line for line in ours if line in new and (name := SYMBOL.match(line))}
+    found = {line: named.pop(name[1], "") for line in theirs if line in gone and (name := SYMBOL.match(line))}
+    more = [line for line in ours if line in named.values()]
+    return found | ({MORE: "\n".join([*more, ""])} if more else {})
+
+
 def check_place(results_dir: Path, checkpoint_dir: Path | None = None) -> None:
     """Raise LaunchError if the results directory, or CHECKPOINT_DIR, is not writable."""
     _check_writable(results_dir, "a matrix", "RESULTS_DIR")
@@ -218,7 +263,7 @@ def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
     """
     while True:
         path = next_path(results_dir, time.time())
-        staged = staged_dir(path)
+        staged = path.with_name(f".{path.name}{STAGED}")
         try:
             staged.mkdir()  # atomic: of two commands in the same second, each gets its own directory
         except FileExistsError:
@@ -260,7 +305,7 @@ def _run_json(run: Run, made_from: Creation, origin: Provenance) -> dict[str, An
         "timeout_s": made_from.timeout_s,
         "selected": made_from.verdict.seeds_auto,
         "environment": environment(made_from.texts[run.name].values),
-        "tracking": made_from.tracking.to_json(),
+        "tracking": as_json(made_from.tracking),
         "train_tokens": data.train_tokens if data else None,
         **_expected(run.name, made_from),
         "provenance": origin,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_vocabulary
-from kmatrix.doctor import need_torch
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.cluster.jobs import planned_shapes
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_place, create
+from kmatrix.experiment.doctor import need_torch
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
 from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
 from kmatrix.experiment.inputs.initial import check_fit

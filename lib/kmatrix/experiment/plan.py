@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix.budget import budget_s
 from kmatrix.config import (
     PREFIX,
     RULES,
@@ -41,7 +42,6 @@ from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
-from kmatrix.records.train_config import budget_s
 from kmatrix.runner.requests import too_few_gpus
 from kmatrix.shapes import cpu_name
 from kmatrix.text import duration, first_names, plural

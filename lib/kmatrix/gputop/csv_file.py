@@ -15,7 +15,7 @@ from kmatrix.errors import RecordError, reason_of
 from kmatrix.gpu.formats.samples import LIVE_FIELDS, Snapshot, csv_header, csv_row
 from kmatrix.gputop.loop import Ended, chosen, endings_caught
 from kmatrix.gputop.monitor import GPUMonitor
-from kmatrix.own_file import lock_writing, open_own
+from kmatrix.locks import is_locked_now
 from kmatrix.text import plural
 
 STANDARD_OUTPUT = "-"
@@ -76,8 +76,8 @@ class CsvFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Not "a": a line that a kill cut off is removed, and the position has to be set for that.
-            file = os.fdopen(open_own(path), "r+b", buffering=0)
-            if not lock_writing(file.fileno()):
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+            if not is_locked_now(file.fileno()):
                 file.close()
                 raise RecordError(
                     f"another gputop writes {path}",

@@ -15,10 +15,9 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.forms import FORMS
+from kmatrix.forms import FORMS, PROJECT_NAME, PROJECT_RULE
 from kmatrix.kconfig.ranges import values_of_range
 from kmatrix.records.paths import ROOT
-from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 from kmatrix.records.train_config import NEUTRAL
 from kmatrix.redaction.redactor import SHORTEST, is_key, looks_random, named_keys, redactor
 

@@ -1,4 +1,4 @@
-"""Who trains a run: attempts/N.json, made by one process, and the lock of the run on each host.
+"""Who trains a run: attempts/N.json, made by one process, beside the lock of the run on each host.
 
 The newest number has the run. Its maker alone replaces the file: with each pulse, and at its end. Whoever finds a newer
 number than its own kills its ranks and writes nothing more. An attempt without an end, whose process is gone, was
@@ -7,17 +7,15 @@ killed. So the file is claim, fence, pulse and record at once.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kmatrix.clock import clock
 from kmatrix.errors import KmatrixError
-from kmatrix.own_file import read_file
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -33,21 +31,16 @@ from kmatrix.records.files import create_json, names, write_json
 
 PULSE_S = 10.0  # between two writes on network storage
 STALE_S = 100.0  # an older file has no writer: some pulses, and caches of network storage of up to a minute
-NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})  # storage without flock: there pulses decide
-LOCK_TRIES_S = 0.5  # a reader holds a lock for some microseconds
 TRAIN, ARCHIVE = "train", "archive"
 VOID, NODE_LOST, DATA = "void", "node lost", "data"  # kinds of ends, besides those of `kmatrix.status.fold`
 # Variables of ranks: time (s) to save, at most; time (s) that earlier attempts of the run took.
 GRACE, SPENT = "KMATRIX_GRACE_S", "KMATRIX_SPENT_S"
 
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
 def boot_id() -> str:
     """Return the kernel's id of this boot of the machine, "" if the system has none."""
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
@@ -119,7 +112,7 @@ def numbers(run: Path) -> list[int]:
 
 
 def read_all(run: Path) -> tuple[Attempt, ...]:
-    """Return all attempts, in order. Raises RecordError if one is damaged."""
+    """Return all attempts, in order. Raises RecordError."""
     return tuple(one for number in numbers(run) if (one := read(run, number)) is not None)
 
 
@@ -130,25 +123,18 @@ def read(run: Path, number: int) -> Attempt | None:
     """
     name = f"{run}/attempts/{number}.json"
     try:
-        data = read_file(name)
+        data = Path(name).read_bytes()
     except FileNotFoundError:
         return None
     return decode_bytes(data, Attempt, name) if data else Attempt(number=number)
 
 
-class _Node(Record, frozen=True, kw_only=True):
-    """nodes/K.json, as far as a reader needs it: `kmatrix.engines.nodes` has all of it."""
-
-    host: str = ""
-
-
 def host_of(run: Path, node: int) -> str:
     """Return the host of a node of a run, `node 1` if it is unknown. Raises RecordError if an attempt is damaged."""
-    if node:
-        found: Attempt | _Node | None = decode_optional(run / "nodes" / f"{node}.json", _Node)
-    else:
-        found = read(run, max(numbers(run), default=0))
-    return (found.host if found else "") or f"node {node}"
+    if node:  # of what `kmatrix.engines.nodes` writes, the host alone
+        about = decode_optional(run / "nodes" / f"{node}.json", dict[str, Any]) or {}
+        return str(about.get("host") or f"node {node}")
+    return getattr(read(run, max(numbers(run), default=0)), "host", "") or "node 0"
 
 
 def write(run: Path, mine: Attempt, *, durable: bool = False) -> None:
@@ -164,54 +150,6 @@ def this_process(host: str = "", boot: str = "") -> Attempt:
 def is_here(one: Attempt, other: Attempt) -> bool:
     """Return whether one lock excludes both. Containers of one kernel may have mounts, and so locks, of their own."""
     return (one.boot, one.host) == (other.boot, other.host)
-
-
-def try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds a lock until it is closed, also by the programs that inherit it; None: it is held.
-
-    On storage without flock the descriptor holds nothing: there only pulses decide.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            os.close(handle)
-            raise
-    return handle
-
-
-def lock(path: Path) -> int | None:
-    """Return `try_lock`, after some tries."""
-    until = clock.monotonic() + LOCK_TRIES_S
-    while (handle := try_lock(path)) is None and clock.monotonic() < until:
-        clock.sleep(0.01)
-    return handle
-
-
-def release(handle: int) -> None:
-    """Release a lock of this process."""
-    os.close(handle)
-
-
-def is_held(path: Path) -> bool:
-    """Return whether a process on this host holds a lock; for readers, who may not be allowed to write."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return False
 
 
 def beats(run: Path, one: Attempt) -> bool:

@@ -75,14 +75,16 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)  # not of a run that was moved or deleted
         path = self.folder / f"step_{step:08d}.pt"
         with replacing(path) as partial:
-            with partial.open("wb") as file:
-                hashing = Hashing(file)
-                write(hashing)  # type: ignore[arg-type]  # torch uses only write and flush
+            with partial.open("w+b") as file:
+                write(file)
                 file.flush()
                 os.fsync(file.fileno())  # without it, a renamed file may be without its data after a power failure
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             path.with_suffix(".json").unlink(missing_ok=True)  # of another file
         sync_folder(self.folder)
-        item = Checkpoint(step=step, bytes=hashing.bytes, sha256=hashing.hexdigest(), time=time.time(), **about)
+        item = Checkpoint(step=step, bytes=size, sha256=sha256, time=time.time(), **about)
         return self.describe(item)
 
     def describe(self, item: Checkpoint, **changes: Any) -> Checkpoint:
@@ -91,10 +93,6 @@ class Checkpoints:
         write_json(self.path(item).with_suffix(".json"), as_json(changed))
         sync_folder(self.folder)
         return changed
-
-    def remove(self, item: Checkpoint) -> None:
-        self.path(item).with_suffix(".json").unlink(missing_ok=True)
-        self.path(item).unlink(missing_ok=True)
 
     def set_aside(self, item: Checkpoint) -> None:
         """Rename a damaged checkpoint, so that it is not used again but can be inspected."""
@@ -106,9 +104,9 @@ class Checkpoints:
         """Delete all but the newest, the best and the final one. keep: how many of the newest."""
         everything = self.all()
         kept = [*everything[-keep:], self.best(), self.final()]
-        for item in everything:
-            if item not in kept:
-                self.remove(item)
+        for path in [self.path(item) for item in everything if item not in kept]:
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Delete what killed saves and deletions left. Only the trainer that owns the folder calls it."""
@@ -129,37 +127,4 @@ def check_file(path: Path) -> None:
 
 
 def damaged(path: Path, why: str) -> RecordError:
-    """Return the error for a damaged checkpoint."""
     return RecordError(f"{path} is damaged", why=why, hint="use another checkpoint of the run")
-
-
-def start_step(folder: Path, resume: str) -> int | None:
-    """Return the step at which an attempt starts, as far as files tell; 0 from scratch, None if it is unknown.
-
-    resume: none, auto, latest, best or the path of a checkpoint.
-    """
-    checkpoints = Checkpoints(folder)
-    if resume not in ("none", "auto", "latest", "best"):
-        named = NAME.fullmatch(Path(resume).name)
-        return int(named[1]) if named else None
-    item = None if resume == "none" else checkpoints.best() if resume == "best" else checkpoints.newest()
-    return item.step if item else 0
-
-
-class Hashing:
-    """A file that hashes what is written to it, in order: nothing has to be read again."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self.bytes = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        written = self._file.write(data)
-        self.bytes += written
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()

@@ -6,12 +6,11 @@ fresh on network storage, and costs as much with 10,000 runs as with one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from kmatrix.clock import clock
-from kmatrix.records import attempts, files
+from kmatrix import locks
+from kmatrix.records import files
 from kmatrix.records.decode import Count, Record, UnixTime, as_json, decode, field
 from kmatrix.records.files import names, write_bytes, write_json
 
@@ -20,7 +19,7 @@ ASKED = "asked by user"
 
 
 class Request(Record, frozen=True, kw_only=True):
-    """What is asked of a run, until it is released."""
+    """A run that is not to start, until it is released."""
 
     skip: str = ""  # why it cannot run here, which the next `make continue` looks at again; empty: its user holds it
     time: UnixTime = 0.0
@@ -72,16 +71,6 @@ def allow(matrix: Path) -> None:
 
 def change(matrix: Path, how: Callable[[Requests], Requests]) -> None:
     """Change the requests; two commands at once do it one after the other."""
-    with _locked(matrix / CONTROL / ".lock"):
+    (matrix / CONTROL).mkdir(exist_ok=True)
+    with locks.locked(matrix / CONTROL / ".lock"):
         write_json(matrix / CONTROL / REQUESTS, as_json(how(requests_of(matrix))))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(exist_ok=True)
-    while (handle := attempts.try_lock(path)) is None:
-        clock.sleep(0.01)
-    try:
-        yield
-    finally:
-        attempts.release(handle)

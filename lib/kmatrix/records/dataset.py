@@ -1,15 +1,12 @@
-"""The record dataset.json, which describes the shards next to it, and the text of a mix of datasets."""
+"""The record dataset.json, which describes the shards next to it."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import gcd, lcm
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +24,6 @@ KINDS = {
     kind: (f"*_{kind}_*.bin", f"{kind}.bin") for kind in ("train", "val")
 }  # patterns of the names of shards; nanoGPT's names last
 Parts = tuple[tuple[str, float, int], ...]  # name, share of the sequences and training tokens of each dataset of a mix
-LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][a-z]{3}")  # ISO 639 and ISO 15924, as FineWeb-2 and FinePDFs name folders
-BY_LANGUAGE = ("fineweb2", "finepdfs")  # datasets whose path is a language
-MIX_PART = re.compile(r"([a-z][a-z0-9]*)(?:=(.+))?:(\d*\.?\d+)")
-MOST_SEQUENCES = 10_000  # upper bound of the sum of integer weights: finer ones would need too long a cycle
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -151,36 +144,3 @@ def read_dataset(path: Path) -> DatasetFile:
 def read_dataset_or_empty(path: Path) -> DatasetFile:
     """Return a dataset.json, empty if it is missing or damaged. Raises SchemaError if it is too new."""
     return decode_optional(path, DatasetFile) or DatasetFile()
-
-
-@dataclass(frozen=True, slots=True)
-class MixPart:
-    """One dataset of a mix."""
-
-    dataset: str
-    path: str  # "" if the dataset needs none
-    weight: int  # sequences per cycle; a cycle is the sum of all weights
-
-
-def parse_mix(text: str) -> tuple[MixPart, ...]:
-    """Return the parts of "DATASET:WEIGHT DATASET=PATH:WEIGHT ...", weights as integers without a common divisor.
-
-    Raises ValueError if the text is not a mix.
-    """
-    found: dict[tuple[str, str], Fraction] = {}
-    for word in re.split(r"[\s+]+", text.strip()):
-        match = MIX_PART.fullmatch(word)
-        if not match:
-            raise ValueError(f"{word!r} is not DATASET:WEIGHT or DATASET=PATH:WEIGHT")
-        name = (match[1], match[2] or "")
-        if name in found:
-            raise ValueError(f"{name[0]} is listed twice")
-        found[name] = Fraction(match[3])  # exact: as floats, 0.1 and 0.2 have no small common multiple
-        if not found[name]:
-            raise ValueError(f"the weight in {word!r} must be above 0")
-    scale = lcm(*(weight.denominator for weight in found.values()))
-    weights = [int(weight * scale) for weight in found.values()]
-    divisor = gcd(*weights)
-    if sum(weights) // divisor > MOST_SEQUENCES:
-        raise ValueError(f"the weights {' '.join(map(str, weights))} add up to more than {MOST_SEQUENCES}")
-    return tuple(MixPart(*name, weight // divisor) for name, weight in zip(found, weights, strict=True))

@@ -1,14 +1,14 @@
 """Decode JSON into typed records: the one reader of every JSON file and log line that kmatrix writes.
 
-A record is a class with a type and a range per field. A file that does not match is damaged: if it is required, the
-reader raises RecordError with the file and the field; if it is optional, it counts as missing, and the command prints
-one warning that names it. Unknown keys are ignored, and a file with a newer schema is refused.
+A file that does not match the types and ranges of a record is damaged: RecordError names it and the field; an optional
+one counts as missing, with a warning. Unknown keys are ignored, and a file with a newer schema is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta
 
 from kmatrix.errors import RecordError, SchemaError, note_damage, note_lines
-from kmatrix.own_file import may_exist, read_file
 
 SCHEMA = 1  # of the files that this version writes
 field, replaced, as_tuple = msgspec.field, msgspec.structs.replace, msgspec.structs.astuple
@@ -45,53 +44,37 @@ DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders
 
 
 class _Header(Record, frozen=True, kw_only=True):
-    """The key that every record has."""
-
     schema: Count = 0
 
 
 def decode(path: Path | str, kind: type[R]) -> R:
-    """Return a required JSON file as a record of this type.
-
-    Raises RecordError if the file is missing, unreadable or damaged, and SchemaError if a newer version wrote it.
-    """
+    """Return a JSON file as a record. Raises RecordError if it is missing or damaged, SchemaError if it is newer."""
     try:
-        data = read_file(path)
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="check that this is the directory of a run or a matrix") from None
     except OSError as error:
-        raise RecordError(
-            f"{path} cannot be read",
-            why=error.strerror or str(error),
-            hint="check the permissions of the file and its directory",
-        ) from None
+        hint = "check the permissions of the file and its directory"
+        raise RecordError(f"{path} cannot be read", why=error.strerror or str(error), hint=hint) from None
     return decode_bytes(data, kind, str(path))
 
 
 def decode_optional(path: Path, kind: type[R]) -> R | None:
-    """Return an optional JSON file as a record of this type; None if it is missing or damaged.
-
-    A damaged file is added to `damaged_files`. Raises SchemaError if a newer version wrote it.
-    """
-    if not may_exist(path):  # of thousands of runs, most have few files
-        return None
+    """Return `decode`, None if the file is missing or damaged: then it is noted. Raises SchemaError."""
     try:
         return decode(path, kind)
     except SchemaError:
         raise
     except RecordError as error:
-        if error.why:
+        if error.why:  # it is not missing
             note_damage(path, error.why)
-        elif path.is_symlink():  # not a missing file, which may have been made just now
-            note_damage(path, "a link to a missing file")
         return None
 
 
 def decode_bytes(data: bytes, kind: type[R], name: str) -> R:
-    """Return JSON text as a record of this type. name: of the file, for the error messages of `decode`."""
+    """Return JSON text as `decode` does. name: of the file."""
     try:
-        # The schema first: a newer version may mean something else by the same key.
-        # Most files begin with it: thousands of them are not decoded twice.
+        # The schema first: a newer version may mean something else by the same key. Most files begin with it.
         schema = SCHEMA if SCHEMA_FIRST.match(data) else _decoded(data, _Header).schema
         if schema <= SCHEMA:
             return _decoded(data, kind)
@@ -105,7 +88,7 @@ def decode_bytes(data: bytes, kind: type[R], name: str) -> R:
 
 
 def convert(value: object, kind: type[R], name: str) -> R:
-    """Return a JSON value as a record of this type. Raises RecordError with the name if it is damaged."""
+    """Return a JSON value as a record. Raises RecordError."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -113,7 +96,7 @@ def convert(value: object, kind: type[R], name: str) -> R:
 
 
 def decode_line(line: bytes | str, kind: type[R]) -> R | None:
-    """Return a line of an append-only log as a record of this type, or None if it is damaged."""
+    """Return a line of an append-only log as a record, or None if it is damaged."""
     try:
         return _decoded(line, kind)
     except DAMAGE:
@@ -123,18 +106,16 @@ def decode_line(line: bytes | str, kind: type[R]) -> R | None:
 def decode_lines(path: Path, kind: type[R]) -> list[R]:
     """Return the complete lines of an append-only log as records; none if the file is missing.
 
-    Damaged lines are skipped, and the file is added to `damaged_files` with their number. An incomplete last line is
-    not damage: its writer has not finished it, or was killed.
+    Damaged lines are skipped and noted. An incomplete last line is no damage: its writer is at work, or was killed.
     """
     try:
-        data = read_file(path)
+        data = path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
         note_damage(path, error.strerror or str(error))
         return []
-    data = data[: data.rfind(b"\n") + 1]
-    found, damaged = decoded_lines(data, kind)
+    found, damaged = decoded_lines(data[: data.rfind(b"\n") + 1], kind)
     if damaged:
         note_lines(path, damaged, len(found) + damaged)
     return found
@@ -143,19 +124,11 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
 def decoded_lines(data: bytes, kind: type[R]) -> tuple[list[R], int]:
     """Return the lines of a text as records, and the number of damaged ones."""
     try:
-        # All lines in one call, which is several times faster than one by one.
-        found: list[R] = _decoder(kind).decode_lines(data)
+        return _decoder(kind).decode_lines(data), 0  # type: ignore[arg-type]  # much faster than one by one
     except DAMAGE:
         lines = [line for line in data.split(b"\n") if line.strip()]
         found = [value for line in lines if (value := decode_line(line, kind)) is not None]
         return found, len(lines) - len(found)
-    return found, 0
-
-
-def unix_time(value: object) -> float | None:
-    """Return a decoded number as Unix seconds, or None if it is not a time."""
-    # type(), not isinstance: True is an int.
-    return float(value) if type(value) in (int, float) and 0 <= value <= LATEST else None  # type: ignore[operator,arg-type]
 
 
 def as_json(value: object) -> Any:
@@ -163,13 +136,8 @@ def as_json(value: object) -> Any:
     return msgspec.to_builtins(value)
 
 
-def compact(value: object) -> bytes:
-    """Return a record as JSON text on one line."""
-    return msgspec.json.encode(value) + b"\n"
-
-
 def indented_text(value: object) -> str:
-    """Return a JSON value as `json.dumps(value, indent=2)` does, several times faster: that encodes in Python."""
+    """Return `json.dumps(value, indent=2)`, several times faster: that encodes in Python."""
     text = json.dumps(value)
     try:
         return msgspec.json.format(text, indent=2)
@@ -179,33 +147,22 @@ def indented_text(value: object) -> str:
 
 def _decoded(data: bytes | str, kind: type[R]) -> R:
     try:
-        value: R = _decoder(kind).decode(data)
+        value: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.DecodeError as error:
         # Python writes the bytes of a file name that is not UTF-8 as half of a pair, which msgspec refuses.
         if "surrogate" not in str(error):
             raise
-        value = msgspec.convert(json.loads(data, parse_constant=_refuse), kind)
+        value = msgspec.convert(json.loads(data), kind)
     return value
 
 
-def _refuse(constant: str) -> None:
-    raise msgspec.DecodeError(f"JSON is malformed: {constant}")
-
-
+@cache  # building a decoder takes as long as decoding hundreds of lines
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    # Cached: building a decoder takes as long as decoding hundreds of lines.
-    if kind not in _decoders:
-        _decoders[kind] = msgspec.json.Decoder(kind)
-    return _decoders[kind]
-
-
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+    return msgspec.json.Decoder(kind)
 
 
 def _damage(name: str, error: Exception) -> RecordError:
-    return RecordError(
-        f"{name} is damaged", why=_cause(error), hint="restore it from a copy; other files are not affected"
-    )
+    return RecordError(f"{name} is damaged", why=_cause(error), hint="restore it from a copy")
 
 
 def _cause(error: Exception) -> str:

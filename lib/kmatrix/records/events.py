@@ -33,7 +33,6 @@ class PhaseLine(Record, frozen=True, kw_only=True):
 
     @property
     def duration_s(self) -> float:
-        """Its duration in seconds; 0 if only the wall clock is known, and was set back meanwhile."""
         known = self.begin_monotonic is not None and self.end_monotonic is not None
         seconds = self.end_monotonic - self.begin_monotonic if known else self.end - self.begin  # type: ignore[operator]
         return max(0.0, seconds)

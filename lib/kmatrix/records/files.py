@@ -1,7 +1,6 @@
 """Read and write the files of a run: JSON objects, append-only logs, and the end of a growing file.
 
-Readers refuse a newer schema. A reader of an append-only log returns the complete lines and skips a half-written last
-one.
+A reader of an append-only log returns the complete lines, and skips a half-written last one.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ import errno
 import json
 import math
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from kmatrix.own_file import open_own, open_to_read, opener
-from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional, indented_text
+from kmatrix.records.decode import SCHEMA, decode, decode_line, indented_text
 from kmatrix.redaction.redactor import redact_json
 
 
@@ -25,49 +22,45 @@ def before(_what: str, _path: Path) -> None:
     """Be called before each change of a file: tests let a process die here, or another one be faster."""
 
 
+CHUNK = 1 << 18  # bytes per read: bounds the memory of a process that starts to follow a large file
+R = TypeVar("R")
+LARGEST = 1 << 1023  # integers below are finite as floats
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})  # storage without hard links
+
+
+def _partial(path: Path) -> Path:
+    # Two nodes may write one file. os.urandom, as secrets imports OpenSSL: 4 MiB of the 25 that a recorder may use.
+    return path.with_name(f".{path.name}.{os.uname().nodename[:16]}.{os.urandom(4).hex()}.partial")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`; rename it to `path` if the block succeeds, else delete it.
+    """Yield a temporary path; rename it to `path` if the block succeeds: readers see the old file or the new one.
 
-    Readers see the old file or the new one, never a part of one. The caller flushes to disk if that matters.
+    The caller flushes to disk if that matters.
     """
-    # Host and random suffix: on a shared file system, two nodes may write the same file under the same process id.
-    host = os.uname().nodename[:16]
-    # os.urandom instead of secrets, which imports OpenSSL: 4 MiB of the 25 MiB that a recorder may use.
-    temporary = path.with_name(f".{path.name}.{host}.{os.urandom(4).hex()}.partial")
+    temporary = _partial(path)
     try:
         yield temporary
         before("rename", path)
         temporary.replace(path)
     finally:
-        # After the rename there is nothing to delete; after an exception, a half-written file.
-        temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)  # half-written, after an exception
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True, parents: bool = True) -> None:
-    """Write a JSON object with its schema, without keys, atomically.
-
-    durable: wait until the data are on disk; not worth it for a file that is rewritten every second.
-    parents: as for `write_bytes`.
-    """
-    write_bytes(path, json_text(value).encode(), durable=durable, parents=parents)
+    """Write a JSON object with its schema, without keys, atomically; durable and parents as for `write_bytes`."""
+    write_bytes(path, _encoded(value), durable=durable, parents=parents)
 
 
 def create_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Make a JSON file that must not exist, complete, in a folder that exists.
-
-    Of two processes on any hosts, one succeeds. Raises FileExistsError.
-    """
-    data = json_text(value).encode()
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename[:16]}.{os.urandom(4).hex()}.partial")
+    """Make a JSON file, complete: of two processes on any hosts, one succeeds. Raises FileExistsError."""
+    data = _encoded(value)
+    temporary = _partial(path)
     with _named(path):
         try:
             before("write", temporary)
-            with open(temporary, "xb", opener=opener) as file:
-                file.write(data)
+            temporary.write_bytes(data)
             before("link", path)
             os.link(temporary, path)  # as O_EXCL, but a kill leaves no empty file
         except OSError as error:
@@ -75,7 +68,7 @@ def create_json(path: Path, value: Mapping[str, Any]) -> None:
                 return  # made, and the answer of a server of NFS was lost: link(2)
             if error.errno not in NO_LINKS:
                 raise
-            with open(path, "xb", opener=opener) as file:
+            with path.open("xb") as file:
                 file.write(data)
         finally:
             temporary.unlink(missing_ok=True)
@@ -95,27 +88,25 @@ def names(folder: Path | str) -> list[str]:
         return []
 
 
-def json_text(value: Mapping[str, Any]) -> str:
-    """Return the text of a JSON file: an object with its schema."""
-    return indented_text({"schema": SCHEMA, **redact_json(value)}) + "\n"
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return f"{indented_text({'schema': SCHEMA, **redact_json(value)})}\n".encode()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True, parents: bool = True) -> None:
     """Write a file atomically, and create its folder.
 
-    durable: flush it to disk before it replaces the old one.
+    durable: flush it to disk before it replaces the old one; not worth it for one that is written every second.
     parents: without it, a missing folder raises FileNotFoundError: what was moved must not begin again at its old path.
     """
     with _named(path):
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         before("write", path)
-        with replacing(path) as temporary, open(temporary, "xb", opener=opener) as file:
+        with replacing(path) as temporary, temporary.open("xb") as file:
             file.write(data)
             file.flush()
             # Before the rename: after a power failure, some file systems have the new name but not yet its content.
@@ -144,21 +135,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return one JSON object as it is. To use its values, read it as a record: `kmatrix.records.decode`.
-
-    Raises RecordError if it is missing or damaged, SchemaError if it is too new.
-    """
+    """Return one JSON object as it is. Raises RecordError if it is missing or damaged."""
     return decode(path, dict[str, Any])
-
-
-def read_or_empty(path: Path) -> dict[str, Any]:
-    """Return one JSON object, or {} if the file is missing or unreadable. Raises SchemaError if it is too new."""
-    return decode_optional(path, dict[str, Any]) or {}
-
-
-def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line, or None if the line holds anything else."""
-    return decode_line(text, dict[str, Any])
 
 
 def finite(value: object) -> float | None:
@@ -167,52 +145,31 @@ def finite(value: object) -> float | None:
     >>> finite(3), finite(float("nan")), finite("3"), finite(True)
     (3.0, None, None, None)
     """
-    if type(value) is float:  # almost all values of metrics.jsonl: a report converts millions of them
-        return value if math.isfinite(value) else None
-    # In Python, True is an int.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # JSON allows integers of any size
-        return None
-    return number if math.isfinite(number) else None
-
-
-_appending = threading.Lock()  # threads of a process may append to one log: a failed write truncates only its own part
+    # type(): True is an int. JSON allows integers of any size.
+    if type(value) is float or (type(value) is int and abs(value) < LARGEST):
+        return float(value) if math.isfinite(value) else None
+    return None
 
 
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
     """Append one line to an append-only log, without keys: the whole line, or nothing if an OSError is raised."""
-    line = (json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n").encode()
+    rest = (json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n").encode()
     before("append", path)
-    with _named(path), _appending, open(path, "ab", buffering=0, opener=opener) as file:
-        size, rest = file.seek(0, os.SEEK_END), line
+    with _named(path), path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
         try:
             while rest:  # the last block of a disk may have space for a part of the line
                 rest = rest[file.write(rest) :]
-            file.close()  # a network file system may report a full quota only now
         except OSError:
-            handle = open_own(path, os.O_WRONLY)
-            try:
-                os.ftruncate(handle, size)
-            finally:
-                os.close(handle)
+            file.truncate(size)
             raise
 
 
 def end_torn_line(path: Path) -> None:
     """End the last line of an append-only log after a crash, so that the next entry starts on its own line."""
-    with suppress(FileNotFoundError), _named(path), open(path, "rb+", buffering=0, opener=opener) as file:
-        # An empty file has no last byte to seek to.
+    with suppress(FileNotFoundError), _named(path), path.open("rb+", buffering=0) as file:
         if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
             file.write(b"\n")
-
-
-CHUNK = 1 << 18  # bytes per read: bounds the memory of a process that starts to follow a large file
-
-
-R = TypeVar("R")
 
 
 class LineTail(Generic[R]):
@@ -240,7 +197,7 @@ class LineTail(Generic[R]):
     def _lines(self) -> Iterator[bytes]:
         """Yield the complete lines of the next chunk; a line longer than a chunk extends it."""
         try:
-            file = open_to_read(self._path)
+            file = self._path.open("rb")
         except FileNotFoundError:
             return
         with file:
@@ -255,10 +212,9 @@ class LineTail(Generic[R]):
 
 
 def last_lines(file: BinaryIO, *, most_bytes: int = 1 << 16, start: int = 0) -> list[str]:
-    """Return the lines in the last bytes of a text file, with their line ends, and leave the file at its end.
+    """Return the lines in the last bytes of a text file after `start`, and leave the file at its end.
 
     A line that begins before the last `most_bytes` is omitted, unless it is the only one.
-    start: ignore the bytes before this offset.
     """
     begin = max(start, file.seek(0, 2) - most_bytes)
     file.seek(begin)

@@ -6,7 +6,7 @@ So a look at 10,000 runs reads one file, a deleted folder of a run comes back, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from kmatrix.records.runs import AxisEntry, ExcludedCells, Provenance, RunFile, 
 
 LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"  # values of ENGINE
 TITLES = {LOCAL: "this machine", SLURM: "Slurm", KUBERNETES: "Kubernetes"}  # as users read them
-DIFFERING = ("symbols", "train")  # objects of run.json of which a run has only the entries that differ
+INNER = ("symbols", "train")  # objects of run.json of which a run has only the entries that differ
 CODE = "code"  # folder of a matrix with the sources of the trainer
 MORE = "+"
 SYMBOL = re.compile(r"(?:# )?CONFIG_(\w+)")
@@ -30,9 +30,8 @@ class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     name: RunName
     run_id: str
     axes: dict[str, str] = field(default_factory=dict)  # label -> value
-    symbols: dict[str, str] = field(default_factory=dict)  # that differ from the common ones
+    symbols: dict[str, str | None] = field(default_factory=dict)  # that differ from the common ones; None: it has none
     train: dict[str, Scalar] = field(default_factory=dict)  # the same
-    without: dict[str, tuple[str, ...]] = field(default_factory=dict)  # "symbols" or "train" -> what it does not have
     config: dict[str, str] = field(default_factory=dict)  # line of config.txt -> its own; MORE: lines besides these
     expected_s: Amount | None = None  # estimate of the plan
     train_tokens: Count | None = None  # in the training shards; None: as in the common values
@@ -74,11 +73,11 @@ class Plan(Record, frozen=True, kw_only=True):
 
     def train_of(self, run: PlannedRun) -> dict[str, Scalar]:
         """Return the training fields of a run."""
-        return merged(self.common.train, run.train, run.without.get("train", ()))
+        return {**self.common.train, **run.train}
 
     def symbols_of(self, run: PlannedRun) -> dict[str, str]:
         """Return the effective symbols of a run."""
-        return merged(self.common.symbols, run.symbols, run.without.get("symbols", ()))
+        return _present({**self.common.symbols, **run.symbols})
 
     def checkpoints_of(self, matrix: Path, run: PlannedRun) -> Path:
         """Return the folder of the checkpoints of a run."""
@@ -99,44 +98,15 @@ def run_files(matrix: Path) -> dict[str, RunFile]:
     }
 
 
-def merged(common: Mapping[str, Any], own: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of a run: the common ones, less those that it does not have, with its own."""
-    if left := set(without):
-        common = {name: value for name, value in common.items() if name not in left}
-    return {**common, **own}
-
-
-def common_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the values of run.json of all runs share. Those of `symbols` and `train` are compared one by one."""
-    first = runs[0] if runs else {}
-    shared = {key: value for key, value in first.items() if key not in OWN and _all_have(runs, key, value)}
-    for key in DIFFERING:
-        inner = [run.get(key, {}) for run in runs]
-        shared[key] = {name: value for name, value in first.get(key, {}).items() if _all_have(inner, name, value)}
-    return shared
-
-
-def _all_have(runs: Sequence[Mapping[str, Any]], key: str, value: object) -> bool:
-    return all(key in run and run[key] == value for run in runs)
-
-
-def planned(common: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run as matrix.json has it: its values of run.json that differ from the common ones."""
-    own = {key: value for key, value in run.items() if key in OWN or key not in common or common[key] != value}
-    lacks = {}
-    for key in DIFFERING:
-        mine, shared = run.get(key, {}), common.get(key, {})
-        own[key] = {name: value for name, value in mine.items() if name not in shared or shared[name] != value}
-        lacks[key] = [name for name in shared if name not in mine]
-    return own | {"without": {key: names for key, names in lacks.items() if names}}
+def _present(symbols: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: text for name, text in symbols.items() if text is not None}
 
 
 def whole(common: Mapping[str, Any], planned_run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of run.json of a run, as `planned` was given them."""
-    own = {key: value for key, value in planned_run.items() if key not in ("without", "config")}
-    without = planned_run.get("without", {})
-    inner = {key: merged(common.get(key, {}), own.get(key, {}), without.get(key, ())) for key in DIFFERING}
-    return {**common, **own, **inner}
+    inner = {key: {**common.get(key, {}), **planned_run.get(key, {})} for key in INNER}
+    merged = {**common, **planned_run, **inner, "symbols": _present(inner["symbols"])}
+    return {key: value for key, value in merged.items() if key != "config"}
 
 
 def make_files(matrix: Path, name: str) -> None:
@@ -147,21 +117,9 @@ def make_files(matrix: Path, name: str) -> None:
     value = decode(matrix / "matrix.json", dict[str, Any])
     found = next((run for run in value.get("runs", ()) if run.get("name") == name), None)
     if found is None:
-        raise RecordError(
-            f"{matrix / 'matrix.json'} has no run {name}", hint="check the name: `make status` lists them"
-        )
+        raise RecordError(f"{matrix / 'matrix.json'} has no run {name}", hint="`make status` lists them")
     common = matrix / "config.txt"
     lines = common.read_text(encoding="utf-8").split("\n") if common.exists() else []
     own = found.get("config", {})
     write_text(path / ".config", "\n".join(own.get(line, line) for line in lines) + own.get(MORE, ""))
     write_json(path / "run.json", {**whole(value.get("common", {}), found), "matrix": value.get("name")})
-
-
-def config_lines(common: str, own: str) -> dict[str, str]:
-    """Return how the text of a .config differs from the common one, as `make_files` takes it."""
-    theirs, ours = common.split("\n"), own.split("\n")
-    gone, new = set(theirs).difference(ours), set(ours).difference(theirs)
-    named = {name[1]: line for line in ours if line in new and (name := SYMBOL.match(line))}
-    found = {line: named.pop(name[1], "") for line in theirs if line in gone and (name := SYMBOL.match(line))}
-    more = [line for line in ours if line in named.values()]
-    return found | ({MORE: "\n".join([*more, ""])} if more else {})

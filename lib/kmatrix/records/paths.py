@@ -6,7 +6,6 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import kmatrix
@@ -23,13 +22,13 @@ STAMP = re.compile(re.escape(MATRIX_PREFIX) + r"(\d{8}_\d{6})(?:_(\d{1,9}))?(\D.
 
 
 class Name:
-    """The path of a file with a fixed name, in a folder."""
+    """The path of a file in a folder; {} in its name: that of the folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, folder: RunDir | MatrixDir, _: object) -> Path:
-        return folder.path / self._name
+        return folder.path / self._name.format(folder.path.name)
 
 
 @dataclass(frozen=True)
@@ -56,48 +55,26 @@ class RunDir:
     gpu_samples = Name("gpu_samples.bin")
     gpu_events = Name("gpu_events.jsonl")
     gpu_summary = Name("gpu_summary.json")
+    gpu_stats = Name("gpu_stats_{}.json")
+    gpu_stats_multi = Name("gpu_stats_{}_multi_gpu.json")
     profile = Name("profile.json")  # Chrome trace of some steps of rank 0
 
     @property
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def gpu_stats(self) -> Path:
-        return self.path / f"gpu_stats_{self.name}.json"
-
-    @property
-    def gpu_stats_multi(self) -> Path:
-        return self.path / f"gpu_stats_{self.name}_multi_gpu.json"
-
     def earlier_gpu_samples(self) -> list[Path]:
         """Return the recordings of earlier attempts on other devices, oldest first."""
         numbers = [int(found[1]) for name in names(self.path) if (found := EARLIER_SAMPLES.fullmatch(name))]
         return [self.path / f"gpu_samples.{number}.bin" for number in sorted(numbers)]
 
-    def gpu_metrics(self, started: datetime) -> Path:
-        """Return the file of an export of all samples."""
-        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.csv"
-
     def rank(self, rank: int) -> Path:
         """Return the folder of one rank."""
         return self.path / "ranks" / str(rank)
 
-    def rank_states(self) -> list[Path]:
-        """Return the state files of the ranks, in no particular order."""
-        return [self.path / "ranks" / name / "state.json" for name in names(self.path / "ranks")]
-
     def timings(self, rank: int) -> Path:
-        """Return the file of a rank's step times: step, steps, compute_ms, step_ms (means since the previous line)."""
+        """Return the file of a rank's step times."""
         return self.rank(rank) / "timings.jsonl"
-
-    def rank_state(self, rank: int) -> Path:
-        """Return the file of a rank's newest state: where it is, and why it failed."""
-        return self.rank(rank) / "state.json"
-
-    def rank_stacks(self, rank: int, attempt: int) -> Path:
-        """Return the file of the stacks of a rank's threads, written when it hung in an attempt."""
-        return self.rank(rank) / f"stacks_{attempt}.txt"
 
     def later_nodes(self) -> dict[int, RunDir]:
         """Return the nodes after node 0 that have files, by number: the folder of the recording of each."""
@@ -142,34 +119,23 @@ class _PlannedRun(Record, frozen=True, kw_only=True):
     name: RunName
 
 
-class _Plan(Record, frozen=True, kw_only=True):
-    """The names in matrix.json; `kmatrix.records.matrix` has all of it."""
-
+class _Plan(Record, frozen=True, kw_only=True):  # `kmatrix.records.matrix` has all of it
     runs: tuple[_PlannedRun, ...] = ()
 
 
 def below_root(text: str) -> Path:
-    """Return a folder of the configuration or of the command line: relative ones start at the project's root."""
+    """Return a folder that a user named: relative ones start at the project's root."""
     return ROOT / Path(text).expanduser()
 
 
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
     """Return all matrices in the results folder, newest last. Raises OSError if it exists and cannot be read."""
-    # Not glob, which shows a folder without permission as empty: "there is no matrix" would not be true.
     found = [name for name in names(results_dir) if name.startswith(MATRIX_PREFIX) and (results_dir / name).is_dir()]
     return [MatrixDir(results_dir / name) for name in sorted(found, key=_age)]
 
 
-def staged_dir(path: Path) -> Path:
-    """Return the hidden directory in which a matrix directory is prepared."""
-    return path.with_name(f".{path.name}{STAGED}")
-
-
 def next_path(results_dir: Path, now: float) -> Path:
-    """Return the path of a new matrix: date and time, and after the newest one even if the clock was set back.
-
-    now: Unix seconds. Another process may take the path at the same time.
-    """
+    """Return the path of a new matrix: date and time, and after the newest one even if the clock was set back."""
     there = [name.removeprefix(".").removesuffix(STAGED) for name in names(results_dir)]
     newest, number, _, _ = max((_age(name) for name in there), default=("", 0, False, ""))
     at = time.strftime(STAMP_FORMAT, time.localtime(now))
@@ -177,18 +143,14 @@ def next_path(results_dir: Path, now: float) -> Path:
 
 
 def _age(name: str) -> tuple[str, int, bool, str]:
-    """Return the key that orders matrices by the time in their names; _10 follows _9. Other names are the oldest."""
+    """Return the key that orders matrices by the time in their names; a copy (.bak) is before its original."""
     found = STAMP.fullmatch(name)
     at, number, more = found.groups() if found else ("", "", "")
-    # A copy with a suffix, such as _copy or .bak, is not newer than its original.
     return at or "", int(number or 1), not more, name
 
 
 def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET") -> MatrixDir:
-    """Return the matrix named by TARGET: a path or a name in the results folder; by default the newest.
-
-    argument: name of the argument in error messages. Raises RecordError if there is no such matrix.
-    """
+    """Return the matrix named by TARGET (or `argument`): a path or a name, else the newest one. Raises RecordError."""
     there = [matrix for matrix in matrix_dirs(results_dir) if is_matrix(matrix)]
     if target:
         for path in (Path(target).expanduser(), results_dir / target):
@@ -200,17 +162,16 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
             why=f"newest of {len(there)} in {results_dir}: {newest}" if there else f"{results_dir} has no matrix",
             hint=f"pass {argument}=<one of these, or a path>" if there else "run `make test-matrix` to create one",
         )
-    if not there:
-        raise RecordError(
-            f"there is no matrix in {results_dir}",
-            why=f"no folder {MATRIX_PREFIX}* has a matrix.json",
-            hint="run `make test-matrix` to create one, or pass TARGET=<matrix directory>",
-        )
-    return there[-1]
+    if there:
+        return there[-1]
+    why, hint = (
+        f"no folder {MATRIX_PREFIX}* has a matrix.json",
+        "run `make test-matrix`, or pass TARGET=<its directory>",
+    )
+    raise RecordError(f"there is no matrix in {results_dir}", why=why, hint=hint)
 
 
 def is_matrix(matrix: MatrixDir) -> bool:
-    """Return whether a directory is a matrix."""
     return matrix.matrix_json.is_file()
 
 
@@ -220,13 +181,9 @@ def program_path(root: Path = ROOT) -> str:
 
 
 def program_environment(root: Path = ROOT, /, **changes: str) -> dict[str, str]:
-    """Return the environment for a program of a checkout: this one with changes, and the checkout on PYTHONPATH."""
-    return {**os.environ, **changes, "PYTHONPATH": extended_path(root)}
+    """Return the environment for a program of a checkout on this machine: this one, with changes.
 
-
-def extended_path(root: Path = ROOT) -> str:
-    """Return the PYTHONPATH for a program of a checkout on this machine: the checkout, then the user's own.
-
-    In this order a copied checkout always runs its own code; the user's has packages, as modules of clusters set it.
+    PYTHONPATH begins with the checkout, so that a copied one always runs its own code; the user's has packages.
     """
-    return os.pathsep.join(filter(None, [program_path(root), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [program_path(root), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **changes, "PYTHONPATH": path}

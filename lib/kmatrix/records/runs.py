@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -12,6 +10,7 @@ from msgspec import Meta
 
 from kmatrix.forms import VARIABLE
 from kmatrix.records.decode import (
+    LATEST,
     Amount,
     Count,
     Int,
@@ -21,30 +20,25 @@ from kmatrix.records.decode import (
     Scalar,
     UnixTime,
     decode,
-    decode_line,
     decode_lines,
     decode_optional,
     field,
-    replaced,
-    unix_time,
 )
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
 
 LARGEST_SEED = 2**31 - 1  # of a run
-COUNTS = (  # symbols of all runs of a matrix that commands read as whole numbers
-    *("BUDGET_HOURS", "BUDGET_DOLLARS", "PARALLEL_JOBS", "GPUS_PER_NODE"),
-    *("GPU_BUSY_MEMORY", "GPU_MONITOR_HZ"),
+WHOLE = (  # symbols that commands read as whole numbers
+    *("BUDGET_HOURS", "BUDGET_DOLLARS", "PARALLEL_JOBS", "GPUS_PER_NODE", "GPU_BUSY_MEMORY", "GPU_MONITOR_HZ"),
     *("ALERT_GPU_UTILIZATION", "ALERT_VRAM", "ALERT_TEMPERATURE", "ALERT_BALANCE", "ALERT_STRAGGLER", "ALERT_MFU"),
     *("ALERT_TOKENS_PER_SECOND", "ALERT_LOSS", "ALERT_STALL", "ALERT_HOLD"),
 )
-NUMBERS = ("ALERT_SPIKE",)  # the same, that need not be whole
-MOST_DIGITS = 18  # of such a number
+NUMBERS = dict.fromkeys(WHOLE, int) | {"ALERT_SPIKE": float}
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
 
 
 class Status(StrEnum):
-    """The status of a run or of a matrix; `kmatrix.status.status_file` determines that of a run."""
+    """The status of a run, of which `kmatrix.status.fold` has the one rule."""
 
     PLANNED = "planned"
     RUNNING = "running"
@@ -61,30 +55,9 @@ class Tracking(Record, frozen=True, kw_only=True):
     project: str = ""  # empty: not set
     limit_s: Amount | None = None  # s after the end of a run; None: not set
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON value, empty without trackers."""
-        if not self.trackers:
-            return {}
-        return {"trackers": list(self.trackers), "project": self.project, "limit_s": self.limit_s}
-
-
-class GpuEntry(TypedDict, total=False):
-    """A GPU that runs may use, in the provenance."""
-
-    index: Count | None
-    name: str
-    uuid: str
-
-
-class Driver(TypedDict, total=False):
-    """The NVIDIA driver of a machine."""
-
-    version: str | None
-    cuda: str | None  # newest CUDA version that it supports
-
 
 class Provenance(TypedDict, total=False):
-    """The code, the software and the machine of a run, as run.json and matrix.json record them: docs/formats.md."""
+    """The code, the software and the machine of a run."""
 
     created: UnixTime
     command: str
@@ -97,18 +70,15 @@ class Provenance(TypedDict, total=False):
     executable: str
     versions: dict[str, str]  # package -> version
     environment: dict[str, str]  # variables that may change a result
-    driver: Driver | None
-    gpus: list[GpuEntry]
+    driver: dict[str, str | None] | None  # version, and newest CUDA version that it supports
+    gpus: list[dict[str, Any]]  # index, name and uuid of those that runs may use
     kernel: str
     cpu: str
     cores: Count
 
 
 class RunFile(Record, frozen=True, kw_only=True):
-    """run.json: what was planned for a run, and where. None or empty: missing.
-
-    An entry of `runs` in matrix.json is a RunFile with a name, an id and axes only.
-    """
+    """run.json: what was planned for a run, and where. None or empty: missing."""
 
     run_id: str | None = None
     name: RunName | None = None
@@ -127,24 +97,16 @@ class RunFile(Record, frozen=True, kw_only=True):
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            text = self.symbols.get(name, "")  # "": the symbol is not visible
-            if text and not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
-                raise ValueError(f"symbols: {name}: expected a whole number")
-        for name in NUMBERS:
-            if (text := self.symbols.get(name, "")) and not _is_number(text):
-                raise ValueError(f"symbols: {name}: expected a number")
+        for name, number in NUMBERS.items():
+            try:
+                number(self.symbols.get(name) or 0)  # "": the symbol is not visible
+            except ValueError:
+                raise ValueError(f"symbols: {name}: expected a number") from None
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables of the trainer: only those that TRAINER_ENV may have, as the file may be anybody's."""
         return {name: text for name, text in self.recorded_environment.items() if VARIABLE.fullmatch(f"{name}={text}")}
-
-
-class TrainValues(Record, frozen=True, kw_only=True):
-    """All fields of "train" in run.json."""
-
-    train: dict[str, Scalar] = field(default_factory=dict)
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -179,10 +141,7 @@ class AxisEntry(Record, frozen=True, kw_only=True):
 
 
 class VerdictRules(Record, frozen=True, kw_only=True):
-    """How the losses of a matrix are compared, fixed before its first run.
-
-    The ranges are those of the symbols: a file with other values is damaged, and no verdict is made from it.
-    """
+    """How the losses of a matrix are compared, fixed before its first run. The ranges are those of the symbols."""
 
     seeds_auto: bool = False  # further seeds run only where the verdict is open
     # Of seeds_auto, in the order in which they run. Each is a look, whose exact probability takes time.
@@ -239,13 +198,7 @@ class RunResult(Record, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()  # one per rank
     gpus: tuple[UsedGpu, ...] = ()  # one per rank, empty on the CPU
 
-    def or_else(self, other: RunResult) -> RunResult:
-        """Return the result with the values of another one for those that are missing here."""
-        missing = [name for name in self.__struct_fields__ if getattr(self, name) is None]
-        return replaced(self, **{name: getattr(other, name) for name in missing})
 
-
-NOT_METRICS = ("schema", "step", "time", "resumed")  # keys of a line of metrics.jsonl
 MetricValues = dict[str, Number | Int | bool | None]  # a line of metrics.jsonl
 
 
@@ -272,41 +225,23 @@ class MetricLine(Record, frozen=True, kw_only=True):
         )
 
 
-def metric_line(line: bytes | str) -> MetricLine | None:
-    """Return a line of metrics.jsonl, or None if it is damaged or has no step."""
-    values = decode_line(line, MetricValues)
-    return None if values is None else metric_line_of(values)
-
-
 def metric_line_of(values: MetricValues) -> MetricLine | None:
     """Return the decoded values of a line as a line of metrics, or None without a step. Changes `values`."""
-    step, time = values.get("step"), values.get("time")
+    step, time, resumed, _ = (values.pop(name, None) for name in ("step", "time", "resumed", "schema"))
     if type(step) is not int or step < 0:  # not isinstance: True is an int
         return None
-    resumed = values.get("resumed") is True
-    for name in NOT_METRICS:
-        values.pop(name, None)
-    return MetricLine(step=step, time=unix_time(time), resumed=resumed, values=values)
+    known = type(time) in (int, float) and 0 <= time <= LATEST  # type: ignore[operator]
+    return MetricLine(step=step, time=time if known else None, resumed=resumed is True, values=values)
 
 
 def read_run_file(run_dir: RunDir) -> RunFile:
-    """Return run.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
+    """Return run.json. Raises RecordError."""
     return decode(run_dir.run_json, RunFile)
 
 
 def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
-    """Return run.json, without values if it is missing or damaged. Raises SchemaError if it is too new."""
+    """Return run.json, without values if it is missing or damaged."""
     return decode_optional(run_dir.run_json, RunFile) or RunFile()
-
-
-def read_train_values_or_empty(run_dir: RunDir) -> Mapping[str, Scalar]:
-    """Return all fields of "train" in run.json, none if it is missing or damaged."""
-    return (decode_optional(run_dir.run_json, TrainValues) or TrainValues()).train
-
-
-def read_result(run_dir: RunDir) -> RunResult | None:
-    """Return result.json, or None if it is missing or damaged. Raises SchemaError if it is too new."""
-    return decode_optional(run_dir.result, RunResult)
 
 
 def merged_metrics(path: Path) -> list[MetricLine]:
@@ -314,14 +249,8 @@ def merged_metrics(path: Path) -> list[MetricLine]:
 
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
-    return _merged(metric_line_of(values) for values in decode_lines(path, MetricValues))
-
-
-def _merged(lines: Iterable[MetricLine | None]) -> list[MetricLine]:
     steps: dict[int, MetricLine] = {}
-    for line in lines:
-        if line is None:
-            continue
+    for line in filter(None, map(metric_line_of, decode_lines(path, MetricValues))):
         known = steps.get(line.step)
         if line.resumed:
             steps = {step: kept for step, kept in steps.items() if step <= line.step}
@@ -331,10 +260,3 @@ def _merged(lines: Iterable[MetricLine | None]) -> list[MetricLine]:
         elif line.attempt >= known.attempt:
             steps[line.step] = known.merged(line)
     return [steps[step] for step in sorted(steps)]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

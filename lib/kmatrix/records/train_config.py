@@ -191,15 +191,12 @@ class TrainConfig(ModelFields):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return a complete configuration. Raises ConfigError if a field is missing, unknown or of another type."""
+        """Return a complete configuration. Raises RecordError if a field is missing, unknown or of another type."""
         # Strict: a run with an ignored or missing field would not be the planned one.
         if wrong := sorted(set(values) ^ set(cls.names())):
             why = "it is missing" if wrong[0] not in values else "it is not a field of the trainer"
-            raise ConfigError(f"train.{wrong[0]} in run.json", why=why, hint="plan the matrix again")
-        try:
-            return convert(values, cls, "train in run.json")
-        except RecordError as error:
-            raise ConfigError(error.what, why=error.why, hint="plan the matrix again") from None
+            raise RecordError(f"train.{wrong[0]} in run.json", why=why, hint="plan the matrix again")
+        return convert(values, cls, "train in run.json")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -214,32 +211,3 @@ class TrainConfig(ModelFields):
 # The one list of fields that cannot change a result; and of those that may differ when a run is resumed.
 NEUTRAL = frozenset(one.name for one in fields(TrainConfig) if not one.metadata.get("changes_result", True))
 MAY_DIFFER = frozenset(one.name for one in fields(TrainConfig) if not one.metadata.get("changes_training", True))
-
-
-def changes(asked: TrainConfig, used: TrainConfig, why: str) -> list[dict[str, Any]]:
-    """Return the fields that differ from what was asked, as result.json lists them in `adjusted`."""
-    before, after = asked.to_json(), used.to_json()
-    return [
-        {"field": name, "from": before[name], "to": after[name], "why": why}
-        for name in before
-        if before[name] != after[name]
-    ]
-
-
-def dollars_per_hour(train: TrainConfig) -> float | None:
-    """Return the price of what an attempt holds: of its GPUs, or on the CPU of the machine; None without a price."""
-    if train.device == "cpu":
-        return train.machine_hour_price or None
-    return (train.gpu_hour_price or 0.0) * (train.num_gpus or 1) or None
-
-
-def cost_limit_s(train: TrainConfig) -> float | None:
-    """Return the time (s) that the cost budget of a run pays for, None without a budget or a price."""
-    price = dollars_per_hour(train)
-    return None if train.max_cost is None or price is None else 3600 * train.max_cost / price
-
-
-def budget_s(train: TrainConfig) -> float | None:
-    """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
-    limits = (train.max_time, cost_limit_s(train))
-    return min((limit for limit in limits if limit is not None), default=None)

@@ -23,7 +23,6 @@ from pathlib import Path
 if __name__ == "__main__":  # -I leaves out the directory of the program
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kmatrix.own_file import opener
 from kmatrix.redaction.forms import HIDDEN, PrivateKeys, may_begin
 from kmatrix.redaction.redactor import redactor
 
@@ -109,7 +108,7 @@ class RedactedLog:
             self._read = -1
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with open(self._path, "ab", buffering=0, opener=opener) as log:
+        with self._path.open("ab", buffering=0) as log:
             return subprocess.Popen(
                 [str(self._python), "-I", "-S", __file__, str(self._path)],
                 env=self._environment,

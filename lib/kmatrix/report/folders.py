@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.own_file import read_file
 from kmatrix.records.files import finite
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
@@ -113,7 +112,7 @@ def _optimizer(name: str) -> str:
 def _json(path: Path) -> Any:
     """Return the content of a JSON file of the original project; an empty list if it is missing or damaged."""
     try:
-        return json.loads(read_file(path))
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return []
 

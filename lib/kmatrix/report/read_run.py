@@ -7,9 +7,8 @@ from typing import Any
 
 from kmatrix.curves.make import read_curves
 from kmatrix.curves.values import RunCurves
-from kmatrix.own_file import open_to_read
 from kmatrix.records.dataset import FLAT
-from kmatrix.records.decode import Scalar
+from kmatrix.records.decode import Scalar, replaced
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunResult, Status
@@ -71,7 +70,9 @@ def read_numbers(run_dir: RunDir, run: RunFile, seen: Look) -> RunNumbers:
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
     result = _result(files, state)
-    known = (result or RunResult()).or_else(curves.measured)
+    known = result or RunResult()
+    missing = [name for name in known.__struct_fields__ if getattr(known, name) is None]
+    known = replaced(known, **{name: getattr(curves.measured, name) for name in missing})
     spent = spent_of(state, files.train)
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     copied: dict[str, Any] = {name: getattr(known, name) for name in KNOWN}
@@ -169,7 +170,7 @@ def _evidence(run_dir: RunDir, result: RunResult | None, curves: RunCurves) -> s
 def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last lines of a failed run's log. lines: those of its last end; empty: read the log itself."""
     if not lines and run_dir.output_log.exists():
-        with open_to_read(run_dir.output_log) as file:
+        with run_dir.output_log.open("rb") as file:
             lines = last_lines(file)
     return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
 

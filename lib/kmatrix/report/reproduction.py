@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from kmatrix.records import attempts
-from kmatrix.records.decode import Scalar
+from kmatrix.records.decode import Scalar, decode_optional
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
@@ -15,9 +15,7 @@ from kmatrix.records.runs import (
     RunResult,
     Status,
     merged_metrics,
-    read_result,
     read_run_file_or_empty,
-    read_train_values_or_empty,
 )
 from kmatrix.text import host_names
 
@@ -81,7 +79,7 @@ def repetition(was: RunDir, now: RunDir) -> Repetition:
     If the first run did not finish, only the values that it logged are compared: its repetition trains longer.
     """
     before, after = (_logged_values(run) for run in (was, now))
-    result = read_result(was)
+    result = decode_optional(was.result, RunResult)
     finished = result is not None and result.status == Status.FINISHED
     names = sorted(before.keys() | after.keys() if finished else before.keys())
     differences = [
@@ -97,14 +95,14 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     records = read_run_file_or_empty(was), read_run_file_or_empty(now)
     before, after = (record.provenance for record in records)
     # Only result.json has a micro-batch that was reduced for lack of memory.
-    used = read_result(was) or RunResult(), read_result(now) or RunResult()
+    used = decode_optional(was.result, RunResult) or RunResult(), decode_optional(now.result, RunResult) or RunResult()
     hosts = [host_names(tuple(dict.fromkeys(each.hosts))) for each in used]
     elsewhere = any({*ran.hosts} != {about.get("host")} for ran, about in zip(used, (before, after), strict=True))
     on_cluster = all(hosts) and elsewhere
     if on_cluster:
         # The processor of the host that submitted a matrix computed nothing. Other hosts with equal devices are equal.
         before, after = _on_devices(before, used[0]), _on_devices(after, used[1])
-    trained = [{**read_train_values_or_empty(run), **ran.used} for run, ran in zip((was, now), used, strict=True)]
+    trained = [{**record.train.to_json(), **ran.used} for record, ran in zip(records, used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=(*_changed_environment(before, after), *([] if on_cluster else _changed_gpus(*used))),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kmatrix.records.attempts import Attempt
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.tracking import commands, pending_messages, sync_status
+from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
 from kmatrix.report.formats.facts import code, devices, machines, models, software
 from kmatrix.report.gpu.text import gpu_sections
 from kmatrix.report.numbers import (
@@ -91,7 +91,7 @@ def tracker_lines(matrix: MatrixDir) -> list[str]:
     if not runs:
         return []
     links = [f"{name}  {sent.tracker}  {sent.points} steps  {sent.link}" for name, sent in runs if sent.link]
-    return [*links, *commands([sent] for _, sent in runs), *pending_messages(runs, matrix.path)]
+    return [*links, *first_of_each((sent.tracker, sent.how) for _, sent in runs), *pending_messages(runs, matrix.path)]
 
 
 def utilization(run: RunNumbers) -> str:

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from kmatrix import locks
 from kmatrix.clock import clock
 from kmatrix.engines.jobs import shapes
 from kmatrix.engines.local import Local
 from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, detect, distances, occupied, usable
-from kmatrix.own_file import opener
 from kmatrix.packing import usable_cores
 from kmatrix.records import attempts
 from kmatrix.records.control import requests_of, stop
@@ -53,7 +53,7 @@ def train(path: Path, then: Callable[[Path], object] = lambda _: None) -> int:
 
     then: called before the matrix is released.
     """
-    lock = attempts.lock(path / LOCK)
+    lock = locks.lock(path / LOCK)
     if lock is None:
         raise LaunchError(f"{path.name} is being run")
     former = {one: signal.signal(one, lambda got, _: stop(path, signal.Signals(got).name)) for one in STOPS}
@@ -69,7 +69,7 @@ def train(path: Path, then: Callable[[Path], object] = lambda _: None) -> int:
     finally:
         for one, handler in former.items():
             signal.signal(one, handler)
-        attempts.release(lock)
+        locks.release(lock)
 
 
 def local(path: Path) -> Local:
@@ -104,7 +104,7 @@ def start(path: Path) -> int:
 
     Raises LaunchError with what it has said if it cannot run.
     """
-    with open(path / LOG, "ab", opener=opener) as log:
+    with (path / LOG).open("ab") as log:
         began = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "kmatrix", "runner", str(path)],
@@ -116,7 +116,7 @@ def start(path: Path) -> int:
             start_new_session=True,
         )
     until = clock.monotonic() + START_S
-    while process.poll() is None and not attempts.is_held(path / LOCK) and clock.monotonic() < until:
+    while process.poll() is None and not locks.is_held(path / LOCK) and clock.monotonic() < until:
         clock.sleep(0.02)
     if process.poll() == REFUSED:
         raise LaunchError(f"{path.name} cannot run", why=said(path, began), hint=f"see {path / LOG}")
@@ -136,7 +136,7 @@ def watch(path: Path, show: Callable[[Look], object]) -> int:
     told = 0
     try:
         while True:
-            is_held = attempts.is_held(path / LOCK)  # before the look: the last look is after the end
+            is_held = locks.is_held(path / LOCK)  # before the look: the last look is after the end
             began = clock.monotonic()
             seen = look(path)
             show(seen)

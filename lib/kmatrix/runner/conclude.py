@@ -11,11 +11,11 @@ from pathlib import Path
 
 from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, KmatrixError
+from kmatrix.locks import is_held
 from kmatrix.records.control import stop_of
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.records.tracking import is_syncing
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.write import draw_graphs, write_page, write_summary
@@ -29,7 +29,7 @@ FINISH_LIMIT_S = 60.0  # the ON_FINISH command is killed after this time
 def wait_for_trackers(path: Path) -> None:
     """Wait until the trackers of a matrix have sent what is pending, or have given up; a stop ends the wait."""
     left = MatrixDir(path).runs()
-    while (left := [run for run in left if is_syncing(run)]) and stop_of(path) is None:
+    while (left := [run for run in left if is_held(run.track_lock)]) and stop_of(path) is None:
         clock.sleep(0.5)
 
 

@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kmatrix.engines.failures import first_failure
 from kmatrix.errors import RecordError, is_full
 from kmatrix.records.attempts import Attempt, End, Exit
-from kmatrix.records.decode import decode, decode_lines
+from kmatrix.records.decode import decode, decode_lines, replaced
 from kmatrix.records.events import EventLine
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
-from kmatrix.records.ranks import first_failure, read_ranks
+from kmatrix.records.ranks import read_ranks
 from kmatrix.records.runs import RunResult
 from kmatrix.redaction.redactor import redact
 from kmatrix.status.fold import (
@@ -65,6 +66,7 @@ class Evidence:
     attempt: Attempt  # its `stop` says why its ranks were asked to stop, and its `gpus` which ones they had
     exits: Sequence[Exit] = ()  # in their order
     log_start: int = 0  # bytes of output.log before this attempt
+    saved: int = 0  # step of the newest checkpoint
     trouble: tuple[str, str] | None = None  # kind and reason of a node that stopped answering, or of a time limit
 
 
@@ -72,30 +74,43 @@ def end_of(seen: Evidence) -> End:
     """Return how an attempt ended, without its times."""
     result, damage = _result(seen)
     kind, reason = _kind(seen, result, damage)
+    end = End(kind=kind, reason=reason, step=seen.saved, exits=tuple(seen.exits))
     if kind in (FINISHED, STOPPED, SIGNAL, PREEMPTED):
-        return End(kind=kind, reason=reason, exits=tuple(seen.exits))
+        return end
     lost: tuple[str, ...] = ()
     log = _log(seen)
     if kind in (ERROR, DIED):
         kind, reason, lost = _cause(seen, kind, reason, log)
-    return End(kind=kind, reason=redact(printable(reason)), exits=tuple(seen.exits), lost=lost, log_tail=_log_tail(log))
+    return replaced(end, kind=kind, reason=redact(printable(reason)), lost=lost, log_tail=_log_tail(log))
 
 
 def _kind(seen: Evidence, result: RunResult | None, damage: str) -> tuple[str, str]:
     status, own = (result.status, result.kind or ERROR) if result else (None, "")
-    told, _, why = seen.attempt.stop.partition(": ")
+    told, _, asked = seen.attempt.stop.partition(": ")
     if status == "finished":
         return FINISHED, ""
-    if result and status == "failed" and (own in OWN_FAULT or not (told or seen.trouble)):
-        return own, result.reason or own
+    rank, kind, why = first_failure(RunDir(seen.run), seen.attempt.number, seen.attempt.host) or (0, "", "")
+    if result and status == "failed":
+        if not rank or own == "nan":  # rank 0 often fails only because its peer is gone; all ranks see the same NaN
+            kind, why = own, result.reason or own
+        if kind in OWN_FAULT or not (told or seen.trouble):
+            return kind, why
     if seen.trouble or damage:
         return seen.trouble or (MISMATCH, damage)
     if told:  # a stop hides errors that it causes itself, such as lost connections
-        saved = f"saved step {result.step}" if result and status == "stopped" else "it ended before it could save"
-        return (STOPPED if told == STOPPED else told), f"{why or told}, {saved}"
+        return told, f"{asked or told}, {_saved(seen, result)}"
     if result is not None:  # somebody else asked the ranks to stop
-        return PREEMPTED, f"its ranks were asked to stop, saved step {result.step}"
-    return first_failure(RunDir(seen.run), seen.attempt.number, seen.attempt.host) or (DIED, _why(seen))
+        return PREEMPTED, f"its ranks were asked to stop, {_saved(seen, result)}"
+    return (kind, why) if kind else (DIED, _why(seen))
+
+
+def _saved(seen: Evidence, result: RunResult | None) -> str:
+    """Return whether an attempt that was asked to stop has saved its last step: the disk may be full."""
+    if result is None or result.status != "stopped":
+        return "it ended before it could save"
+    if result.step == seen.saved:
+        return f"saved step {result.step}"
+    return f"step {result.step} was not saved (newest checkpoint: {f'step {seen.saved}' if seen.saved else 'none'})"
 
 
 def _result(seen: Evidence) -> tuple[RunResult | None, str]:

@@ -25,7 +25,7 @@ from kmatrix.engines.jobs import shapes
 from kmatrix.engines.local import Local
 from kmatrix.engines.nodes import AllRanks, Follower, Followers
 from kmatrix.engines.place import AGAIN, Here, place_of
-from kmatrix.engines.ranks import Ranks, Trainer, adopt_orphans, reserve_port
+from kmatrix.engines.ranks import Ranks, Trainer, adopt_orphans, reserve_port, unshare
 from kmatrix.errors import KmatrixError, reason_of
 from kmatrix.gpu.nvml.detect import detect, usable
 from kmatrix.packing import usable_cores
@@ -204,6 +204,7 @@ class Program:
         """Return an attempt with the code that it runs, and the address of its rank 0."""
         _, trainer = self.trainer(self.settings())
         gpus = self.place.gpus[: trainer.ranks // trainer.nodes] if trainer.cuda else ()
+        unshare(self.path)
         code = whole(trainer_files(ROOT)) if trainer.code == ROOT else sha256_of_copy(trainer.code)
         if self._port is not None:
             self._port.close()

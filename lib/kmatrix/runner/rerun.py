@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kmatrix import locks
 from kmatrix.clock import clock
 from kmatrix.records import attempts
 from kmatrix.records.attempts import ARCHIVE, Attempt, End, TakenError
@@ -32,7 +33,7 @@ def rerun(run: Path) -> Path | None:
     known = attempts.read_all(run)
     if not known or (known[-1].what == ARCHIVE and known[-1].end is not None):
         return None
-    handle = attempts.lock(run / ".lock")
+    handle = locks.lock(run / ".lock")
     if handle is None:
         raise TakenError(f"{run.name} is being trained", hint="run `make stop` first")
     try:
@@ -42,5 +43,5 @@ def rerun(run: Path) -> Path | None:
         attempts.take(run, mine)
         archive(run, mine)
     finally:
-        attempts.release(handle)
+        locks.release(handle)
     return run / "archive" / str(mine.into or mine.number)

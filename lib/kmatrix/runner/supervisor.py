@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kmatrix import locks
 from kmatrix.clock import clock
 from kmatrix.engines.ports import Place, Ranks
 from kmatrix.errors import RecordError
@@ -67,7 +68,7 @@ class Supervisor:
             raise RecordError(f"{matrix} has no run {self.run.name}", hint="check the name: `make status` lists them")
         attempts.folder(self.run).mkdir(parents=True, exist_ok=True)
         until = clock.monotonic() + WAIT_S
-        while (handle := attempts.try_lock(self.run / ".lock")) is None:
+        while (handle := locks.try_lock(self.run / ".lock")) is None:
             if clock.monotonic() > until or self.signals:
                 self.say("nothing to do: processes of an earlier attempt still run on this host")
                 return DONE
@@ -183,11 +184,10 @@ class Supervisor:
                     attempts.write(self.run, mine)
                 ranks.stop(self.place.grace_of(self.signals[0] if self.signals else ""))
             yield
-        end = end_of(
-            Evidence(run=self.run, attempt=mine, exits=ranks.exits, log_start=log_start, trouble=ranks.trouble)
-        )
+        seen = Evidence(run=self.run, attempt=mine, exits=ranks.exits, log_start=log_start, trouble=ranks.trouble)
+        end = end_of(replace(seen, saved=saved_step(checkpoints)))
         seconds = clock.monotonic() - began
-        return mine, replaced(end, step=saved_step(checkpoints), seconds=seconds, at=clock.now())
+        return mine, replaced(end, seconds=seconds, at=clock.now())
 
     def _why_stop(self) -> str:
         """Return why this run is to end, as `stop` of the attempt has it; "" if it goes on."""

@@ -1,8 +1,7 @@
 """The cost of a run, its only definition: the hours of all its attempts x the price of what they hold.
 
 An attempt lasts from the launch of its processes to the end of the last one: with set-up, evaluations, checkpoints and
-lost work. The training time in result.json (`seconds`) is that which led to its weights. A run on GPUs holds its GPUs,
-each at GPT2_GPU_HOUR_PRICE; one on the CPU costs GPT2_MACHINE_HOUR_PRICE. A reused result costs nothing.
+lost work. A run on GPUs holds its GPUs, each at GPT2_GPU_HOUR_PRICE; one on the CPU costs GPT2_MACHINE_HOUR_PRICE.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kmatrix.budget import budget_s, dollars_per_hour
 from kmatrix.records.decode import Scalar
-from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.fold import State, spent_s
 from kmatrix.status.look import Look
 from kmatrix.text import money

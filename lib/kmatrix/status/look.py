@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix import locks
 from kmatrix.errors import RecordError
 from kmatrix.records import attempts
 from kmatrix.records.control import Requests, requests_of, stop_of
@@ -68,7 +69,7 @@ def read_run(
 
 
 def _is_live(folder: Path, last: attempts.Attempt, has_job: bool) -> bool:
-    return has_job or attempts.is_held(folder / ".lock") or attempts.beats(folder, last)
+    return has_job or locks.is_held(folder / ".lock") or attempts.beats(folder, last)
 
 
 def saved_step(folder: Path) -> int:

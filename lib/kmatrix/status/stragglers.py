@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmatrix.own_file import open_to_read
 from kmatrix.records.decode import decode_line, decode_lines
 from kmatrix.records.events import TimingLine
 from kmatrix.records.files import last_lines
@@ -50,7 +49,7 @@ def _lines(path: Path, most_bytes: int | None) -> list[TimingLine]:
     if most_bytes is None:
         return decode_lines(path, TimingLine)
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             texts = last_lines(file, most_bytes=most_bytes)
     except OSError:
         return []

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kmatrix import locks
 from kmatrix.clock import clock
 from kmatrix.packing import PackedJob
-from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt, host_of
 from kmatrix.records.decode import Record, as_json, decode_lines, replaced
 from kmatrix.records.events import PhaseLine
@@ -150,7 +150,7 @@ class Viewer:
         left_s, phases = _end(run.ends_s for run in runs if run.to_come), {job.phase for job in jobs.values()}
         states = [state for name, state in seen.states.items() if name not in reserve]
         trains = RUNS in phases or any(state.status is Status.RUNNING for state in states)
-        running = trains or attempts.is_held(self.path / ".lock")
+        running = trains or locks.is_held(self.path / ".lock")
         all_dollars = [run.all_dollars for run in runs if run.dollars is not None]
         return MatrixView(
             name=self.path.name,
@@ -180,7 +180,7 @@ class Viewer:
         last, is_live = state.attempts[-1] if state.attempts else None, state.status is Status.RUNNING
         known = files.result if last and files.result and files.result.attempt in (None, last.number) else None
         if known is None or is_live:
-            known = RunResult() if last is None else _newest(self._tail(run.name, last))
+            known = RunResult() if last is None else _newest(self._tail(run.name, last), 0 if is_live else files.saved)
         here = _gpus_of(RunDir(self.path / run.name), last, local=seen.plan.engine == LOCAL) if is_live and last else []
         for gpu in here:
             about = gpus.get(gpu.uuid, gpu)
@@ -299,11 +299,11 @@ class Viewer:
         return {run.name: known.get(run.name, (None, None)) for run in runs}
 
 
-def _newest(tail: MetricsTail) -> RunResult:
-    """Return what the newest metrics of an attempt say, in place of its result."""
+def _newest(tail: MetricsTail, saved: int) -> RunResult:
+    """Return what the newest metrics of an attempt say, in place of its result. saved: its step without any."""
     return RunResult(
-        step=tail.step, final_train_loss=tail.loss, final_val_loss=tail.val_loss,
-        tokens_per_second=tail.tokens_per_second, mfu=None if tail.mfu is None else tail.mfu / 100,
+        step=saved or None if tail.step is None else tail.step, tokens_per_second=tail.tokens_per_second,
+        final_train_loss=tail.loss, final_val_loss=tail.val_loss, mfu=None if tail.mfu is None else tail.mfu / 100,
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.hosts import LOOPBACK, REFUSED, ServerAddress, server_address
-from kmatrix.own_file import open_own, open_to_read, read_file
 from kmatrix.records.decode import SCHEMA, Count, Record, as_json, decode_bytes
 
 PORTS = 100  # ports to try
@@ -79,7 +78,7 @@ class StateFile:
     def living(self) -> Page | None:
         """Return the page that is being served, or None."""
         try:
-            with open_to_read(self.path) as file:
+            with self.path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return self._read()
@@ -108,7 +107,7 @@ class StateFile:
 
     def _open(self) -> TextIO:
         try:
-            return os.fdopen(open_own(self.path, mode=0o600), "r+")
+            return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
         except OSError as error:
             raise LaunchError(
                 f"cannot serve a page of {self.path.parent}",
@@ -138,7 +137,7 @@ class StateFile:
         """
         until = time.monotonic() + START_S
         while time.monotonic() < until:
-            data = read_file(self.path) if self.path.exists() else b""
+            data = self.path.read_bytes() if self.path.exists() else b""
             if data.endswith(b"\n"):
                 return decode_bytes(data, Page, str(self.path))
             time.sleep(0.1)

@@ -55,7 +55,7 @@ def synthetic_run(results: Path, tracker: str, project: str, symbols: Mapping[st
     tracking = Tracking(trackers=(tracker,), project=project, limit_s=LIMIT_S)
     about = {"run_id": f"madeup{os.getpid():x}", "name": run.name, "matrix": run.path.parent.name, "train": {}}
     axes = {"optimizer": "made-up", "gpus": str(GPUS)}
-    write_json(run.run_json, {**about, "axes": axes, "symbols": dict(symbols), "tracking": tracking.to_json()})
+    write_json(run.run_json, {**about, "axes": axes, "symbols": dict(symbols), "tracking": as_json(tracking)})
     for step in range(STEPS):
         line = {"step": step, "time": now - STEPS + step, "attempt": 1, "tokens": 4096 * step}
         append_jsonl(run.metrics, {**line, LOSS: 2 + 9 * math.exp(-step / 5), "train/lr": 6e-4})

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.gpu.processes import ProcessHandle
-from kmatrix.own_file import open_own
 from kmatrix.records import attempts
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
@@ -164,7 +163,7 @@ def _lock(run: RunDir, end: _AttemptEnd, limit_s: float) -> int:
 
     Wait for the tracker process of an earlier attempt, up to `limit_s` after the end of this attempt.
     """
-    file = open_own(run.track_lock)
+    file = os.open(run.track_lock, os.O_RDWR | os.O_CREAT, 0o644)
     waited = 0.0
     while True:
         try:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from kmatrix.errors import RecordError
+from kmatrix.forms import PROJECT_NAME, PROJECT_RULE
 from kmatrix.records.checkpoint_dir import original_of
 from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_run_file
-from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 
 NODES, HOSTS = "nodes", "hosts"  # keys of the configuration of a run over several nodes
 

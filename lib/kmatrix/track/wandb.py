@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.processes import ProcessHandle, processes_with
-from kmatrix.own_file import open_own
 from kmatrix.records.files import write_bytes
 from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.redaction.redactor import redact
@@ -475,7 +474,7 @@ def mark_synced(sessions: Iterable[Path]) -> None:
     """Mark sessions as synced, so that `wandb sync` skips them: the server has their content."""
     for session in sessions:
         for path in session.glob("run-*.wandb"):
-            os.close(open_own(path.with_name(f"{path.name}.synced")))
+            path.with_name(f"{path.name}.synced").touch()
 
 
 def records(session: Path) -> Iterator[dict[str, Any]]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kmatrix import locks
 from kmatrix.cli.running import resume
-from kmatrix.records import attempts, control
+from kmatrix.records import control
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.status.look import look
@@ -58,6 +59,14 @@ def test_nothing_is_left_to_run(tmp_path: Path, executed: list[str]) -> None:
     assert (result.status, executed) == (1, [])  # one has failed
     assert "nothing to run" in result.out
     assert "RETRY_FAILED=1" in result.out
+
+
+def test_a_damaged_run_is_named_and_no_retry_is_offered(tmp_path: Path, executed: list[str]) -> None:
+    matrix = make_matrix(tmp_path, RUNS[:1])
+    (matrix.path / RUNS[0].name / "result.json").write_text("{")
+    result = run("continue", f"TARGET={matrix.path}")
+    assert f"{RUNS[0].name} stays: result.json is damaged: " in result.out
+    assert "RETRY_FAILED" not in result.out
 
 
 def test_settings_are_those_of_the_last_continue(tmp_path: Path, executed: list[str]) -> None:
@@ -120,7 +129,7 @@ def test_a_run_that_needs_more_gpus_waits_for_them(
 
 def test_a_matrix_that_somebody_runs_is_refused(tmp_path: Path, executed: list[str]) -> None:
     matrix = make_matrix(tmp_path, RUNS)
-    lock = attempts.lock(matrix.path / ".lock")
+    lock = locks.lock(matrix.path / ".lock")
     assert lock is not None
     try:
         for command in ("continue", "test-rerun", "add"):
@@ -129,7 +138,7 @@ def test_a_matrix_that_somebody_runs_is_refused(tmp_path: Path, executed: list[s
             assert "is being run" in result.err
         assert executed == []
     finally:
-        attempts.release(lock)
+        locks.release(lock)
 
 
 def test_a_rerun_archives_results_and_starts_these_runs_alone(tmp_path: Path, executed: list[str]) -> None:
@@ -162,12 +171,12 @@ def test_stop_without_a_running_matrix_is_refused_and_so_are_two(tmp_path: Path)
     matrices = [make_matrix(tmp_path, RUNS, name=name) for name in names]
     assert "no matrix is running in" in run("stop", f"RESULTS_DIR={tmp_path}").err
     assert run("stop", f"TARGET={matrices[0].path}").status == 2
-    locks = [attempts.lock(matrix.path / ".lock") for matrix in matrices]
+    held = [locks.lock(matrix.path / ".lock") for matrix in matrices]
     try:
         result = run("stop", f"RESULTS_DIR={tmp_path}")
         assert result.status == 2
         assert all(name in result.err for name in names)
     finally:
-        for lock in locks:
+        for lock in held:
             assert lock is not None
-            attempts.release(lock)
+            locks.release(lock)

@@ -21,7 +21,7 @@ from gpt2.data.batches import Batches, check_data, current_sha256, positions
 from gpt2.data.sequences import Mix, Order, Windows
 from gpt2.evaluate import Validation
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import parse_mix
+from kmatrix.forms import parse_mix
 from kmatrix.records.train_config import TrainConfig
 from reading import SumOfTokens, world
 

@@ -12,7 +12,7 @@ from hub_preparing import PER_SHARD, error_of, parquet, result_of, run, shard
 from hub_server import HubServer
 from kmatrix.config import MIXABLE
 from kmatrix.experiment.inputs.data import LARGER, PREBUILT
-from kmatrix.records.dataset import BY_LANGUAGE
+from kmatrix.forms import BY_LANGUAGE
 
 SHARDS = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"

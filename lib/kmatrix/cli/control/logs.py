@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix import locks
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.jobs import look_with_jobs
 from kmatrix.cli.targets import chosen_runs, find_target, running_target
 from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.own_file import open_to_read
-from kmatrix.records import attempts
 from kmatrix.records.control import requests_of
 from kmatrix.records.files import last_lines
 from kmatrix.records.matrix import LOCAL
@@ -92,7 +91,7 @@ class _Followed:
 
     def is_held(self) -> bool:
         """Return whether the background process of this host runs the matrix."""
-        return self.seen.plan.engine == LOCAL and attempts.is_held(self.seen.path / ".lock")
+        return self.seen.plan.engine == LOCAL and locks.is_held(self.seen.path / ".lock")
 
     def title_of(self, run: RunDir) -> str:
         if self.log_of(run).is_relative_to(self.seen.path / "jobs"):
@@ -101,7 +100,7 @@ class _Followed:
 
     def print_end(self, run: RunDir) -> None:
         _title(self.title_of(run))
-        with open_to_read(self.log_of(run)) as file:
+        with self.log_of(run).open("rb") as file:
             sys.stdout.writelines(map(printable, last_lines(file)[-LAST_LINES:]))
         self.print_why(run)
 
@@ -153,7 +152,7 @@ def _follow(followed: _Followed, runs: Sequence[RunDir], *, once: bool) -> int:
 def _print_growth(followed: _Followed, run: RunDir) -> None:
     """Print the end of a log, then follow it until the run has ended."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
-    with open_to_read(followed.log_of(run)) as file:
+    with followed.log_of(run).open("rb") as file:
         text = "".join(last_lines(file)[-LAST_LINES:])
         while True:
             live = followed.is_running(run)  # before the read, which then includes the last lines

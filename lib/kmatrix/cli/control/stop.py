@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kmatrix import locks
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import live_jobs, results_dir, running_target
 from kmatrix.clock import clock
@@ -11,7 +12,7 @@ from kmatrix.engines import jobs
 from kmatrix.engines.ports import UnreachableError
 from kmatrix.engines.schedulers import scheduler_of
 from kmatrix.errors import LaunchError
-from kmatrix.records import attempts, control
+from kmatrix.records import control
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.status.look import look
@@ -25,7 +26,7 @@ def stop(arguments: Arguments) -> int:
     """Stop a matrix: its runs save a checkpoint and exit. Wait for it, and print the result."""
     matrix = running_target(arguments)
     running = _running(matrix) if matrix else []
-    is_held = matrix is not None and attempts.is_held(matrix.path / ".lock")
+    is_held = matrix is not None and locks.is_held(matrix.path / ".lock")
     live = len(_live(matrix)) if matrix and not is_held else 0
     if matrix is None or not (is_held or running or live):
         where = shown(matrix.path if matrix else results_dir(arguments))
@@ -48,7 +49,7 @@ def stop(arguments: Arguments) -> int:
 
 
 def _is_busy(matrix: MatrixDir, *, live: bool) -> bool:
-    return attempts.is_held(matrix.path / ".lock") or bool(_running(matrix)) or (live and bool(_live(matrix)))
+    return locks.is_held(matrix.path / ".lock") or bool(_running(matrix)) or (live and bool(_live(matrix)))
 
 
 def _running(matrix: MatrixDir) -> list[str]:

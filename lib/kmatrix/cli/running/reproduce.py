@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.running.start import execute, make
-from kmatrix.doctor import need_torch
 from kmatrix.errors import ConfigError
+from kmatrix.experiment.doctor import need_torch
 from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
 from kmatrix.kconfig.tree import open_tree

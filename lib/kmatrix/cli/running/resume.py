@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.running.limits import asked_micro_batch, asked_settings, refuse_if_spent, resume_from
-from kmatrix.cli.running.start import execute
+from kmatrix.cli.running.start import execute, is_failed
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, live_jobs, refuse_if_running
-from kmatrix.doctor import need_torch
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.cluster.resolve import find_gpus
-from kmatrix.records.checkpoint_dir import check_own_files, take_folder
+from kmatrix.experiment.doctor import need_torch
+from kmatrix.records.checkpoint_dir import check_own_files, recorded
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.matrix import LOCAL
 from kmatrix.records.paths import MatrixDir, below_root
 from kmatrix.records.runs import Status
 from kmatrix.runner.controller import exit_status
 from kmatrix.runner.requests import fit, go_on, release
 from kmatrix.runner.rerun import rerun
+from kmatrix.status.fold import DAMAGED
 from kmatrix.status.look import Look, look
 from kmatrix.status.wanted import wanted
 from kmatrix.text import make_command, plural, shown
@@ -38,7 +41,10 @@ def continue_(arguments: Arguments) -> int:
     refuse_if_spent(seen)
     due = [name for name in wanted(seen) if seen.states[name].is_due and (not names or name in names)]
     print(f"{shown(matrix.path)}: {plural(len(due), 'run') if due else 'nothing'} to run{_rest(seen, due)}")
-    if not due and not retry and Status.FAILED in _statuses(seen):
+    for name, state in seen.states.items():
+        if state.kind == DAMAGED:
+            print(f"  {name} stays: {state.reason}; restore the file from a copy")
+    if not due and not retry and any(is_failed(state) for state in seen.states.values()):
         print(f"  failed runs stay: {make_command('continue', matrix.path, RETRY_FAILED='1')} tries them again")
     if not due and MatrixDir(matrix.path).page.exists():
         print(f"Report: {shown(matrix.page)}")
@@ -63,15 +69,29 @@ def _open(matrix: MatrixDir, arguments: Arguments) -> Look:
     return look(matrix.path)
 
 
+def take_folder(matrix: MatrixDir, base: Path) -> None:
+    """Make a folder below `base`, which the user named, the one for the checkpoints of a matrix.
+
+    Raises ConfigError if its checkpoints are in the run directories, LaunchError if it belongs to another matrix.
+    """
+    current = recorded(matrix).checkpoints
+    if current is None:
+        raise ConfigError(
+            f"CHECKPOINT_DIR={base}: the checkpoints of {matrix.name} are in its run directories",
+            hint="leave CHECKPOINT_DIR= out; it is set when a matrix is made",
+        )
+    if (folder := base.expanduser().resolve() / Path(current).name) == Path(current):
+        check_own_files(matrix)
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = str(matrix.path.resolve())
+    write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), "checkpoints": str(folder), "owner": owner})
+
+
 def _rest(seen: Look, due: Iterable[str]) -> str:
     """Return `, 3 finished, 1 failed` of the runs that are not started."""
     started = set(due)
     counts = Counter(state.status for name, state in seen.states.items() if name not in started)
     return "".join(f", {counts[status]} {status}" for status in Status if counts[status])
-
-
-def _statuses(seen: Look) -> set[Status]:
-    return {state.status for state in seen.states.values()}
 
 
 def test_rerun(arguments: Arguments) -> int:

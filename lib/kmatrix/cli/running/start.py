@@ -30,7 +30,7 @@ from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.runner import background
 from kmatrix.runner.requests import go_on
 from kmatrix.status.cost import spent
-from kmatrix.status.fold import EXIT
+from kmatrix.status.fold import DAMAGED, EXIT, State
 from kmatrix.status.look import Look, look
 from kmatrix.status.wanted import wanted
 from kmatrix.text import first_names, make_command, plural, shown
@@ -190,8 +190,13 @@ def print_next_steps(seen: Look, status: int) -> None:
         print(f"\n{why}\nContinue: {make_command('continue', path, BUDGET_HOURS='0')} with a larger budget")
     elif status == EXIT[Status.STOPPED]:
         print(f"\nContinue: {again}")
-    elif any(state.status is Status.FAILED for state in seen.states.values()):
+    elif any(is_failed(state) for state in seen.states.values()):
         print(f"\nRetry failed runs: {make_command('continue', path, RETRY_FAILED='1')}")
+
+
+def is_failed(state: State) -> bool:
+    """Return whether RETRY_FAILED=1 would try a run again."""
+    return state.status is Status.FAILED and state.kind != DAMAGED
 
 
 def _command(arguments: Arguments) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kmatrix.errors import DataError
 from kmatrix.experiment.inputs.data import Key, key, needs, prebuilt_of, prepared, to_fetch
-from kmatrix.records.dataset import parse_mix
+from kmatrix.forms import parse_mix
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import first_names, make_command
 

@@ -68,7 +68,7 @@ class Nodes:
         result.json has the hosts and devices that a run used.
         """
         gpus = [{"index": index, "name": self.gpu_type, "uuid": ""} for index in range(self.gpus)]
-        changed: Provenance = {**origin, "cpu": self.name, "driver": None, "gpus": gpus}  # type: ignore[typeddict-item]
+        changed: Provenance = {**origin, "cpu": self.name, "driver": None, "gpus": gpus}
         if self.cpus is not None:
             changed["cores"] = self.cpus
         return changed

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmatrix.doctor import need_torch
 from kmatrix.errors import ConfigError
+from kmatrix.experiment.doctor import need_torch
 from kmatrix.kconfig.tree import Assignment
 from kmatrix.matrix.axes import Axes
 from kmatrix.records.paths import ROOT, program_environment

@@ -25,7 +25,6 @@ from kmatrix.gpu.formats.limits import Limits, limits_of, time_limits
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.formats.sound import SoundRecords, sound_ranges
 from kmatrix.gpu.formats.summary import HeaderRecord
-from kmatrix.own_file import open_own, read_descriptor
 from kmatrix.records.decode import convert, decode_line
 from kmatrix.records.files import finite
 from kmatrix.text import plural
@@ -139,7 +138,7 @@ class SampleFile:
         self.renamed = path.exists() and not self.continued
         if self.renamed:
             path.rename(_free_name(path))
-        self._path, self._file = path, open_own(path)
+        self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if not self.continued:
                 write_at(self._file, _encode(header), 0)
@@ -191,7 +190,7 @@ def read_samples(path: Path, first: int = 0, *, mapped: bool = True) -> Recordin
     `mapped`: without a copy in memory; the process is killed if a disk then fails to read a part of it.
     """
     try:
-        file = read_descriptor(path)
+        file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="check in gpu_events.jsonl whether the run was recorded") from None
     except OSError as error:
@@ -343,7 +342,7 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
 def _can_continue(path: Path, header: RecordingHeader) -> bool:
     """Return whether records with this header can be appended to an existing file."""
     try:
-        file = read_descriptor(path)
+        file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:

@@ -7,13 +7,14 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kmatrix.own_file import folder_lock, lock_writing, open_own, open_to_read
-from kmatrix.records.files import CHUNK, json_object
+from kmatrix.locks import is_locked_now
+from kmatrix.records.decode import decode_line
+from kmatrix.records.files import CHUNK
 
 START, TAIL = b"[\n", b"\n]\n"
 MAX_OBJECT = 1 << 17  # bytes at the end of a file in which the last object is searched
@@ -29,9 +30,9 @@ class JsonArrayFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open_own(path)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            if not lock_writing(self._file):
+            if not is_locked_now(self._file):
                 raise BlockingIOError(errno.EAGAIN, HELD, str(path))
             self._end, self._empty = _resume(self._file)
             self._close_array()
@@ -84,7 +85,7 @@ class PublishedArrayFile:
         self._arrays: list[JsonArrayFile] = []
         self._pending: list[list[Mapping[str, Any]]] = [[], []]  # objects that a copy does not have yet
         self._next = 0  # the copy that is not published
-        with folder_lock(path.parent):  # of two that start at the same time, the second sees the copies of the first
+        with _locked(path.parent):  # of two that start at the same time, the second sees the copies of the first
             if any(map(_is_written, self._hidden)):
                 raise BlockingIOError(errno.EAGAIN, HELD, str(path))
             self._make_copies()
@@ -137,11 +138,23 @@ class PublishedArrayFile:
         self._next = 1 - self._next
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder during a block, which has to be short: others wait."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _is_written(copy: Path) -> bool:
     """Return whether another process writes this copy."""
     try:
-        with open_to_read(copy) as file:
-            return not lock_writing(file.fileno())
+        with copy.open("rb") as file:
+            return not is_locked_now(file.fileno())
     except OSError:
         return False  # there is none
 
@@ -172,7 +185,7 @@ def last_entry(path: Path) -> dict[str, Any] | None:
     Reads the end of the file only.
     """
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - MAX_OBJECT))
             lines = file.read().splitlines()
@@ -197,7 +210,7 @@ def entry_until(
     """
     found = None
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             begin, end = 0, file.seek(0, os.SEEK_END)  # the object begins between these
             while begin < end:
                 middle = (begin + end) // 2
@@ -220,7 +233,7 @@ def _object_from(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
     for _ in range(MAX_DAMAGED):
         if file.tell() >= end:
             return None
-        value = json_object(file.readline(MAX_OBJECT).rstrip(b"\n").removesuffix(b","))
+        value = decode_line(file.readline(MAX_OBJECT).rstrip(b"\n").removesuffix(b","), dict[str, Any])
         if value is not None:
             return value
     return None
@@ -270,7 +283,7 @@ class ArrayTail:
     def read(self) -> list[dict[str, Any]]:
         """Return the next objects, about one chunk, empty if there is nothing new."""
         try:
-            file = open_to_read(self._path)
+            file = self._path.open("rb")
         except FileNotFoundError:
             return []
         with file:
@@ -289,7 +302,7 @@ class ArrayTail:
         at = 0
         for line in part.splitlines(keepends=True):
             at += len(line)
-            value = json_object(line.rstrip(b"\n").removesuffix(b","))
+            value = decode_line(line.rstrip(b"\n").removesuffix(b","), dict[str, Any])
             if value is not None:
                 found.append(value)
                 self._offset = begin + at - (len(line) - len(line.rstrip(b",\n")))

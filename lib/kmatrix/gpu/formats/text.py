@@ -13,7 +13,6 @@ from typing import IO, Any
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.samples import CSV_SIMULATED, GpuSample, Snapshot
-from kmatrix.own_file import open_to_read
 from kmatrix.records.files import finite
 
 CSV_BEGIN = "timestamp,"
@@ -94,7 +93,7 @@ class TolerantReader:
 def opened(path: Path) -> IO[bytes]:
     """Open a recording. Raises RecordError if it is missing."""
     try:
-        return open_to_read(path)
+        return path.open("rb")
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="pass a gpu_stats*.json or gpu_metrics*.csv file") from None
     except OSError as error:

@@ -169,7 +169,7 @@ def export(run_dir: RunDir) -> Path:
     # Named after the start of the recording: a second export replaces the first.
     recording = read_samples(run_dir.gpu_samples)
     started = recording.times[0] if len(recording) else float(recording.header["started"]["wall"])
-    path = run_dir.gpu_metrics(datetime.fromtimestamp(started))
+    path = run_dir.path / f"gpu_metrics_{datetime.fromtimestamp(started):%Y%m%d_%H%M%S}.csv"
     try:
         with replacing(path) as partial:
             _write_csv(recording, partial)

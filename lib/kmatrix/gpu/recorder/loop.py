@@ -27,8 +27,7 @@ from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
 from kmatrix.gpu.xid import xids_text
-from kmatrix.records.decode import decode
-from kmatrix.records.files import read_or_empty
+from kmatrix.records.decode import decode, decode_optional
 from kmatrix.records.paths import RunDir
 from kmatrix.text import plural
 
@@ -339,7 +338,8 @@ class Recorder:
 
 
 def _run_id(run_dir: RunDir) -> str | None:
-    return str(read_or_empty(run_dir.run_json).get("run_id") or "") or None  # the folder need not be a run of ours
+    record = decode_optional(run_dir.run_json, dict[str, Any])  # the folder need not be a run of ours
+    return str((record or {}).get("run_id") or "") or None
 
 
 class Calibration:

@@ -10,10 +10,10 @@ from kmatrix.curves.make import read_curves
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import HIGHEST
-from kmatrix.records.decode import decode_lines
+from kmatrix.records.decode import decode_lines, decode_optional
 from kmatrix.records.events import PhaseLine
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, read_result
+from kmatrix.records.runs import RunResult
 from kmatrix.report.gpu.attempts import recorded_attempts
 from kmatrix.report.gpu.numbers import RecordedPhase
 from kmatrix.stats import complete_sum
@@ -90,7 +90,7 @@ class Leader:
 def read_leader(run: RunDir) -> dict[int, Leader]:
     """Return by attempt how long node 0 trained after each phase, for the nodes that record only their phases."""
     ends = dict(read_curves(run, None, keep=False).last_times)
-    result = read_result(run) or RunResult()
+    result = decode_optional(run.result, RunResult) or RunResult()
     if result.ended is not None:
         ends[result.attempt or 1] = result.ended
     phases: dict[int, dict[tuple[str, int | None], float]] = {}
@@ -119,7 +119,7 @@ def _span(line: PhaseLine, clock: RecordingClock) -> tuple[float, float] | None:
 
 def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock) -> float | None:
     """Return the recording time (s) of the result of the last attempt with a phase, None if it left none."""
-    result = read_result(run_dir) or RunResult()
+    result = decode_optional(run_dir.result, RunResult) or RunResult()
     # A result of an earlier attempt says nothing about the end of this one.
     if result.ended is None or (result.attempt or 1) != lines[-1].attempt:
         return None

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kmatrix.doctor import (
+from kmatrix.experiment.doctor import (
     Level,
     clock,
     compiler,
