@@ -11,6 +11,7 @@ from kmatrix.engines.nodes import AllRanks, Follower, Followers, read_node
 from kmatrix.errors import LaunchError
 from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt, End, Exit
+from kmatrix.records.files import write_json
 from world import WorldClock, replaced_kernel
 
 TICK_S = 0.2
@@ -167,6 +168,19 @@ def test_a_lost_node_is_named_after_a_minute_and_ends_the_attempt(run, node, fol
     let(polled(both), seconds=12)
     assert both.trouble == ("node lost", f"{read_node(run, 1).host} has not answered for 60 s")
     assert (here.asked, both.poll()) == (["kill"], True)
+
+
+@pytest.mark.parametrize(("reason", "is_lost"), [("Connection reset by peer", True), ("ValueError: x", False)])
+def test_a_node_is_lost_if_its_peers_lost_the_connection_and_it_says_nothing(run, node, followers, reason, is_lost):
+    order(run)
+    let(node)
+    here = FakeRanks()
+    both = AllRanks(1, here, followers)
+    write_json(run / "ranks/0/state.json", {"attempt": 1, "rank": 0, "kind": "error", "reason": reason, "time": 1.0})
+    here.end(1)
+    let(polled(both), seconds=11)
+    assert both.poll()
+    assert (both.trouble is not None and both.trouble[0] == "node lost") == is_lost
 
 
 # rank 0 has lost its peer; its own; those of node 0 are killed because of it; a silent node is not waited for

@@ -34,6 +34,12 @@ def first_failure(run: RunDir, attempt: int, own_host: str = "") -> tuple[int, s
     return None
 
 
+def only_lost_peers(run: RunDir, attempt: int) -> bool:
+    """Return whether ranks failed, and each of them only because it had lost another one."""
+    reasons = [state.reason or "" for state in read_ranks(run, attempt) if state.kind]
+    return bool(reasons) and all(LOST_PEER.search(reason) for reason in reasons)
+
+
 def describe_hang(states: Sequence[RankState], stacks: dict[int, str]) -> str:
     """Return which ranks have the least progress, and where they are; "" without stacks, which ranks that hung left."""
     if not stacks:

@@ -15,6 +15,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from kmatrix.clock import clock
+from kmatrix.engines.failures import only_lost_peers
 from kmatrix.engines.place import AGAIN
 from kmatrix.engines.ranks import PEERS_S, Ranks
 from kmatrix.errors import LaunchError, RecordError
@@ -22,6 +23,7 @@ from kmatrix.records import attempts
 from kmatrix.records.attempts import NODE_LOST, VOID, Attempt, Exit
 from kmatrix.records.decode import Count, Record, as_json, decode, replaced
 from kmatrix.records.files import names, write_json
+from kmatrix.records.paths import RunDir
 
 LOST_S = 60.0  # without a new pulse: some pulses, and late caches
 PULSE_S, LOOK_S = 3.0, 1.0  # between two writes of a follower, and between two looks at the files of others
@@ -133,6 +135,11 @@ class AllRanks:
             return False
         self._until = min(self._until, clock.monotonic() + 2 * PEERS_S)
         is_told = len(self._over()) == self._followers.nodes - 1
+        if not is_told and self.trouble is None and clock.monotonic() > self._until:
+            over = self._over()
+            silent = [one.host or f"node {node}" for node, one in self._followers.seen.items() if one not in over]
+            if silent and only_lost_peers(RunDir(self._followers.run), self._attempt):
+                self.trouble = NODE_LOST, f"{silent[0]} has not answered since other nodes lost the connection to it"
         return is_told or self.trouble is not None or clock.monotonic() > self._until
 
     def _over(self) -> list[NodeFile]:
