@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from factories import make_data, make_run
-from kmatrix.engines.ranks import Trainer
+from kmatrix.engines.ranks import Trainer, end_with
 from kmatrix.locks import is_held
 from waiting import wait_until
 
@@ -115,12 +117,14 @@ def test_a_stop_lets_ranks_save_and_kills_those_that_do_not_end(tmp_path):
 def test_a_killed_supervisor_takes_its_ranks_with_it_and_the_run_is_locked_until_then(tmp_path):
     one = start(tmp_path, "wait()", "wait()")
     ranks = pids(tmp_path, 0, 1)
-    assert is_held(tmp_path / ".lock")
+    assert all(str(tmp_path / ".lock") in [file.path for file in psutil.Process(rank).open_files()] for rank in ranks)
     psutil.Process(ranks[0]).suspend()  # it cannot act by itself
     one.kill()
     one.wait()
     wait_until(lambda: not any(map(lives, ranks)))
     assert not is_held(tmp_path / ".lock")
+    late = partial(end_with, 0, signal.SIGKILL)  # its supervisor has died before the call
+    assert subprocess.run([sys.executable, "-c", ""], preexec_fn=late, check=False).returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.process

@@ -28,9 +28,9 @@ MUTANTS = [  # rule, module, text, instead of it
     ),
     (
         "no lock without its owner",
-        "records/attempts",
-        "    except BlockingIOError:\n        os.close(handle)\n        return None",
-        "    except BlockingIOError:\n        pass",
+        "locks",
+        "        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except BlockingIOError:\n        return False",
+        "        pass",
     ),
     (
         "a process elsewhere has 100 s",

@@ -378,10 +378,13 @@ def test_an_attempt_whose_former_one_ended_while_it_was_taken_is_void(matrix: Pa
     assert state_of(matrix).status is Status.FINISHED
 
 
-def test_a_silent_scheduler_stops_no_run_whose_attempt_is_written(matrix: Path) -> None:
+def test_a_silent_scheduler_stops_no_run_whose_attempt_is_written_and_starts_no_second_one(matrix: Path) -> None:
     attempts.folder(matrix / "a").mkdir(parents=True)
     attempts.write(matrix / "a", Attempt(number=1, job="12_3", host="n7", boot="n7", pulse=5))
     assert state_of(matrix).status is Status.RUNNING
+    silent = Jobs()  # or of another user, whose jobs Slurm does not show
+    assert Controller(path=matrix, jobs=silent).step()
+    assert silent.submitted == []
     os.utime(attempts.path_of(matrix / "a", 1), (0, 0))
     assert (state_of(matrix).status, state_of(matrix).kind) == (Status.STOPPED, "lost")
     assert look(matrix, ["a"]).states["a"].status is Status.RUNNING  # its scheduler says so

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from callable_slurm import FakeSlurm
 from kmatrix.clock import SystemClock, clock
 from kmatrix.engines.slurm import Slurm
 from kmatrix.engines.slurm_nodes import SlurmSettings
-from kmatrix.records import control
+from kmatrix.records import attempts, control
 from kmatrix.runner import last
 from records_factory import FakeRun, make_matrix
 
@@ -27,9 +29,14 @@ def reports(monkeypatch):
     return found
 
 
-def test_it_submits_what_is_due_or_reports(matrix, reports, monkeypatch):
-    slurm = FakeSlurm()
-    monkeypatch.setattr(last, "scheduler_of", lambda plan, settings: Slurm(SlurmSettings(), run=slurm))
+@pytest.fixture
+def slurm(monkeypatch):
+    fake = FakeSlurm()
+    monkeypatch.setattr(last, "scheduler_of", lambda plan, settings: Slurm(SlurmSettings(), run=fake))
+    return fake
+
+
+def test_it_submits_what_is_due_or_reports(matrix, reports, slurm):
     folder = str(matrix / "jobs/0009")
 
     assert last.main([folder]) == 0
@@ -40,6 +47,17 @@ def test_it_submits_what_is_due_or_reports(matrix, reports, monkeypatch):
         job.state = "CANCELLED"
     assert last.main([folder]) == 0
     assert (list(slurm.live()), reports) == ([], [matrix])
+
+
+def test_a_run_that_trains_is_not_submitted_again_after_the_folder_of_its_job_was_removed(matrix, reports, slurm):
+    folder = str(matrix / "jobs/0009")
+    last.main([folder])
+    (matrix / NEXT.name / "attempts").mkdir(parents=True)
+    attempts.write(matrix / NEXT.name, attempts.Attempt(number=1, host="n7"))
+    shutil.rmtree(matrix / "jobs")
+
+    assert last.main([folder]) == 0
+    assert list(slurm.live()) == ["11", "12"]
 
 
 @pytest.mark.parametrize(("later", "expected"), [(False, 1), (True, 0)])

@@ -46,6 +46,7 @@ STATES: list[tuple[str, dict[str, Any], Status, str, int, int]] = [
     ("killed after scancel", {"attempts": (one(stop="signal: SIGTERM"),)}, S, "signal", 1, 0),
     ("killed after its notice", {"attempts": (one(stop="time limit: SIGUSR1"),)}, S, "time limit", 1, 1),
     ("finished", {"attempts": row("finished"), "result": result()}, D, "finished", 0, 0),
+    ("finished, and recorded as stopped", {"attempts": row("stopped"), "result": result()}, D, "finished", 0, 0),
     ("finished without its result", {"attempts": row("finished")}, F, "mismatch", 0, 0),
     ("result of another run", {"attempts": row("finished"), "result": result(run_id="x")}, F, "mismatch", 0, 0),
     ("trained something else", {"attempts": row("finished"), "result": OTHER}, F, "mismatch", 0, 0),
