@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ from kmatrix.records.attempts import read_all
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import ROOT
 from kmatrix.runner import background, requests
-from kmatrix.runner.program import Program
+from kmatrix.runner.program import Program, finish
 from kmatrix.sources import sha256_of_copy
 from kmatrix.status.look import look
 from waiting import wait_until
@@ -271,6 +272,20 @@ def test_a_follower_stays_while_node_0_begins_the_next_attempt(
     if next_one is not None:
         write_json(run / "attempts/2.json", {"number": 2, "host": "n1"})
     assert Program(path=run, place=Here(node=1)).is_done() is is_done
+
+
+@pytest.mark.parametrize(("signals", "code"), [([], 0), (["SIGUSR1"], 0), (["SIGTERM"], 143)])
+def test_a_lost_node_and_a_notice_start_the_job_again_and_sigterm_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[str], code: int
+) -> None:
+    def lead() -> Generator[None, None, int]:
+        yield
+        return 143
+
+    monkeypatch.setattr("kmatrix.runner.program.Supervisor", lambda **_: SimpleNamespace(lead=lead))
+    place = Here()
+    monkeypatch.setattr(place, "again", lambda: 0)
+    assert finish(Program(path=tmp_path, place=place, signals=signals).lead()) == code
 
 
 def test_pods_of_a_run_go_on_after_one_was_evicted_and_replaced(matrix: Any) -> None:

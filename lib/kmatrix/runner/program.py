@@ -82,9 +82,7 @@ def run(path: Path, node: str = "") -> int:
     signal.signal(signal.SIGALRM, lambda *_: program.stop_now())
     if place.node:
         return finish(program.follow())
-    code = finish(program.lead())
-    # Only a notice starts it again: whoever sends SIGTERM means it, and Slurm itself requeues what it preempts.
-    return place.again() if code == AGAIN and program.signals[:1] == ["SIGUSR1"] else code
+    return finish(program.lead())
 
 
 def packed(matrix: Path, names: Sequence[str]) -> int:
@@ -169,7 +167,8 @@ class Program:
             yield
         while self.place.job and any(one.poll() is None for one in self._tracking):  # a job ends with this process
             yield
-        return code
+        # Whoever sends SIGTERM means it, and Slurm itself requeues what it preempts.
+        return self.place.again() if code == AGAIN and self.signals[:1] in ([], ["SIGUSR1"]) else code
 
     def got(self, name: str) -> None:
         """Note a signal, and see to it that the ranks get one even if this process hangs in a write."""
