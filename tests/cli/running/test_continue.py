@@ -166,6 +166,20 @@ def test_held_runs_stay_held_until_they_are_released(tmp_path: Path, executed: l
     assert executed == [matrix.name]
 
 
+@pytest.mark.parametrize(("engine", "message"), [("local", "takes effect"), ("kubernetes", "continue: make continue")])
+def test_a_released_run_of_a_cluster_has_no_job_until_continue(
+    tmp_path: Path, executed: list[str], engine: str, message: str
+) -> None:
+    matrix = make_matrix(tmp_path, RUNS, engine=engine)
+    lock = locks.lock(matrix.path / ".lock")
+    assert lock is not None
+    try:
+        assert "takes effect" in run("hold", f"TARGET={matrix.path}", "RUN=*lion*").out
+        assert message in run("release", f"TARGET={matrix.path}", "RUN=*lion*").out
+    finally:
+        locks.release(lock)
+
+
 def test_stop_without_a_running_matrix_is_refused_and_so_are_two(tmp_path: Path) -> None:
     names = ["test_matrix_results_20260101_000000", "test_matrix_results_20260101_000001"]
     matrices = [make_matrix(tmp_path, RUNS, name=name) for name in names]

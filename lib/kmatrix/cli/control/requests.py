@@ -7,6 +7,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, is_active, running_target
 from kmatrix.errors import ConfigError
+from kmatrix.records.matrix import LOCAL
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.runner import requests
@@ -42,9 +43,9 @@ def _request(arguments: Arguments, *, hold: bool) -> int:
     active = is_active(matrix)
     for name in names:
         print(f"{name}: {_answer(seen.states[name].status, hold=hold, was_held=seen.files[name].request is not None)}")
-    if active:
-        print("the runner follows within a pulse")
-    elif not hold:
+    if active and (hold or seen.plan.engine == LOCAL):
+        print("takes effect in a few seconds")
+    elif not hold:  # on a cluster, its job has ended
         print(f"  continue: {make_command('continue', matrix.path)}")
     return 0
 
