@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
+from pathlib import Path
 
 UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 WITH_UNITS = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
@@ -184,3 +185,12 @@ def parse_mix(text: str) -> tuple[MixPart, ...]:
     if sum(weights) // divisor > MOST_SEQUENCES:
         raise ValueError(f"the weights {' '.join(map(str, weights))} add up to more than {MOST_SEQUENCES}")
     return tuple(MixPart(*name, weight // divisor) for name, weight in zip(found, weights, strict=True))
+
+
+def read_string(path: Path, name: str) -> str:
+    """Return the value of a string symbol in a .config, whatever its other lines say; "" without file or value."""
+    if not path.is_file():
+        return ""
+    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    found = re.search(rf'^CONFIG_{name}="((?:[^"\\\n]|\\.)*)"[ \t\r]*$', text, re.MULTILINE)
+    return re.sub(r"\\(.)", r"\1", found[1]) if found else ""

@@ -11,7 +11,7 @@ from kmatrix import locks
 from kmatrix.cli.commands import Arguments
 from kmatrix.engines.ports import Phase, Seen
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
-from kmatrix.kconfig.assignments import read_string
+from kmatrix.forms import read_string
 from kmatrix.records.control import requests_of
 from kmatrix.records.matrix import LOCAL, read_plan
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, matrix_dirs

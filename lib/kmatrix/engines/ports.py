@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -140,4 +140,4 @@ class Place(Protocol):
 
 def label_of(matrix: Path) -> str:
     """Return the label of the jobs of a matrix. A copy, or a matrix that was moved, has another one."""
-    return f"km-{hashlib.sha256(str(matrix.resolve()).encode()).hexdigest()[:8]}"
+    return f"km-{zlib.crc32(str(matrix.resolve()).encode()):08x}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kmatrix.config import RULES
 from kmatrix.errors import ConfigError
-from kmatrix.forms import PROJECT_NAME
+from kmatrix.forms import PROJECT_NAME, read_string
 from kmatrix.kconfig.assignments import (
     NotInEffect,
     apply_assignments,
@@ -17,7 +17,6 @@ from kmatrix.kconfig.assignments import (
     load_config,
     merge,
     read_assignments,
-    read_string,
     refuse,
 )
 from kmatrix.kconfig.tree import Assignment, Tree, unknown

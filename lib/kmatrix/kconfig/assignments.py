@@ -47,15 +47,6 @@ def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
     return list(found.values())
 
 
-def read_string(path: Path, name: str) -> str:
-    """Return the value of a string symbol in a .config, whatever its other lines say; "" without file or value."""
-    if not path.is_file():
-        return ""
-    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-    found = re.search(rf'^CONFIG_{name}="((?:[^"\\\n]|\\.)*)"[ \t\r]*$', text, re.MULTILINE)
-    return kc.unescape(found[1]) if found else ""
-
-
 def merge(tree: Tree, base: list[Assignment], over: list[Assignment]) -> tuple[list[Assignment], list[str]]:
     """Merge assignments into a base. Returns the merged lines, and a note for each replaced value."""
     names = {item.name: item for item in over}
