@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ import torch
 import torch.distributed
 
 from kmatrix.errors import LaunchError
-from kmatrix.locks import NO_LOCKS
+from kmatrix.locks import try_lock
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import cpu_name
 
@@ -55,10 +54,7 @@ class World:
 
 
 def environment() -> tuple[int, int, int, int, int]:
-    """Return rank, local rank (on this node), world size, node and ranks on this node; 0, 0, 1, 0, 1 if it is alone.
-
-    Node 0 has rank 0.
-    """
+    """Return rank, local rank (on this node), world size, node and ranks on this node; 0, 0, 1, 0, 1 if it is alone."""
     size = os.environ.get("WORLD_SIZE", "1")
     # Group is torchrun's word for a node: https://pytorch.org/docs/stable/elastic/run.html
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
@@ -82,12 +78,9 @@ def start(config: TrainConfig) -> World:
         torch.cuda.set_device(device)  # else whatever says only "cuda" allocates on GPU 0, from every rank
     backend = config.ddp_backend if size > 1 else None
     if backend:
-        torch.distributed.init_process_group(
-            # device_id: the communicator is created now, on this GPU, instead of in the first collective.
-            backend,
-            device_id=device if backend == "nccl" else None,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
+        # With a device the communicator is created now, on this GPU, instead of in the first collective.
+        own = device if backend == "nccl" else None
+        torch.distributed.init_process_group(backend, device_id=own, timeout=timedelta(seconds=TIMEOUT_S))
     return World(rank=rank, size=size, device=device, backend=backend)
 
 
@@ -123,14 +116,8 @@ def begin_by_hand(lock: Path) -> None:
     Raises LaunchError if somebody else trains the run.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # torchrun that is killed stops no rank
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # kept open
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise LaunchError(f"{lock.parent.name} is being trained", hint="run `make stop` first") from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
+    if try_lock(lock, shared=True) is None:
+        raise LaunchError(f"{lock.parent.name} is being trained", hint="run `make stop` first")
 
 
 def finish(code: int) -> NoReturn:

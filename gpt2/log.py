@@ -39,10 +39,11 @@ class Evaluation(NamedTuple):
 class RunLog:
     """The log of one attempt at a run. Ranks other than 0 keep the numbers but write nothing."""
 
+    config: TrainConfig  # since `begin`
+    world: World
+
     def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool) -> None:
         self.dir, self.run_id, self.attempt, self.main = run_dir, run_id, attempt, main
-        self.config: TrainConfig | None = None
-        self.world: World | None = None
         self.optimizers: Optimizers | None = None
         self.pruner: Pruner | None = None
         self.norms: LayerNorms | None = None
@@ -131,8 +132,6 @@ class RunLog:
 
     def training(self, numbers: StepNumbers, epoch: int) -> None:
         """Add the numbers of a step; log them every log_interval steps and at the last step."""
-        assert self.config
-        assert self.world
         step = numbers.step
         self.seconds.append(numbers.seconds)
         self._recent.append(numbers)
@@ -183,14 +182,11 @@ class RunLog:
 
     def _speed(self, seconds: float) -> tuple[float, float | None]:
         """Return tokens per second, and MFU if the peak is known, of steps that take `seconds`."""
-        assert self.config
-        assert self.world
         # FLOPs per token: Chowdhery et al., PaLM, appendix B (kmatrix.shapes)
         speed = self.config.tokens_per_step / seconds
         return speed, mfu(speed, self.config.shape.flops_per_token, self.peak, self.world.size)
 
     def _metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        assert self.config
         if self.main:
             head = {"step": step, "time": time.time(), "attempt": self.attempt, "elapsed_s": self.elapsed_s}
             append_jsonl(self.dir.metrics, finite({**head, "tokens": step * self.config.tokens_per_step, **values}))
@@ -202,9 +198,9 @@ class RunLog:
         """
         head = {"run_id": self.run_id, "attempt": self.attempt, "status": status, "kind": None, "reason": None}
         head |= {"ended_by": None, **end, "step": self.step, "ended": time.time()}
-        config, world = self.config, self.world
-        if config is None or world is None:
+        if not self._about:
             return head
+        config, world = self.config, self.world
         best = min(self.val, key=lambda line: line.loss, default=None)
         # The newest loss is the final one only if it is of the final weights. A run that was stopped has none.
         trained = end.get("ended_by") is not None or self.step == config.max_iters
@@ -237,7 +233,6 @@ class RunLog:
 
     def finish(self, ended_by: str) -> None:
         """Report the final and the best validation loss, and end the run as finished."""
-        assert self.config
         final, best = self.val[-1], min(self.val, key=lambda line: line.loss)
         self.say(f"Final validation loss: {final.loss:.4f}")
         self.say(f"Best validation loss: {best.loss:.4f} (Iter {best.step})")
@@ -262,6 +257,5 @@ class RunLog:
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with None for numbers that are not finite: NaN and Infinity are not JSON."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+    unknown = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    return {**values, **dict.fromkeys(unknown)}

@@ -245,7 +245,7 @@ def finish_step(parts: Parts, log: RunLog, numbers: StepNumbers | None) -> EndRe
 
 
 def leave_together(world: dist.World, log: RunLog) -> None:
-    """Wait until rank 0 has written the result: torchrun kills the others as soon as one fails."""
+    """Wait until rank 0 has written the result: the others are killed soon after one fails."""
     try:
         dist.gather(world, None)
     except RuntimeError as error:
@@ -293,9 +293,9 @@ def set_up(
     if config.log_norms and world.main:
         log.norms = LayerNorms(raw, config.log_interval, config.max_iters - 1)
     log.optimizers, log.pruner = optimizers, pruner
-    before, after = planned.to_json(), config.to_json()
-    about = {"why": "another micro-batch was asked for"}
-    adjusted = [{"field": it, "from": before[it], "to": after[it], **about} for it in before if before[it] != after[it]]
+    used, why = config.to_json(), "another micro-batch was asked for"
+    changed = ((name, old, used[name]) for name, old in planned.to_json().items() if old != used[name])
+    adjusted = [{"field": name, "from": old, "to": new, "why": why} for name, old, new in changed]
     log.begin(config, world, adjusted=adjusted)
 
     # Everything that a checkpoint holds

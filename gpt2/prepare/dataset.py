@@ -5,13 +5,11 @@ A prepared dataset is recognized by its dataset.json, without heavy imports or n
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from gpt2.data import shards, tokenizer
 from gpt2.prepare import hub, say, text
 from gpt2.prepare.catalog import CATALOG, DatasetRequest
 from gpt2.prepare.writer import ShardWriter
+from kmatrix import locks
 from kmatrix.errors import DataError
 from kmatrix.forms import parse_mix
 from kmatrix.records.dataset import (
@@ -132,19 +131,15 @@ def _record_of(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     return record if same and all(shards.is_recorded(folder / shard.name, shard) for shard in record.shards) else None
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a dataset inside the context. The kernel releases the lock when the process exits."""
+def locked(folder: Path) -> AbstractContextManager[None]:
+    """Return a context in which this process has a dataset. The kernel releases the lock when the process exits."""
     # Next to the folder, because the lock must not create what it protects. The file stays: if it were removed, two
     # processes could hold locks on two files of the same name.
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that prepares {folder}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    lock = folder.parent / f".{folder.name}.lock"
+    if locks.is_held(lock):
+        say(f"waiting for another process that prepares {folder}")
+    return locks.locked(lock)
 
 
 def _tokenize(request: DatasetRequest, folder: Path, recipe: dict[str, Any]) -> None:

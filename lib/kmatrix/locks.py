@@ -18,10 +18,10 @@ NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 TRIES_S = 0.5  # a reader holds a lock for some microseconds
 
 
-def is_locked_now(handle: int) -> bool:
-    """Lock an open file, for this process alone; return False if another one has the lock."""
+def is_locked_now(handle: int, *, shared: bool = False) -> bool:
+    """Lock an open file, for this process alone or shared; return False if another one has the lock."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
     except BlockingIOError:
         return False
     except OSError as error:
@@ -30,11 +30,11 @@ def is_locked_now(handle: int) -> bool:
     return True
 
 
-def try_lock(path: Path) -> int | None:
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """Return a descriptor that holds a lock; None: another process has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if is_locked_now(handle):
+        if is_locked_now(handle, shared=shared):
             return handle
     except OSError:
         os.close(handle)
