@@ -27,6 +27,12 @@ MUTANTS = [  # rule, module, text, instead of it
         "write(run, mine)",
     ),
     (
+        "a file that one process makes is complete",
+        "records/files",
+        'temporary.write_bytes(data)\n            before("link", path)',
+        'path.open("xb").close()\n            before("link", path)\n            return path.write_bytes(data)',
+    ),
+    (
         "no lock without its owner",
         "locks",
         "        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except BlockingIOError:\n        return False",
@@ -37,6 +43,12 @@ MUTANTS = [  # rule, module, text, instead of it
         "records/attempts",
         "    if former.end is not None or is_here(former, mine):\n        return",
         "    if True:\n        return",
+    ),
+    (
+        "after a wait all is read again",
+        "runner/supervisor",
+        "            elif following.what != ARCHIVE and not has_all:",
+        "            if following.what != ARCHIVE and not has_all and former is None:",
     ),
     ("the fence has its time", "runner/supervisor", "+ 2 * attempts.PULSE_S", "- 1"),
     (

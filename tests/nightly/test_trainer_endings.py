@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kmatrix.records.attempts import read_all
-from story import kill, load_json, matrices, numbers_of, only, processes_of
+from story import kill, matrices, numbers_of, only, processes_of
 from waiting import wait_until
 
 pytestmark = pytest.mark.nightly
@@ -161,8 +161,6 @@ def test_a_run_that_ended_has_one_reason_and_continues_to_equal_bits(clone, back
     runner.wait()
     run = only(results.glob("*/gpt2_*"))
     if fault != "oom":  # which goes on with half the micro-batch
-        first = load_json(run / "result.json")
-        assert (first["attempt"], bool(first["reason"])) == (1, True)
         clone.check("continue", f"TARGET={run.parent}", "RETRY_FAILED=1")
     assert kinds_of(run) == kinds
     assert reason in read_all(run)[0].end.reason

@@ -221,6 +221,16 @@ def test_a_failed_a_held_and_a_stopped_run_train_nothing_if_their_job_starts_aga
     assert (train(matrix), state_of(matrix).number) == (DONE, 2)
 
 
+def test_a_run_that_is_released_while_it_saves_goes_on_by_itself(matrix: Path) -> None:
+    lead = supervisor(matrix).lead()
+    next(lead)
+    requests.hold(look(matrix), ["a"])
+    next(lead)  # it is asked to save and stop
+    requests.release(look(matrix), ["a"])
+    assert [*lead] == []
+    assert (state_of(matrix).kind, state_of(matrix).is_due) == ("stopped", True)
+
+
 def test_a_run_that_takes_longer_than_its_limit_has_failed(tmp_path: Path) -> None:
     matrix, now = tmp_path / "m", WorldClock()
     clock.real = now

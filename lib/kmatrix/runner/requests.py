@@ -58,7 +58,9 @@ def release(seen: Look, names: Iterable[str]) -> None:
     chosen = set(names)
 
     def changed_by(name: str) -> bool:
-        return seen.states[name].kind == STOPPED and seen.files[name].request is not None
+        state = seen.states[name]
+        kind = state.kind or "".join(one.stop for one in state.attempts[-1:])  # of one that saves just now
+        return kind.startswith(STOPPED) and seen.files[name].request is not None
 
     again = {name: Again(after=seen.states[name].number) for name in chosen if changed_by(name)}
     change(
@@ -75,10 +77,8 @@ def fit(seen: Look, gpus: int) -> None:
     """Skip the runs that need more GPUs than this machine has, and no others: it may have more now than before."""
     skipped = {}
     for name, files in seen.files.items():
-        train = files.train
-        why = too_few_gpus(
-            str(train.get("device")), int(train.get("num_gpus") or 1), int(train.get("num_nodes") or 1), gpus
-        )
+        ranks, nodes = (int(files.train.get(key) or 1) for key in ("num_gpus", "num_nodes"))
+        why = too_few_gpus(str(files.train.get("device")), ranks, nodes, gpus)
         if why and seen.states[name].status is not Status.FINISHED:
             skipped[name] = Request(skip=why)
     former = {name: files.request for name, files in seen.files.items() if files.request and files.request.skip}
