@@ -6,6 +6,7 @@ own. A story that needs time for something holds the training, and ends that its
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -182,6 +183,8 @@ def test_a_run_on_four_nodes_reports_its_eight_devices_and_the_log_of_each_node(
     story = cluster.submit("eight", "NUM_GPUS=8", "NUM_NODES=4", "GLOBAL_BATCH=16", "GPU_MONITOR=y", nodes)
     story.wait_finished()
     assert len(load_json(story.run / "result.json")["devices"]) == 8
+    # The login node has looked for the run before there was one.
+    story.wait(lambda: json.loads(story.make("status", "JSON=1"))["counts"] == {"finished": 1}, "it is seen on login")
     story.make("summary")
     report = (story.matrix / "summary_report.txt").read_text(encoding="utf-8")
     for host in ("n1", "n2", "n3", "n4"):

@@ -35,8 +35,8 @@ MUTANTS = [  # rule, module, text, instead of it
     (
         "no lock without its owner",
         "locks",
-        "        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except BlockingIOError:\n        return False",
-        "        pass",
+        "    except BlockingIOError:\n        return False\n    except OSError as error:",
+        "    except OSError as error:\n        return True",
     ),
     (
         "a process elsewhere has 100 s",
