@@ -25,6 +25,7 @@ AGAIN = 143  # exit status: start this job again. A pod with it is replaced, and
 EARLY_S = 180.0  # Slurm may be a minute early, and a job begins with the set-up file of its user
 UUIDS = re.compile(r"((GPU|MIG)-[\w-]+(,|$))*")
 HOST = re.compile(r"[A-Za-z0-9][\w.@:-]*")  # never an option of ssh
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
 
 
 @dataclass(kw_only=True)
@@ -110,8 +111,7 @@ class Hosts(Here):
     def _followers(self, command: Sequence[str], nodes: int) -> list[list[str]]:
         words = ["env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}", *command]
         line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
-        ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"]
-        return [[*ssh, host, f"{line} {node}"] for node, host in enumerate(self.hosts[1:nodes], 1)]
+        return [[*SSH, host, f"{line} {node}"] for node, host in enumerate(self.hosts[1:nodes], 1)]
 
 
 def place_of(environment: Mapping[str, str], node: str = "") -> Here:
@@ -136,12 +136,18 @@ def place_of(environment: Mapping[str, str], node: str = "") -> Here:
         return found
     if node:
         return Here(node=int(node), gpus=gpus, by_ssh=True)
-    hosts = tuple(filter(None, get("KMATRIX_HOSTS", "").split(",")))
-    if wrong := [name for name in hosts if not HOST.fullmatch(name)]:
-        raise LaunchError(f"HOSTS has the invalid name {wrong[0]!r}", hint="pass names that ssh knows: HOSTS=a,b")
+    hosts = hosts_of(get("KMATRIX_HOSTS", ""))
     if len(hosts) > 1:
         return Hosts(nodes=len(hosts), hosts=hosts, address=hosts[0].rpartition("@")[2], gpus=gpus)
     return Here(pulse_s=1.0, gpus=gpus, notice_s=float(get("KMATRIX_NOTICE_S") or 0))  # a notice of a packed job
+
+
+def hosts_of(text: str) -> tuple[str, ...]:
+    """Return the names of HOSTS=. Raises LaunchError for an invalid one."""
+    hosts = tuple(filter(None, text.split(",")))
+    if wrong := [name for name in hosts if not HOST.fullmatch(name)]:
+        raise LaunchError(f"HOSTS has the invalid name {wrong[0]!r}", hint="pass names that ssh knows: HOSTS=a,b")
+    return hosts
 
 
 def visible_gpus(visible: str | None) -> tuple[str, ...]:

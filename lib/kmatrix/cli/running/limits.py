@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.trackers import asked_trackers
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.engines.place import SSH, hosts_of
+from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.records.matrix import LOCAL, TITLES, Plan
 from kmatrix.simulate.library import simulation
 from kmatrix.status.cost import BUDGETS, spent
 from kmatrix.status.look import Look
+from kmatrix.text import printable
 
 RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
 MOST_DIGITS = 7  # of a budget
@@ -39,11 +43,12 @@ def asked_settings(arguments: Arguments, plan: Plan) -> dict[str, str]:
 
 
 def refuse_here_only(arguments: Arguments, engine: str) -> None:
-    """Raise ConfigError for an argument about this machine if a cluster executes the runs."""
+    """Raise ConfigError for an argument about this machine if a cluster executes the runs, LaunchError for HOSTS=."""
     if engine != LOCAL and (given := [name for name in HERE_ONLY if arguments.get(name)]):
         raise ConfigError(
             f"{given[0]}= is about this machine, and {TITLES[engine]} executes the runs", hint=f"omit {given[0]}="
         )
+    check_hosts(arguments.get("HOSTS"))
 
 
 def refuse_nodes(arguments: Arguments, engine: str, nodes: int) -> None:
@@ -69,6 +74,27 @@ def check_simulation(simulated: str, nodes: int, *, monitored: bool) -> None:
             hint="omit SIMULATE, or pass NUM_NODES=1",
         )
     simulation(simulated)
+
+
+@cache
+def check_hosts(text: str) -> None:
+    """Raise LaunchError for a host of HOSTS=, after the first, that ssh does not reach."""
+    for host in hosts_of(text)[1:]:
+        try:
+            done = subprocess.run(
+                [*SSH, host, "true"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            why = (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
+        except OSError as error:
+            why = reason_of(error)
+        if why:
+            hint = f"`ssh {host} true` has to work without a password"
+            raise LaunchError(f"ssh does not reach {host} of HOSTS=", why=" ".join(printable(why).split()), hint=hint)
 
 
 def check_budget(arguments: Arguments) -> None:
