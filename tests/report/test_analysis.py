@@ -296,4 +296,8 @@ def test_compared_runs_of_different_code_are_named_in_one_warning(tmp_path):
     named = "aaaaaaaa: gpt2_adamw_1cpu; bbbbbbbb: gpt2_muon_1cpu"
     assert warning == f"runs of this matrix were trained by different code ({named})"
     same = [replace(run, code="a" * 64) for run in runs]
-    assert not [text for text in analyse(make_matrix(tmp_path / "two", same)).warnings if "code" in text]
+    matrix = make_matrix(tmp_path / "two", same)
+    assert not [text for text in analyse(matrix).warnings if "code" in text]
+    edit_attempt(matrix.run(runs[1].name), 2)  # it went on with the same code, after steps with another one
+    edit_attempt(matrix.run(runs[1].name), 1, code="b" * 64, end={"kind": "stopped"})
+    assert [text for text in analyse(matrix).warnings if "bbbbbbbb: gpt2_muon_1cpu" in text]

@@ -254,9 +254,10 @@ class Kubernetes:
             return done.stdout
         why = _words_of(done)
         if words[0] == "patch":
-            raise LaunchError(f"K8S_PATCH={self.settings.patch} cannot be applied", why=why)
+            raise LaunchError(f"K8S_PATCH={self.settings.patch} cannot be applied", why=why, hint="correct the file")
         if words[0] == "create" and not NO_ANSWER.search(why):
-            raise LaunchError("Kubernetes refuses the Job", why=why)
+            hint = "check the K8S_ settings, and `kubectl auth can-i create jobs`"
+            raise LaunchError("Kubernetes refuses the Job", why=why, hint=hint)
         raise _silence(why)
 
 

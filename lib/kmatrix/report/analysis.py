@@ -206,8 +206,8 @@ def _code_warning(runs: Sequence[RunNumbers]) -> Iterator[str]:
     """Yield the warning that compared runs were trained by different code (CODE=checkout)."""
     codes: dict[str, list[str]] = {}
     for run in runs:
-        if run.counts and run.code:
-            codes.setdefault(run.code, []).append(run.name)
+        for code in dict.fromkeys(filter(None, (one.code for one in run.attempts))) if run.counts else ():
+            codes.setdefault(code, []).append(run.name)
     if len(codes) > 1:
         named = "; ".join(f"{short(code)}: {first_names(names)}" for code, names in codes.items())
         yield f"runs of this matrix were trained by different code ({named})"
