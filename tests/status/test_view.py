@@ -70,6 +70,8 @@ def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path, time
     assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it still ran
     write_json(matrix.path / "control" / "requests.json", {"runs": {runs[1].name: {"skip": "why"}}})
     assert view_of(matrix).left_s == pytest.approx(60.0), "a skipped run is not to come"
+    write_json(matrix.path / "control" / "requests.json", {"runs": {runs[1].name: {"time": NOW}}})
+    assert view_of(matrix).left_s == pytest.approx(60.0), "nor is one that is held"
 
 
 def test_the_numbers_are_those_of_the_last_attempt(tmp_path, times):

@@ -93,7 +93,7 @@ def waits(view: MatrixView) -> Iterator[str]:
 
 def without_job(runs: Sequence[RunView]) -> list[str]:
     """Return the runs that are to come and have no live job."""
-    waiting = (run for run in runs if run.to_come and run.status in WAITING and not run.held)
+    waiting = (run for run in runs if run.to_come and run.status in WAITING)
     return [run.name for run in waiting if run.job is None or run.job.phase == ENDED]
 
 

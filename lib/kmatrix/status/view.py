@@ -49,7 +49,7 @@ class RunView(Record, frozen=True, kw_only=True):
 
     name: str
     status: Status
-    to_come: bool = False  # it has not ended for good, and the matrix needs it
+    to_come: bool = False  # it has not ended for good, the matrix needs it, and nobody holds it
     reserve: bool = False  # of adaptive seeds: it is not needed so far
     held: bool = False  # by its user
     kind: str = ""  # of its end
@@ -195,7 +195,7 @@ class Viewer:
         return RunView(
             name=run.name,
             status=state.status,
-            to_come=(state.status in TO_COME or state.is_due) and not reserve,
+            to_come=(state.status in TO_COME or state.is_due) and not reserve and files.request is None,
             reserve=reserve,
             held=files.request is not None and not files.request.skip,
             kind=state.kind if state.kind != FINISHED else "",
