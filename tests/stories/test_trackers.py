@@ -107,7 +107,7 @@ def test_the_command_line_chooses_trackers_and_pages_say_what_is_missing(story):
     with_tensorboard = story.make("test-matrix", *words, "TRACKER=tensorboard", PATIENT)
     assert "trackers: TensorBoard; project mine" in with_tensorboard
     first, second = (only(path.glob("gpt2_*")) for path in sorted(story.results.glob("test_matrix_results_*")))
-    assert load_json(first / "run.json")["tracking"] == {}
+    assert load_json(first / "run.json")["tracking"]["trackers"] == []
     assert load_json(first / "run.json")["run_id"] == load_json(second / "run.json")["run_id"]
     assert not (first / "track.json").exists()
     wait_until(lambda: not processes_of(second)["tracker"], "what was pending is sent")
