@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 (`make help` runs with the system's python3, whatever its version)
@@ -11,22 +12,16 @@ if sys.version_info < (3, 11):  # noqa: UP036 (`make help` runs with the system'
 from kmatrix.cli.commands import main as command_line
 from kmatrix.output import run_program
 
+# Programs that commands and jobs start -> their modules.
+PROGRAMS = {"run": "kmatrix.runner.program", "last": "kmatrix.runner.last", "runner": "kmatrix.runner.background"}
+
 
 def main() -> None:
     """Run one command, or the program of a job, and exit with its status."""
-    if sys.argv[1:2] == ["run"]:
-        from kmatrix.runner.program import main as program
-
-        sys.exit(program(sys.argv[2:]))
-    if sys.argv[1:2] == ["last"]:
-        from kmatrix.runner.last import main as last
-
-        sys.exit(last(sys.argv[2:]))
-    if sys.argv[1:2] == ["runner"]:
-        from kmatrix.runner.background import main as runner
-
-        sys.exit(runner(sys.argv[2:]))
-    sys.exit(run_program(lambda: command_line(sys.argv[1:])))
+    words = sys.argv[1:]
+    if len(words) > 1 and words[0] in PROGRAMS:
+        sys.exit(importlib.import_module(PROGRAMS[words[0]]).main(words[1:]))
+    sys.exit(run_program(lambda: command_line(words)))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,19 @@ class Matrix:
         requests.go_on(look(self.path))
         background.start(self.path)
 
+    def start_held(self) -> None:
+        """Start the matrix, and wait until all its trainers are held."""
+        self.hold()
+        self.start()
+        self.wait()
+
+    def stop(self) -> None:
+        """Stop the matrix, let its trainers go, and wait until all have ended."""
+        background.stop(self.path)
+        wait_until(self.is_asked)
+        self.go()
+        wait_until(lambda: not self.processes())
+
     def states(self) -> set[str]:
         return {str(state.status) for state in look(self.path).states.values()}
 
@@ -122,9 +135,7 @@ def test_a_matrix_runs_in_the_background_once(matrix: Any) -> None:
 )
 def test_kill_9_of_anything_and_continue(matrix: Any, victim: str, ranks: int) -> None:
     one = matrix(runs=2 // ranks, ranks=ranks)  # on two cores
-    one.hold()
-    one.start()
-    one.wait()
+    one.start_held()
     for process in one.processes(victim):
         process.kill()
     if victim == RUNNER:
@@ -143,13 +154,8 @@ def test_kill_9_of_anything_and_continue(matrix: Any, victim: str, ranks: int) -
 
 def test_a_stop_trains_no_step_twice(matrix: Any) -> None:
     one = matrix()
-    one.hold()
-    one.start()
-    one.wait()
-    background.stop(one.path)
-    wait_until(one.is_asked)
-    one.go()
-    wait_until(lambda: not one.processes())
+    one.start_held()
+    one.stop()
     assert one.states() == {"stopped"}
     assert one.go_on() == 0
     assert [one.steps(name) for name in one.names] == [list(range(1, STEPS + 1))] * 2
@@ -157,13 +163,8 @@ def test_a_stop_trains_no_step_twice(matrix: Any) -> None:
 
 def test_a_copy_by_hard_links_leaves_the_original_as_it_was(matrix: Any) -> None:
     one = matrix(runs=1)
-    one.hold()
-    one.start()
-    one.wait()
-    background.stop(one.path)
-    wait_until(one.is_asked)
-    one.go()
-    wait_until(lambda: not one.processes())
+    one.start_held()
+    one.stop()
     original, one.path = one.path / "run_0", one.path.with_name("m_copy")
     before = {path: path.read_bytes() for path in original.rglob("*") if path.is_file()}
     shutil.copytree(original.parent, one.path, copy_function=os.link)
@@ -174,9 +175,7 @@ def test_a_copy_by_hard_links_leaves_the_original_as_it_was(matrix: Any) -> None
 
 def test_ctrl_c_stops_and_a_closed_terminal_does_not(matrix: Any) -> None:
     one = matrix()
-    one.hold()
-    one.start()
-    one.wait()
+    one.start_held()
 
     def watcher() -> subprocess.Popen[bytes]:
         code = "import sys; from pathlib import Path; from kmatrix.runner.background import watch; "

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import find_named, find_target, results_dir
+from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import MatrixDir, RunDir, is_matrix, matrix_dirs
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
-from kmatrix.report.formats.ending import render_ending
 from kmatrix.report.formats.results_json import clean
 from kmatrix.report.gallery.assemble import write_gallery
 from kmatrix.report.numbers import MatrixNumbers
@@ -58,10 +57,10 @@ def gallery(arguments: Arguments) -> int:
 
 def _announced(matrices: Sequence[MatrixDir]) -> Iterator[MatrixDir]:
     """Yield matrices to be read, with a line now and then: logs without a curves.json take long."""
-    said = time.monotonic()
+    said = clock.monotonic()
     for number, matrix in enumerate(matrices, 1):
-        if time.monotonic() - said >= READING_S:
-            said = time.monotonic()
+        if clock.monotonic() - said >= READING_S:
+            said = clock.monotonic()
             print(f"reading matrix {number} of {len(matrices)}: {printable(matrix.name)}", file=sys.stderr, flush=True)
         yield matrix
 
@@ -76,7 +75,7 @@ def _folder_named(below: Path, text: str) -> MatrixDir:
 
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
-    report(find_target(arguments), draw=False)
+    print(write_summary(analyse(find_target(arguments))))
     return 0
 
 
@@ -84,25 +83,6 @@ def graphs(arguments: Arguments) -> int:
     """Draw the graphs from the run directories."""
     _draw(analyse(find_target(arguments)))
     return 0
-
-
-def report(matrix: MatrixDir, *, draw: bool) -> None:
-    """Write the report of a matrix and print the summary. draw: draw the graphs, too."""
-    numbers = analyse(matrix)
-    if draw:
-        _draw(numbers)
-    print(write_summary(numbers))
-
-
-def report_in_short(matrix: MatrixDir, *, draw: bool) -> None:
-    """Write the report of a matrix and print its short form with the names of the files. draw: draw the graphs, too."""
-    numbers = analyse(matrix)
-    count = len(draw_graphs(numbers)[0]) if draw else 0
-    path = write_page(numbers)
-    write_summary(numbers)
-    files = [f"Report: {shown(path)}", f"Summary: {shown(matrix.summary)}"]
-    files += [f"Graphs: {shown(matrix.graphs)} ({count} files)"] if count else []
-    print(render_ending(numbers, files))
 
 
 def _draw(numbers: MatrixNumbers) -> None:

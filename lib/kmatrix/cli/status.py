@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.jobs import counts as job_counts
 from kmatrix.cli.jobs import look_with_jobs, place, run_status, silence, waits
 from kmatrix.cli.targets import asked_statuses, find_target, running_target
+from kmatrix.clock import clock
 from kmatrix.records.decode import SCHEMA, indented_text
 from kmatrix.records.matrix import LOCAL
 from kmatrix.records.runs import Status
@@ -130,7 +130,7 @@ def watch(view: Callable[[], MatrixView]) -> None:
                 # One line less than the terminal: a full screen would scroll at each refresh.
                 live.update(drawn(screen(now, width=console.width, height=console.height - 1)), refresh=True)
                 # A scheduler is not asked each second.
-                time.sleep(EVERY_S if now.engine == LOCAL else SCHEDULER_S)
+                clock.sleep(EVERY_S if now.engine == LOCAL else SCHEDULER_S)
                 now = view()
     # The last frame, complete: a printed page may scroll, and the terminal wraps commands.
     console.print(drawn(screen(now, width=console.width)), soft_wrap=True)

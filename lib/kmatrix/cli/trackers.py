@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target, live_jobs
+from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.forms import PROJECT_NAME, PROJECT_RULE
 from kmatrix.kconfig.assignments import load_config, parse_trackers
@@ -133,7 +133,7 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
     try:
         while process.poll() is None:
             line.show(f"{run.name}: {', '.join(_progress(one) for one in read_track(run) if one.tracker in names)}")
-            time.sleep(POLL_S)
+            clock.sleep(POLL_S)
     except KeyboardInterrupt:
         with suppress(ProcessLookupError):  # it has its own session, so Ctrl+C did not reach it
             os.killpg(process.pid, signal.SIGKILL)
@@ -249,11 +249,11 @@ def _test(tracker: str, arguments: Arguments) -> int:
     with tempfile.TemporaryDirectory(prefix="kmatrix_") as folder:
         print(f"{TITLES[tracker]}: uploading a synthetic run of {STEPS} steps ...", flush=True)
         run = synthetic_run(Path(folder), tracker, project, symbols)
-        began = time.monotonic()
+        began = clock.monotonic()
         sent = send_run(run, tracker)
         if sent.state is not SyncState.DONE:
             raise tracker_failure(tracker, run, sent)
-        seconds = time.monotonic() - began
+        seconds = clock.monotonic() - began
         how = f" ({login(symbols, os.environ).describe()})" if tracker == "wandb" else ""
         if is_online(run, tracker):  # the data are only on its server
             print(f"{TITLES[tracker]} works{how}: uploaded {STEPS} steps in {duration(seconds)}")

@@ -146,12 +146,7 @@ def recorder(
     folder = run if node == 0 else run / "nodes" / str(node)
     pid = str(os.getpid())
     words = ["kmatrix.gpu.recorder", str(folder), "--hz", str(hz), "--attempt", str(attempt.number), "--ranks-of", pid]
-    words += [
-        "--parent",
-        pid,
-        *(["--run", str(run)] if node else []),
-        *(["--first-rank", str(first_rank)] if first_rank else []),
-    ]
+    words += ["--parent", pid, "--run", str(run), "--first-rank", str(first_rank)] if node else ["--parent", pid]
     if simulate:
         variables = {**simulation(simulate), "KMATRIX_SIMULATE_EPOCH": repr(attempt.started)}
         return Companion(words=[*words, "--device", "nvidia"], log=run / "output.log", variables=variables)

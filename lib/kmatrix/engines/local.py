@@ -109,11 +109,6 @@ class Local:
                 self._asked.add(run)
         self._is_new = True
 
-    def kill(self) -> None:
-        """Kill all processes; the kernel kills their ranks."""
-        for job in self._running.values():
-            job.process.kill()
-
     def _start_what_fits(self) -> None:
         waiting = list(self._waiting)
         if self.parallel != 1:  # else another order than that of the matrix gains nothing

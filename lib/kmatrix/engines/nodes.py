@@ -109,11 +109,8 @@ class AllRanks:
 
     def __init__(self, attempt: int, here: Ranks, followers: Followers) -> None:
         self.trouble: tuple[str, str] | None = None
-        self.stop, self.kill, self.limit = (
-            here.stop,
-            here.kill,
-            here.limit,
-        )  # the others agree on the step of a stop, and end with the attempt
+        # The others agree on the step of a stop, and end with the attempt.
+        self.stop, self.kill, self.limit = here.stop, here.kill, here.limit
         self._attempt, self._here, self._followers = attempt, here, followers
         self._pulses: defaultdict[int, Pulse] = defaultdict(Pulse)
         self._until, self._others_first = float("inf"), False  # monotonic seconds

@@ -6,13 +6,13 @@ import itertools
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kmatrix.clock import clock
 from kmatrix.config import RunConfig, cpu_threads, environment
 from kmatrix.errors import LaunchError, is_full, reason_of
 from kmatrix.experiment.cluster.nodes import Nodes
@@ -262,7 +262,7 @@ def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
     A second matrix in the same second gets a number after its name.
     """
     while True:
-        path = next_path(results_dir, time.time())
+        path = next_path(results_dir, clock.now())
         staged = path.with_name(f".{path.name}{STAGED}")
         try:
             staged.mkdir()  # atomic: of two commands in the same second, each gets its own directory

@@ -12,12 +12,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kmatrix.clock import clock
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
 from kmatrix.records.runs import Provenance
@@ -57,7 +57,7 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
     """
     driver = driver_state(()) if gpus else None
     return {
-        "created": time.time(),
+        "created": clock.now(),
         "command": command,
         "host": socket.gethostname(),
         "git_commit": code.commit,

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kmatrix.clock import clock
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, decode_optional, replaced
 from kmatrix.records.files import replacing, sync_folder, write_json
@@ -84,7 +84,7 @@ class Checkpoints:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             path.with_suffix(".json").unlink(missing_ok=True)  # of another file
         sync_folder(self.folder)
-        item = Checkpoint(step=step, bytes=size, sha256=sha256, time=time.time(), **about)
+        item = Checkpoint(step=step, bytes=size, sha256=sha256, time=clock.now(), **about)
         return self.describe(item)
 
     def describe(self, item: Checkpoint, **changes: Any) -> Checkpoint:

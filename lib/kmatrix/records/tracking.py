@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from kmatrix.clock import clock
 from kmatrix.locks import is_held
 from kmatrix.records.decode import Count, Record, as_json, decode_optional, replaced
 from kmatrix.records.files import write_json
@@ -47,7 +47,7 @@ class _TrackFile(Record, frozen=True, kw_only=True):
 def write_track(run: RunDir, statuses: Sequence[SyncStatus]) -> None:
     """Write track.json, keeping the entries of other trackers. Raises OSError on a full disk."""
     known = {status.tracker: status for status in (*read_track(run), *statuses)}
-    value = {"trackers": [as_json(known[name]) for name in sorted(known)], "time": time.time()}
+    value = {"trackers": [as_json(known[name]) for name in sorted(known)], "time": clock.now()}
     write_json(run.track, value, durable=False)
 
 

@@ -135,16 +135,8 @@ class Supervisor:
     def _take(self, former: Attempt | None, following: Attempt) -> Generator[None, None, Attempt]:
         """Take the next attempt, at once: what was decided holds only as long as nobody has a newer number."""
         me = self._me()
-        mine = replaced(
-            following,
-            host=me.host,
-            boot=me.boot,
-            pid=me.pid,
-            started=me.started,
-            job=self.place.job,
-            gpus=self.place.gpus,
-        )
-        mine = self.equip(mine)
+        mine = replaced(following, host=me.host, boot=me.boot, pid=me.pid, started=me.started, job=self.place.job)
+        mine = self.equip(replaced(mine, gpus=self.place.gpus))
         attempts.take(self.run, mine)
         if former is not None and former.end is None and not attempts.is_here(former, mine):
             until = clock.monotonic() + 2 * attempts.PULSE_S  # a process that nobody sees has met the fence by then
