@@ -1,4 +1,4 @@
-"""Time: the one module that reads clocks and sleeps. Tests replace `clock.real`."""
+"""Time: the clocks and the sleep that tests replace (`clock.real`)."""
 
 from __future__ import annotations
 
