@@ -9,6 +9,7 @@ import pytest
 
 from kmatrix import locks
 from kmatrix.cli.running import resume
+from kmatrix.cli.running.start import print_next_steps
 from kmatrix.records import control
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
@@ -67,6 +68,16 @@ def test_a_damaged_run_is_named_and_no_retry_is_offered(tmp_path: Path, executed
     result = run("continue", f"TARGET={matrix.path}")
     assert f"{RUNS[0].name} stays: result.json is damaged: " in result.out
     assert "RETRY_FAILED" not in result.out
+
+
+def test_the_next_step_of_a_spent_budget_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    symbols = {"BUDGET_DOLLARS": "5"}
+    runs = [FakeRun(status="stopped", seconds=7236.0, train={"machine_hour_price": 2.5}, symbols=symbols)]
+    matrix = make_matrix(tmp_path, runs)
+    print_next_steps(look(matrix.path), 130)
+    assert "BUDGET_DOLLARS=0, or with a larger one" in capsys.readouterr().out
+    print_next_steps(look(matrix.path), 0)  # all have finished
+    assert not capsys.readouterr().out
 
 
 def test_settings_are_those_of_the_last_continue(tmp_path: Path, executed: list[str]) -> None:

@@ -29,7 +29,7 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.runner import background
 from kmatrix.runner.requests import go_on
-from kmatrix.status.cost import spent
+from kmatrix.status.cost import BUDGETS, spent
 from kmatrix.status.fold import DAMAGED, EXIT, State
 from kmatrix.status.look import Look, look
 from kmatrix.status.wanted import wanted
@@ -186,8 +186,9 @@ def print_next_steps(seen: Look, status: int) -> None:
     again = make_command("continue", path)
     if status and shutil.disk_usage(path).free < FULL:  # then no end of an attempt could be written
         print(f"\nThe disk of {path} is full: free some space, then {again}")
-    if why := spent(seen):
-        print(f"\n{why}\nContinue: {make_command('continue', path, BUDGET_HOURS='0')} with a larger budget")
+    if status == EXIT[Status.STOPPED] and (why := spent(seen)):
+        limit = next(name for name in BUDGETS if name in why)
+        print(f"\n{why}\nContinue: {make_command('continue', path, **{limit: '0'})}, or with a larger one")
     elif status == EXIT[Status.STOPPED]:
         print(f"\nContinue: {again}")
     elif any(is_failed(state) for state in seen.states.values()):
