@@ -1,90 +1,76 @@
 # SPDX-License-Identifier: MIT
-# The front door of kmatrix: a target is one call of `python -m kmatrix`, which reads NAME=value from MAKEFLAGS.
+# The front door of kmatrix: a target is one call of `python -m kmatrix` with the NAME=value of make's command line.
 # `make` alone prints the list, which is in lib/kmatrix/cli/commands.py.
 
-# make expands $ in what it exports: it exports no value of its command line, so that each arrives as it was typed.
+# The words as make keeps them, not expanded. Not from MAKEFLAGS, which lacks them with make -e.
+override export KMATRIX_WORDS := $(value -*-command-variables-*-)
+# make expands $ in what it exports: it exports no value of its command line.
 $(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(eval unexport $(.each))))
 .DEFAULT_GOAL := help
 .SUFFIXES:
-Makefile: ;
+Makefile pyproject.toml constraints.txt: ; # no targets, also not with make -B
 # Commands are printed with V=1 only, as in Linux.
 Q := $(if $(filter 1,$(V)),,@)
-given = $(if $(filter command,$(origin $(1))),$($(1)))
 
 # PYTHON=<interpreter that has everything> skips .venv. Otherwise the first target that needs a stage of .venv makes it:
 # core (configuration, plans, reports), train (torch), trackers, dev (checks).
-ifeq ($(call given,PYTHON),)
-PY := .venv/bin/python
-CONTROL := .venv/.core
-TRAIN := .venv/.train
-TRACKERS := .venv/.trackers
-DEV := .venv/.dev
-else
-PY := '$(PYTHON)'
-endif
+GIVEN := $(filter command,$(origin PYTHON))
+PY := $(if $(GIVEN),'$(PYTHON)',.venv/bin/python)
+stages = $(if $(GIVEN),,$(addprefix .venv/.,$(1)))
 # First in the path: a copied checkout must run its own code, and the .venv in it may name the original's.
 OURS := PYTHONPATH='$(CURDIR)/lib:$(CURDIR)'"$${PYTHONPATH:+:$$PYTHONPATH}"
 # exec: make ends its own child with a signal, and no shell must be between.
 KMATRIX = $(Q)exec env $(OURS) $(PY) -m kmatrix --make '$@'
 # The checks run make themselves: the variables of this make would become arguments of those.
 QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(OURS) $(PY)
-# Trackers are installed by the first target that runs with them.
-CONFIGURED := $(file <$(or $(call given,KCONFIG_CONFIG),$(if $(call given,O),$(O)/).config))
-TRACKED := $(if $(filter-out none,$(or $(call given,TRACKER),$(filter CONFIG_TRACKER_%=y,$(CONFIGURED)))),$(TRACKERS))
+PYTEST := $(QUIET_MAKE) -m pytest -n logical
 
 CONFIGURE := menuconfig defconfig olddefconfig savedefconfig diffconfig list-defconfigs
 CONFIGURE += $(foreach .each,$(filter-out fragments,$(notdir $(wildcard defconfigs/*))),defconfig-$(.each) $(.each)_defconfig)
 WATCH := doctor test-matrix-dry-run plan status estimate logs stop hold release gputop gpu-exporter \
 	report gallery summary update-graphs compare list-checkpoints trackio-web
-USE := quickstart prepare-data sample serve export import-model
-RUN_MATRIX := test-matrix test_matrix train continue test-rerun add reproduce
-TRACK := track-sync trackio-view tensorboard wandb-test trackio-test
-TARGETS := $(CONFIGURE) $(WATCH) $(USE) $(RUN_MATRIX) $(TRACK)
-.PHONY: $(TARGETS) help setup setup-trackers check check-all check-nightly check-gpu bench clean mrproper
-$(TARGETS): $(CONTROL)
-$(USE): $(TRAIN)
-$(RUN_MATRIX): $(TRAIN) $(TRACKED)
-$(TRACK): $(TRACKERS)
-$(TARGETS):
+TRAINING := quickstart prepare-data test-matrix test_matrix train continue test-rerun add reproduce \
+	sample serve export import-model
+TRACKING := track-sync trackio-view tensorboard wandb-test trackio-test
+.PHONY: $(CONFIGURE) $(WATCH) $(TRAINING) $(TRACKING) help setup setup-trackers check check-all check-nightly \
+	check-gpu bench clean mrproper
+$(CONFIGURE) $(WATCH): $(call stages,core)
+$(TRAINING): $(call stages,core train)
+$(TRACKING): $(call stages,core trackers)
+$(CONFIGURE) $(WATCH) $(TRAINING) $(TRACKING):
 	$(KMATRIX)
-defconfig-% %_defconfig: $(CONTROL)
+defconfig-% %_defconfig: $(call stages,core)
 	$(KMATRIX)
 # These need no .venv: any Python 3.11 prints the help, and the targets that an unknown one resembles.
 help .DEFAULT:
-	@$(OURS) $(if $(CONTROL),$(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make '$@'
+	@$(OURS) $(if $(GIVEN),$(PY),$(or $(wildcard $(PY)),python3)) -m kmatrix --make '$@'
 
-setup: $(CONTROL) $(TRAIN)
-setup-trackers: $(CONTROL) $(TRACKERS)
+setup: $(call stages,core train)
+setup-trackers: $(call stages,core trackers)
 .venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
 	@TORCH_INDEX='$(TORCH_INDEX)' sh scripts/setup.sh $*
 .venv/.train .venv/.trackers: .venv/.core
 .venv/.dev: .venv/.train .venv/.trackers
 
-check: $(CONTROL) $(TRAIN) $(DEV)
+check: $(call stages,dev)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
-	$(QUIET_MAKE) -m pytest -n logical -m "not story and not nightly and not gpu"
+	$(PYTEST) -m "not story and not nightly and not gpu"
 # loadfile: the tests of a file share its fixtures, which train models. -rs: why a test was skipped.
 check-all: check
-	$(QUIET_MAKE) -m pytest -n logical --dist loadfile -rs -m "story and not nightly and not gpu"
+	$(PYTEST) --dist loadfile -rs -m "story and not nightly and not gpu"
 # What may be random: new examples in any order, real clusters, browsers, loads. All of it runs, whatever fails.
-check-nightly: $(CONTROL) $(TRAIN) $(DEV)
+check-nightly: $(call stages,dev)
 	export KMATRIX_NIGHTLY=1; status=0; \
-	$(QUIET_MAKE) -m pytest -n logical --shuffle $$(date +%s) -m "not story and not nightly and not gpu" || status=1; \
-	$(QUIET_MAKE) -m pytest -n logical --dist loadfile -rs -m "nightly and not gpu" || status=1; \
-	$(QUIET_MAKE) tests/support/check_gpu.py cpu || status=1; \
-	exit $$status
-# Without a GPU it says so before it installs the tools of the tests.
-check-gpu: .look-for-gpu $(DEV)
-	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(call given,ON)
-.PHONY: .look-for-gpu
-.look-for-gpu: $(CONTROL) $(TRAIN)
-	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py --look $(call given,ON)
-BENCHES := step kernels profile checkpoint runner scale monitor verdict
+	$(PYTEST) --shuffle $$(date +%s) -m "not story and not nightly and not gpu" || status=1; \
+	$(PYTEST) --dist loadfile -rs -m "nightly and not gpu" || status=1; \
+	$(QUIET_MAKE) tests/support/check_gpu.py cpu || status=1; exit $$status
+check-gpu: $(call stages,dev)
+	$(Q)$(QUIET_MAKE) tests/support/check_gpu.py $(ON)
 # Each program has options of its own: python bench/<name>.py --help.
-bench: $(CONTROL) $(TRAIN)
-	status=0; for each in $(BENCHES); do $(QUIET_MAKE) bench/$$each.py || status=1; done; exit $$status
+bench: $(call stages,core train)
+	status=0; for each in $(filter-out %/common.py,$(wildcard bench/*.py)); do $(QUIET_MAKE) $$each || status=1; done; exit $$status
 
 clean:
 	$(Q)rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kmatrix.cli.commands as cli
-from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_makeflags, parse
+from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_make_words, parse
 from kmatrix.cli.running import resume
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
@@ -131,24 +131,22 @@ def test_what_a_user_can_fix_is_an_error_a_bug_keeps_its_traceback_and_ctrl_c_en
         assert ("/results/x" in result.err) == (status == 2)
 
 
-# Values of MAKEFLAGS for these command lines (GNU make 4.3), and the words that the user typed.
-MAKEFLAGS = [
+# The words of a make command line as make 4.3 keeps them, and as the user typed them.
+WORDS = [
     ("", []),
-    ("k", []),
-    (" -j2 --jobserver-auth=3,4 -- MAX_ITERS=5", ["MAX_ITERS=5"]),
-    ("s -- V=1 MAX_ITERS=5", ["MAX_ITERS=5", "V=1"]),
-    (r" -- NAME=two\ words", ["NAME=two words"]),
-    (" -- NAME=it's", ["NAME=it's"]),
-    (' -- NAME="quoted"', ['NAME="quoted"']),
-    (" -- NAME=a$$b", ["NAME=a$b"]),
-    (" -- NAME=a#b,c", ["NAME=a#b,c"]),
-    (r" -- NAME=a\\b", [r"NAME=a\b"]),
+    ("V=1 MAX_ITERS=5", ["MAX_ITERS=5", "V=1"]),
+    (r"NAME=two\ words", ["NAME=two words"]),
+    ("NAME=it's", ["NAME=it's"]),
+    ('NAME="quoted"', ['NAME="quoted"']),
+    ("NAME=a$$b", ["NAME=a$b"]),
+    ("NAME=a#b,c", ["NAME=a#b,c"]),
+    (r"NAME=a\\b", [r"NAME=a\b"]),
 ]
 
 
 def test_the_variables_of_the_make_command_line_are_parsed():
-    for flags, arguments in MAKEFLAGS:
-        assert from_makeflags(flags) == arguments
+    for text, arguments in WORDS:
+        assert from_make_words(text) == arguments
     # Those of make itself are no assignments.
     _, given = parse("test-matrix", ["V=1", "PYTHON=python3", "TORCH_INDEX=x"], from_make=True)
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import check_gpu
-from check_gpu import CPU, LOOK, REFUSED, arguments, missing
+from check_gpu import CPU, REFUSED, arguments, missing
 from factories import ROOT
 from kmatrix.gpu.nvml.detect import Detected, Gpu
 
@@ -54,14 +54,6 @@ def test_a_usable_gpu_lacks_nothing(monkeypatch):
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert missing(Detected(gpus=(H100,))) == ""
-
-
-@pytest.mark.parametrize(("detected", "status"), [(Detected(), REFUSED), (Detected(gpus=(H100,)), 0)])
-def test_a_look_starts_no_test(monkeypatch, detected, status):
-    monkeypatch.setattr(check_gpu, "detect", lambda: detected)
-    monkeypatch.setattr(check_gpu, "missing", lambda found: "" if found.gpus else "no GPU: none")
-    monkeypatch.setattr(check_gpu.subprocess, "run", lambda *_args, **_more: pytest.fail("a test was started"))
-    assert check_gpu.main([LOOK, ""]) == status
 
 
 def test_another_device_is_refused(capsys):

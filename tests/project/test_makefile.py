@@ -70,10 +70,10 @@ def test_each_value_arrives_as_it_was_typed_and_flags_of_make_and_the_environmen
     ]
     program = Program(tmp_path / "a folder's")
     (tmp_path / "a folder's").mkdir()
-    for flags in ([], ["-j2"], ["-k", "-s"], ["V=1"], ["--no-builtin-rules"]):
+    for flags, environ in (([], {}), (["-j2"], {}), (["-e"], {}), (["-B", "V=1"], {}), ([], {"MAKEFLAGS": "e"})):
         typed = {"RESULTS_DIR": texts.pop(0), "DATA_DIR": texts.pop(0)}
         words = [f"{name}={text}" for name, text in typed.items()]
-        result = make(*flags, MINE, "defconfig", f"O={program.folder}", *words, MAX_ITERS="5")
+        result = make(*flags, MINE, "defconfig", f"O={program.folder}", *words, MAX_ITERS="5", **environ)
 
         assert result.returncode == 0, result.stderr
         for name, text in typed.items():
@@ -95,22 +95,9 @@ def test_each_defconfig_is_a_target_that_the_shell_can_complete_and_writes_to_th
     assert (tmp_path / "o" / ".config").read_bytes() == (tmp_path / "own").read_bytes()
 
 
-def test_a_target_that_uses_a_tracker_installs_it_first(tmp_path):
-    for arguments, config, installed in (
-        (["TRACKER=wandb"], "", {"trackers"}),
-        (["TRACKER=none"], "CONFIG_TRACKER_WANDB=y", set()),
-        ([], "CONFIG_TRACKER_TRACKIO=y", {"trackers"}),
-        ([], '# CONFIG_TRACKER_WANDB is not set\nCONFIG_TRACKER_PROJECT="y"', set()),
-    ):
-        (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
-        # -W pretends that the packages changed; otherwise make would not list what is already installed
-        printed = make("-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *arguments, TRACKER="all").stdout
-        assert set(re.findall(r"scripts/setup.sh (\w+)", printed)) - {"core", "train"} == installed, arguments
-
-
 def test_an_error_of_the_program_or_an_unknown_target_fails(tmp_path):
     for target, message in (("defconfig", "did you mean MAX_ITERS"), ("test-matrx", "did you mean test-matrix")):
-        result = make(MINE, target, f"O={tmp_path}", "MAX_ITER=5")
+        result = make(MINE, target, f"O={tmp_path}", "MAX_ITER=5", "-e")
 
         assert result.returncode == 2
         assert message in result.stderr

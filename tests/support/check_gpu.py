@@ -1,7 +1,6 @@
 """`make check-gpu`: look for usable GPUs, then run the tests that need one, or say in one line what is missing.
 
-`python check_gpu.py [--look] [gpu|cpu] [arguments of pytest]`. --look: run no test. With cpu, the CPU and gloo take the
-place of a GPU and NCCL.
+`python check_gpu.py [gpu|cpu] [arguments of pytest]`. With cpu, the CPU and gloo take the place of a GPU and NCCL.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from kmatrix.gpu.nvml.detect import Detected, detect
 ROOT = Path(__file__).resolve().parents[2]
 ON = "KMATRIX_CHECK_ON"  # environment variable: the device of the tests in tests/on_gpu, gpu (also if unset) or cpu
 GPU, CPU = "gpu", "cpu"
-LOOK = "--look"
 REFUSED = 2
 PLACE = "run it on a machine with an NVIDIA GPU (docs/performance.md), or in its place: make check-gpu ON=cpu"
 SLOWEST = 15  # tests whose durations are printed
@@ -49,8 +47,6 @@ def arguments(on: str, more: Sequence[str]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    only_look = argv[:1] == [LOOK]
-    argv = argv[1:] if only_look else argv
     on = (argv[0] if argv else "") or GPU
     if on not in (GPU, CPU):
         print(f"check-gpu: unknown ON={on}: leave it out for a GPU, or use ON=cpu", file=sys.stderr)
@@ -58,8 +54,6 @@ def main(argv: Sequence[str]) -> int:
     if on == GPU and (why := missing(detect())):
         print(f"check-gpu: {why}", file=sys.stderr)
         return REFUSED
-    if only_look:
-        return 0
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl+C is for pytest, which prints what has run
     command = [sys.executable, "-m", "pytest", *arguments(on, argv[1:])]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {ON: on}, check=False).returncode

@@ -27,7 +27,7 @@ BUG = 70  # EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
-MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
+MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "SHELL"})
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
 CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.status:"
 START, RESUME = "kmatrix.cli.running.start:", "kmatrix.cli.running.resume:"
@@ -50,12 +50,12 @@ ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 def main(argv: Sequence[str]) -> int:
     """Run `COMMAND [NAME=value ...]` and return the exit status.
 
-    `--make TARGET`, which only the Makefile passes, takes the assignments from MAKEFLAGS.
+    `--make TARGET`, which only the Makefile passes, takes the assignments from KMATRIX_WORDS.
     """
     from_make = len(argv) > 1 and argv[0] == "--make"
     name, *words = argv[from_make:] or ["help"]
     if from_make:
-        words = from_makeflags(os.environ.get("MAKEFLAGS", ""))
+        words = from_make_words(os.environ.pop("KMATRIX_WORDS", ""))
     try:
         if name in ("help", "-h", "--help"):
             print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
@@ -366,19 +366,15 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
     return command, Arguments(ALIASES.get(target, target), values, assignments, command.names)
 
 
-def from_makeflags(flags: str) -> list[str]:
+def from_make_words(text: str) -> list[str]:
     """Return the NAME=value words of the make command line, in the typed order.
 
-    make appends them after " -- " in reverse order, with backslashes before blanks and $ doubled.
+    make keeps them in reverse order, with backslashes before blanks and $ doubled.
     No shell parses them, so quotes are ordinary characters.
     """
-    _, found, tail = (" " + flags).partition(" -- ")
-    if not found:
-        return []
     # A line break in a value is escaped like a blank, or not at all: only blanks and tabs separate words.
-    found_words = re.findall(r"(?:\\.|[^ \t\\])+", tail, re.DOTALL)
-    words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in found_words]
-    return [word for word in reversed(words) if "=" in word]
+    found = re.findall(r"(?:\\.|[^ \t\\])+", text, re.DOTALL)
+    return [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in reversed(found)]
 
 
 def _key_refused(name: str) -> ConfigError:
