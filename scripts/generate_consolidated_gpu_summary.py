@@ -11,16 +11,17 @@ from scripts.environment import find_packages
 
 find_packages("msgspec")
 
+from kmatrix.output import run_program
 from kmatrix.report.folders import find_recorded, summarize
-from scripts.reporting import run
 
 
-def report():
-    """Return the report."""
+def main():
+    """Print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
-    return summarize(find_recorded(parser.parse_args().folder, Path()))
+    print(summarize(find_recorded(parser.parse_args().folder, Path())), end="")
+    return 0
 
 
 if __name__ == "__main__":
-    run(report)
+    sys.exit(run_program(main))

@@ -11,20 +11,21 @@ from scripts.environment import find_packages
 
 find_packages("msgspec", "matplotlib")
 
+from kmatrix.output import run_program
 from kmatrix.report.folders import find_recorded
 from kmatrix.report.gpu.graphs.folder import draw_memory
-from scripts.reporting import run
 
 
-def report():
-    """Draw the graphs, and return a line per graph."""
+def main():
+    """Draw the graphs, and print a line per graph."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
     parser.add_argument("--output", metavar="DIR", type=Path, help="output directory (default: graphs/ in DIR)")
     args = parser.parse_args()
     files, missing = draw_memory(find_recorded(args.folder, Path()), args.output)
-    return "".join([*(f"wrote {file}\n" for file in files), *(f"note: {reason}\n" for reason in missing)])
+    print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {reason}" for reason in missing)]))
+    return 0
 
 
 if __name__ == "__main__":
-    run(report)
+    sys.exit(run_program(main))

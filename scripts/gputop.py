@@ -10,14 +10,10 @@ from scripts.environment import find_packages
 
 find_packages("rich", "msgspec", "psutil", "pynvml", imported=__name__ != "__main__")
 
-GRAPHS = ("--gen-graph", "--compare")  # as in the original project; drawn by the report, not by the screen
+from kmatrix.gputop.command import main, run
+from kmatrix.gputop.monitor import GPUMonitor
 
-try:
-    from kmatrix.gputop.command import main, run
-    from kmatrix.gputop.monitor import GPUMonitor
-except ModuleNotFoundError as error:  # a package that is there, but not complete
-    print(f"error: {error}\n  hint: run `make setup`, then use .venv/bin/python", file=sys.stderr)
-    sys.exit(2)
+GRAPHS = ("--gen-graph", "--compare")  # as in the original project; drawn by the report, not by the screen
 
 __all__ = ["GPUMonitor", "main"]  # for `import scripts.gputop`: docs/gputop.md
 

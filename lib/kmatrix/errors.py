@@ -71,9 +71,6 @@ def path_problem(error: Exception) -> str:
     return ""
 
 
-PATHS_HINT = "check the paths of the command and of .config, and their permissions"
-
-
 def is_full(error: BaseException | None) -> bool:
     """Return whether an error, or an error that caused it, is due to a full disk."""
     # A full disk is often reported by a library in an exception of its own, so the whole chain is searched.

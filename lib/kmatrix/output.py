@@ -7,14 +7,17 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from kmatrix.errors import KmatrixError, is_full, reason_of
+from kmatrix.errors import KmatrixError, damaged_files, is_full, path_problem, reason_of
+from kmatrix.text import printable
 
 REFUSED = 2  # exit status of an error that the user can fix
+BUG = 70  # EX_SOFTWARE of sysexits.h
 
 
 @contextmanager
@@ -37,29 +40,50 @@ def ending() -> Iterator[None]:
 
 
 def run_program(main: Callable[[], int]) -> int:
-    """Call `main` and return its status; 0 for a closed pipe, 2 for an error that the user can fix, 130 for Ctrl+C."""
+    """Call `main`, print what ends it, and return the exit status.
+
+    That is 0 for a closed pipe, 2 for an error that the user can fix, 70 for a bug, 130 for Ctrl+C.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks must not end a report
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = main()
+        with ending():
+            status = main()
         sys.stdout.flush()
+        return status
     except BrokenPipeError:  # `program | head` has read enough
         _discard_output()
         return 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED
-    except OSError as error:
-        if error.filename is None and not is_full(error):
-            raise
-        print(f"error: {error.filename or 'cannot write the output'}: {reason_of(error)}", file=sys.stderr)
-        _discard_output()
-        return REFUSED
-    return status
+        return 128 + signal.SIGINT  # as shells report it
+    except Exception as error:
+        return _report(error)
+    finally:
+        for text in damaged_files():
+            print(f"warning: {printable(text)}", file=sys.stderr)
+
+
+def _report(error: Exception) -> int:
+    """Print an error, and return the exit status."""
+    if isinstance(error, KmatrixError):
+        found = error
+    elif why := path_problem(error):
+        found = KmatrixError(why, hint="check the paths of the command and of .config, and their permissions")
+    elif is_full(error):
+        where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
+        found = KmatrixError(
+            "a disk is full", why=f"{reason_of(error)}{where}", hint="free some space, then run it again"
+        )
+        if not where:
+            _discard_output()
+    else:
+        traceback.print_exception(error)
+        print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
+        return BUG
+    print(f"error: {printable(str(found))}", file=sys.stderr)
+    return REFUSED
 
 
 def _discard_output() -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 import pytest
 
 from kmatrix import locks
-from kmatrix.cli.commands import main
 from kmatrix.cli.progress import Display
 from kmatrix.output import run_program
 from kmatrix.records.control import stop_of
 from kmatrix.runner.background import watch
-from programs import ROOT
+from programs import ROOT, main
 from records_factory import FakeRun, make_matrix
 
 pytestmark = pytest.mark.process

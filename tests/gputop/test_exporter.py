@@ -20,7 +20,7 @@ from kmatrix.gpu.nvml.facts import DeviceFacts
 from kmatrix.gputop.exporter.command import PORT, _parser, application
 from kmatrix.gputop.exporter.metrics import DCGM, LABELS, OWN, RUNS, GpuCollector
 from kmatrix.gputop.view import RunLine, ScreenSample
-from scripts.environment import PYTHON
+from scripts.environment import VENV
 
 UNIT = ROOT / "docs" / "systemd" / "kmatrix-gpu-exporter.service"
 DASHBOARD = ROOT / "docs" / "grafana" / "kmatrix-gpus.json"
@@ -195,7 +195,7 @@ def service():
 def test_the_service_starts_a_command_that_exists():
     python, *words = service()["Service"]["ExecStart"].split()
     name, _, path = service()["Service"]["Environment"].partition("=")
-    assert python == str(PYTHON)
+    assert python == str(VENV / "bin" / "python")
     assert _parser().parse_args(words[2:]).port == PORT
     done = subprocess.run(
         [sys.executable, *words, "--help"], cwd="/", env={name: path}, capture_output=True, text=True, check=False

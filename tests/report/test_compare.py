@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kmatrix.cli.commands import main
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.verdict.family import PairOutcome
+from programs import main
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 BASE, NEW = "test_matrix_results_20261120_052300", "test_matrix_results_20261120_062300"

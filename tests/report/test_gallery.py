@@ -13,7 +13,6 @@ import pytest
 from scipy import stats
 
 from html_reader import Element, read_html
-from kmatrix.cli.commands import main
 from kmatrix.report.analysis import analyse
 from kmatrix.report.formats.facts import wandb_groups
 from kmatrix.report.formats.results_md import markdown
@@ -22,6 +21,7 @@ from kmatrix.report.page.assemble import render_page
 from kmatrix.report.page.parts.text import MINUS
 from kmatrix.report.write import write_page
 from page_sections import section
+from programs import main
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"

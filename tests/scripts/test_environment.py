@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,9 @@ def checkout(tmp_path):
 
 
 def add_environment(checkout):
-    python = checkout / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o755)
+    packages = checkout / ".venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.parent.mkdir(parents=True)
+    packages.symlink_to(sysconfig.get_path("purelib"))
 
 
 def run(checkout, *arguments, shell=""):
@@ -61,17 +61,10 @@ def test_scripts_find_the_environment_of_the_checkout(checkout):
 
 def test_the_one_liner_finds_the_environment_or_says_what_to_run(checkout):
     ended = run(checkout, "-c", ONE_LINER)
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
+    assert ended.returncode == 1
+    assert "ImportError" in ended.stderr.splitlines()[-1]
+    assert "run `make setup`" in ended.stderr
     add_environment(checkout)
     ended = run(checkout, "-c", ONE_LINER)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("GPUs: ")
-
-
-def test_an_environment_without_the_packages_is_not_started_again_and_again(checkout):
-    add_environment(checkout)
-    (checkout / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {shlex.join(BARE)} "$@"\n')
-    ended = run(checkout, "scripts/gputop.py")
-    assert ended.returncode == 2
-    assert "lacks" in ended.stderr

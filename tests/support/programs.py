@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import kmatrix.experiment.plan as planning
 from kmatrix.experiment.cluster import resolve
 from kmatrix.experiment.plan import Plan
 from kmatrix.gpu.nvml.detect import Detected, Gpu
+from kmatrix.output import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,11 +96,16 @@ class Program:
         return result.err
 
 
+def main(words: Sequence[str]) -> int:
+    """Run the command in this process, print its errors, and return its exit status."""
+    return run_program(lambda: cli.main(words))
+
+
 def run(*arguments: str) -> CommandResult:
     """Run the command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.main(list(arguments))
+        status = main(arguments)
     return CommandResult(status, out.getvalue(), err.getvalue())
 
 

@@ -1,6 +1,6 @@
-"""The table of commands: find a command, parse its arguments, call it, print its errors, return its exit status.
+"""The table of commands: find a command, parse its arguments, call it, and return its exit status.
 
-The only place that catches KmatrixError. The module of a command is imported when it is called.
+The module of a command is imported when it is called.
 """
 
 from __future__ import annotations
@@ -9,23 +9,16 @@ import difflib
 import importlib
 import os
 import re
-import signal
-import sys
 import textwrap
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix import ROOT
-from kmatrix.errors import PATHS_HINT, ConfigError, KmatrixError, damaged_files, is_full, path_problem, reason_of
-from kmatrix.output import REFUSED, ending
+from kmatrix.errors import ConfigError
 from kmatrix.redaction.redactor import is_key_name
-from kmatrix.text import printable
 
-BUG = 70  # EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
-MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "SHELL"})
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
@@ -48,7 +41,7 @@ ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `COMMAND [NAME=value ...]` and return the exit status.
+    """Run `COMMAND [NAME=value ...]`, and return the exit status. Raises KmatrixError for what the user can fix.
 
     `--make TARGET`, which only the Makefile passes, takes the assignments from KMATRIX_WORDS.
     """
@@ -56,49 +49,10 @@ def main(argv: Sequence[str]) -> int:
     name, *words = argv[from_make:] or ["help"]
     if from_make:
         words = from_make_words(os.environ.pop("KMATRIX_WORDS", ""))
-    try:
-        if name in ("help", "-h", "--help"):
-            print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
-            return 0
-        with ending():
-            return _call(*parse(name, words, from_make=from_make))
-    except KmatrixError as error:  # without a traceback: the user can fix it
-        print(f"error: {printable(_shortened(str(error)))}", file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 128 + signal.SIGINT  # as shells report it
-    except BrokenPipeError:  # handled for all programs alike, by kmatrix.output
-        raise
-    except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
-        return _report_unexpected(error)
-    finally:
-        for text in damaged_files():
-            print(f"warning: {printable(text)}", file=sys.stderr)
-
-
-def _report_unexpected(error: Exception) -> int:
-    """Print an unexpected error, a full disk, an impossible path or a bug, and return the exit status."""
-    if why := path_problem(error):
-        print(f"error: {_shortened(why)}\n  hint: {PATHS_HINT}", file=sys.stderr)
-        return REFUSED
-    if is_full(error):
-        where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
-        why = f"{reason_of(error)}{where}"
-        print(f"error: a disk is full\n  why: {why}\n  hint: free some space, then run it again", file=sys.stderr)
-        return REFUSED
-    traceback.print_exception(error)
-    print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
-    return BUG
-
-
-def _shortened(text: str) -> str:
-    """Return a message without the middle of very long values. Hints are to be pasted, and stay whole."""
-    half = MOST_IN_LINE // 2
-    return "\n".join(
-        line if len(line) <= MOST_IN_LINE or line.lstrip().startswith("hint:") else f"{line[:half]} ... {line[-half:]}"
-        for line in text.split("\n")
-    )
+    if name in ("help", "-h", "--help"):
+        print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
+        return 0
+    return _call(*parse(name, words, from_make=from_make))
 
 
 def usage(program: str) -> str:
