@@ -13,12 +13,10 @@ find_packages("rich", "msgspec", "psutil", "pynvml", imported=__name__ != "__mai
 from kmatrix.gputop.command import main, run
 from kmatrix.gputop.monitor import GPUMonitor
 
-GRAPHS = ("--gen-graph", "--compare")  # as in the original project; drawn by the report, not by the screen
-
 __all__ = ["GPUMonitor", "main"]  # for `import scripts.gputop`: docs/gputop.md
 
 if __name__ == "__main__":
-    if any(word.partition("=")[0] in GRAPHS for word in sys.argv[1:]):
+    if any(word.partition("=")[0] in ("--gen-graph", "--compare") for word in sys.argv[1:]):  # the report draws these
         from kmatrix.report.gpu.graphs.recordings import run as draw
 
         sys.exit(draw(sys.argv[1:]))

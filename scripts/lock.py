@@ -1,25 +1,21 @@
 """Write constraints.txt: the tested version of every package, with the hashes of all its files.
 
-    python scripts/lock.py            # needs uv (https://docs.astral.sh/uv) and the package index, downloads no package
-
-It reads the ranges of pyproject.toml, keeps the versions that constraints.txt has already, and asks the index for the
-others. Delete a line of constraints.txt to get the newest version in its range.
+Needs uv (https://docs.astral.sh/uv) and the package index. It reads the ranges of pyproject.toml, keeps the versions
+that constraints.txt has already, and asks for the others. Delete a line of it to get the newest version in its range.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "constraints.txt"
 # Stage -> its extras.
 STAGES = {"core": (), "train": ("train",), "trackers": ("trackers",), "dev": ("dev",)}
-BUILD = ("setuptools",)  # scripts/setup.sh installs kmatrix itself with it, without downloading anything
+BUILD = "setuptools"  # scripts/setup.sh installs kmatrix itself with it, without downloading anything
 # Needed by the CUDA build of torch only; scripts/setup.sh installs them if the installed torch requires them.
 CUDA = re.compile(r"nvidia-(?!ml-py$)|cuda-|triton$")
 # The CPU build of torch is not on the default index: torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl.
@@ -32,36 +28,22 @@ HEADER = """\
 """
 
 
-def main() -> int:
-    """Write the file, and print its size. Return 2 if uv is missing or finds no versions that fit."""
-    uv = shutil.which("uv")
-    if uv is None:
-        print("error: uv is not installed\n  hint: python -m pip install uv", file=sys.stderr)
-        return 2
-    kept = "\n".join(f"{name}=={version}" for name, version in PIN.findall(LOCK.read_text(encoding="utf-8")))
-    try:
-        locked = compiled(uv, kept, [extra for extras in STAGES.values() for extra in extras], "--generate-hashes")
-        pins = "\n".join(f"{name}=={version}" for name, version in PIN.findall(locked))
-        names = {stage: set(packages(compiled(uv, pins, extras))) for stage, extras in STAGES.items()}
-    except subprocess.CalledProcessError as error:
-        print(error.stderr, file=sys.stderr)
-        return 2
+def main() -> None:
+    """Write the file, and print its size."""
+    locked = compiled([extra for extras in STAGES.values() for extra in extras], "--generate-hashes")
     entries = packages(locked)
+    LOCK.write_text(locked, encoding="utf-8")
+    names = {stage: set(packages(compiled(extras))) for stage, extras in STAGES.items()}
     LOCK.write_text(HEADER + "".join(entry(name, text, names) for name, text in entries.items()), encoding="utf-8")
     print(f"{LOCK.name}: {len(entries)} packages")
-    return 0
 
 
-def compiled(uv: str, pins: str, extras: list[str] | tuple[str, ...], *options: str) -> str:
+def compiled(extras: Sequence[str], *options: str) -> str:
     """Return the requirements of kmatrix with these extras for all platforms, as uv writes them."""
-    with tempfile.TemporaryDirectory() as folder:
-        constraints, build = Path(folder, "pins.txt"), Path(folder, "build.in")
-        constraints.write_text(pins, encoding="utf-8")
-        build.write_text("\n".join(BUILD), encoding="utf-8")
-        words = ["--universal", "--python-version", "3.11", "--no-header", "--no-annotate", "--quiet", *options]
-        words += ["--constraints", str(constraints), *(word for extra in extras for word in ("--extra", extra))]
-        command = [uv, "pip", "compile", "pyproject.toml", str(build), *words]
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    words = ["--universal", "--python-version", "3.11", "--no-header", "--no-annotate", "--quiet", *options]
+    words += ["--constraints", str(LOCK), *(word for extra in extras for word in ("--extra", extra))]
+    command = ["uv", "pip", "compile", "pyproject.toml", "-", *words]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, input=BUILD).stdout
 
 
 def packages(text: str) -> dict[str, str]:
@@ -80,4 +62,4 @@ def entry(name: str, text: str, names: dict[str, set[str]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

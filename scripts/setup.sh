@@ -11,21 +11,15 @@ python=${KMATRIX_BASE_PYTHON:-python3}
 }
 sum=$(cat pyproject.toml constraints.txt | cksum)
 mark="$venv/.$stage"
-known=$(cat "$mark" 2>/dev/null || true)
-if [ "$known" = "$sum" ]; then
+if [ "$(cat "$mark" 2>/dev/null || true)" = "$sum" ]; then
     touch "$mark"
     exit 0
 fi
-case $stage in
-    core) about="core packages: kconfiglib, rich, numpy, scipy, msgspec, matplotlib (about 80 MB)" ;;
-    train) about="torch and readers of data: about 260 MB for the CPU build, 3 GB with CUDA" ;;
-    trackers) about="W&B, Trackio, TensorBoard (about 350 MB)" ;;
-    dev) about="tools of make check: ruff, mypy, pytest, transformers (about 120 MB)" ;;
-esac
-echo "setup: installing into $venv: $about"
+echo "setup: installing $stage into $venv (about: core 80 MB; train 260 MB, 3 GB with CUDA; trackers 350 MB; dev 120 MB)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PIP_CONSTRAINT PIP_REQUIRE_HASHES PIP_NO_BINARY # the files below say everything
+pip="$venv/bin/python -m pip"
 [ -t 1 ] && quiet= || quiet=--quiet # no progress bars in a log
 
 # Install the packages of a stage: the versions of constraints.txt, and only files whose hashes it lists. --no-deps: the
@@ -39,13 +33,7 @@ install() {
         /^torch==/ && torch { sub("==[^ ]*", "==" torch) }
         /^[A-Za-z0-9 ]/ && wanted
     ' constraints.txt >"$list"
-    "$venv/bin/python" -m pip install $quiet --no-deps --only-binary :all: --require-hashes --requirement "$list"
-}
-
-# Last: a stage that failed half-way has no mark, and is installed again.
-finish() {
-    echo "$sum" >"$mark"
-    echo "setup: $stage is ready"
+    $pip install $quiet --no-deps --only-binary :all: --require-hashes --requirement "$list"
 }
 
 torch=
@@ -53,32 +41,29 @@ pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
 if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     # From the index that the user names, whose files have other hashes: it is trusted instead of them.
     torch=none
-    "$venv/bin/python" -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"
+    $pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"
 elif [ "$stage" = train ]; then
     # A build of this version that pip is configured to find, such as 2.13.0+cpu in a folder of wheels. pip would prefer
     # it, but not in the mode with hashes: there, it prefers a file whose hash the index states.
-    torch=$("$venv/bin/python" -m pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -m 1 -e "$pin+cpu" || true)
+    torch=$($pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -m 1 -e "$pin+cpu" || true)
 fi
 install "$stage" "$torch"
 # The CUDA build of torch needs 17 packages more, the CPU build none of them.
-if [ "$stage" = train ] && [ "$torch" != none ] && "$venv/bin/python" -c '
-import sys
-from importlib.metadata import requires
-sys.exit(not any(line.startswith(("nvidia-", "cuda-")) and "extra ==" not in line for line in requires("torch") or ()))
-'; then
+if [ "$stage" = train ] && [ "$torch" != none ] && $pip show torch | grep -Eq '^Requires:.*(nvidia|cuda)-'; then
     install cuda
 fi
 # kmatrix itself. Its dependencies are there; with build isolation, pip would download setuptools without a hash.
-"$venv/bin/python" -m pip install $quiet --no-deps --no-build-isolation --editable .
-
+$pip install $quiet --no-deps --no-build-isolation --editable .
 # pip writes absolute paths to this checkout; with relative ones a copy of the checkout runs its own code.
-for path in .venv/lib/python*/site-packages/__editable__.kmatrix-*.pth; do
+for path in "$venv"/lib/python*/site-packages/__editable__.kmatrix-*.pth; do
     echo ../../../../lib >"$path"
 done
-cat >.venv/bin/kmatrix <<'SCRIPT'
+cat >"$venv/bin/kmatrix" <<'SCRIPT'
 #!/bin/sh
 bin=$(dirname "$0")
 [ -f "$bin/../pyvenv.cfg" ] || bin=$(dirname "$(readlink -f "$0")") # called through a link to this file
 exec "$bin/python" -P -m kmatrix "$@" # -P: a file kmatrix.py in the current directory is not imported
 SCRIPT
-finish
+# Last: a stage that failed half-way has no mark, and is installed again.
+echo "$sum" >"$mark"
+echo "setup: $stage is ready"

@@ -65,11 +65,11 @@ def required_by(name: str) -> set[str]:
 @pytest.mark.process
 def test_the_set_up_installs_the_entries_of_a_stage_with_hashes_and_without_the_resolver():
     script = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
-    calls = [line.strip() for line in script.splitlines() if "-m pip install" in line]
+    calls = [line.strip() for line in script.splitlines() if "$pip install" in line]
     assert len(calls) == 3
     assert "--no-deps --only-binary :all: --require-hashes --requirement" in "".join(calls)
     assert [line for line in calls if "--require-hashes" not in line and "--no-deps" not in line] == [
-        '"$venv/bin/python" -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"'
+        '$pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"'
     ]
     program = re.search(r"awk .*?'\n(.*?)'", script, re.DOTALL)[1]
 
