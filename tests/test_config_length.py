@@ -41,7 +41,7 @@ def config(program, *arguments):
 
 
 def bounds(**fields):
-    return train_config(**{"max_iters": 0} | fields)
+    return train_config(**{"max_iters": 0} | fields).to_json()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kmatrix.depth_rule import batch_sequences, least_rate
@@ -21,8 +20,9 @@ from kmatrix.text import plural
 
 PREFIX = "GPT2_"
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
-FIELDS = frozenset(TrainConfig.names())
-WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made
+# Fields without a symbol: derived from others, or known when a matrix is made
+DERIVED = {"vocab_size", "global_batch", "data_sha256", "data_shards", "init_sha256"}
+SYMBOLS = {name: f"{PREFIX}{name.upper()}" for name in TrainConfig.names() if name not in DERIVED}
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 BATCH_BY_SIZE = -1  # of PARALLEL_BATCH_SIZE: by nanochat's rule
 CORE_SHOTS = 10  # examples that most tasks of CORE show before a question
@@ -116,14 +116,14 @@ class RunConfig:
 
 def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration. symbols: effective typed values, with device and number of GPUs resolved."""
-    fields = {field: value for name, value in symbols.items() if (field := _field(name))}
+    fields = {field: symbols[name] for field, name in SYMBOLS.items()}
     layers, heads, width = _sizes(fields)
     sequences = fields["batch_size"] * fields["num_gpus"]  # per micro-batch of all ranks
     fields.update(
         n_layer=layers,
         n_head=heads,
         n_embd=width,
-        vocab_size=_vocabulary(fields["tokenizer"], fields.get("bpe_vocab_size")),
+        vocab_size=_vocabulary(fields["tokenizer"], fields["bpe_vocab_size"]),
     )
     wanted = symbols["PARALLEL_BATCH_SIZE"]
     if wanted == BATCH_BY_SIZE:
@@ -138,41 +138,33 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
         data_path=fields["data_path"] or "",
         init_from="" if fields["init_from"] == "none" else fields["init_from"],
     )
-    # The Kconfig files may be the user's own: a missing or unknown field is their mistake.
-    if missing := FIELDS - fields.keys() - WITH_DATA:
-        raise ConfigError(f"the Kconfig files define no {PREFIX}{min(missing).upper()}", hint="add it to yours")
-    if unknown := fields.keys() - FIELDS:
-        raise ConfigError(f"{PREFIX}{min(unknown).upper()} is not a setting of the trainer", hint="rename or remove it")
-    train = TrainConfig(**fields)
-    return _bounded(RunConfig(train=train, asked_iters=train.max_iters, bound=""))
+    return _bounded(fields)
 
 
 def batch_by_size(fields: Mapping[str, Any]) -> int:
     """Return the global batch in sequences by nanochat's rule, from the sizes and the parts that decide it."""
-    return batch_sequences(ModelShape(**{name: fields[name] for name in MODEL_FIELDS if name in fields}))
+    return batch_sequences(_shape(fields))
 
 
-@functools.cache  # by symbol: there are some hundred, read for each run of a large matrix
-def _field(name: str) -> str:
-    """Return the trainer's field of a symbol, "" for a symbol of the control side."""
-    return name.removeprefix(PREFIX).lower() if name.startswith(PREFIX) else ""
+def _shape(fields: Mapping[str, Any]) -> ModelShape:
+    return ModelShape(**{name: fields[name] for name in MODEL_FIELDS if name in fields})
 
 
 def with_vocabulary(run: RunConfig, vocab_size: int) -> RunConfig:
     """Return a configuration with the vocabulary of its data, which can decide its steps (TOKENS_PER_PARAM)."""
-    return _bounded(replace(run, train=replace(run.train, vocab_size=vocab_size)))
+    if run.train.vocab_size == vocab_size:
+        return run
+    return _bounded({**run.train.to_json(), "vocab_size": vocab_size, "max_iters": run.asked_iters})
 
 
-def _bounded(run: RunConfig) -> RunConfig:
-    """Return a run's configuration with its number of steps and of warm-up steps."""
-    train = run.train
-    asked = train if train.max_iters == run.asked_iters else replace(train, max_iters=run.asked_iters)
-    found = length(asked, params=run.shape.budget_params, tokens_per_step=run.tokens_per_step)
-    warmup = train.warmup_steps if train.warmup_fraction is None else round(train.warmup_fraction * found.steps)
-    # A copy of a hundred fields takes a while.
-    if (train.max_iters, train.warmup_steps) != (found.steps, warmup):
-        train = replace(train, max_iters=found.steps, warmup_steps=warmup)
-    return replace(run, train=train, bound=found.bound)
+def _bounded(fields: Mapping[str, Any]) -> RunConfig:
+    """Return a run's configuration with its number of steps and of warm-up steps. fields: max_iters as asked for."""
+    params = _shape(fields).budget_params if fields["tokens_per_param"] else 0
+    found = length(fields, params=params, tokens_per_step=fields["global_batch"] * fields["block_size"])
+    part = fields["warmup_fraction"]
+    warmup = fields["warmup_steps"] if part is None else round(part * found.steps)
+    train = TrainConfig(**{**fields, "max_iters": found.steps, "warmup_steps": warmup})
+    return RunConfig(train=train, asked_iters=fields["max_iters"], bound=found.bound)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
@@ -496,16 +488,16 @@ class Length:
     bound: str  # the field that decides; "": none does
 
 
-def length(train: TrainConfig, *, params: int, tokens_per_step: int) -> Length:
+def length(fields: Mapping[str, Any], *, params: int, tokens_per_step: int) -> Length:
     """Return the length of a run: the smallest of max_iters, max_tokens and tokens_per_param x params.
 
-    train: max_iters as asked for.  A bound is never exceeded, but every run has at least one step.
+    fields: of a run, max_iters as asked for.  A bound is never exceeded, but every run has at least one step.
     """
-    per_param = train.tokens_per_param
-    tokens = {"max_tokens": train.max_tokens, "tokens_per_param": None if per_param is None else per_param * params}
+    per_param = fields["tokens_per_param"]
+    tokens = {"max_tokens": fields["max_tokens"], "tokens_per_param": None if per_param is None else per_param * params}
     steps = {name: max(1, math.floor(n / tokens_per_step + ROUNDING)) for name, n in tokens.items() if n is not None}
-    if train.max_iters:
-        steps["max_iters"] = train.max_iters
+    if fields["max_iters"]:
+        steps["max_iters"] = fields["max_iters"]
     if not steps:
         return Length(steps=0, bound="")
     bound = min(steps, key=lambda name: steps[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmatrix.experiment.plan import make_plan
-from kmatrix.matrix.expand import assign_run
+from kmatrix.matrix.expand import visit
 from programs import Program
 
 THEIRS = {
@@ -51,7 +51,7 @@ def test_the_settings_of_the_user_apply_instead(config, tmp_path):
 
 def test_the_id_of_the_run_stays_the_same(config, tmp_path):
     theirs = make_plan(config, {}, one=True)
-    assign_run(theirs.tree, theirs.base, theirs.runs[0].run)
+    list(visit(theirs.tree, theirs.base, theirs.matrix.runs))
     config.write_text(theirs.tree.config_text(), encoding="utf-8")  # as in the directory of a run
 
     assert plan(config, tmp_path / "none").runs[0].run.run_id == theirs.runs[0].run.run_id

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmatrix.config import RULES
 from kmatrix.kconfig.assignments import apply_assignments, read_assignments
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import plan_axes
-from kmatrix.matrix.expand import assign_run, expand
+from kmatrix.matrix.expand import expand, visit
 from programs import ROOT, Program
 
 CPU = "CONFIG_GPT2_DEVICE_CPU=y"
@@ -132,16 +131,20 @@ def test_a_coupled_rule_that_matches_no_run_gives_a_note(program):
     assert note in program.check(DRY).out
 
 
-def test_a_coupled_rule_on_a_derived_value_is_refused(program):
-    program.write(
-        CPU,
-        ON,
-        "CONFIG_MATRIX_GPT2_MODEL_TINY=y",
-        "CONFIG_MATRIX_GPT2_MODEL_124M=y",
-        'CONFIG_MATRIX_COUPLED="BLOCK_SIZE=128 => LR=1"',
-    )
+def test_the_condition_of_a_rule_is_about_effective_values(program):
+    lines = (CPU, ON, "CONFIG_MATRIX_GPT2_MODEL_TINY=y", "CONFIG_MATRIX_GPT2_MODEL_124M=y")
+    result = dry_run(program, *lines, 'CONFIG_MATRIX_COUPLED="BLOCK_SIZE=1024 => LR=1e-3,2e-3"')
 
-    assert "GPT2_BLOCK_SIZE is not an axis, but depends on one" in program.refused(DRY)
+    with_rate = [name for name in result.names if "_lr" in name]
+    assert len(result.names) == 3
+    assert with_rate == [f"gpt2_adamw_model124m_lr{rate}_1cpu" for rate in ("1e-3", "2e-3")]
+
+
+def test_a_rule_that_sets_what_a_rule_asks_for_is_refused(program):
+    rules = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05; LR=0.05 => WEIGHT_DECAY=0"'
+    program.write(*TWO, rules)
+
+    assert "'LR=0.05' depends on a value that a rule sets" in program.refused(DRY)
 
 
 def test_a_line_without_effect_due_to_the_command_line_is_noted_and_any_other_is_refused(program):
@@ -161,10 +164,9 @@ def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, d
     from kmatrix.kconfig.assignments import explicit
 
     base = explicit(tree, program.config, base)
-    matrix = expand(tree, base, plan_axes(tree, base, {}), RULES)
+    matrix = expand(tree, base, plan_axes(tree, base, {}))
 
-    for number, run in enumerate(matrix.runs):
-        assign_run(tree, base, run)
+    for number, run in enumerate(visit(tree, base, matrix.runs)):
         directory = tmp_path / str(number)
         directory.mkdir()
         (directory / ".config").write_text(tree.config_text(), encoding="utf-8")
@@ -225,7 +227,7 @@ def test_a_matrix_is_complete_unique_and_ordered(seeds, optimizers, dropouts):
 
     overrides = dict(parse_override(tree, name, ",".join(map(str, values))) for name, values in lines.items())
     base = [values[0] for values in overrides.values() if len(values) == 1]
-    matrix = expand(tree, base, plan_axes(tree, base, overrides), RULES)
+    matrix = expand(tree, base, plan_axes(tree, base, overrides))
 
     assert len(matrix.runs) == matrix.cells == len(seeds) * len(optimizers) * len(dropouts)
     assert len({run.run_id for run in matrix.runs}) == len({run.name for run in matrix.runs}) == len(matrix.runs)
@@ -274,5 +276,20 @@ def test_coupled_values_apply_to_the_single_run_of_train(program):
     program.write(*lines)
     plan = program.plan(one=True)
     (planned,) = plan.runs
-    assert planned.values.typed["GPT2_LEARNING_RATE"] == 2e-3
+    assert planned.run.values["GPT2_LEARNING_RATE"] == "2e-3"
     assert any("GPT2_MUON_MOMENTUM" in note for note in plan.notes)
+
+
+def test_runs_that_differ_in_seed_and_rate_share_their_forecast(program):
+    program.write(CPU)
+    plan = program.plan("SEED=1,2", "LEARNING_RATE=1e-3,2e-3", "BATCH_SIZE=2,3")
+
+    assert (len(plan.runs), len(plan.kinds)) == (8, 2)
+    found = {(one.seed, one.learning_rate, one.batch_size) for one in (run.config.train for run in plan.runs)}
+    assert found == set(itertools.product((1, 2), (1e-3, 2e-3), (2, 3)))
+
+
+def test_a_matrix_of_more_than_20_000_cells_is_refused(program):
+    program.write(CPU)
+
+    assert "the matrix has 25,000 cells" in program.refused(DRY, "SEED=1:1000:1", "LR=1e-4:1e-2:log25")

@@ -21,8 +21,8 @@ def program(tmp_path):
 def test_variables_are_given_to_the_trainer_and_do_not_change_the_id(program):
     (plain,) = program.plan().runs
     (planned,) = program.plan("TRAINER_ENV=NCCL_SOCKET_IFNAME==eth0,ib0 PYTORCH_ALLOC_CONF=max_split_size_mb:512").runs
-    assert environment(plain.values.texts) == {}
-    assert environment(planned.values.texts) == {
+    assert environment(plain.run.values) == {}
+    assert environment(planned.run.values) == {
         "NCCL_SOCKET_IFNAME": "=eth0,ib0",
         "PYTORCH_ALLOC_CONF": "max_split_size_mb:512",
     }

@@ -150,7 +150,7 @@ def test_an_estimate_is_overridden_and_recorded_and_a_certainty_is_not(program):
     result = program.check(PLAN, *MICRO_BATCH, "ALLOW_RISK=y")
     assert "warning: ALLOW_RISK=y: gpt2_adamw_1gpu: needs" in result.out
     (planned,) = program.plan(*MICRO_BATCH, "ALLOW_RISK=y").runs
-    assert planned.values.typed["ALLOW_RISK"] is True
+    assert planned.run.values["ALLOW_RISK"] == "y"
     assert planned.run.run_id == program.plan(*MICRO_BATCH).runs[0].run.run_id
     assert "impossible" in program.refused(DRY, *CERTAIN, "ALLOW_RISK=y")
 

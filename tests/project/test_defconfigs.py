@@ -9,7 +9,7 @@ import pytest
 
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import Tree
-from kmatrix.matrix.expand import assign_run
+from kmatrix.matrix.expand import visit
 from kmatrix.plan.feasibility import OVERHEAD, by_name
 from kmatrix.plan.memory import memory
 from kmatrix.plan.risk import ERROR
@@ -35,8 +35,7 @@ def test_every_line_axis_and_value_of_a_defconfig_takes_effect_in_some_run(progr
             item for item in read_assignments(tree, ROOT / "defconfigs" / name) if not item.name.startswith("MATRIX")
         ]
         plan = program.plan()
-        for run in plan.matrix.runs:
-            assign_run(plan.tree, plan.base, run)
+        for _ in visit(plan.tree, plan.base, plan.matrix.runs):
             lines = [item for item in lines if plan.tree.kconf.syms[item.name].str_value != item.value]
 
         assert lines == [], name
@@ -93,8 +92,7 @@ def test_every_line_of_a_fragment_takes_effect_in_every_run(program):
         lines = read_assignments(tree, ROOT / "defconfigs" / "fragments" / f"{fragment}.config")
         plan = program.plan()
         swept = {axis.name for axis in plan.matrix.axes}
-        for run in plan.matrix.runs:
-            assign_run(plan.tree, plan.base, run)
+        for _ in visit(plan.tree, plan.base, plan.matrix.runs):
             for item in (item for item in lines if item.name not in swept):
                 assert plan.tree.kconf.syms[item.name].str_value == item.value, (name, fragment)
 

@@ -86,7 +86,7 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
     try:
         if path.exists():
             load_config(tree, path)
-        config = read({name: tree.typed(name, tree.value(name)) for name in tree.names()})
+        config = read(tree.typed_values(tree.effective()))
     except KmatrixError as error:  # a finding like the others, not the end of the list
         yield Check(
             name=CONFIG,

@@ -19,8 +19,7 @@ from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
 from kmatrix.experiment.inputs.initial import check_fit
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
-from kmatrix.kconfig.texts import ConfigTexts
-from kmatrix.matrix.expand import assign_run
+from kmatrix.matrix.expand import visit
 from kmatrix.records.dataset import Dataset
 from kmatrix.records.matrix import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
@@ -135,16 +134,10 @@ def _texts(plan: Plan) -> dict[str, RunText]:
     """Return the configuration of each run as text."""
     texts = {}
     base = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
-    known = ConfigTexts(plan.tree, (point.axis for planned in plan.runs for point in planned.run.points))
-    for planned in plan.runs:
-        values = planned.values.texts
-        points = [(point.axis, point.text) for point in planned.run.points]
-        text = known.find(points, values)
-        if text is None:
-            assign_run(plan.tree, plan.base, planned.run)
-            text = known.render(points, values)
-        asked = base | {axis for axis, _ in points}
-        texts[planned.name] = RunText(config=text, values=values, asked=tuple(sorted(asked & values.keys())))
+    for run in visit(plan.tree, plan.base, plan.matrix.runs):
+        asked = base | {point.axis for point in run.points}
+        names = tuple(sorted(asked & run.values.keys()))
+        texts[run.name] = RunText(config=plan.tree.config_text(), values=run.values, asked=names)
     return texts
 
 

@@ -6,16 +6,16 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from kmatrix.budget import budget_s
 from kmatrix.config import (
     PREFIX,
-    RULES,
     Config,
     RunConfig,
     read,
-    read_run,
+    with_vocabulary,
 )
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.nodes import Nodes
@@ -31,7 +31,7 @@ from kmatrix.experiment.keys import redacted_comments, refuse_keys
 from kmatrix.experiment.verdict.plan import plan_verdict
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.assignments import load_config, merge
-from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
+from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree, open_tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.matrix.rules import AUTO, read_settings, with_seeds
@@ -42,34 +42,26 @@ from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.runner.requests import too_few_gpus
 from kmatrix.shapes import cpu_name
 from kmatrix.text import duration, first_names, plural
 
 EQUAL = "MATRIX_EQUAL"
-
-
-# Fields that no forecast, check or warning reads: runs that differ only in these are of one kind.
-ALIKE = frozenset(
+# Fields that no forecast, check or warning reads: they affect neither memory nor time, nor which code runs.
+NUMBERS = frozenset(
     {
-        *("seed", "learning_rate", "min_lr", "weight_decay", "grad_clip", "beta1", "beta2", "epsilon", "muon_adamw_lr"),
-        *(
-            "embedding_lr",
-            "head_lr",
-            "scalar_lr",
-            "spam_theta",
-            "adafactor_beta2_decay",
-            "adafactor_clip",
-            "target_sparsity",
-            "wsd_decay_fraction",
-        ),
+        *("seed", "learning_rate", "min_lr", "embedding_lr", "head_lr", "scalar_lr", "muon_adamw_lr", "weight_decay"),
+        *("beta1", "beta2", "epsilon", "grad_clip", "spam_theta", "adafactor_beta2_decay", "adafactor_clip"),
+        *("target_sparsity", "wsd_decay_fraction"),
     }
 )
+shape_of = attrgetter(*(name for name in TrainConfig.names() if name not in NUMBERS))  # equal: runs of one kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: kinds are keys
 class RunKind:
-    """The properties that many runs of a matrix share: all but those that depend on the fields in ALIKE."""
+    """The properties that many runs of a matrix share: all but those that depend on NUMBERS."""
 
     config: RunConfig  # of the first run of this kind
     warnings: tuple[str, ...]  # legal settings that are probably mistakes
@@ -78,53 +70,17 @@ class RunKind:
     risks: tuple[Risk, ...]  # why it is impossible on this machine; empty without the GPUs that it needs
 
 
-@dataclass(frozen=True, slots=True)
-class _Configs:
-    """The configurations of runs, each made when it is asked for first: the dry run of 100,000 runs needs none."""
-
-    tree: Tree
-    matrix: Matrix
-    data_dir: Path
-    made: dict[str, RunConfig] = field(default_factory=dict)  # by run id
-
-    def of(self, run: Run) -> RunConfig:
-        """Return the configuration of a run, with the vocabulary of its dataset, if that is prepared."""
-        if run.run_id not in self.made:
-            typed = self.matrix.values(self.tree, run).typed
-            self.made[run.run_id] = with_known_vocabulary(read_run(typed), self.data_dir)
-        return self.made[run.run_id]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run of a plan: its configuration, its forecast, and warnings about it."""
+    """One run of a plan."""
 
     run: Run
     kind: RunKind
-    configs: _Configs
+    config: RunConfig  # with the vocabulary of its dataset, if that is prepared
 
     @property
     def name(self) -> str:
         return self.run.name
-
-    @property
-    def values(self) -> Symbols:
-        """The effective values of all symbols."""
-        return self.configs.matrix.values(self.configs.tree, self.run)
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration, with the vocabulary of its dataset, if that is prepared."""
-        return self.configs.of(self.run)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Legal settings that are probably mistakes."""
-        return self.kind.warnings
-
-    @property
-    def forecast(self) -> Forecast:
-        return self.kind.forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +198,9 @@ def _plan(
     base, axes, found, nodes = there.base, there.axes, there.gpus, there.nodes
     initial = read_initial(asked_checkpoints(base, axes))
     tree.contents[INIT_FROM] = {"none": "", **{text: weights.sha256 for text, weights in initial.items()}}
-    matrix = expand(tree, base, axes, RULES)
-    tree.reset()  # expansion leaves the values of its last cell
-    values = matrix.values(tree, matrix.runs[0])
-    control = read(values.typed)  # these settings are equal in all runs
+    matrix = expand(tree, base, axes)
+    values = matrix.runs[0].values
+    control = read(tree.typed_values(values))  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
     folders = {
         "DATA_DIR": control.data_dir,
@@ -254,15 +209,14 @@ def _plan(
     }
     paths = {name: below_root(text) for name, text in folders.items() if text}
     _refuse_files(paths)
-    refuse_keys(tree, values.texts, paths, (run.name for run in matrix.runs))
-    configs = _Configs(tree, matrix, data_dir)
+    refuse_keys(tree, values, paths, (run.name for run in matrix.runs))
     earlier = EarlierRuns(below_root(control.results_dir), nodes.machine if nodes else _this_machine(found))
     # Equal in all runs.
     warned = [nodes.warning] if nodes and nodes.warning else []
-    runs, kinds = _planned_runs(configs, found, nodes, earlier)
+    runs, kinds = _planned_runs(matrix.runs, data_dir, found, nodes, earlier)
     trained = {planned.run: planned.kind.config.train for planned in runs}
     _refuse_budget_alone(kinds, found, nodes, earlier)
-    verdict = plan_verdict(tree, matrix, settings, trained, engine=control.engine)
+    verdict = plan_verdict(tree, settings, trained, engine=control.engine)
     warned += verdict.warnings
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
@@ -293,23 +247,21 @@ def _plan(
 
 
 def _planned_runs(
-    configs: _Configs, gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns
+    runs: Sequence[Run], data_dir: Path, gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns
 ) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
     """Return the planned runs, and their kinds by the name of the first run of each. nodes: of a cluster."""
-    matrix = configs.matrix
-    own = {PREFIX + name.upper() for name in ALIKE}
-    places = [place for place, name in enumerate(matrix.varying) if name not in own]
-    found: dict[tuple[str | None, ...], RunKind] = {}
+    found: dict[tuple[object, ...], RunKind] = {}
     kinds: dict[str, RunKind] = {}
-    runs = []
-    for run in matrix.runs:
-        texts = run.texts
-        key = tuple([texts[place] for place in places])
-        kind = found.get(key)
+    planned = []
+    for run in runs:
+        shape = shape_of(run.config.train)
+        kind = found.get(shape)
         if kind is None:
-            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, nodes, earlier)
-        runs.append(PlannedRun(run=run, kind=kind, configs=configs))
-    return tuple(runs), kinds
+            config = with_known_vocabulary(run.config, data_dir)
+            kind = found[shape] = kinds[run.name] = _kind(config, gpus, nodes, earlier)
+        config = with_vocabulary(run.config, kind.config.train.vocab_size)
+        planned.append(PlannedRun(run=run, kind=kind, config=config))
+    return tuple(planned), kinds
 
 
 def _this_machine(gpus: Sequence[Gpu]) -> tuple[str, int, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from kmatrix.config import RunConfig
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, create
+from kmatrix.experiment.plan import shape_of
 from kmatrix.matrix.expand import Run
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, Tracking, VerdictRules
@@ -35,24 +36,6 @@ TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, a
 }
 
 RAMP: Mapping[str, Any] = {"pruning_warmup": 0.0, "pruning_ramp_end": 1.0, "pruning_frequency": 1}
-
-NUMBERS = frozenset(  # fields that affect neither memory nor which code runs
-    {
-        *("seed", "learning_rate", "min_lr", "schedule", "wsd_decay_fraction", "weight_decay", "grad_clip"),
-        *(
-            "beta1",
-            "beta2",
-            "epsilon",
-            "muon_adamw_lr",
-            "spam_theta",
-            "target_sparsity",
-            "gpu_hour_price",
-        ),
-        *("embedding_lr", "head_lr", "scalar_lr"),
-        *("adafactor_beta2_decay", "adafactor_clip", "early_stopping_min_delta", "data_tokens", "peak_tflops"),
-        *("keep_checkpoints", "stall_factor"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +58,9 @@ def trial_config(config: RunConfig) -> RunConfig:
 
 def by_shape(configs: Mapping[str, RunConfig]) -> dict[str, tuple[str, ...]]:
     """Return the first run of each shape -> all runs of that shape."""
-    found: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    found: dict[tuple[object, ...], list[str]] = {}
     for name, config in configs.items():
-        fields = trial_config(config).train.to_json()
-        shape = tuple((field, fields[field]) for field in sorted(fields) if field not in NUMBERS)
-        found.setdefault(shape, []).append(name)
+        found.setdefault(shape_of(trial_config(config).train), []).append(name)
     return {names[0]: tuple(names) for names in found.values()}
 
 

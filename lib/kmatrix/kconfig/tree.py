@@ -52,14 +52,6 @@ class Assignment:
     where: str  # file:line, or the words of the command line
 
 
-@dataclass(frozen=True, slots=True)
-class Symbols:
-    """The effective values of a configuration, by symbol; those of choices by axis name."""
-
-    texts: Mapping[str, str]  # as .config spells them; symbols that do not apply are absent
-    typed: Mapping[str, Any]  # bool, int, float, str, durations in s; None if the symbol does not apply or is empty
-
-
 @dataclass(slots=True)
 class Tree:
     """All symbols of the Kconfig files, with the properties that markers such as $(float,...) give them."""
@@ -133,22 +125,21 @@ class Tree:
         text: str = symbol.str_value
         return text if symbol._write_to_conf else None
 
-    def effective(self) -> Symbols:
-        """Return the effective values of all symbols and choices, MATRIX_ and FORBID_ symbols excluded."""
-        texts = {name: self.value(name) for name in self.names()}
-        typed = {name: self.typed(name, text) for name, text in texts.items()}
-        return Symbols({name: text for name, text in texts.items() if text is not None}, typed)
+    def effective(self) -> dict[str, str]:
+        """Return the effective texts of all settings that apply, MATRIX_ and FORBID_ symbols excluded."""
+        return {name: text for name in self.names() if (text := self.value(name)) is not None}
 
-    def apply(self, assignments: Iterable[Assignment]) -> Symbols:
-        """Set these symbols, MATRIX_ symbols excluded, and return the effective values."""
-        self.assign(assignments)
-        return self.effective()
-
-    def assign(self, assignments: Iterable[Assignment]) -> None:
-        """Set these symbols, MATRIX_ symbols excluded. Effective values are computed when they are asked for."""
+    def apply(self, assignments: Iterable[Assignment]) -> dict[str, str]:
+        """Set these symbols, MATRIX_ symbols excluded, over the defaults, and return the effective texts."""
+        self.reset()
         for item in assignments:
             if not item.name.startswith("MATRIX"):  # they describe the matrix, a single run has none
                 self.kconf.syms[item.name].set_value(item.value)
+        return self.effective()
+
+    def typed_values(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Return the typed values of all settings. texts: effective ones."""
+        return {name: self.typed(name, texts.get(name)) for name in self.names()}
 
     def typed(self, name: str, text: str | None) -> object:
         """Return a text as a bool, int, float or str, a duration in seconds; None for None or an empty number."""
@@ -173,22 +164,6 @@ class Tree:
             if not s.choice and s.name != "MATRIX" and not s.name.startswith((MATRIX, FORBID))
         ]
         return [name for name in (*own, *self.choices) if name.startswith(prefix)]
-
-    def edges(self) -> Edges:
-        """Return which symbols and choices each of them can change."""
-        below: dict[Any, set[Any]] = {}
-        for symbol in self.symbols:
-            # `referenced` has what the definition of a symbol names; select and imply of other symbols are not part of
-            # it. rev_dep and weak_rev_dep are these, with their conditions.
-            for item in symbol.referenced | kc.expr_items(symbol.rev_dep) | kc.expr_items(symbol.weak_rev_dep):
-                below.setdefault(item, set()).add(symbol)
-            if symbol.choice:  # selecting one member deselects the others
-                below.setdefault(symbol, set()).add(symbol.choice)
-                below.setdefault(symbol.choice, set()).add(symbol)
-        for choice in self.choices.values():
-            for item in choice.referenced:
-                below.setdefault(item, set()).add(choice)
-        return Edges(self, below)
 
     def reset(self) -> None:
         """Unset all values: defaults apply again."""
@@ -296,28 +271,12 @@ class Tree:
             raise ConfigError(f"{place(symbol)}: {symbol.name} must be a {kc.TYPE_TO_STR[wanted]}")
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """The symbols and choices that each symbol or choice can change directly."""
+def stale(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of those symbols and choices whose values can have changed since they were read last.
 
-    tree: Tree
-    below: Mapping[Any, set[Any]]  # item -> those that it can change: by a default, range, condition, select or imply
-
-    def reached_from(self, axes: Iterable[str]) -> set[str]:
-        """Return the symbols and choices whose value can change with these axes, including those of the axes."""
-        tree = self.tree
-        todo: list[Any] = []
-        for axis in axes:
-            choice = tree.choices.get(axis)
-            todo += [choice, *choice.syms] if choice is not None else [tree.kconf.syms[axis]]
-        seen: set[Any] = set()
-        while todo:
-            item = todo.pop()
-            if item not in seen:
-                seen.add(item)
-                todo.extend(self.below.get(item, ()))
-        names = {item.name for item in seen if item.name}
-        return names | {axis for axis, choice in tree.choices.items() if choice in seen}
+    When a value is set, kconfiglib discards the visibility and the value of everything that depends on it.
+    """
+    return [name for name, item in settings.items() if item._cached_vis is None]
 
 
 def _line_of(node: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.errors import ConfigError
@@ -86,8 +86,9 @@ class Condition:
     text: str
     numbers: frozenset[str] = frozenset()  # symbols whose texts are compared as numbers
 
-    def holds(self, values: Mapping[str, str | None]) -> bool:
-        return all(self._same(axis, values.get(axis), text) for axis, text in self.terms)
+    def holds(self, value: Callable[[str], str | None]) -> bool:
+        """Return whether the condition is true. value: returns the effective text of an axis or symbol."""
+        return all(self._same(axis, value(axis), text) for axis, text in self.terms)
 
     def _same(self, axis: str, value: str | None, text: str) -> bool:
         return value == text or bool(

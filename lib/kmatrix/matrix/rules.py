@@ -9,7 +9,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import cause
 from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, in_order, label, parse_condition
-from kmatrix.matrix.expand import SEED, Matrix, Run
+from kmatrix.matrix.expand import SEED, Run
 from kmatrix.records.runs import LARGEST_SEED, VerdictRules
 from kmatrix.text import plural
 
@@ -112,7 +112,7 @@ def families_of(tree: Tree, runs: Mapping[Run, Hashable]) -> list[Mapping[Config
 
 
 def resolve_rules(
-    tree: Tree, matrix: Matrix, settings: VerdictSettings, families: Sequence[Mapping[Configuration, Run]]
+    tree: Tree, settings: VerdictSettings, families: Sequence[Mapping[Configuration, Run]]
 ) -> VerdictRules:
     """Return the rules of a matrix, with its baseline as the values of one configuration.
 
@@ -133,7 +133,7 @@ def resolve_rules(
         seeds_min=settings.seeds_min,
         confidence=settings.confidence,
         min_difference=settings.min_difference,
-        baseline=_baseline(tree, matrix, settings.baseline, families) if settings.baseline else {},
+        baseline=_baseline(tree, settings.baseline, families) if settings.baseline else {},
         target_loss=settings.target_loss,
     )
 
@@ -143,24 +143,15 @@ def _configuration_of(run: Run, seed: str) -> Configuration:
     return tuple(item for item in run.axes if item[0] != seed)
 
 
-def _baseline(
-    tree: Tree, matrix: Matrix, given: Assignment, families: Sequence[Mapping[Configuration, Run]]
-) -> dict[str, str]:
+def _baseline(tree: Tree, given: Assignment, families: Sequence[Mapping[Configuration, Run]]) -> dict[str, str]:
     """Return the axes, label -> value, that name the baseline in every family."""
     where = given.where if "=" in given.where else f"{given.where}: {BASELINE}={given.value}"
     condition = parse_condition(tree, given.value, where)
     if any(name == SEED for name, _ in condition.terms):
         raise ConfigError(where, why="a seed is not a configuration", hint="name the values of the other axes")
-    places = {name: place for place, name in enumerate(matrix.varying)}
-    common = matrix.common.texts if matrix.common else {}
-
-    def holds(run: Run) -> bool:
-        values = {name: run.texts[places[name]] if name in places else common.get(name) for name, _ in condition.terms}
-        return condition.holds(values)
-
     found: list[Configuration] = []
     for family in families:
-        named = [configuration for configuration, run in family.items() if holds(run)]
+        named = [configuration for configuration, run in family.items() if condition.holds(run.values.get)]
         if len(named) > 1 or (not named and len(family) > 1):
             what = f"names {len(named)} configurations" if named else "names no configuration"
             raise ConfigError(

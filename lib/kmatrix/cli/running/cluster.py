@@ -29,7 +29,7 @@ FOLLOW_S = 5.0  # between two looks
 
 def check_plan(plan: Plan) -> list[str]:
     """Return a line per submission of a plan. Raises LaunchError if the cluster would refuse or never start one."""
-    scheduler = scheduler_for(plan.config.engine, plan.runs[0].values.texts)
+    scheduler = scheduler_for(plan.config.engine, plan.matrix.runs[0].values)
     if isinstance(scheduler, Kubernetes):
         folders = [below_root(path).resolve() for path in (plan.config.results_dir, plan.config.data_dir)]
         for problem in scheduler.check_paths(folders):

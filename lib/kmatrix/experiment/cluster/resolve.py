@@ -84,9 +84,7 @@ class _Here:
 
 def _nodes(tree: Tree, base: list[Assignment]) -> Nodes | None:
     """Return the nodes of the cluster that executes the runs, None for this machine."""
-    tree.reset()
-    texts = tree.apply(base).texts
-    tree.reset()
+    texts = tree.apply(base)
     engine = texts.get("ENGINE") or LOCAL
     return None if engine == LOCAL else cluster_nodes(engine, texts)
 
@@ -98,9 +96,7 @@ def _limit_gpus(tree: Tree, base: list[Assignment], axes: Axes, nodes: Nodes | N
     """
     if nodes is None or not nodes.gpus or DEVICE in {axis.name for axis in axes.axes}:
         return base
-    tree.reset()
-    texts = tree.apply(base).texts
-    tree.reset()
+    texts = tree.apply(base)
     if texts.get(DEVICE) != "cuda" or int(texts.get(PER_NODE) or 0):
         return base
     resolved = Assignment(PER_NODE, str(nodes.gpus), f"resolved: {PER_NODE}={nodes.gpus}")
@@ -116,8 +112,7 @@ def _resolve_devices(
     may need a GPU: a CPU matrix does not start NVML.
     """
     # What the configuration asks for: in the base, on the axes and in the rules.
-    tree.reset()
-    values = tree.apply(base).texts
+    values = tree.apply(base)
     written = {item.name: item.value for item in base}
     asked_device = values.get(DEVICE) or "cpu"
     asked_gpus = int(written.get(GPUS) or values.get(GPUS) or 1)  # as written, even if it is out of range
@@ -141,7 +136,6 @@ def _resolve_devices(
     if GPUS not in swept and asked_gpus == 0:
         extra.append(here.fixed(GPUS, str(here.ranks)).assignment)
     kept, _ = merge(tree, base, extra)
-    tree.reset()
     resolved = dataclasses.replace(
         axes,
         axes=tuple(dataclasses.replace(axis, points=here.points(axis.points)) for axis in axes.axes),
@@ -158,14 +152,12 @@ def _resolve_nodes(tree: Tree, base: list[Assignment], axes: Axes) -> tuple[list
 
     Raises ConfigError if GPUS_PER_NODE is not known, or a rule sets one of the two.
     """
-    tree.reset()
-    texts = tree.apply(base).texts
+    texts = tree.apply(base)
     written = {item.name: item.value for item in base}
     coupled = {point.axis for rule in axes.couplings for group in rule.points for point in group}
     swept = {axis.name: axis.points for axis in axes.axes}
     zero_in_list = any(point.text == "0" for point in swept.get(NODES, ()))
     asked = written.get(NODES) or texts.get(NODES)
-    tree.reset()
     if not zero_in_list and (NODES in swept or asked != "0"):
         return base, axes
     per_node, engine = int(texts.get(PER_NODE) or 0), texts.get("ENGINE") or LOCAL

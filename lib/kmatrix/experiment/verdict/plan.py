@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
-from kmatrix.matrix.expand import Matrix, Run
+from kmatrix.matrix.expand import Run
 from kmatrix.matrix.rules import AUTO, Configuration, VerdictSettings, families_of, resolve_rules, rules_warnings
 from kmatrix.records.matrix import KUBERNETES
 from kmatrix.records.runs import VerdictRules
@@ -24,7 +24,6 @@ class PlannedVerdict:
 
 def plan_verdict(
     tree: Tree,
-    matrix: Matrix,
     settings: VerdictSettings,
     trained: Mapping[Run, TrainConfig],
     *,
@@ -37,11 +36,11 @@ def plan_verdict(
     Raises ConfigError for rules that these runs or this engine cannot follow.
     """
     if not (settings.seeds or settings.baseline):  # the families of 100,000 runs take a while
-        return PlannedVerdict(rules=resolve_rules(tree, matrix, settings, ()))
+        return PlannedVerdict(rules=resolve_rules(tree, settings, ()))
     families: list[Mapping[Configuration, Run]] = families_of(
         tree, {run: _measured_on(train) for run, train in trained.items()}
     )
-    rules = resolve_rules(tree, matrix, settings, families)
+    rules = resolve_rules(tree, settings, families)
     if not rules.seeds_auto:
         return PlannedVerdict(rules=rules)
     _refuse_submission(engine)
