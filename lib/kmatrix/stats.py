@@ -124,7 +124,7 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     """Return 100 * population deviation / mean, in percent.
 
     Zero for a single value or an all-zero list: nothing varies.
-    Source: docs/gpu-monitoring.md, "Load balance metrics".
+    Source: docs/gpus.md, "Load balance metrics".
     Raises ValueError if `values` is empty.
     """
     if not values:

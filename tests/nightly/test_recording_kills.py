@@ -64,7 +64,7 @@ def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
 
 
 def complete_records(path: Path) -> int:
-    """Return the number of complete records, computed from the file size as docs/gpu-monitoring.md describes."""
+    """Return the number of complete records, computed from the file size as docs/gpus.md describes."""
     if not path.exists() or path.stat().st_size < 12:
         return 0
     with path.open("rb") as file:

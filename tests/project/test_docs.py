@@ -33,7 +33,7 @@ RUN_ID = re.compile(r"^run [0-9a-f]{10}\b", re.MULTILINE)
 MAKE_OPTIONS = re.compile(r"-\w+")
 
 # Pages whose console examples are executed.
-EXECUTED = (DOCS / "configuration.md", DOCS / "quickstart.md")
+EXECUTED = (DOCS / "configuration.md", DOCS / "matrix.md", DOCS / "quickstart.md")
 
 
 @cache

@@ -124,7 +124,7 @@ def simulation(text: str) -> dict[str, str]:
         raise ConfigError(
             f"SIMULATE={text} is neither a number nor a scenario",
             why=f"the scenarios are {', '.join(sorted(included))}",
-            hint="pass SIMULATE=4, a scenario, or a file (format: docs/simulated-gpus.md)",
+            hint="pass SIMULATE=4, a scenario, or a file (format: docs/gputop.md)",
         )
     return environment(build(ROOT / ".venv" / "simulate"), scenario, gpus, time.time())
 

@@ -1,6 +1,6 @@
 """Parse and validate a scenario of simulated GPUs, and translate it to the table that table.c reads.
 
-The language is described in docs/simulated-gpus.md. Errors name file, line and cause.
+The language is described in docs/gputop.md. Errors name file, line and cause.
 """
 
 from __future__ import annotations
