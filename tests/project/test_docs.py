@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from format_tables import page_with_tables
 from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, MAKE_ONLY, OF_SCHEDULER, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assignments import SETS, parse_set
@@ -233,6 +234,15 @@ def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeyp
         page.write_text(now, encoding="utf-8")
     same = without_changing_parts(now) == without_changing_parts(page.read_text(encoding="utf-8"))
     assert same, f"{page.name} differs: pytest tests/project/test_docs.py --update-golden, then read the diff"
+
+
+def test_the_tables_of_files_are_those_of_the_types_that_read_them(request):
+    page = DOCS / "formats.md"
+    now = page_with_tables(page.read_text(encoding="utf-8"))
+    if request.config.getoption("--update-golden"):
+        page.write_text(now, encoding="utf-8")
+    assert now.count("<!-- fields of") > 10
+    assert now == page.read_text(encoding="utf-8"), "pytest tests/project/test_docs.py --update-golden"
 
 
 def test_every_json_example_is_valid_json():

@@ -91,7 +91,7 @@ class Attempt(Record, frozen=True, kw_only=True, omit_defaults=True):
     code: str = ""  # SHA-256 of the trainer's sources
     ordered: bool = False  # a person asked for it
     stop: str = ""  # why its ranks were asked to stop; written before they are
-    pulse: Count = 0
+    pulse: Count = 0  # goes up while its process lives
     seconds: Amount = 0.0  # since its start, at the last pulse
     end: End | None = None
 

@@ -53,13 +53,13 @@ class Plan(Record, frozen=True, kw_only=True):
     """matrix.json: what was planned."""
 
     name: str = ""
-    engine: str = LOCAL
+    engine: str = LOCAL  # local, slurm or kubernetes
     created: UnixTime | None = None
     command: str = ""
     overrides: tuple[str, ...] = ()  # NAME=value, as typed
     equal: str = ""  # the budget that all runs share, as text
-    axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())
-    excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
+    axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())  # in the order of their expansion
+    excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())  # cells: `count` and `reason`
     common: Common = Common()
     runs: tuple[PlannedRun, ...] = ()
     checkpoints: str | None = None  # folder of the checkpoints of all runs; None: each run has its own

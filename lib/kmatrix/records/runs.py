@@ -88,7 +88,7 @@ class RunFile(Record, frozen=True, kw_only=True):
     asked: frozenset[str] = frozenset()  # symbols that the user set
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: Tracking = field(default_factory=Tracking)
-    timeout_s: Amount = 0.0  # 0: no limit
+    timeout_s: Amount = 0.0  # of an attempt; 0: no limit
     recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # `environment` checks it
     train_tokens: Count | None = None  # in the training shards
     expected_s: Amount | None = None  # estimate of the plan
@@ -146,10 +146,10 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     seeds_auto: bool = False  # further seeds run only where the verdict is open
     # Of seeds_auto, in the order in which they run. Each is a look, whose exact probability takes time.
     seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=LARGEST_SEED)], ...], Meta(max_length=MOST_SEEDS)] = ()
-    seeds_min: Annotated[int, Meta(ge=2, le=MOST_SEEDS)] = 3
+    seeds_min: Annotated[int, Meta(ge=2, le=MOST_SEEDS)] = 3  # of every configuration
     # Former numbers of seeds, if the maximum was raised after runs had started.
     raised: Annotated[tuple[Annotated[int, Meta(ge=1, le=MOST_SEEDS)], ...], Meta(max_length=MOST_SEEDS)] = ()
-    confidence: Annotated[float, Meta(ge=0.5, le=0.9999)] = 0.95
+    confidence: Annotated[float, Meta(ge=0.5, le=0.9999)] = 0.95  # of all comparisons of a ranking together
     min_difference: Amount | None = None  # nats/token
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
     target_loss: Amount | None = None  # nats/token
@@ -163,10 +163,10 @@ class RunResult(Record, frozen=True, kw_only=True):
     """result.json: the numbers that the trainer writes when an attempt ends. None: missing."""
 
     run_id: str | None = None
-    attempt: Count | None = None
-    status: str | None = None
+    attempt: Count | None = None  # from 1
+    status: str | None = None  # finished, failed or stopped
     kind: str | None = None  # failure or stop in one word
-    reason: str | None = None
+    reason: str | None = None  # one line
     ended_by: str | None = None  # max_iters, time, cost or early_stopping
     ended: UnixTime | None = None
     step: Count | None = None  # optimizer steps done
@@ -183,9 +183,9 @@ class RunResult(Record, frozen=True, kw_only=True):
     hellaswag_accuracy_norm: Amount | None = None  # 0 to 1
     core_metric: Number | None = None  # 0: guessing, 1: all correct
     core_standard_error: Amount | None = None
-    tokens_per_second: Amount | None = None
+    tokens_per_second: Amount | None = None  # steady state of this attempt
     mfu: Amount | None = None  # 0 to 1
-    step_ms: Amount | None = None
+    step_ms: Amount | None = None  # median
     peak_memory_mib: Amount | None = None  # maximum over ranks
     params: Count | None = None
     sparsity: Amount | None = None  # 0 to 1
