@@ -60,20 +60,6 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24:,}d{hours % 24:02d}h"
 
 
-def short_duration(seconds: float | None) -> str:
-    """Return a duration with its largest unit, for narrow columns: at most four characters below 100 hours.
-
-    >>> short_duration(0.12), short_duration(12.3), short_duration(180), short_duration(7200), short_duration(None)
-    ('0.1s', '12s', '3m', '2h', '-')
-    """
-    if seconds is None:
-        return UNKNOWN
-    for below, unit, form in ((9.95, 1, "{:.1f}s"), (99.5, 1, "{:.0f}s"), (5970, 60, "{:.0f}m")):
-        if seconds < below:
-            return form.format(seconds / unit)
-    return f"{seconds / 3600:.0f}h"
-
-
 def time_of_day(unix: float, *, date: bool = True, utc: bool = False) -> str:
     """Return a Unix time as local date and time. utc: use UTC, which reads the same on every machine.
 
@@ -141,15 +127,6 @@ def first_names(names: Iterable[str], most: int = 6) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
-
-
-def host_names(hosts: Sequence[str], most: int = 3) -> str:
-    """Return the names of hosts as one word.
-
-    >>> host_names(["n1", "n2", "n3", "n4"])
-    'n1,n2,n3,+1'
-    """
-    return ",".join([*hosts[:most], *([f"+{len(hosts) - most}"] if len(hosts) > most else [])])
 
 
 def signed(difference: float, digits: int) -> str:

@@ -17,7 +17,7 @@ from kmatrix.records.runs import (
     merged_metrics,
     read_run_file_or_empty,
 )
-from kmatrix.text import host_names
+from kmatrix.text import first_names
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
@@ -96,7 +96,7 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     before, after = (record.provenance for record in records)
     # Only result.json has a micro-batch that was reduced for lack of memory.
     used = decode_optional(was.result, RunResult) or RunResult(), decode_optional(now.result, RunResult) or RunResult()
-    hosts = [host_names(tuple(dict.fromkeys(each.hosts))) for each in used]
+    hosts = [first_names(dict.fromkeys(each.hosts), 3) for each in used]
     elsewhere = any({*ran.hosts} != {about.get("host")} for ran, about in zip(used, (before, after), strict=True))
     on_cluster = all(hosts) and elsewhere
     if on_cluster:

@@ -15,8 +15,9 @@ from kmatrix.gpu.devices import COLUMN_INDEX, EXTRA_METRICS, UNKNOWN, WIDTH, Dev
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.summary import DeviceEntry, StatisticsEntry, SummaryFile
 from kmatrix.gpu.processes import OtherProcess
+from kmatrix.gpu.running import PLACES, RunningStats
 from kmatrix.gpu.throttled import ThrottledTime
-from kmatrix.stats import PLACES, RunningStats, balance_of, complete_sum
+from kmatrix.stats import balance_of, complete_sum
 
 ENERGY, POWER = COLUMN_INDEX["energy_j"], COLUMN_INDEX["power"]
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock")

@@ -28,7 +28,7 @@ from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line
 from kmatrix.gputop.view import SPARKS, UNITS, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
-from kmatrix.text import UNKNOWN, memory_size, plural, short_duration, wrap
+from kmatrix.text import UNKNOWN, duration, memory_size, plural, wrap
 
 GIB = 1024.0  # MiB
 MIB = 2**20  # bytes
@@ -185,7 +185,7 @@ def _columns(rows: Sequence[DeviceRow], limits: Thresholds) -> tuple[ScreenColum
         ScreenColumn(title="SM MHz", least=6, priority=8, text=_clock),
         ScreenColumn(title="throt", least=5, most=10, priority=7, text=_throttle),
         *_extra_columns(rows),
-        ScreenColumn(title="new", least=4, priority=8, text=_age),
+        ScreenColumn(title="new", least=6, priority=8, text=_age),
         ScreenColumn(title="last 2 min", least=len("last 2 min"), most=SPARKS, priority=5, text=_spark),
     )
 
@@ -442,7 +442,7 @@ def _throttle(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
 
 def _age(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
     old = row.age is not None and row.age >= OLD_S
-    return cell(short_duration(row.age) if old else "", width, "red" if row.age and row.age > 5 else "", right=True)
+    return cell(duration(row.age) if old else "", width, "red" if row.age and row.age > 5 else "", right=True)
 
 
 def _extra_columns(rows: Sequence[DeviceRow]) -> list[ScreenColumn]:

@@ -14,6 +14,7 @@ from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import Limits
 from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEntry, SummaryFile
+from kmatrix.gpu.running import RunningStats
 from kmatrix.records.decode import decode_lines, decode_optional
 from kmatrix.records.events import EventLine
 from kmatrix.records.paths import RunDir
@@ -44,7 +45,7 @@ from kmatrix.report.gpu.stream import (
     with_earlier,
     with_newer_samples,
 )
-from kmatrix.stats import RunningStats, complete_sum
+from kmatrix.stats import complete_sum
 from kmatrix.status.stragglers import read_ranks
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, CSV.

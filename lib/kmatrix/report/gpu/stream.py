@@ -17,10 +17,11 @@ from kmatrix.gpu.formats.limits import Limits, limits_of
 from kmatrix.gpu.formats.sound import as_list
 from kmatrix.gpu.formats.text import ReadErrors
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, GAP_S, NO_POWER, NO_RESPONSE, SILENT_S
+from kmatrix.gpu.running import RunningStats
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.numbers import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Statistics, TimelinePoint
 from kmatrix.report.gpu.parts import RecordingPart, gap_s, read_parts
-from kmatrix.stats import RunningStats, complete_sum
+from kmatrix.stats import complete_sum
 from kmatrix.text import plural
 
 Floats = Sequence[float]
