@@ -10,9 +10,9 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from kmatrix.budget import cost_limit_s
 from kmatrix.errors import KmatrixError
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import cost_limit_s
 
 RECENT = 8  # the next piece of work is expected to take as long as the longest of these
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding

@@ -46,6 +46,7 @@ from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.ranks import BACKWARD, DATA, FORWARD, NUMBERS, UPDATE
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import check
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -276,6 +277,7 @@ def set_up(
     """Make all parts of the training, and restore their state from a checkpoint if `resume` says so."""
     # Configuration and process group
     planned = TrainConfig.from_json(run.get("train", {}))
+    check(planned)
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
     watchdog.begin(config.stall_factor)
     world = dist.start(config)

@@ -161,7 +161,7 @@ def test_ranks_that_cannot_share_a_batch_by_size_are_refused_with_the_largest_mi
     program.write("")
     out = program.refused(DRY, *NANOCHAT, "PARALLEL_BATCH_SIZE=-1", "BATCH_SIZE=12")
 
-    assert "PARALLEL_BATCH_SIZE=-1 makes 256 sequences, not a multiple of 12 (micro-batch) x 1 (ranks)" in out
+    assert "PARALLEL_BATCH_SIZE=-1 makes 256 sequences, not a multiple of BATCH_SIZE=12 x NUM_GPUS=1" in out
     assert "pass BATCH_SIZE=8" in out
 
 

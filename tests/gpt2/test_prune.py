@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune as torch_prune
 
+from factories import train_config
 from gpt2 import prune
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import build_optimizers
 from gpt2.prune import Ramp, lowest
+from gpt2.train import set_up
 from kmatrix.errors import ConfigError
 from optim_factory import SHAPE, Settings, loss_of
 
@@ -108,9 +110,10 @@ def test_a_ramp_never_decreases_and_its_last_change_reaches_the_target(begin, le
     assert sparsities[-1] == pytest.approx(target)
 
 
-def test_a_ramp_that_ends_before_it_starts_is_refused():
-    with pytest.raises(ConfigError, match="hint: set GPT2_PRUNING_WARMUP below"):
-        start(replace(MAGNITUDE, pruning_warmup=0.75, pruning_ramp_end=0.5))
+def test_a_run_that_breaks_a_rule_is_refused_before_it_begins():
+    fields = train_config(pruning="magnitude", pruning_warmup=0.75, pruning_ramp_end=0.5).to_json()
+    with pytest.raises(ConfigError, match=r"PRUNING_RAMP_END=0.5 is not after PRUNING_WARMUP=0.75"):
+        set_up({"train": fields}, None, None)
 
 
 def test_without_pruning_no_pruner_is_built():

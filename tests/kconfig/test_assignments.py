@@ -142,18 +142,6 @@ def test_an_unknown_defconfig_or_fragment_is_refused_with_the_known_ones(program
     assert "make list-defconfigs" in program.refused("defconfig-x")
 
 
-def test_another_kconfig_file_and_output_directory_are_used(tmp_path):
-    (tmp_path / "K").write_text('config A\n\tbool "a"\nsource "more"\n', encoding="utf-8")
-    (tmp_path / "more").write_text('config B\n\tint "b"\n\tdefault 4\n', encoding="utf-8")
-    program = Program(tmp_path)
-
-    program.check("defconfig", f"KCONFIG={tmp_path}/K", f"KCONFIG_CONFIG={tmp_path}/own/place")
-
-    text = (tmp_path / "own" / "place").read_text(encoding="utf-8")
-    assert "# CONFIG_A is not set\nCONFIG_B=4\n" in text
-    assert not program.config.exists()
-
-
 def test_the_environment_has_no_effect(program, monkeypatch):
     program.check("defconfig")
     text = program.config.read_text(encoding="utf-8")

@@ -135,7 +135,7 @@ def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(prog
     terminal.keys("y")
     text = " ".join(terminal.wait("STATUS 2").split())
 
-    assert "a global batch of 25 is not a multiple of 12" in text
+    assert "PARALLEL_BATCH_SIZE=25 is not a multiple of BATCH_SIZE=12" in text
     assert program.config.read_bytes() == before
     assert "CONFIG_PARALLEL_BATCH_SIZE=25" in (program.folder / ".config.refused").read_text(encoding="utf-8")
 

@@ -88,7 +88,7 @@ def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
 
     assert len(result.runs) == 2
     assert (
-        "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)" in result.out.splitlines()
+        "excluded 1: PARALLEL_BATCH_SIZE=24 is not a multiple of BATCH_SIZE=12 x NUM_GPUS=5" in result.out.splitlines()
     )
 
 

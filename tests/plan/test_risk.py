@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from factories import train_config
-from kmatrix.budget import budget_s
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import GpuModel, by_name
 from kmatrix.plan.memory import memory
 from kmatrix.plan.risk import budget_warning, risks, steps_in
+from kmatrix.rules import budget_s
 from kmatrix.shapes import NAMED, ModelShape
 from programs import Program, give_gpus
 

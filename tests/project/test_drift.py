@@ -9,7 +9,6 @@ from dataclasses import fields as of
 import kconfiglib as kc
 from msgspec import structs
 
-from kmatrix.config import RULES
 from kmatrix.engines.kubernetes import KubernetesSettings
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Tree
 from kmatrix.matrix.axes import ALIASES
@@ -84,7 +83,9 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 
 
 def test_every_field_is_read_by_the_trainer_or_resolved_before():
-    resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/inputs/data.py", "budget.py")]
+    resolvers = [
+        ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/inputs/data.py", "rules.py", "shapes.py")
+    ]
     read = attributes([*TRAINER, *resolvers])
     derived = re.findall(r"(?:self|train)\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
 
@@ -163,19 +164,3 @@ def test_kconfig_files_never_compare_text_by_size_and_use_no_unusual_keywords():
         for line in re.findall(r"^\s*(?:depends on|default|def_bool|range).*[<>].*$", text, re.MULTILINE):
             assert '"' not in line, line
         assert text.endswith("\n")
-
-
-def test_the_rules_beyond_kconfig_use_existing_settings():
-    names = set()
-
-    def value(name):
-        names.add(name)
-        if name in TREE.choices:
-            return list(TREE.members[name])[-1]
-        return "y" if TREE.kconf.syms[name].orig_type == kc.BOOL else "1"
-
-    for rule in RULES:
-        rule(value)
-
-    assert len(names) >= 2 * len(RULES)
-    assert names <= set(SETTINGS)

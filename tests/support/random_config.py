@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import kconfiglib as kc
 
-from kmatrix.experiment.configure import broken_rules, text_of_config, write_config
+from kmatrix.errors import ConfigError
+from kmatrix.experiment.configure import refuse_broken, text_of_config, write_config
 from kmatrix.kconfig.tree import Assignment, Tree
 from programs import ROOT
 
@@ -23,7 +25,10 @@ def write_random_config(path: Path, seed: int) -> None:
     for trial in range(TRIES):
         tree.reset()
         _randomize(tree, draw, share=1 - trial / TRIES)
-        if not tree.forbidden() and not broken_rules(tree, []):
+        if tree.forbidden():
+            continue
+        with suppress(ConfigError):
+            refuse_broken(tree, [])
             write_config(path, text_of_config(tree, _effective(tree)))
             return
     raise AssertionError(f"no valid configuration in {TRIES} tries")

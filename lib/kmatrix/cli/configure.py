@@ -10,18 +10,18 @@ from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import (
     PROJECT,
     as_lines,
-    broken_rules,
     config_layers,
     known_configurations,
     merge_layers,
     merge_lines,
+    refuse_broken,
     text_of_config,
     validate_matrix,
     validated,
     write_config,
     write_out,
 )
-from kmatrix.kconfig.assignments import apply_assignments, load_config, read_assignments, refuse
+from kmatrix.kconfig.assignments import apply_assignments, load_config, read_assignments
 from kmatrix.kconfig.edit import edit
 from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix.axes import overrides
@@ -140,7 +140,7 @@ def menuconfig(arguments: Arguments) -> int:
 def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: str) -> int:
     """Validate a configuration, write it, and print the result."""
     apply_assignments(tree, base)
-    refuse(broken_rules(tree, base))
+    refuse_broken(tree, base)
     for note in validate_matrix(tree, base):
         print(f"  note: {note}")
     tree.reset()  # the expansion of the matrix leaves the values of its last cell

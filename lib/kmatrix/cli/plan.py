@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kmatrix.budget import budget_s
 from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig
 from kmatrix.depth_rule import RULES, describe, describe_batch
@@ -48,6 +47,7 @@ from kmatrix.plan.memory import MemoryNeed, memory, warnings
 from kmatrix.plan.risk import Risk
 from kmatrix.records.matrix import LOCAL, SLURM
 from kmatrix.records.paths import ROOT
+from kmatrix.rules import budget_s
 from kmatrix.text import (
     UNKNOWN,
     columns,

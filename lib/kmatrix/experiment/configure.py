@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kmatrix.config import RULES
+from kmatrix.config import PREFIX, broken_rules, read_run
 from kmatrix.errors import ConfigError
 from kmatrix.forms import PROJECT_NAME, read_string
 from kmatrix.kconfig.assignments import (
@@ -27,6 +28,7 @@ from kmatrix.records.paths import ROOT
 from kmatrix.text import shown
 from kmatrix.track.available import is_computed, own_project
 
+NAMES = re.compile(r"[A-Z][A-Z0-9_]+")
 OnMessage = Callable[[str], None]  # called with a line of text for the user
 
 
@@ -88,20 +90,14 @@ def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
     return expand(tree, base, axes).notes if axes.axes or axes.couplings or axes.exclusions else ()
 
 
-def broken_rules(tree: Tree, base: Sequence[Assignment]) -> list[str]:
-    """Return the violated rules of kmatrix.config, each with the lines that set the symbols it read."""
-    broken = []
-    for rule in RULES:
-        seen: list[str] = []
-
-        # The symbols that a rule reads are the ones to blame if it is violated.
-        def value(name: str, seen: list[str] = seen) -> str | None:
-            seen.append(name)
-            return tree.value(name)
-
-        if why := rule(value):
-            broken.append(why + lines_that_set(tree, base, seen))
-    return broken
+def refuse_broken(tree: Tree, base: Sequence[Assignment]) -> None:
+    """Raise ConfigError with the rules that the configuration in the tree breaks, and the lines that break them."""
+    values = tree.typed_values(tree.effective())
+    # A reason names the symbols that it is about.
+    refuse(
+        why + lines_that_set(tree, base, {f"{prefix}{name}" for name in NAMES.findall(why) for prefix in ("", PREFIX)})
+        for why in broken_rules(values, read_run(values))
+    )
 
 
 def as_lines(tree: Tree, asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
@@ -134,7 +130,7 @@ def validated(tree: Tree, path: Path, names: set[str], on_message: OnMessage = i
     """Return the text of a saved configuration, with the names that were asked for in its header."""
     lines = read_assignments(tree, path)
     apply_assignments(tree, lines)
-    refuse(broken_rules(tree, lines))
+    refuse_broken(tree, lines)
     text = text_of_config(tree, lines, names=names, former=path, on_message=on_message)
     for note in validate_matrix(tree, [item for item in lines if item.name in names]):
         on_message(f"  note: {note}")

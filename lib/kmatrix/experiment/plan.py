@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from kmatrix.budget import budget_s
 from kmatrix.config import (
     PREFIX,
     Config,
@@ -43,6 +42,7 @@ from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import budget_s
 from kmatrix.runner.requests import too_few_gpus
 from kmatrix.shapes import cpu_name
 from kmatrix.text import duration, first_names, plural

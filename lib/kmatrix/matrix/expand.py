@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kmatrix.config import RULES, RunConfig, read_run
+from kmatrix.config import RunConfig, broken_rules, read_run
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause, unmet
 from kmatrix.kconfig.tree import Assignment, Tree, normalized, stale
@@ -203,6 +203,10 @@ class _Expansion:
         self.cells += 1
         _refuse_many(self.cells)
         applied, why = self._judge(points)
+        if not why:
+            config = read_run(self.typed)
+            excluded = (rule.reason for rule in self.axes.exclusions if rule.condition.holds(self.tree.value))
+            why = next(itertools.chain(broken_rules(self.typed, config), excluded), None)
         if why:
             self.excluded[why] += 1
             return
@@ -213,10 +217,10 @@ class _Expansion:
             self.duplicates += 1
             return
         values = {name: text for name, text in self.texts.items() if text is not None}
-        self.found[found] = applied, values, read_run(self.typed)
+        self.found[found] = applied, values, config
 
     def _judge(self, points: tuple[AxisValue, ...]) -> tuple[tuple[AxisValue, ...], str | None]:
-        """Return the values that apply in this cell, and why the cell is invalid, or None."""
+        """Return the values that apply in this cell, and why Kconfig makes the cell invalid, or None."""
         applied = []
         for point in points:
             found = _axis_cause(self.tree, point.assignment)
@@ -227,9 +231,7 @@ class _Expansion:
         why = self._line_cause({point.axis for point in points})
         if not why and any(symbol.str_value == "y" for symbol in self.forbid):
             why = self.tree.forbidden()[0]
-        why = why or next((why for rule in RULES if (why := rule(self.texts.get))), None)
-        excluded = (rule.reason for rule in self.axes.exclusions if rule.condition.holds(self.tree.value))
-        return tuple(applied), why or next(excluded, None)
+        return tuple(applied), why
 
     def _line_cause(self, taken: set[str]) -> str | None:
         """Return why a line of the base is invalid in this cell, or None. taken: axes with a value in this cell."""

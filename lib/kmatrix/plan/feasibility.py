@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kmatrix.budget import budget_s, dollars_per_hour
 from kmatrix.errors import ConfigError
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import budget_s, dollars_per_hour
 from kmatrix.shapes import ModelShape, peak_tflops
 from kmatrix.text import GIB, memory_size
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kmatrix.budget import budget_s
 from kmatrix.plan.cpu import PEAK as CPU_PEAK
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import Fit, GpuModel, fit, highest_rate, mfu_band, rate_at
 from kmatrix.plan.memory import memory
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import budget_s
 from kmatrix.shapes import ModelShape
 from kmatrix.text import duration, memory_size, plural
 

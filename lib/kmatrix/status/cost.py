@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kmatrix.budget import budget_s, dollars_per_hour
 from kmatrix.records.decode import Scalar
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import budget_s, dollars_per_hour
 from kmatrix.status.fold import State, spent_s
 from kmatrix.status.look import Look
 from kmatrix.text import money

@@ -10,9 +10,9 @@ from gpt2.prepare.catalog import CATALOG, DatasetRequest
 from gpt2.prepare.dataset import DATASETS, place_of
 from hub_preparing import PER_SHARD, error_of, parquet, result_of, run, shard
 from hub_server import HubServer
-from kmatrix.config import MIXABLE
 from kmatrix.experiment.inputs.data import LARGER, PREBUILT
 from kmatrix.forms import BY_LANGUAGE
+from kmatrix.rules import MIXABLE
 
 SHARDS = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"

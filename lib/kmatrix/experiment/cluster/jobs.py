@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kmatrix.budget import budget_s
 from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.engines.ports import Shape
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.earlier import EarlierRuns
 from kmatrix.experiment.plan import Plan
 from kmatrix.plan.feasibility import expected_seconds
+from kmatrix.rules import budget_s
 
 
 def planned_shapes(plan: Plan) -> dict[str, Shape]:
