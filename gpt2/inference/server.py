@@ -29,7 +29,7 @@ from starlette.routing import Route
 from gpt2.inference.generate import GeneratedText, Sampling, generate
 from gpt2.inference.restore import Restored, restore
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
-from kmatrix.hosts import LOOPBACK, AsgiApp, guarded_asgi, server_address
+from kmatrix.hosts import LOOPBACK, AsgiApp, guarded_asgi
 from kmatrix.output import run_program
 from kmatrix.records.decode import Record, decode_bytes
 
@@ -71,8 +71,8 @@ def parse(body: bytes, restored: Restored) -> tuple[GeneratedText, bool]:
     return text, asked.stream
 
 
-def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str | None = None) -> AsgiApp:
-    """Return the ASGI application. hosts: accepted names of this server; (): any.  key: that requests must have."""
+def application(restored: Restored, key: str | None = None) -> AsgiApp:
+    """Return the ASGI application. key: that requests must have."""
     created, turn = int(time.time()), asyncio.Lock()
 
     def check_key(request: Request) -> None:
@@ -121,28 +121,24 @@ def application(restored: Restored, *, hosts: Sequence[str] = LOOPBACK, key: str
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]
     handlers = {KmatrixError: refuse, HTTPException: refuse}
     # Outermost: a web page cannot let a name of its own point to this server.
-    return guarded_asgi(Starlette(routes=routes, exception_handlers=handlers), hosts)
+    return guarded_asgi(Starlette(routes=routes, exception_handlers=handlers))
 
 
-def serve(path: Path, host: str, port: int, device: str) -> None:
+def serve(path: Path, port: int, device: str) -> None:
     """Serve a checkpoint until Ctrl+C. The response in progress then has GRACE_S seconds. Raises LaunchError."""
     key = os.environ.get(KEY)
     try:
-        address = server_address(host)
-        family = socket.AF_INET6 if ":" in address.address else socket.AF_INET
-        listener = socket.create_server((address.address, port), family=family)  # before the model is loaded
+        listener = socket.create_server((LOOPBACK[0], port))  # before the model is loaded
     except (OSError, OverflowError) as error:
-        hint = "pass another PORT=, or PORT=0 for a free one; HOST= is an address of this machine"
-        raise LaunchError(f"cannot listen on {host}, port {port}", why=str(error), hint=hint) from None
+        hint = "pass another PORT=, or PORT=0 for a free one"
+        raise LaunchError(f"cannot listen on port {port}", why=str(error), hint=hint) from None
     with listener:
         restored = restore(path, device)
-        if address.is_open and not key:
-            print(f"warning: {address.address} is open to everyone: set {KEY} in the environment", file=sys.stderr)
-        url = f"http://{address.url_host}:{listener.getsockname()[1]}"
+        url = f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
         print(f"{restored.description}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
         print(f'curl {url}/v1/completions -d \'{{"prompt": "The "}}\'', flush=True)
         # No log of requests: what others send does not reach the terminal.
-        app = application(restored, hosts=address.names, key=key)
+        app = application(restored, key)
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
         config.timeout_graceful_shutdown = GRACE_S
         uvicorn.Server(config).run(sockets=[listener])
@@ -151,11 +147,10 @@ def serve(path: Path, host: str, port: int, device: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpt2.inference.server", description="Serve a checkpoint's model.")
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", default="")
     args = parser.parse_args(argv)
-    serve(args.checkpoint, args.host, args.port, args.device)
+    serve(args.checkpoint, args.port, args.device)
     return 0
 
 

@@ -29,7 +29,7 @@ RESULTS, MACHINE = "kmatrix.cli.results:", "kmatrix.cli.machine:"
 LOGS, STOP, REQUEST = (f"kmatrix.cli.control.{name}:" for name in ("logs", "stop", "requests"))
 PAGES, TRACKERS, MODELS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:", "kmatrix.cli.models:"
 # Arguments that many commands take.
-PAGE = "PORT= HOST="
+PAGE = "PORT="
 CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
 MATRIX = "TARGET= RESULTS_DIR="
 # Symbols that `continue` may change, because they say how jobs are submitted, not what they train.

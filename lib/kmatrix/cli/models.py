@@ -19,7 +19,7 @@ from kmatrix.report.analysis import analyse
 from kmatrix.text import UNKNOWN, columns, disk_size, make_command, plural, shown, table, time_of_day
 
 SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP_P": float, "SEED": int, "DEVICE": str}
-SERVE = {"PORT": int, "HOST": str, "DEVICE": str}
+SERVE = {"PORT": int, "DEVICE": str}
 EXPORT = {"OUTPUT": str}
 KINDS = {int: "an integer", float: "a number"}
 HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import webbrowser
@@ -13,36 +12,22 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import find_target, results_dir
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
-from kmatrix.hosts import ServerAddress
+from kmatrix.hosts import LOOPBACK
 from kmatrix.text import shown
 from kmatrix.track.available import need_trackers, own_project
-from kmatrix.track.page import Page, StateFile, page_address, wait_for_signal
+from kmatrix.track.page import Page, StateFile, wait_for_signal
 from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, prepare, served
 
 
-def announce(title: str, page: Page, links: list[str], *, server: ServerAddress, wanted: int) -> None:
+def announce(title: str, page: Page, links: list[str], *, wanted: int) -> None:
     """Print the URLs of a page. wanted: the port in the configuration."""
     taken = f" (port {wanted} is in use)" if page.port != wanted else ""
     print(f"{title}{taken}")
-    for line in [*links, reach(server, page.port)]:
+    forward = f"from another machine: ssh -L {page.port}:{LOOPBACK[0]}:{page.port} {socket.gethostname()}"
+    for line in [*links, f"{forward}, then the same URL there"]:
         print(f"  {line}")
     print("press Ctrl+C to stop", flush=True)
-
-
-def reach(server: ServerAddress, port: int) -> str:
-    """Return how to open the page from another machine, or a warning that everyone can."""
-    if not server.is_open:
-        name = socket.gethostname()
-        return f"from another machine: ssh -L {port}:{server.url_host}:{port} {_user()}@{name}, then the same URL there"
-    return f"warning: anyone who can connect to {server.address}, port {port}, can read these runs, under any host name"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user id has no name, as in some containers
-        return "<user>"
 
 
 def trackio_view(arguments: Arguments) -> int:
@@ -56,10 +41,9 @@ def trackio_view(arguments: Arguments) -> int:
     with state.held() as held:
         if held is None:  # another process serves this folder already
             return _print_served(state.living(), project, arguments)
-        server = page_address(arguments.get("HOST"))
-        with served(folder, server, wanted) as page:
+        with served(folder, wanted) as page:
             held.write(page)
-            announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), server=server, wanted=wanted)
+            announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), wanted=wanted)
             # Without a display, webbrowser would start a text browser in this terminal.
             if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
                 # Without the token: other users can see the command line of a browser.
@@ -86,9 +70,8 @@ def _print_served(page: Page | None, project: str, arguments: Arguments) -> int:
         raise RecordError("another process is starting or ending the page", hint="run it again in a few seconds")
     print(f"URL: {_link(page, project)}")
     print(f"running (pid {page.pid})")
-    asked = {name: arguments.get(name) for name in ("HOST", "PORT")}
-    if given := [f"{name}={text}" for name, text in asked.items() if text and text != str(page.port)]:
-        print(f"note: {' and '.join(given)} ignored: the page is served already; stop that process first")
+    if arguments.get("PORT", str(page.port)) != str(page.port):
+        print(f"note: PORT={arguments.get('PORT')} ignored: the page is served already; stop that process first")
     return 0
 
 
@@ -134,9 +117,9 @@ def show(arguments: Arguments) -> int:
             hint="run a matrix with TRACKER=tensorboard, or pass TARGET=<matrix>",
         )
     need_trackers(["tensorboard"])
-    wanted, server = port(arguments, "tensorboard"), page_address(arguments.get("HOST"))
-    page = serve(folder, server, wanted)
-    announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], server=server, wanted=wanted)
+    wanted = port(arguments, "tensorboard")
+    page = serve(folder, wanted)
+    announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], wanted=wanted)
     wait_for_signal()
     print("\nstopped TensorBoard")
     return 0

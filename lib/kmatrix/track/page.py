@@ -15,8 +15,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TextIO
 
-from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.hosts import LOOPBACK, REFUSED, ServerAddress, server_address
+from kmatrix.errors import LaunchError
+from kmatrix.hosts import LOOPBACK, REFUSED
 from kmatrix.records.decode import SCHEMA, Count, Record, as_json, decode_bytes
 
 PORTS = 100  # ports to try
@@ -32,34 +32,15 @@ class Page(Record, frozen=True, kw_only=True):
     token: str = ""  # permits renaming and deleting runs; empty: no token
 
 
-def page_address(host: str) -> ServerAddress:
-    """Return the address to serve a page on. host: HOST=, "" for the default. Raises ConfigError."""
-    try:
-        found = server_address(host)
-        with _socket(found.address) as probe:
-            probe.bind((found.address, 0))
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"HOST={host} is not an address of this machine",
-            why=str(error),
-            hint=f"omit it: the default {LOOPBACK[0]} serves this machine only",
-        ) from None
-    return found
-
-
-def _socket(address: str) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-
-
-def free_port(address: str, wanted: int) -> int:
+def free_port(wanted: int) -> int:
     """Return the first free port from `wanted` upward. Raises LaunchError if there is none."""
     last = min(wanted + PORTS, 65536) - 1
     for port in range(wanted, last + 1):
-        with _socket(address) as probe:
+        with socket.socket() as probe:
             # As the server does: a port whose last connections are in TIME_WAIT can be used.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((address, port))
+                probe.bind((LOOPBACK[0], port))
             except OSError:
                 continue
             return port
@@ -144,14 +125,12 @@ class StateFile:
         return None
 
 
-def check_guard(server: ServerAddress, port: int) -> None:
-    """Raise LaunchError if a server on a loopback address answers a request that names a host of the internet.
+def check_guard(port: int) -> None:
+    """Raise LaunchError if a server of this machine answers a request that names a host of the internet.
 
     The trackers' packages have no setting for it, so a new version of one could ignore the guard in front of it.
     """
-    if server.is_open:
-        return
-    connection = HTTPConnection(server.address, port, timeout=START_S)
+    connection = HTTPConnection(LOOPBACK[0], port, timeout=START_S)
     try:
         connection.request("GET", "/", headers={"Host": "rebinding.invalid"})
         status = connection.getresponse().status

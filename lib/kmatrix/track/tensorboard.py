@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from kmatrix.hosts import ServerAddress, guarded_wsgi
+from kmatrix.hosts import LOOPBACK, guarded_wsgi
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.track.feed import means, without_copies
@@ -260,21 +260,19 @@ def opening(page: Page) -> str:
     return f"{page.url}?smoothing=0&pinnedCards={quote(cards)}#timeseries"
 
 
-def serve(folder: Path, server: ServerAddress, port: int) -> Page:
+def serve(folder: Path, port: int) -> Page:
     """Serve the page on the first free port from `port` upward, until this process exits."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     from tensorboard import default, program
 
-    found = free_port(server.address, port)
+    found = free_port(port)
     board = program.TensorBoard(
         default.get_plugins(),
-        server_class=lambda app, flags: program.create_port_scanning_werkzeug_server(
-            guarded_wsgi(app, server.names), flags
-        ),
+        server_class=lambda app, flags: program.create_port_scanning_werkzeug_server(guarded_wsgi(app), flags),
     )
     # "fast" starts another process, which would survive a kill of this one, and prints that it is experimental
-    board.configure(logdir=str(folder), host=server.address, port=found, reload_interval=RELOAD_S, load_fast="false")
+    board.configure(logdir=str(folder), host=LOOPBACK[0], port=found, reload_interval=RELOAD_S, load_fast="false")
     board.launch()
-    check_guard(server, found)
-    return Page(url=f"http://{server.url_host}:{found}/", port=found, pid=os.getpid())
+    check_guard(found)
+    return Page(url=f"http://{LOOPBACK[0]}:{found}/", port=found, pid=os.getpid())

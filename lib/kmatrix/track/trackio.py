@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
-from kmatrix.hosts import ServerAddress, guarded_asgi
+from kmatrix.hosts import LOOPBACK, guarded_asgi
 from kmatrix.records.paths import MATRIX_PREFIX
 from kmatrix.records.runs import Status
 from kmatrix.text import make_command
@@ -237,17 +237,17 @@ def import_inbox(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(folder: Path, address: ServerAddress, port: int) -> Iterator[Page]:
+def served(folder: Path, port: int) -> Iterator[Page]:
     """Serve the page on the first free port from `port` upward, until the context exits."""
     prepare(folder)
     os.environ.setdefault("TRACKIO_PLOT_ORDER", ",".join(PLOT_ORDER))
-    os.environ["GRADIO_SERVER_PORT"] = str(free_port(address.address, port))  # Gradio tries the following ports itself
+    os.environ["GRADIO_SERVER_PORT"] = str(free_port(port))  # Gradio tries the following ports itself
     import trackio
 
     try:
-        with _guarded(trackio, address), contextlib.redirect_stdout(io.StringIO()):  # its output contains the token
+        with _guarded(trackio), contextlib.redirect_stdout(io.StringIO()):  # its output contains the token
             server, url, _, _ = trackio.show(
-                open_browser=False, block_thread=False, host=address.address, share=False, mcp_server=False
+                open_browser=False, block_thread=False, host=LOOPBACK[0], share=False, mcp_server=False
             )
     except (OSError, RuntimeError, sqlite3.Error) as error:
         raise LaunchError(
@@ -257,19 +257,19 @@ def served(folder: Path, address: ServerAddress, port: int) -> Iterator[Page]:
         ) from None
     try:
         found = urlsplit(url).port or port
-        check_guard(address, found)
-        yield Page(url=f"http://{address.url_host}:{found}/", port=found, pid=os.getpid(), token=server.write_token)
+        check_guard(found)
+        yield Page(url=f"http://{LOOPBACK[0]}:{found}/", port=found, pid=os.getpid(), token=server.write_token)
     finally:
         server.close()
 
 
 @contextlib.contextmanager
-def _guarded(trackio: Any, address: ServerAddress) -> Iterator[None]:
+def _guarded(trackio: Any) -> Iterator[None]:
     """Check the Host header in front of the page, which runs read-only SQL without a token."""
     launch = trackio.launch_trackio_dashboard  # Trackio has no setting for accepted hosts
 
     def guarded(app: Any, **options: Any) -> Any:
-        return launch(guarded_asgi(app, address.names), **options)
+        return launch(guarded_asgi(app), **options)
 
     trackio.launch_trackio_dashboard = guarded
     try:

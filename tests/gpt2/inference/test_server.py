@@ -148,8 +148,8 @@ def test_requests_at_the_same_time_receive_their_own_texts(complete, model):
     assert texts == [generated_alone(model, f"{number}:", max_tokens=12, seed=number).text for number in range(6)]
 
 
-def test_a_port_in_use_or_an_address_that_is_not_of_this_machine_is_reported(tmp_path):
+def test_a_port_in_use_or_that_cannot_be_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        for host, port in (("127.0.0.1", listener.getsockname()[1]), ("127.0.0.1", 70000), ("203.0.113.254", 0)):
+        for port in (listener.getsockname()[1], 70000):
             with pytest.raises(LaunchError, match="cannot listen on"):
-                serve(tmp_path / "none.pt", host, port, "")
+                serve(tmp_path / "none.pt", port, "")

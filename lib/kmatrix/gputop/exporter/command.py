@@ -18,7 +18,7 @@ from kmatrix.gputop.exporter.metrics import GpuCollector
 from kmatrix.gputop.feeds import LiveFeed
 from kmatrix.gputop.loop import Session
 from kmatrix.gputop.make import end_with_make
-from kmatrix.hosts import LOOPBACK, WsgiApp, guarded_wsgi
+from kmatrix.hosts import WsgiApp, guarded_wsgi
 from kmatrix.output import run_program
 from kmatrix.text import plural
 
@@ -127,7 +127,7 @@ def application(collector: GpuCollector) -> WsgiApp:
         body: Iterable[bytes] = metrics(environ, start)
         return body
 
-    return with_head(guarded_wsgi(routed, LOOPBACK))
+    return with_head(guarded_wsgi(routed))
 
 
 def with_head(app: WsgiApp) -> WsgiApp:
