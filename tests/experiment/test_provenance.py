@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
-import sys
 
 import pytest
 
-from kmatrix.experiment.provenance import code_of, copy_code, provenance, secret_variables, trainer_files, variables
-from kmatrix.records.paths import ROOT
+from kmatrix.experiment.provenance import code_of, copy_code, provenance, secret_variables, variables
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 
@@ -52,24 +48,11 @@ def test_the_code_is_known_by_its_commit_and_a_copy_of_it_has_the_same_hash(repo
 @pytest.mark.process
 def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
     before = code_of(repository, repository)
-    for name in ("tests.py", "lib/kmatrix/packing.py", "lib/kmatrix/records/paths.py"):
+    for name in ("tests.py", "lib/kmatrix/packing.py"):
         (repository / name).write_text("new\n")
     assert code_of(repository, repository).sha256 == before.sha256
     (repository / "lib/kmatrix/errors.py").write_text("two\n")
     assert code_of(repository, repository).sha256 != before.sha256
-
-
-@pytest.mark.nightly
-def test_the_hashed_files_are_those_that_the_trainer_imports():
-    files = set(trainer_files(ROOT))
-    loads = "import gpt2.train, gpt2.prepare, sys; print(*(getattr(m, '__file__', '') for m in sys.modules.values()))"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
-    loaded = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True, env=environment)
-    imported = {path.removeprefix(f"{ROOT}/") for path in loaded.stdout.split() if path.startswith(f"{ROOT}/lib/")}
-    assert imported
-    assert imported <= files
-    assert {"lib/kmatrix/records/files.py", "lib/kmatrix/shapes.py", "gpt2/train.py"} <= files
-    assert not [name for name in files if re.match("lib/kmatrix/(cli|report|runner|status|track|gpu)/", name)]
 
 
 def test_variables_that_may_change_a_result_are_recorded_without_secrets():

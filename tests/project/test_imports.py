@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kmatrix.sources import SHARED
+
 ROOT = Path(__file__).resolve().parents[2]
 RULES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["kmatrix"]["imports"]
 OURS = ("kmatrix", "gpt2", "scripts")
@@ -116,9 +118,10 @@ def test_imports_point_to_lower_layers():
     assert not uphill, "\n".join(uphill)
 
 
-def test_the_trainer_imports_only_these_modules_of_the_control_side():
-    found = {package(arrow.target) for arrow in own_imports() if arrow.module.startswith("gpt2.")}
-    assert found - {"gpt2"} <= set(RULES["trainer"])
+def test_the_copy_of_the_trainer_in_a_matrix_has_exactly_what_it_imports():
+    ways = [reachable_modules(start) for start in modules() if below(start, "gpt2")]
+    found = {package(module) for way in ways for module in way if module.startswith("kmatrix.")}
+    assert found == {name.removesuffix(".py") for name in SHARED} - {"__init__"}
 
 
 def test_modules_have_no_import_cycle():
