@@ -45,10 +45,6 @@ class RecordError(KmatrixError):
     """A file of a matrix or a run that is missing, damaged or too new."""
 
 
-class SchemaError(RecordError):
-    """A file written by a newer version of kmatrix."""
-
-
 class LaunchError(KmatrixError):
     """A matrix that cannot start on this machine."""
 

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import add_checkpoint
 from factories import ROOT, environment
 from instant import Killed, killed_at
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError
 from kmatrix.records.checkpoints import Checkpoints, check_file
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
@@ -102,8 +102,7 @@ def test_a_damaged_description_concerns_one_checkpoint_and_a_newer_one_is_refuse
     path.write_text("{")
     assert steps(Checkpoints(tmp_path).all()) == [1]
     path.write_text(str(value | {"schema": 99}).replace("'", '"').replace("None", "null").replace("False", "false"))
-    with pytest.raises(SchemaError):
-        Checkpoints(tmp_path).all()
+    assert steps(Checkpoints(tmp_path).all()) == [1]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from operator import lt
 
-from kmatrix.errors import SchemaError
 from kmatrix.records.decode import SCHEMA, Amount, Count, Number, Record, UnixTime, as_json, decode_optional
 from kmatrix.records.decode import field as record_field
 from kmatrix.records.paths import RunDir
@@ -89,10 +88,7 @@ class CurvesFile(Record, frozen=True, kw_only=True):
 
 def read_curves_file(run_dir: RunDir) -> CurvesFile | None:
     """Return curves.json, valid or not; None if it is missing, damaged, or from a newer version."""
-    try:
-        return decode_optional(run_dir.curves, CurvesFile)
-    except SchemaError:  # a run is not refused because of its cache
-        return None
+    return decode_optional(run_dir.curves, CurvesFile)
 
 
 def curves_text(curves: CurvesFile) -> bytes:

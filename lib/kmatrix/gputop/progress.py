@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
-from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.summary import TotalsEntry
 from kmatrix.gputop.view import RunLine
 from kmatrix.records import attempts
@@ -13,7 +11,6 @@ from kmatrix.records.decode import Record, decode_lines, decode_optional, field
 from kmatrix.records.events import PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.estimate import rest_of_run
 from kmatrix.status.live import MetricsTail
 
@@ -25,19 +22,11 @@ class ProgressReader:
 
     def __init__(self, path: Path) -> None:
         self.run = RunDir(path)
-        self._train = TrainConfig()
-        with suppress(SchemaError):
-            self._train = read_run_file_or_empty(self.run).train
+        self._train = read_run_file_or_empty(self.run).train
         self._tail: tuple[int, MetricsTail] | None = None  # of an attempt
 
     def read(self) -> RunLine:
-        """Return the newest state. Unknown values are None: all of them if a newer kmatrix wrote the run."""
-        try:
-            return self._read()
-        except SchemaError:
-            return RunLine(name=self.run.name)
-
-    def _read(self) -> RunLine:
+        """Return the newest state. Unknown values are None."""
         attempt = max(attempts.numbers(self.run.path), default=1)
         if self._tail is None or self._tail[0] != attempt:
             self._tail = attempt, MetricsTail(self.run.metrics, attempt=attempt)

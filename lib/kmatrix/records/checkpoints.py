@@ -46,7 +46,7 @@ class Checkpoints:
     def all(self) -> list[Checkpoint]:
         """Return the checkpoints, oldest first. One with a damaged description is omitted, with a warning.
 
-        After a resume from an earlier one, later steps of the attempt before are older. Raises SchemaError.
+        After a resume from an earlier one, later steps of the attempt before are older.
         """
         found = [decode_optional(path, Checkpoint) for path in self.folder.glob("step_*.json")]
         present = [item for item in found if item and self.path(item).is_file()]

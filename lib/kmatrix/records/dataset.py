@@ -137,10 +137,10 @@ def train_shards(record: DatasetFile) -> tuple[int, ...]:
 
 
 def read_dataset(path: Path) -> DatasetFile:
-    """Return a dataset.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
+    """Return a dataset.json. Raises RecordError if it is missing or damaged."""
     return decode(path, DatasetFile)
 
 
 def read_dataset_or_empty(path: Path) -> DatasetFile:
-    """Return a dataset.json, empty if it is missing or damaged. Raises SchemaError if it is too new."""
+    """Return a dataset.json, empty if it is missing or damaged."""
     return decode_optional(path, DatasetFile) or DatasetFile()

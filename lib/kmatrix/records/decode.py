@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from kmatrix.errors import RecordError, SchemaError, note_damage, note_lines
+from kmatrix.errors import RecordError, note_damage, note_lines
 
 SCHEMA = 1  # of the files that this version writes
 field, replaced, as_tuple = msgspec.field, msgspec.structs.replace, msgspec.structs.astuple
@@ -48,7 +48,7 @@ class _Header(Record, frozen=True, kw_only=True):
 
 
 def decode(path: Path | str, kind: type[R]) -> R:
-    """Return a JSON file as a record. Raises RecordError if it is missing or damaged, SchemaError if it is newer."""
+    """Return a JSON file as a record. Raises RecordError if it is missing, damaged or newer."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -60,11 +60,9 @@ def decode(path: Path | str, kind: type[R]) -> R:
 
 
 def decode_optional(path: Path, kind: type[R]) -> R | None:
-    """Return `decode`, None if the file is missing or damaged: then it is noted. Raises SchemaError."""
+    """Return `decode`, None if the file is missing or cannot be read: then it is noted."""
     try:
         return decode(path, kind)
-    except SchemaError:
-        raise
     except RecordError as error:
         if error.why:  # it is not missing
             note_damage(path, error.why)
@@ -80,11 +78,7 @@ def decode_bytes(data: bytes, kind: type[R], name: str) -> R:
             return _decoded(data, kind)
     except DAMAGE as error:
         raise _damage(name, error) from None
-    raise SchemaError(
-        f"{name} has schema {schema}",
-        why=f"this version of kmatrix reads schemas up to {SCHEMA}",
-        hint="use the version of kmatrix that wrote it",
-    )
+    raise RecordError(f"{name} has schema {schema}", why=f"this version of kmatrix reads schemas up to {SCHEMA}")
 
 
 def convert(value: object, kind: type[R], name: str) -> R:

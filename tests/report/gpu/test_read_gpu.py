@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_factory import FakeGpus, record, write_arrays, write_foreign, write_timings
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError
 from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import COLUMNS
 from kmatrix.gpu.recorder.summary import RunTotals
@@ -181,13 +181,11 @@ def test_ranks_on_the_cpu_are_identified_by_name_in_text_files(tmp_path):
     assert (gpu.joules, gpu.energy_source) == (None, None)
 
 
-def test_a_damaged_summary_is_ignored_and_a_newer_one_is_refused(tmp_path):
+def test_a_damaged_or_newer_summary_is_ignored(tmp_path):
     record(RunDir(tmp_path), FakeGpus())
-    RunDir(tmp_path).gpu_summary.write_text('{"schema": 1, "gpus": [')
-    assert read_gpu(RunDir(tmp_path), TrainingTotals()).evidence.endswith("gpu_samples.bin")
-    RunDir(tmp_path).gpu_summary.write_text('{"schema": 99}')
-    with pytest.raises(SchemaError, match="schema 99"):
-        read_gpu(RunDir(tmp_path), TrainingTotals())
+    for text in ('{"schema": 1, "gpus": [', '{"schema": 99}'):
+        RunDir(tmp_path).gpu_summary.write_text(text)
+        assert read_gpu(RunDir(tmp_path), TrainingTotals()).evidence.endswith("gpu_samples.bin")
 
 
 def test_xid_errors_are_listed_with_their_gpu_number_and_time(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.config import RunConfig, with_vocabulary
-from kmatrix.errors import DataError, SchemaError
+from kmatrix.errors import DataError
 from kmatrix.records.dataset import (
     FLAT,
     Dataset,
@@ -164,10 +164,7 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     larger = _larger(train)
     # Sorted, so that a plan does not depend on the order of the file system.
     for path in sorted(data_dir.glob("*/dataset.json")):
-        try:
-            record = read_dataset_or_empty(path)
-        except SchemaError:
-            continue
+        record = read_dataset_or_empty(path)
         recipe = record.recipe
         if recipe.get("repository") != larger:
             continue

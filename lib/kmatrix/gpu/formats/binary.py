@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.json_array import write_at
 from kmatrix.gpu.formats.limits import Limits, limits_of, time_limits
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
@@ -320,11 +320,6 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
     if not begin.startswith(MAGIC) or len(begin) < len(MAGIC) + _LENGTH.size:
         if begin.startswith(MAGIC):
             raise RecordError(f"{path} has a damaged header", why=f"it ends after {plural(len(begin), 'byte')}")
-        # The digit counts incompatible layouts: say so instead of "not a recording".
-        if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
-            raise SchemaError(
-                f"{path} has another format, {begin[:7].decode(errors='replace')}", hint="use the kmatrix that wrote it"
-            )
         raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU3")
     length = _LENGTH.unpack(begin[len(MAGIC) :])[0]
     text = os.pread(file, length, len(begin))
@@ -333,7 +328,7 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
         raise RecordError(f"{path} has a damaged header", why="it is not a JSON object")
     known = convert(header, HeaderRecord, f"the header of {path}")
     if known.schema > SCHEMA:
-        raise SchemaError(f"{path} has schema {known.schema}", why=f"this kmatrix reads up to {SCHEMA}")
+        raise RecordError(f"{path} has schema {known.schema}", why=f"this kmatrix reads up to {SCHEMA}")
     if not known.gpus or not known.columns:
         raise RecordError(f"{path} contains no GPU")
     return cast(RecordingHeader, header), len(begin) + length

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError
 from kmatrix.gpu.devices import EXTRA_METRICS
 from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
@@ -223,8 +223,6 @@ def _from_samples(run_dir: RunDir) -> GpuNumbers | None:
         return None
     try:
         numbers = read_binary(run_dir.gpu_samples)
-    except SchemaError:
-        raise
     except RecordError:
         return None
     note = f"the recorder wrote no summary: numbers computed from {run_dir.gpu_samples.name}"
@@ -238,8 +236,6 @@ def _from_text(run_dir: RunDir, device: str) -> GpuNumbers | None:
     for path in recordings(run_dir.path):
         try:
             numbers = read_stream(path, cpu=device == CPU)
-        except SchemaError:
-            raise
         except (RecordError, OSError) as error:
             why = error.what if isinstance(error, RecordError) else f"{path}: {error.strerror}"
             numbers = GpuNumbers(evidence=path.name, device_type="", devices=(), samples=0, seconds=None, notes=(why,))

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby, pairwise
 from operator import add, le, lt, mul, sub
 from pathlib import Path
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, damage_note, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.columns import MEASURED, DeviceColumns, SampleBlock, read_columns
@@ -232,8 +232,6 @@ def with_newer_samples(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     """Update the numbers of a periodic summary with the samples recorded after it."""
     try:
         newer = read_binary(run_dir.gpu_samples)
-    except SchemaError:
-        raise
     except RecordError:
         return numbers
     known = {(device.gpu_index, device.uuid): device for device in newer.devices}
@@ -267,8 +265,6 @@ def with_earlier(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     for path in run_dir.earlier_gpu_samples():
         try:
             earlier = read_binary(path)
-        except SchemaError:
-            raise
         except RecordError as error:
             numbers = replace(numbers, notes=(*numbers.notes, error.what.replace(f"{run_dir.path}/", "")))
             continue
