@@ -27,12 +27,45 @@ PYTHON = (3, 11)
 SHM = 1 << 30  # bytes of /dev/shm: NCCL uses tens of MB per pair of GPUs; containers have 64 MB by default
 FILES = 4096  # open files
 MEMORY = 4 << 30  # bytes available
-CLOCK = 300.0  # s that the modification time of a file may be in the future
-
+CLOCK = 300.0  # s that the modification time of a file may be in the future: the clock of a file server may differ
+LEAST_FREE = 10e9  # bytes of free disk space
+BUSY = 0.05  # share of a GPU's memory in use
+TIMEOUT_S = 120.0  # importing PyTorch from a cold disk takes tens of seconds
 KEYS = {
     "HF_TOKEN": "Hugging Face: needed only for private or gated datasets",
     "WANDB_API_KEY": "Weights & Biases; `wandb login` works too",
 }
+
+
+class Level(StrEnum):
+    """The outcome of a check."""
+
+    OK = "OK"
+    WARNING = "warning"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the machine and its outcome."""
+
+    name: str
+    message: str  # what was found
+    hint: str = ""  # how to fix it, empty if OK
+    level: Level = Level.OK
+
+
+def ok(name: str, message: str) -> Check:
+    return Check(name, message)
+
+
+def warning(name: str, message: str, hint: str, *, unless: bool = False) -> Check:
+    """Return a warning, or an OK without the hint. unless: the condition that makes it OK."""
+    return Check(name, message) if unless else Check(name, message, hint, Level.WARNING)
+
+
+def broken(name: str, message: str, hint: str) -> Check:
+    return Check(name, message, hint, Level.BROKEN)
 
 
 def need_torch() -> None:
@@ -45,21 +78,19 @@ def need_torch() -> None:
 
 def machine_checks(root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
     """Check the machine, except its GPUs. environment: of this process; its values are never printed."""
-    yield _python()
+    python = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < PYTHON:
+        yield broken("Python", python, "use Python 3.11 or newer: remove .venv and pass PYTHON=<interpreter>")
+    else:
+        yield ok("Python", python)
     yield cores(Path("/sys/fs/cgroup/cpu.max"))
     yield from memory(Path("/proc/meminfo"))
     yield from shared_memory(Path("/dev/shm"))
     yield files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield clock(root / "Makefile", time.time())
     yield compiler(environment.get("PATH"))
-    yield from keys(environment)
-
-
-def _python() -> Check:
-    message = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info < PYTHON:
-        return broken("Python", message, "use Python 3.11 or newer: remove .venv and pass PYTHON=<interpreter>")
-    return ok("Python", message)
+    for name, what in KEYS.items():
+        yield ok(name, f"{'set' if environment.get(name) else 'not set'} ({what})")
 
 
 def cores(limit: Path) -> Check:
@@ -72,10 +103,10 @@ def cores(limit: Path) -> Check:
         share = there if quota == "max" else float(quota) / float(period)
     except (OSError, ValueError):
         share = there
-    if share < there:
-        found = f"{there}, limited to {share:.1f} by the container's CPU quota"
-        return warning("cores", found, f"pass CPU_THREADS={max(1, int(share))} to avoid throttling")
-    return ok("cores", str(there))
+    if share >= there:
+        return ok("cores", str(there))
+    found = f"{there}, limited to {share:.1f} by the container's CPU quota"
+    return warning("cores", found, f"pass CPU_THREADS={max(1, int(share))} to avoid throttling")
 
 
 def memory(meminfo: Path) -> Iterator[Check]:
@@ -86,38 +117,28 @@ def memory(meminfo: Path) -> Iterator[Check]:
         total, free = sizes["MemTotal"], sizes["MemAvailable"]
     except (OSError, ValueError, KeyError):
         return
-    message = f"{memory_size(free, total)} available"
-    if free < MEMORY:
-        yield warning("memory", message, "close other programs, or train a small model (make plan)")
-    else:
-        yield ok("memory", message)
+    hint = "close other programs, or train a small model (make plan)"
+    yield warning("memory", f"{memory_size(free, total)} available", hint, unless=free >= MEMORY)
 
 
 def shared_memory(folder: Path) -> Iterator[Check]:
     """Check the size of /dev/shm, if it exists."""
-    if not folder.is_dir():
-        return
-    usage = shutil.disk_usage(folder)
-    message = f"{memory_size(usage.free, usage.total)} free"
-    if usage.free < SHM:
-        yield warning(
-            str(folder), message, "NCCL may need more on several GPUs: start the container with --shm-size=8g"
-        )
-    else:
-        yield ok(str(folder), message)
+    if folder.is_dir():
+        usage = shutil.disk_usage(folder)
+        hint = "NCCL may need more on several GPUs: start the container with --shm-size=8g"
+        yield warning(str(folder), f"{memory_size(usage.free, usage.total)} free", hint, unless=usage.free >= SHM)
 
 
 def files(limit: int) -> Check:
     """Check the limit of open files. limit: per process, -1 (RLIM_INFINITY) if unlimited."""
-    if limit != resource.RLIM_INFINITY and limit < FILES:
-        return warning("open files", f"at most {limit}", f"run `ulimit -n {FILES}` in this shell")
-    return ok("open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}")
+    if limit == resource.RLIM_INFINITY:
+        return ok("open files", "no limit")
+    return warning("open files", f"at most {limit}", f"run `ulimit -n {FILES}` in this shell", unless=limit >= FILES)
 
 
 def clock(file: Path, now: float) -> Check:
     """Check the clock, because matrices are named by time. file: a file of the checkout, which must not be newer."""
     message = f"{time_of_day(now)} {time.strftime('%Z', time.localtime(now))}"
-    # A few minutes of tolerance: the clock of a file server may differ.
     if file.exists() and file.stat().st_mtime > now + CLOCK:
         return warning("clock", f"{message}, but {file.name} was modified later", "set the system clock")
     return ok("clock", message)
@@ -125,49 +146,9 @@ def clock(file: Path, now: float) -> Check:
 
 def compiler(path: str | None) -> Check:
     """Check for a C compiler, which only simulated GPUs need."""
-    found = shutil.which("gcc", path=path) or shutil.which("cc", path=path)
-    if found:
+    if found := shutil.which("gcc", path=path) or shutil.which("cc", path=path):
         return ok("C compiler", found)
     return warning("C compiler", "not found (needed for SIMULATE=)", "install gcc (Debian: apt install gcc libc6-dev)")
-
-
-def keys(environment: Mapping[str, str]) -> Iterator[Check]:
-    """Check whether each key is set, without printing it."""
-    for name, what in KEYS.items():
-        yield ok(name, f"{'set' if environment.get(name) else 'not set'} ({what})")
-
-
-LEAST_FREE = 10e9  # bytes of free disk space
-
-
-class Level(StrEnum):
-    """The outcome of a check."""
-
-    OK = "OK"
-    WARNING = "warning"
-    BROKEN = "broken"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One check of the machine and its outcome."""
-
-    name: str
-    level: Level
-    message: str  # what was found
-    hint: str = ""  # how to fix it, empty if OK
-
-
-def ok(name: str, message: str) -> Check:
-    return Check(name=name, level=Level.OK, message=message)
-
-
-def warning(name: str, message: str, hint: str) -> Check:
-    return Check(name=name, level=Level.WARNING, message=message, hint=hint)
-
-
-def broken(name: str, message: str, hint: str) -> Check:
-    return Check(name=name, level=Level.BROKEN, message=message, hint=hint)
 
 
 def places(folders: Mapping[str, Path]) -> Iterator[Check]:
@@ -177,35 +158,18 @@ def places(folders: Mapping[str, Path]) -> Iterator[Check]:
     """
     for name, folder in folders.items():
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir() or not _can_write(there):
+        try:  # tried, not asked: permissions do not show a full or read-only file system
+            with tempfile.NamedTemporaryFile(dir=there) as file:
+                file.write(b"x")
+                file.flush()
+                # A full or remote disk may refuse the data only here.
+                os.fsync(file.fileno())
+        except OSError:
             yield broken(name, f"{there} is not writable", f"set {name}= to a writable folder")
             continue
         free = shutil.disk_usage(there).free
-        message = f"{disk_size(free)} free in {there}"
-        if free < LEAST_FREE:
-            yield warning(
-                name,
-                message,
-                f"free some space, or set {name}= to another disk; `make plan` prints what a matrix needs",
-            )
-        else:
-            yield ok(name, message)
-
-
-def _can_write(folder: Path) -> bool:
-    """Return whether a file can be written there: permissions alone do not show a full or read-only file system."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
-            file.write(b"x")
-            file.flush()
-            # A full or remote disk may refuse the data only here.
-            os.fsync(file.fileno())
-    except OSError:
-        return False
-    return True
-
-
-BUSY = 0.05  # share of a GPU's memory in use
+        hint = f"free some space, or set {name}= to another disk; `make plan` prints what a matrix needs"
+        yield warning(name, f"{disk_size(free)} free in {there}", hint, unless=free >= LEAST_FREE)
 
 
 def gpus(found: Detected | None = None, driver: DriverState | None = None) -> Iterator[Check]:
@@ -220,39 +184,27 @@ def gpus(found: Detected | None = None, driver: DriverState | None = None) -> It
     if driver.version:
         yield ok("NVIDIA driver", f"{driver.version}, supports CUDA {driver.cuda}" if driver.cuda else driver.version)
     for gpu in found.gpus:
-        name, free = f"GPU {gpu.index}", driver.free_mib.get(gpu.uuid)
+        name, total, free = f"GPU {gpu.index}", gpu.memory_total, driver.free_mib.get(gpu.uuid)
         if free is None:
-            yield ok(name, f"{gpu.name}, {memory_size(gpu.memory_total * 2**20)}")
+            yield ok(name, f"{gpu.name}, {memory_size(total * 2**20)}")
             continue
-        message = f"{gpu.name}, {memory_size(free * 2**20, gpu.memory_total * 2**20)} free"
-        if gpu.memory_total - free > BUSY * gpu.memory_total:
-            yield warning(
-                name, message, "nvidia-smi lists the processes that use it; pass GPUS=<others> to exclude this GPU"
-            )
-        else:
-            yield ok(name, message)
-
-
-TIMEOUT_S = 120.0  # importing PyTorch from a cold disk takes tens of seconds
+        message = f"{gpu.name}, {memory_size(free * 2**20, total * 2**20)} free"
+        hint = "nvidia-smi lists the processes that use it; pass GPUS=<others> to exclude this GPU"
+        yield warning(name, message, hint, unless=total - free <= BUSY * total)
 
 
 def torch(python: Path, root: Path, gpus: int) -> Iterator[Check]:
     """Check PyTorch in a process of its own. gpus: number of GPUs that the driver reports."""
     # Found without an import, which takes seconds; the test itself may hang in a driver, so it has its own process.
     if find_spec("torch") is None:
-        yield warning(
-            "PyTorch", "not installed: configuration, plans and reports work, training does not", "run `make setup`"
-        )
+        message = "not installed: configuration, plans and reports work, training does not"
+        yield warning("PyTorch", message, "run `make setup`")
         return
+    command = [str(python), "-m", "gpt2.machine"]
+    environment = program_environment(root)
     try:
         done = subprocess.run(
-            [str(python), "-m", "gpt2.machine"],
-            cwd=root,
-            env=program_environment(root),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT_S,
+            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         yield broken("PyTorch", f"no answer within {TIMEOUT_S:g} s", "a GPU or its driver may hang: check nvidia-smi")
@@ -268,24 +220,21 @@ def torch_checks(found: Mapping[str, Any], gpus: int) -> Iterator[Check]:
     """Yield the checks of PyTorch. found: output of gpt2.machine. gpus: number of GPUs that the driver reports."""
     message = f"{found['torch']}, " + (f"built for CUDA {found['cuda']}" if found["cuda"] else "built for the CPU")
     if gpus and not found["cuda"]:
-        yield broken(
-            "PyTorch", f"{message}, but this machine has GPUs", "install a CUDA build: make setup TORCH_INDEX=<index>"
-        )
+        hint = "install a CUDA build: make setup TORCH_INDEX=<index>"
+        yield broken("PyTorch", f"{message}, but this machine has GPUs", hint)
     elif gpus and not found["available"]:
         why = f": {found['why']}" if found["why"] else ""
-        yield broken(
-            "PyTorch", f"{message}, but CUDA is not available{why}", "install a driver for this CUDA version or newer"
-        )
+        hint = "install a driver for this CUDA version or newer"
+        yield broken("PyTorch", f"{message}, but CUDA is not available{why}", hint)
     else:
         yield ok("PyTorch", message)
     if found["available"]:
-        yield ok("bfloat16", "supported") if found["bf16"] else warning("bfloat16", "not supported", "pass DTYPE=fp32")
-        nccl = found["nccl"]
-        yield ok("NCCL", nccl) if nccl else warning("NCCL", "not in this build", "pass DDP_BACKEND=gloo, which is slow")
+        has_bf16, nccl = found["bf16"], found["nccl"]
+        yield warning("bfloat16", "supported" if has_bf16 else "not supported", "pass DTYPE=fp32", unless=has_bf16)
+        yield warning("NCCL", nccl or "not in this build", "pass DDP_BACKEND=gloo, which is slow", unless=nccl)
     if found["pairs"]:
         without = [f"{a}-{b}" for a, b, reached in found["pairs"] if not reached]
-        if without:
-            pairs = f"not available between {', '.join(without)}"
-            yield warning("peer access", pairs, "gradients are copied through host memory there: expect a lower MFU")
-        else:
-            yield ok("peer access", f"available between all {len(found['pairs'])} pairs of GPUs")
+        hint = "gradients are copied through host memory there: expect a lower MFU"
+        where = f"not available between {', '.join(without)}"
+        every = f"available between all {len(found['pairs'])} pairs of GPUs"
+        yield warning("peer access", where if without else every, hint, unless=not without)
