@@ -13,13 +13,8 @@ from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.sharded import shard
-from kmatrix.plan.memory import (
-    forecast,
-    masks,
-    states,
-    states_per_rank,
-    warnings,
-)
+from kmatrix.plan.memory import masks, memory, states, states_per_rank
+from kmatrix.plan.risk import warnings
 from optim_factory import SHAPE, Settings, run_steps
 
 BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
@@ -108,12 +103,8 @@ def test_another_optimizer_is_planned_with_the_states_of_adam():
 
 @pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
 def test_pruning_takes_one_byte_per_block_weight_and_movement_also_a_score(method, bytes_each):
-    plain, pruned = (
-        forecast(BIG, train_config(optimizer="adamw", pruning=name), tokens=1).state_mib for name in ("none", method)
-    )
-    in_blocks = 12 * BIG.n_layer * BIG.n_embd**2
-
-    assert (pruned - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
+    plain, pruned = (memory(BIG, train_config(optimizer="adamw", pruning=name)).least for name in ("none", method))
+    assert pruned - plain == pytest.approx(bytes_each * 12 * BIG.n_layer * BIG.n_embd**2)
 
 
 def pruned_config(steps, every):

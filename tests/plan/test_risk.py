@@ -43,11 +43,11 @@ def program(tmp_path, monkeypatch):
 
 
 def of(train, *, steps=1000, device=A10G, shape=SHAPE, cpu=CPU):
-    return risks(shape, train, steps, device, cpu)
+    return risks(shape, train, steps, device, cpu if train.device == "cpu" else None)
 
 
 BIG = replace(SHAPE, n_layer=48, n_embd=8000, n_head=50)
-TIMED = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000)  # 200 s at the peak of an A10G
+TIMED = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000)
 ON_CPU = replace(TRAIN, device="cpu", dtype="fp32", max_time=1000.0, eval_interval=100, global_batch=8)
 RISKS = {  # -> whether it is certain, and words of the message and of the hint
     "micro-batch": (replace(TRAIN, batch_size=240), {}, False, "A10G has 22.4 GiB", "pass BATCH_SIZE=40 PARALLEL"),
@@ -60,11 +60,9 @@ RISKS = {  # -> whether it is certain, and words of the message and of the hint
     ),
     "states alone": (TRAIN, {"shape": BIG}, True, "A10G has 22.4 GiB", "choose a smaller model"),
     "states on the CPU": (replace(TRAIN, device="cpu"), {"shape": BIG}, True, "A10G has", "choose a smaller model"),
-    "time at the peak": (replace(TIMED, max_time=100.0), {}, True, "ends before the first", "pass a larger MAX_TIME"),
     "expected time": (replace(TIMED, max_time=300.0), {}, False, "ends before the first", "a smaller EVAL_INTERVAL"),
     "cost": (replace(TIMED, max_cost=0.1, gpu_hour_price=1.2), {}, False, "the budget of 5m00s", "a larger MAX_COST"),
     "stated peak": (replace(TIMED, max_time=300.0, peak_tflops=7.0), {}, False, "ends before the first", "MAX_TIME"),
-    "stated peak, certain": (replace(TIMED, max_time=100.0, peak_tflops=7.0), {}, True, "ends before", "MAX_TIME"),
     "stated peak of an unknown GPU": (
         *(replace(TIMED, max_time=300.0, peak_tflops=7.0), {"device": UNKNOWN_GPU}, False, "ends before", "MAX_TIME"),
     ),
@@ -72,7 +70,6 @@ RISKS = {  # -> whether it is certain, and words of the message and of the hint
         *(ON_CPU, {}, False, "and 100 steps in at least 58m26s (2 cores at 50 to 100 GFLOP/s per core, from 1 earlier"),
         "MAX_TIME",
     ),
-    "no CPU is so fast": (replace(ON_CPU, max_time=20.0), {}, True, "ends before the first evaluation", "MAX_TIME"),
 }
 
 

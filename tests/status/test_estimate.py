@@ -8,7 +8,9 @@ import pytest
 
 from kmatrix.cli.estimate import lines
 from kmatrix.clock import clock
-from kmatrix.experiment.earlier import EarlierRuns
+from kmatrix.config import RunConfig
+from kmatrix.experiment.cluster.nodes import Nodes
+from kmatrix.experiment.machine import Machine
 from kmatrix.packing import PackedJob
 from kmatrix.records.attempts import Attempt, End, path_of
 from kmatrix.records.decode import as_json, replaced
@@ -202,18 +204,21 @@ def test_a_pending_run_uses_the_pace_of_a_similar_run_in_an_earlier_matrix_on_su
     assert script.run("b", 0.0).left_s is None
 
 
-def test_earlier_runs_tell_a_plan_their_speed(tmp_path):
+def test_earlier_runs_tell_a_plan_their_speed(tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.experiment.machine.cpu_name", lambda: "AMD EPYC 7R32")
+    monkeypatch.setattr("kmatrix.experiment.machine.usable_cores", lambda: 2)
     make_matrix(tmp_path, [FakeRun(tokens_per_s=4000.0, train={"cpu_threads": 2})])
     train = FakeRun(train={"cpu_threads": 2})
     made = TrainConfig(**(train_fields(train) | {"optimizer": "muon"}))
-    runs = EarlierRuns(tmp_path, ("AMD EPYC 7R32", 2, ()))
-    assert runs.speed(made) == (4000.0, f"test_matrix_results_20261120_052300/{train.name}")
-    assert runs.whole_s(made) == pytest.approx(60.0)
-    flops = 4000.0 * made.shape.flops_per_token / runs.cpu_speed(made.shape, made).cores
-    assert runs.cpu_speed(made.shape, made).slow == pytest.approx(flops / 1.5)
-    other = EarlierRuns(tmp_path, ("another one", 2, ()))
+    here = Machine(results_dir=tmp_path)
+    assert here.speed(made) == (4000.0, f"test_matrix_results_20261120_052300/{train.name}")
+    assert here.whole_s(made) == pytest.approx(60.0)
+    config = RunConfig(train=made, asked_iters=0, bound="max_iters")
+    speed = here.cpu_speed(config)
+    assert speed.slow == pytest.approx(4000.0 * made.shape.flops_per_token / speed.cores / 1.5)
+    other = Machine(results_dir=tmp_path, nodes=Nodes(name="another one"))
     assert (other.speed(made), other.whole_s(made, 7.0)) == (None, 7.0)
-    assert "assumed" in other.cpu_speed(made.shape, made).source
+    assert "assumed" in other.cpu_speed(config).source
 
 
 def test_a_matrix_that_cannot_be_read_measures_nothing(tmp_path):

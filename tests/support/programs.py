@@ -16,7 +16,7 @@ import pytest
 
 import kmatrix.cli.commands as cli
 import kmatrix.experiment.doctor
-import kmatrix.experiment.inputs.data
+import kmatrix.experiment.inputs.ask
 import kmatrix.experiment.plan as planning
 from kmatrix.experiment.cluster import resolve
 from kmatrix.experiment.plan import Plan
@@ -120,7 +120,7 @@ def prepare_here(monkeypatch: pytest.MonkeyPatch) -> None:
             return SimpleNamespace(returncode=main(command[3:]), stdout=out.getvalue())
 
     known = SimpleNamespace(run=prepare, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr(kmatrix.experiment.inputs.data, "subprocess", known)
+    monkeypatch.setattr(kmatrix.experiment.inputs.ask, "subprocess", known)
 
 
 def answer_for_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

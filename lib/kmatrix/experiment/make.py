@@ -1,32 +1,39 @@
-"""A plan -> a matrix directory: checks, data, preflight, directories, reuse."""
+"""A plan -> a matrix: checks, data, the values of each run.json, preflight, and one folder."""
 
 from __future__ import annotations
 
-import dataclasses
-import sys
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from kmatrix.config import Config, RunConfig, with_vocabulary
+from kmatrix.config import Config, RunConfig, cpu_threads, environment, with_vocabulary
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import refuse_large_data
-from kmatrix.experiment.cluster.jobs import planned_shapes
 from kmatrix.experiment.configure import OnMessage, ignore
-from kmatrix.experiment.create import Creation, RunText, check_place, create
+from kmatrix.experiment.create import Contents, check_writable, config_lines, create
 from kmatrix.experiment.doctor import need_torch
-from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
+from kmatrix.experiment.inputs.benchmarks import benchmark_files, fetch_benchmarks
 from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
-from kmatrix.experiment.inputs.initial import check_fit
+from kmatrix.experiment.inputs.initial import check_fit, initial_fields
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
+from kmatrix.experiment.provenance import code_of, keys_in_code, provenance, secret_variables
 from kmatrix.matrix.expand import visit
-from kmatrix.records.dataset import Dataset
+from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
+from kmatrix.records.dataset import Dataset, sha256_of_reading
+from kmatrix.records.decode import as_json
 from kmatrix.records.matrix import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
-from kmatrix.records.runs import Tracking
+from kmatrix.records.runs import Provenance, Tracking
+from kmatrix.redaction.redactor import redact
 from kmatrix.runner.conclude import command_of
-from kmatrix.text import make_command
+from kmatrix.text import make_command, shortened
 from kmatrix.track.available import need_trackers, own_project
+
+# Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
+# all of them. matrix.json has the whole command.
+MOST_COMMAND = 500
 
 
 def make_matrix(
@@ -40,7 +47,7 @@ def make_matrix(
     on_message: OnMessage = ignore,
     run_trials: Callable[[MatrixDir], object] | None = None,
 ) -> MatrixDir:
-    """Make the directories of a matrix, after all checks, and return the matrix. Its data are prepared first.
+    """Make the folder of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
@@ -48,80 +55,76 @@ def make_matrix(
     on_message: called with notes and warnings.  run_trials: trains the runs of a preflight; by default on this machine.
     Raises ConfigError, DataError or LaunchError before anything is made.
     """
-    tries = plan.config.preflight if preflight is None else preflight
-    creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
-    creation = dataclasses.replace(creation, code=code, neutral=creation.neutral if reuse else None)
-    if tries:
-        try_runs(creation, on_message=on_message, run_trials=run_trials)
-    return create(creation, on_message)
+    contents = contents_of(plan, command=command, shards=shards, code=code, on_message=on_message)
+    results_dir = below_root(plan.config.results_dir)
+    if plan.config.preflight if preflight is None else preflight:
+        try_runs(contents, results_dir, on_message=on_message, run_trials=run_trials)
+    checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
+    neutral = plan.neutral if reuse and plan.config.reuse else None
+    return create(contents, results_dir, checkpoint_dir, neutral=neutral, on_message=on_message)
 
 
-def checked(plan: Plan, on_message: OnMessage) -> dict[str, str]:
+def contents_of(
+    plan: Plan,
+    *,
+    command: str,
+    shards: Mapping[Key, int] | None = None,
+    code: Path = ROOT,
+    on_message: OnMessage = ignore,
+) -> Contents:
+    """Check all that would fail later, prepare the data, and return what a matrix is made from.
+
+    The arguments are those of `make_matrix`. Raises ConfigError, DataError or LaunchError.
+    """
+    skipped = check(plan, on_message)
+    runnable = [planned.config.train for planned in plan.runs if planned.name not in skipped]
+    fetch_benchmarks(runnable, plan.data_dir)
+    if plan.config.engine == SLURM:
+        refuse_large_data(plan.data_dir, runnable, shards)
+    data = prepare_data(plan.data_dir, runnable, shards)
+    configs = {planned.name: _with_data(planned.config, data) for planned in plan.runs}
+    trains = {name: config.train for name, config in configs.items() if name not in skipped}
+    check_fit(plan.initial, trains, prepared=True)
+    for line in data_lines([*trains.values()], data):
+        on_message(line)
+    state = code_of(ROOT, code)
+    if found := keys_in_code(code, state):
+        on_message(f"warning: code/ of the matrix will contain what may be keys: {', '.join(found)}")
+    for variable in secret_variables(os.environ):
+        on_message(f"warning: not recorded: the environment variable {variable}, whose value may be a key")
+    origin, nodes = provenance(state, command, plan.machine.gpus), plan.machine.nodes
+    origin = nodes.provenance(origin) if nodes else origin
+    return Contents(
+        about=_about(plan, configs, origin),
+        runs=_runs(plan, configs, data, origin),
+        config=plan.config_text,
+        sources=code,
+        code=state,
+        skipped=skipped,
+    )
+
+
+def check(plan: Plan, on_message: OnMessage) -> dict[str, str]:
     """Report notes and warnings; return the runs that cannot run here, with the reason.
 
-    Raises ConfigError or LaunchError if no run can start here.
+    Raises ConfigError or LaunchError if no run can start here, or if something would fail only after hours.
     """
-    if plan.nodes and plan.nodes.why_not:
-        raise LaunchError(
-            plan.nodes.why_not, hint=f"forecasts work without it: {make_command('plan')}; runs need the scheduler"
-        )
+    if plan.machine.nodes and (why := plan.machine.nodes.why_not):
+        raise LaunchError(why, hint=f"forecasts work without it: {make_command('plan')}; runs need the scheduler")
     for note in plan.notes:
         on_message(f"note: {note}")
-    skipped = _skipped(plan)
-    for text in refuse_risks(plan):
+    skipped = {planned.name: planned.kind.lacks for planned in plan.runs if planned.kind.lacks}
+    if len(skipped) == len(plan.runs):
+        raise no_gpus(plan)
+    for text in (*refuse_risks(plan), *plan.warnings):
         on_message(f"warning: {text}")
-    for text in plan.warnings:
-        on_message(f"warning: {text}")
-
-    # Refuse now what would fail only after hours: when a run starts, or after the last one.
     need_torch()
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
+    check_writable(below_root(plan.config.results_dir), "a matrix", "RESULTS_DIR")
+    if plan.config.checkpoint_dir:
+        check_writable(below_root(plan.config.checkpoint_dir), "checkpoints", "CHECKPOINT_DIR")
     return skipped
-
-
-def prepared(
-    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, on_message: OnMessage
-) -> Creation:
-    """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
-    # Cheap checks first: preparing data can download for hours.
-    results_dir = below_root(plan.config.results_dir)
-    checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
-    check_place(results_dir, checkpoint_dir)
-    runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
-    fetch_benchmarks(runnable, plan.data_dir, ROOT)
-    if plan.config.engine == SLURM:
-        refuse_large_data(plan.data_dir, runnable, shards)
-    data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)
-    configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
-    check_fit(plan.initial, {name: configs[name].train for name in configs if name not in skipped}, prepared=True)
-    creation = Creation(
-        plan=plan.matrix,
-        configs=configs,
-        verdict=plan.verdict,
-        texts=_texts(plan),
-        data=data,
-        data_dir=plan.data_dir,
-        skipped=skipped,
-        gpus=plan.gpus,
-        results_dir=results_dir,
-        checkpoint_dir=checkpoint_dir,
-        timeout_s=plan.config.run_timeout_s,
-        root=ROOT,
-        config_text=plan.config_text,
-        command=command,
-        overrides=plan.overrides,
-        tracking=tracking(plan.config),
-        engine=plan.config.engine,
-        nodes=plan.nodes,
-        expected={name: shape.seconds for name, shape in planned_shapes(plan).items()} if plan.nodes else {},
-        initial=plan.initial,
-        neutral=frozenset(plan.neutral) if plan.config.reuse else None,
-    )
-    for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
-        on_message(line)
-    # Again: the vocabulary of the data can change a length in tokens.
-    return dataclasses.replace(creation, equal=equal_budget(plan.equal_by, configs))
 
 
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
@@ -130,23 +133,87 @@ def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
     return with_vocabulary(config, there.vocab_size) if there else config
 
 
-def _texts(plan: Plan) -> dict[str, RunText]:
-    """Return the configuration of each run as text."""
-    texts = {}
+def _about(plan: Plan, configs: Mapping[str, RunConfig], origin: Provenance) -> dict[str, Any]:
+    """Return the values of matrix.json that are not those of runs."""
+    axes = [(axis.label, axis.name, [point.text for point in axis.points]) for axis in plan.matrix.axes]
+    return {
+        "engine": plan.config.engine,
+        "created": origin["created"],
+        "command": origin["command"],
+        "axes": [{"label": label, "symbol": symbol, "values": values} for label, symbol, values in axes],
+        "overrides": list(plan.overrides),
+        # Again: the vocabulary of the data can change a length in tokens.
+        "equal": equal_budget(plan.equal_by, configs),
+        "verdict": as_json(plan.verdict),
+        "cuts": [{"count": cells.count, "reason": cells.reason} for cells in plan.matrix.excluded],
+        "notes": list(plan.matrix.notes),
+        "provenance": origin,
+    }
+
+
+def _runs(
+    plan: Plan, configs: Mapping[str, RunConfig], data: Mapping[Key, Dataset], origin: Provenance
+) -> dict[str, dict[str, Any]]:
+    """Return run -> the values of its run.json, and the lines of its .config that are its own."""
+    # Redacted before it is cut: the half of a key would not be recognized.
+    origin = {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
+    times = {name: job.seconds for name, job in plan.jobs.items()} if plan.machine.nodes else {}
     base = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
+    found = {}
     for run in visit(plan.tree, plan.base, plan.matrix.runs):
+        config = configs[run.name]
+        there = data.get(key(config.train))  # a skipped run may have no data
+        seconds, source = _expected(plan, config, times.get(run.name))
         asked = base | {point.axis for point in run.points}
-        names = tuple(sorted(asked & run.values.keys()))
-        texts[run.name] = RunText(config=plan.tree.config_text(), values=run.values, asked=names)
-    return texts
+        found[run.name] = {
+            "run_id": run.run_id,
+            "name": run.name,
+            "axes": dict(run.axes),
+            "symbols": dict(run.values),
+            "asked": sorted(asked & run.values.keys()),
+            "train": _train_fields(plan, config, there, origin["cores"]),
+            "timeout_s": plan.config.run_timeout_s,
+            "selected": plan.verdict.seeds_auto,
+            "environment": environment(run.values),
+            "tracking": as_json(tracking(plan.config)),
+            "train_tokens": there.train_tokens if there else None,
+            "expected_s": seconds,
+            "expected_from": source,
+            "provenance": origin,
+            "config": config_lines(plan.config_text, plan.tree.config_text()),
+        }
+    return found
 
 
-def _skipped(plan: Plan) -> dict[str, str]:
-    """Return the runs that cannot run here, with the reason. Raises LaunchError if no run can."""
-    skipped = {planned.name: planned.kind.lacks for planned in plan.runs if planned.kind.lacks}
-    if len(skipped) == len(plan.runs):
-        raise no_gpus(plan)
-    return skipped
+def _expected(plan: Plan, config: RunConfig, on_nodes: float | None) -> tuple[float | None, str | None]:
+    """Return the expected time (s) of a run, and its source if that is a model of GPUs; None if unknown.
+
+    on_nodes: on a cluster.
+    """
+    nodes, gpus = plan.machine.nodes, plan.machine.gpus
+    device = nodes.model if nodes else detected(gpus[0].name, gpus[0].memory_total) if gpus else None
+    if config.device != "cuda" or device is None:
+        return on_nodes, None
+    seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
+    share = middle_mfu(config.shape, config.train, device)
+    return seconds, None if seconds is None else f"an MFU of {share:.0%} on {device.name}"
+
+
+def _train_fields(plan: Plan, config: RunConfig, data: Dataset | None, cores: int) -> dict[str, Any]:
+    """Return the fields of the trainer with data and threads."""
+    train = config.train
+    return {
+        **train.to_json(),
+        "max_iters": config.steps,
+        "warmup_steps": train.warmup_steps,
+        # The ranks of a node share its cores.
+        "cpu_threads": cpu_threads(train.cpu_threads, device=config.device, cores=cores, ranks=train.ranks_per_node),
+        "data_path": data.path if data else "",
+        "data_sha256": sha256_of_reading(data.sha256, train) if data else "",
+        **benchmark_files(train, plan.data_dir),
+        **initial_fields(plan.initial, train),
+        "data_shards": data.shards if data else 0,
+    }
 
 
 def tracking(config: Config) -> Tracking:

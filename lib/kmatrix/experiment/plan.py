@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
-from kmatrix.config import (
-    PREFIX,
-    Config,
-    RunConfig,
-    read,
-    with_vocabulary,
-)
+from kmatrix.config import PREFIX, Config, RunConfig, read, with_vocabulary
+from kmatrix.engines.ports import Shape
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, text_of_config
-from kmatrix.experiment.earlier import EarlierRuns
 from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
 from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
 from kmatrix.experiment.keys import redacted_comments, refuse_keys
-from kmatrix.experiment.verdict.plan import plan_verdict
-from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.experiment.machine import Machine
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree, open_tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
-from kmatrix.matrix.rules import AUTO, read_settings, with_seeds
-from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import CpuSpeed, cpu_speed
-from kmatrix.plan.feasibility import GpuModel, detected, this_machine
-from kmatrix.plan.memory import Forecast, forecast, warnings
-from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in
+from kmatrix.matrix.rules import (
+    AUTO,
+    VerdictSettings,
+    families_of,
+    read_settings,
+    resolve_rules,
+    rules_warnings,
+    with_seeds,
+)
+from kmatrix.plan.feasibility import GpuModel
+from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in, warnings
+from kmatrix.records.matrix import KUBERNETES
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.rules import budget_s
-from kmatrix.runner.requests import too_few_gpus
-from kmatrix.shapes import cpu_name
 from kmatrix.text import duration, first_names, plural
 
 EQUAL = "MATRIX_EQUAL"
@@ -65,9 +60,9 @@ class RunKind:
 
     config: RunConfig  # of the first run of this kind
     warnings: tuple[str, ...]  # legal settings that are probably mistakes
-    forecast: Forecast
+    devices: tuple[GpuModel, ...]  # that it is planned for
     lacks: str  # why this machine has too few GPUs for it, "" if it has enough
-    risks: tuple[Risk, ...]  # why it is impossible on this machine; empty without the GPUs that it needs
+    risks: tuple[Risk, ...]  # why it is impossible on these devices; empty without the GPUs that it needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +88,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     kinds: tuple[RunKind, ...]  # of the runs, each once
     config: Config
-    gpus: tuple[Gpu, ...]  # the GPUs that runs may use; empty if no run needs one, and on a cluster
-    nodes: Nodes | None  # of the cluster that executes the runs; None: this machine does
+    machine: Machine  # that executes the runs
     notes: tuple[str, ...]  # about idle lines of the configuration and unusable GPUs
     data_notes: tuple[str, ...]
     warnings: tuple[str, ...]  # of the runs, without repetitions
@@ -104,7 +98,6 @@ class Plan:
     overrides: tuple[str, ...]  # NAME=value, as given
     config_text: str  # the .config that the matrix is made from
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
-    earlier: EarlierRuns  # on this machine, or on the nodes of the cluster
     verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
 
     @property
@@ -115,6 +108,12 @@ class Plan:
     def neutral(self) -> frozenset[str]:
         """The trainer's fields that cannot change a result."""
         return frozenset(name.removeprefix(PREFIX).lower() for name in self.tree.neutral)
+
+    @property
+    def jobs(self) -> dict[str, Shape]:
+        """What each run needs per node of the cluster."""
+        known = {kind: self.machine.job(kind.config) for kind in self.kinds}
+        return {planned.name: known[planned.kind] for planned in self.runs}
 
     @property
     def configs(self) -> dict[str, RunConfig]:
@@ -131,6 +130,7 @@ def make_plan(
     one: bool = False,
     options: Collection[str] = (),
     machine: Path | None = None,
+    device: GpuModel | None = None,
 ) -> Plan:
     """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
 
@@ -138,6 +138,7 @@ def make_plan(
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
     machine: the .config whose settings of the machine replace those of `config`, which is that of a run.
+    device: the GPU model to plan for instead of the GPUs of this machine.
     """
     tree = open_tree(kconfig)
     asked = overrides(tree, assignments, options)
@@ -148,7 +149,7 @@ def make_plan(
     if one:
         base = _without_matrix(base, asked)
     words = tuple(f"{name}={text}" for name, text in assignments.items())
-    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text)
+    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, device=device)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
@@ -183,19 +184,20 @@ def _plan(
     one: bool,
     words: tuple[str, ...],
     text: str,
+    device: GpuModel | None = None,
 ) -> Plan:
-    """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan."""
+    """Return the plan of a configuration. asked: assignments by axis.  words, text: of Plan."""
     base, _ = merge(tree, base, single(asked))
     axes = plan_axes(tree, base, asked)
     settings = read_settings(tree, base)
     if one:  # lines that only other runs of the matrix use are noted, not refused
-        axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
+        axes = replace(axes, overridden=axes.overridden | {"MATRIX"})
         # A single run has nothing to compare.
-        settings = dataclasses.replace(settings, seeds=(), baseline=None)
+        settings = replace(settings, seeds=(), baseline=None)
     axes = with_seeds(tree, axes, settings)
     # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
     there = resolve(tree, base, axes, gpus)
-    base, axes, found, nodes = there.base, there.axes, there.gpus, there.nodes
+    base, axes, nodes = there.base, there.axes, there.nodes
     initial = read_initial(asked_checkpoints(base, axes))
     tree.contents[INIT_FROM] = {"none": "", **{text: weights.sha256 for text, weights in initial.items()}}
     matrix = expand(tree, base, axes)
@@ -210,14 +212,12 @@ def _plan(
     paths = {name: below_root(text) for name, text in folders.items() if text}
     _refuse_files(paths)
     refuse_keys(tree, values, paths, (run.name for run in matrix.runs))
-    earlier = EarlierRuns(below_root(control.results_dir), nodes.machine if nodes else _this_machine(found))
-    # Equal in all runs.
-    warned = [nodes.warning] if nodes and nodes.warning else []
-    runs, kinds = _planned_runs(matrix.runs, data_dir, found, nodes, earlier)
-    trained = {planned.run: planned.kind.config.train for planned in runs}
-    _refuse_budget_alone(kinds, found, nodes, earlier)
-    verdict = plan_verdict(tree, settings, trained, engine=control.engine)
-    warned += verdict.warnings
+    machine = Machine(gpus=there.gpus, nodes=nodes, asked=device, results_dir=below_root(control.results_dir))
+    runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
+    _refuse_budget_alone(kinds, machine)
+    verdict, warned = _verdict(tree, settings, matrix.runs, control.engine)
+    warned += [text for kind in kinds.values() for text in kind.warnings]
+    warned = [nodes.warning, *warned] if nodes and nodes.warning else warned
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     notes, warnings = forecast_benchmarks((kind.config.train for kind in kinds.values()), data_dir)
@@ -230,26 +230,24 @@ def _plan(
         runs=runs,
         kinds=tuple(kinds.values()),
         config=control,
-        gpus=found,
-        nodes=nodes,
+        machine=machine,
         notes=(*matrix.notes, *there.notes),
         data_notes=(*data_notes, *notes),
-        warnings=tuple(dict.fromkeys([*warned, *(text for kind in kinds.values() for text in kind.warnings)])),
+        warnings=tuple(dict.fromkeys(warned)),
         data_warnings=(*data_warnings, *warnings),
         equal_by=equal_by,
         equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
         overrides=words,
         config_text=text,
         initial=initial,
-        earlier=earlier,
-        verdict=verdict.rules,
+        verdict=verdict,
     )
 
 
 def _planned_runs(
-    runs: Sequence[Run], data_dir: Path, gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns
+    runs: Sequence[Run], data_dir: Path, machine: Machine
 ) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
-    """Return the planned runs, and their kinds by the name of the first run of each. nodes: of a cluster."""
+    """Return the planned runs, and their kinds by the name of the first run of each."""
     found: dict[tuple[object, ...], RunKind] = {}
     kinds: dict[str, RunKind] = {}
     planned = []
@@ -257,125 +255,93 @@ def _planned_runs(
         shape = shape_of(run.config.train)
         kind = found.get(shape)
         if kind is None:
-            config = with_known_vocabulary(run.config, data_dir)
-            kind = found[shape] = kinds[run.name] = _kind(config, gpus, nodes, earlier)
+            kind = found[shape] = kinds[run.name] = _kind(with_known_vocabulary(run.config, data_dir), machine)
         config = with_vocabulary(run.config, kind.config.train.vocab_size)
         planned.append(PlannedRun(run=run, kind=kind, config=config))
     return tuple(planned), kinds
 
 
-def _this_machine(gpus: Sequence[Gpu]) -> tuple[str, int, tuple[str, ...]]:
-    """Return the processor, cores and GPU models that the records of runs on this machine have."""
-    return cpu_name(), usable_cores(), tuple(sorted({gpu.name for gpu in gpus}))
+def _kind(config: RunConfig, machine: Machine) -> RunKind:
+    shape, train, devices = config.shape, config.train, machine.devices(config)
+    found, cpu = warnings(train), None
+    if budget_s(train) is not None:  # earlier runs are read only then: that takes a while
+        cpu = machine.cpu_speed(config)
+        measured_s = None if machine.nodes or machine.asked else machine.whole_s(train)
+        found += filter(None, [budget_warning(shape, train, devices, cpu, measured_s)])
+    lacks = machine.lacks(train)
+    # Impossible on each device: in the words of the largest.
+    ordered = sorted(devices, key=lambda device: device.memory or 0)
+    each = [] if lacks else [risks(shape, train, config.steps, device, cpu) for device in ordered]
+    return RunKind(
+        config=config,
+        warnings=tuple(found),
+        devices=tuple(devices),
+        lacks=lacks,
+        risks=each[-1] if all(each) and each else (),
+    )
 
 
-def _refuse_budget_alone(
-    kinds: Mapping[str, RunKind], gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns
-) -> None:
+def _refuse_budget_alone(kinds: Mapping[str, RunKind], machine: Machine) -> None:
     """Raise ConfigError if only a budget of time or money limits a run: its schedule needs a number of steps.
 
     kinds: by a run's name.  The hint has the steps that fit in every run, by the newest run like it, else by the plan.
     """
-    alone = {name: kind.config for name, kind in kinds.items() if not kind.config.bound}
+    alone = {name: kind for name, kind in kinds.items() if not kind.config.bound}
     if not alone:
         return
     found = []
-    for config in alone.values():
-        budget, train = budget_s(config.train) or 0.0, config.train
-        if speed := earlier.speed(train):
+    for kind in alone.values():
+        config, train, budget = kind.config, kind.config.train, budget_s(kind.config.train) or 0.0
+        if speed := machine.speed(train):
             steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
             found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
             continue
-        cpu = cpu_speed(train, there=nodes.cores(config)) if nodes else earlier.cpu_speed(config.shape, train)
-        for device in _devices(config, gpus, nodes):
+        cpu = machine.cpu_speed(config)
+        for device in kind.devices:
             if span := steps_in(budget, config.shape, train, device, cpu):
                 found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
-    name, config = next(iter(alone.items()))
+    name, kind = next(iter(alone.items()))
     steps, how = min(found, default=(0, ""))
     raise ConfigError(
-        f"{name} has a budget of {duration(budget_s(config.train) or 0.0)} and no number of steps",
+        f"{name} has a budget of {duration(budget_s(kind.config.train) or 0.0)} and no number of steps",
         why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
         hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
     )
 
 
-def budget_warnings(
-    config: RunConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None, earlier: EarlierRuns | None
-) -> list[str]:
-    """Return the warning that the budget of a run ends before its schedule does, [] if it does not.
+def _verdict(tree: Tree, settings: VerdictSettings, runs: Sequence[Run], engine: str) -> tuple[VerdictRules, list[str]]:
+    """Return how the losses of these runs will be compared, and warnings.
 
-    earlier: None for a run that is planned for another machine.
+    Raises ConfigError for rules that these runs or this engine cannot follow.
     """
-    if budget_s(config.train) is None or not config.steps:
-        return []
-    seconds = None if earlier is None else earlier.whole_s(config.train)
-    speed = cpu or cpu_speed(config.train)
-    found = budget_warning(config.shape, config.train, devices, speed, seconds)
-    return [found] if found else []
+    families = families_of(tree, {run: _measured_on(run.config.train) for run in runs})
+    rules = resolve_rules(tree, settings, families)
+    if not rules.seeds_auto:
+        return rules, []
+    if engine == KUBERNETES:
+        raise ConfigError(
+            f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
+            why="pods may not make the Jobs of further seeds",
+            hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
+        )
+    return rules, rules_warnings(rules, [len(family) for family in families])
 
 
-def _kind(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None, earlier: EarlierRuns) -> RunKind:
-    # A cluster lacks nothing for a while: its scheduler refuses what it will never have, when jobs are made.
-    train = config.train
-    lacks = "" if nodes else too_few_gpus(train.device, train.num_gpus or 1, train.num_nodes or 1, len(gpus))
-    here = _devices(config, gpus, nodes)
-    return RunKind(
-        config=config,
-        warnings=(*warnings(config.train), *_budget_warnings(config, here, nodes, earlier)),
-        forecast=forecast(config.shape, config.train, tokens=config.tokens),
-        lacks=lacks,
-        risks=() if lacks else risks_on(config, here, earlier, nodes),
-    )
+def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
+    """Return what the losses of a run are measured on: those of runs with the same are comparable."""
+    data = (train.dataset, train.data_path, train.data_mix, train.data_layout, train.tokenizer)
+    return *data, train.block_size, train.eval_samples
 
 
-def _budget_warnings(
-    config: RunConfig, devices: Sequence[GpuModel], nodes: Nodes | None, earlier: EarlierRuns
-) -> list[str]:
-    if budget_s(config.train) is None:  # reading earlier runs takes a while
-        return []
-    cpu = earlier.cpu_speed(config.shape, config.train) if config.device == "cpu" and nodes is None else None
-    return budget_warnings(config, devices, cpu, None if nodes else earlier)
-
-
-def _devices(config: RunConfig, gpus: Sequence[Gpu], nodes: Nodes | None) -> list[GpuModel]:
-    """Return the devices that a run is planned for. nodes: of a cluster; None: this machine."""
-    if nodes:
-        return nodes.devices(config)
-    if config.device == "cpu":
-        return [this_machine(config.ranks)]
-    return [detected(gpu.name, gpu.memory_total) for gpu in gpus]
-
-
-def risks_on(
-    config: RunConfig, devices: Sequence[GpuModel], earlier: EarlierRuns, nodes: Nodes | None = None
-) -> tuple[Risk, ...]:
-    """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough.
-
-    nodes: of the cluster that executes it.
-    """
-    # Earlier runs are read only for runs on the CPU of this machine with a budget: that takes a while.
-    timed = config.device == "cpu" and budget_s(config.train) is not None and nodes is None
-    there = nodes.cores(config) if nodes else None
-    cpu = earlier.cpu_speed(config.shape, config.train) if timed else cpu_speed(config.train, there=there)
-    found = {
-        device: risks(config.shape, config.train, config.steps, device, cpu)
-        for device in sorted(devices, key=lambda device: device.memory or 0)
-    }
-    return next(reversed(found.values())) if found and all(found.values()) else ()
-
-
-def refuse_risks(
-    plan: Plan, found: Mapping[RunKind, tuple[Risk, ...]] | None = None, *, estimates: bool = True
-) -> list[str]:
+def refuse_risks(plan: Plan, *, estimates: bool = True) -> list[str]:
     """Raise LaunchError if a run is impossible; return the accepted estimates as text.
 
-    found: risks by kind, by default those on this machine.  estimates: refuse estimates too, without ALLOW_RISK=y.
+    estimates: refuse estimates too, without ALLOW_RISK=y.
     """
-    found = {kind: kind.risks for kind in plan.kinds} if found is None else found
     accepted: list[str] = []
     refused: dict[Risk, list[str]] = {}
     for planned in plan.runs:
-        for risk in found[planned.kind]:
+        for risk in planned.kind.risks:
             if not risk.certain and plan.config.allow_risk:
                 accepted.append(f"ALLOW_RISK=y: {planned.name}: {risk.what}")
             elif not risk.certain and not estimates:
@@ -405,7 +371,7 @@ def _impossible(plan: Plan, refused: Mapping[Risk, Sequence[str]]) -> LaunchErro
 def no_gpus(plan: Plan) -> LaunchError:
     """Return the error for a matrix of which no run has enough GPUs here."""
     least = min(plan.kinds, key=lambda kind: kind.config.ranks)
-    there = len(plan.gpus)
+    there = len(plan.machine.gpus)
     return LaunchError(
         f"no run of this matrix can run on this machine: the smallest needs {plural(least.config.ranks, 'GPU')}, "
         f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
@@ -415,7 +381,7 @@ def no_gpus(plan: Plan) -> LaunchError:
 
 def gpu_fix(plan: Plan, kind: RunKind) -> str:
     """Return the arguments with which runs that need more GPUs than there are can run on this machine."""
-    there = len(plan.gpus)
+    there = len(plan.machine.gpus)
     if not there:
         return "run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick"
     train = kind.config.train

@@ -26,28 +26,17 @@ from kmatrix.shapes import cpu_name
 from kmatrix.sources import trainer_files, whole
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
-    *("torch", "numpy", "tiktoken", "pytorch_optimizer"),
-    *(
-        "tokenizers",
-        "pyarrow",
-        "kconfiglib",
-        "nvidia-ml-py",
-        "msgspec",
-        "matplotlib",
-        "wandb",
-        "trackio",
-        "tensorboardX",
-    ),
+    *("torch", "numpy", "tiktoken", "pytorch_optimizer", "tokenizers", "pyarrow", "kconfiglib", "nvidia-ml-py"),
+    *("msgspec", "matplotlib", "wandb", "trackio", "tensorboardX"),
 )
-
 VARIABLES = (  # prefixes
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
     *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "MALLOC_", "KMATRIX_"),
 )
-
 # Names in values, also before values that are too short to be redacted in a log.
 _NAMED = re.compile(r"(?:password|passwd|passphrase|secret|api_?key|token)[\"']?\s?[=:]", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
+GIT_S = 60.0
 
 
 def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
@@ -103,9 +92,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-GIT_S = 60.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """The state of the code."""
@@ -133,6 +119,19 @@ def copy_code(sources: Path, code: Code, into: Path) -> None:
     for name in code.files:
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(sources / name, into / name)
+
+
+def keys_in_code(sources: Path, code: Code) -> list[str]:
+    """Return `file:line` of each line of the sources that may contain a key."""
+    found = redactor()
+    texts = {name: (sources / name).read_text(encoding="utf-8", errors="replace") for name in code.files}
+    return [
+        f"{name}:{number}"
+        for name, text in texts.items()
+        if found.keys_in(text)
+        for number, line in enumerate(text.splitlines(), 1)
+        if found.keys_in(line)
+    ]
 
 
 def _git(root: Path, *arguments: str) -> str | None:

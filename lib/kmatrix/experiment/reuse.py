@@ -6,7 +6,7 @@ A run is reused only if the result would be the same: configuration, data, train
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +24,37 @@ PLACES = frozenset({"init_from", "data_path"})  # fields that say where files ar
 
 
 def reuse_runs(
-    matrix: Path, results_dir: Path, records: Mapping[str, Mapping[str, Any]], neutral: Collection[str]
+    matrix: Path, results_dir: Path, runs: Mapping[str, Mapping[str, Any]], neutral: Collection[str]
 ) -> dict[str, str]:
     """Copy the result of every run that has finished in another matrix below `results_dir`; return run -> source.
 
-    records: run -> what its run.json will have.  neutral: fields of the trainer that cannot change a result.
+    runs: run -> what its run.json will have.  neutral: fields of the trainer that cannot change a result.
     """
-    known = list(_finished(results_dir, matrix, {record["run_id"] for record in records.values()}))
+    names = {run["run_id"]: name for name, run in runs.items()}
     reused: dict[str, str] = {}
-    for name, record in records.items():
-        for source, theirs, files in reversed(known):  # newest first
-            if files.run_id == record["run_id"] and _is_equal(record, theirs, files, neutral):
-                reused[name] = theirs.reused_from or f"{source.parent.name}/{source.name}"
-                _copy(source, matrix / name, files.attempts[-1].number, reused[name])
-                break
-    return reused
-
-
-def _finished(results_dir: Path, matrix: Path, ids: Collection[str]) -> Iterator[tuple[Path, RunFile, Files]]:
-    """Yield the finished runs with these ids in other matrices, newest last."""
-    for other in matrix_dirs(results_dir):
+    for other in reversed(matrix_dirs(results_dir)):  # newest first
         if other.path.resolve() == matrix.resolve():
             continue
         try:
             seen, records = look(other.path), run_files(other.path)
         except RecordError:
             continue  # a damaged matrix has nothing to reuse
-        for name, state in seen.states.items():
-            if records[name].run_id in ids and state.status is Status.FINISHED:
-                yield other.path / name, records[name], seen.files[name]
+        for source, state in seen.states.items():
+            files, theirs = seen.files[source], records[source]
+            name = names.get(files.run_id)
+            if name is None or name in reused or state.status is not Status.FINISHED:
+                continue
+            if _is_equal(runs[name], theirs, files, neutral):
+                reused[name] = theirs.reused_from or f"{other.name}/{source}"
+                _copy(other.path / source, matrix / name, files.attempts[-1].number, reused[name])
+    return reused
 
 
 def _is_equal(ours: Mapping[str, Any], theirs: RunFile, files: Files, neutral: Collection[str]) -> bool:
     """Return whether a run would have the result of another one."""
-    asked, trained = ours["train"], files.train
-    here, there = ours["provenance"], theirs.provenance
+    asked, here, there = ours["train"], ours["provenance"], theirs.provenance
     return (
-        all(asked[name] == trained.get(name) for name in asked if name not in PLACES and name not in neutral)
+        all(asked[name] == files.train.get(name) for name in asked if name not in PLACES and name not in neutral)
         and here["code"] == (files.attempts[-1].code or there.get("code"))
         and here["versions"].get("torch") == (there.get("versions") or {}).get("torch")
         and _devices(here, asked) == _devices(there, asked)

@@ -9,8 +9,6 @@ from kmatrix.packing import usable_cores
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.text import plural
 
-# No training reaches this per core, in FLOP/s: a CPU with AMX at 4 GHz has a peak of 8 TFLOP/s in bfloat16.
-PEAK = 8e12
 # FLOP/s per core that training reaches, from slow to fast machines, before anything was measured on this one.
 # A Xeon with AMX at 2.1 GHz reaches 68 (4 layers of width 128) to 113 (124M) GFLOP/s in 32 bits, and 106 to 308 in
 # bfloat16, in CPU time of one thread (docs/plan.md); docs/decisions/0003 has times of two other processors. The slow

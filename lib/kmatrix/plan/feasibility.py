@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmatrix.errors import ConfigError
+from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.rules import budget_s, dollars_per_hour
@@ -87,12 +88,15 @@ def rate_at(share: float, shape: ModelShape, train: TrainConfig, device: GpuMode
     return None if peak is None else share * peak * 1e12 * train.num_gpus / shape.flops_per_token
 
 
-def highest_rate(shape: ModelShape, train: TrainConfig, device: GpuModel) -> float | None:
-    """Return the tokens/s that no run exceeds: at the peak of the data sheet; None if it is unknown.
+def rates(shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None) -> tuple[float, float] | None:
+    """Return the lowest and the highest expected tokens/s of all ranks, None if the peak of the device is unknown.
 
-    PEAK_TFLOPS does not count: it is an estimate of the user.
+    cpu: the speed of a run on the CPU.
     """
-    return rate_at(1.0, shape, replace(train, peak_tflops=None), device)
+    if cpu is not None:
+        return cpu.slow * cpu.cores / shape.flops_per_token, cpu.fast * cpu.cores / shape.flops_per_token
+    low, high = (rate_at(share, shape, train, device) for share in mfu_band(shape, train, device))
+    return None if low is None or high is None else (low, high)
 
 
 def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int, device: GpuModel) -> float | None:

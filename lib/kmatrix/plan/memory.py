@@ -1,4 +1,4 @@
-"""Forecast the memory per rank, the parameters and the FLOP of a run from its configuration.
+"""Forecast the memory per rank of a run from its configuration.
 
 The activations are counted from gpt2/model/; tests compare the sum with measured and published peaks.
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, loss_rows, owners, padded
-from kmatrix.text import plural
 
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 # Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations, and on
@@ -18,8 +17,6 @@ LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of t
 # most 15 % above the plan. The rest of GPT-2 takes as much memory as without it.
 COMPILED_LOGIT = {"bf16": 2.5, "fp32": 5.0}
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
-FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
-MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
 # Numbers per parameter that an optimizer stores: of matrices in blocks, of other parameters. Those that are not here
 # store two, as Adam does.
 STATES = {
@@ -180,23 +177,6 @@ def _norms(shape: ModelShape) -> float:
     return BYTES * (shape.params + largest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The forecast of a run before it starts."""
-
-    params: int  # without padding of the vocabulary
-    tokens: int  # of the whole run
-    flops: float  # of the whole run
-    state_mib: float  # MiB of weights, gradients and optimizer states per rank, without activations
-
-
-def forecast(shape: ModelShape, train: TrainConfig, *, tokens: int) -> Forecast:
-    """Return the parameters, tokens, FLOP and minimum memory of a run. tokens: of the whole run."""
-    kept = states_per_rank(shape, train) + masks(shape, train)
-    mib = BYTES * (2 * shape.params + kept) / 2**20
-    return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
-
-
 def states(shape: ModelShape, train: TrainConfig) -> float:
     """Return how many 32-bit numbers the optimizer stores.
 
@@ -251,20 +231,3 @@ def masks(shape: ModelShape, train: TrainConfig) -> float:
 def _squares_of(matrices: Iterable[tuple[int, int]]) -> int:
     """Return how many numbers SOAP's preconditioners and their eigenvectors have."""
     return 2 * sum(side * side for sides in matrices for side in sides if side <= SOAP_WIDEST)
-
-
-def warnings(train: TrainConfig) -> list[str]:
-    """Return warnings about valid settings that are probably mistakes."""
-    found = []
-    warmup, steps = train.warmup_steps, train.max_iters
-    if steps and warmup > MOST_WARMUP * steps:
-        found.append(f"warm-up takes {warmup} of {steps} steps: pass WARMUP_FRACTION=0.1, or the run compares warm-ups")
-    begin, end, every = train.pruning_warmup, train.pruning_ramp_end, train.pruning_frequency
-    if train.pruning != "none" and steps and begin is not None and end is not None and every:
-        ramp = round(end * steps) - round(begin * steps)
-        if (changes := -(-ramp // every)) < FEWEST_CHANGES:
-            found.append(
-                f"pruning reaches its target in {plural(changes, 'change')} of the masks, every "
-                f"{every} of {ramp} steps: PRUNING_FREQUENCY={max(1, ramp // (2 * FEWEST_CHANGES))} makes it a ramp"
-            )
-    return found

@@ -1,4 +1,4 @@
-"""Find what makes a run impossible before it starts: memory, and a budget that ends before an evaluation."""
+"""Find what makes a run impossible before it starts, and what is probably a mistake."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kmatrix.plan.cpu import PEAK as CPU_PEAK
 from kmatrix.plan.cpu import CpuSpeed
-from kmatrix.plan.feasibility import Fit, GpuModel, fit, highest_rate, mfu_band, rate_at
+from kmatrix.plan.feasibility import Fit, GpuModel, fit, rates
 from kmatrix.plan.memory import memory
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.rules import budget_s
 from kmatrix.shapes import ModelShape
 from kmatrix.text import duration, memory_size, plural
 
@@ -19,8 +17,9 @@ from kmatrix.text import duration, memory_size, plural
 # warning in `make plan`.
 ERROR = 0.15
 START_S = {"cpu": 15, "cuda": 60}  # s until the first step, and on GPUs for compilation, at most
-# s from the launch of a run to its first step that no run goes below: torchrun, the import of torch, the device.
-FASTEST_START_S = {"cpu": 3, "cuda": 5}
+FASTEST_START_S = {"cpu": 3, "cuda": 5}  # s until the first step, at least: the import of torch, the device
+FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
+MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +28,12 @@ class Risk:
 
     what: str  # what the run needs, and what there is
     fix: str  # what makes it possible, as a hint
-    certain: bool  # False: an estimate, which ALLOW_RISK=y overrides
+    certain: bool = False  # False: an estimate, which ALLOW_RISK=y overrides
 
 
-def risks(shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed) -> tuple[Risk, ...]:
+def risks(
+    shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed | None
+) -> tuple[Risk, ...]:
     """Return the reasons why a run is impossible.
 
     steps: of the whole run.  cpu: its speed if it runs on the CPU.
@@ -60,35 +61,30 @@ def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Ris
 def _batch_that_divides(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int:
     """Return the largest smaller micro-batch that fits and keeps the global batch, 0 if none does."""
     per_rank = train.global_batch // train.num_gpus
-    batches = (batch for batch in range(min(train.batch_size, per_rank), 0, -1) if per_rank % batch == 0)
-    return next((batch for batch in batches if fit(memory(shape, _with_batch(train, batch)), device) is not Fit.NOT), 0)
+    for batch in range(min(train.batch_size, per_rank), 0, -1):
+        # More accumulation may need more memory: gradients then exist during the forward pass.
+        smaller = replace(train, batch_size=batch, gradient_accumulation=max(1, per_rank // batch))
+        if per_rank % batch == 0 and fit(memory(shape, smaller), device) is not Fit.NOT:
+            return batch
+    return 0
 
 
-def _with_batch(train: TrainConfig, batch: int) -> TrainConfig:
-    """Return the configuration with another micro-batch and the same global batch."""
-    # More accumulation may need more memory: gradients then exist during the forward pass.
-    accumulation = max(1, train.global_batch // (batch * train.num_gpus))
-    return replace(train, batch_size=batch, gradient_accumulation=accumulation)
-
-
-def _budget_risk(shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed) -> Risk | None:
+def _budget_risk(
+    shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed | None
+) -> Risk | None:
     """Return the risk that the budget ends before the first evaluation that follows training."""
-    budget = budget_s(train)
-    if budget is None:
+    budget, expected = budget_s(train), rates(shape, train, device, cpu)
+    if budget is None or expected is None:
         return None
     first = min(train.eval_interval, steps)  # the last step is evaluated, too
-    times = _token_seconds(shape, train, device, cpu)
-    if times is None:
-        return None
-    shortest = FASTEST_START_S[train.device] + first * train.tokens_per_step * times.fast
+    shortest = FASTEST_START_S[train.device] + first * train.tokens_per_step / expected[1]
     if shortest <= budget:
         return None
     ends = f"the budget of {duration(budget)} ends before the first evaluation"
-    how = f" ({cpu.text})" if train.device == "cpu" else ""
+    how = f" ({cpu.text})" if cpu else ""
     return Risk(
         what=f"{ends}, after start-up and {plural(first, 'step')} in at least {duration(shortest)}{how}",
         fix=f"pass a larger {_limit(train)}, or a smaller EVAL_INTERVAL",
-        certain=first * train.tokens_per_step * times.peak > budget,
     )
 
 
@@ -98,22 +94,26 @@ def _limit(train: TrainConfig) -> str:
 
 
 def steps_in(
-    seconds: float, shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed
+    seconds: float, shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None
 ) -> tuple[int, int] | None:
     """Return the fewest and the most steps that are expected to fit into a time, None if the speed is unknown.
 
     Start-up counts, evaluations do not.  cpu: the speed of a run on the CPU.
     """
-    times = _token_seconds(shape, train, device, cpu)
-    if times is None:
+    expected = rates(shape, train, device, cpu)
+    if expected is None:
         return None
-    slow = (seconds - START_S[train.device]) / (train.tokens_per_step * times.slow)
-    fast = (seconds - FASTEST_START_S[train.device]) / (train.tokens_per_step * times.fast)
-    return max(0, math.floor(slow)), max(0, math.floor(fast))
+    least = (seconds - START_S[train.device]) * expected[0] / train.tokens_per_step
+    most = (seconds - FASTEST_START_S[train.device]) * expected[1] / train.tokens_per_step
+    return max(0, math.floor(least)), max(0, math.floor(most))
 
 
 def budget_warning(
-    shape: ModelShape, train: TrainConfig, devices: Sequence[GpuModel], cpu: CpuSpeed, measured_s: float | None
+    shape: ModelShape,
+    train: TrainConfig,
+    devices: Sequence[GpuModel],
+    cpu: CpuSpeed | None,
+    measured_s: float | None,
 ) -> str:
     """Return the warning that a budget ends a run before its schedule does, "" if it does not.
 
@@ -139,22 +139,18 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TokenSeconds:
-    """The time per token of all ranks together, in seconds."""
-
-    peak: float  # at the peak of the hardware; 0.0 if only the user states it: then nothing is certain
-    fast: float  # at the highest expected speed
-    slow: float  # at the lowest expected speed
-
-
-def _token_seconds(shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed) -> _TokenSeconds | None:
-    """Return the time per token, None if the peak of the device is unknown."""
-    if train.device == "cpu":
-        per_core = shape.flops_per_token / cpu.cores
-        return _TokenSeconds(peak=per_core / CPU_PEAK, fast=per_core / cpu.fast, slow=per_core / cpu.slow)
-    slow, fast = (rate_at(share, shape, train, device) for share in mfu_band(shape, train, device))
-    if slow is None or fast is None:
-        return None
-    highest = highest_rate(shape, train, device)
-    return _TokenSeconds(peak=0.0 if highest is None else 1 / highest, fast=1 / fast, slow=1 / slow)
+def warnings(train: TrainConfig) -> list[str]:
+    """Return warnings about valid settings that are probably mistakes."""
+    found = []
+    warmup, steps = train.warmup_steps, train.max_iters
+    if steps and warmup > MOST_WARMUP * steps:
+        found.append(f"warm-up takes {warmup} of {steps} steps: pass WARMUP_FRACTION=0.1, or the run compares warm-ups")
+    begin, end, every = train.pruning_warmup, train.pruning_ramp_end, train.pruning_frequency
+    if train.pruning != "none" and steps and begin is not None and end is not None and every:
+        ramp = round(end * steps) - round(begin * steps)
+        if (changes := -(-ramp // every)) < FEWEST_CHANGES:
+            found.append(
+                f"pruning reaches its target in {plural(changes, 'change')} of the masks, every "
+                f"{every} of {ramp} steps: PRUNING_FREQUENCY={max(1, ramp // (2 * FEWEST_CHANGES))} makes it a ramp"
+            )
+    return found

@@ -21,7 +21,7 @@ INNER = ("symbols", "train")  # objects of run.json of which a run has only the 
 CODE = "code"  # folder of a matrix with the sources of the trainer
 MORE = "+"
 SYMBOL = re.compile(r"(?:# )?CONFIG_(\w+)")
-OWN = ("run_id", "name", "axes", "expected_s", "selected", "reused_from")  # keys that are a run's own
+OWN = ("run_id", "name", "axes", "expected_s", "selected", "reused_from", "config")  # keys that are a run's own
 
 
 class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):

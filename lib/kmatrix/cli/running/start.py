@@ -73,9 +73,7 @@ def add(arguments: Arguments) -> int:
     matrix = find_target(arguments)
     refuse_if_running(matrix)
     settings = asked_settings(arguments, read_plan(matrix.path))
-    plan = plan_more(
-        matrix, arguments.assignments, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), options=arguments.takes
-    )
+    plan = plan_more(matrix, arguments.assignments, gpus=arguments.get("GPUS"), options=arguments.takes)
     names = add_runs(matrix, plan, command=_command(arguments), on_message=print)
     print(f"added {plural(len(names), 'run')} to {shown(matrix.path)}: {first_names(names)}")
     # A new configuration, or a higher maximum, may need further seeds of those that were there.

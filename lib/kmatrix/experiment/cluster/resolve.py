@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from kmatrix.config import (
-    resolve_count,
-    resolve_device,
-)
+from kmatrix.config import resolve_count, resolve_device
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.cluster.nodes import Nodes, cluster_nodes
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
@@ -36,19 +32,6 @@ class ResolvedConfig:
     notes: tuple[str, ...]  # about GPUs that cannot be used
 
 
-def resolve(tree: Tree, base: list[Assignment], axes: Axes, gpus: str) -> ResolvedConfig:
-    """Return the configuration with the device and the numbers of GPUs and nodes that it asks for.
-
-    gpus: indices or UUIDs of the GPUs that may be used, "" for all.
-    Raises ConfigError if NUM_NODES=0 cannot be resolved.
-    """
-    nodes = _nodes(tree, base)
-    base, axes, found, notes = _resolve_devices(tree, base, axes, gpus, nodes)
-    base = _limit_gpus(tree, base, axes, nodes)
-    base, axes = _resolve_nodes(tree, base, axes)
-    return ResolvedConfig(base=base, axes=axes, gpus=found, nodes=nodes, notes=notes)
-
-
 def find_gpus(asked: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the GPUs that may be used here, and a note for each that cannot. asked: GPUS=, "" for all."""
     found = detect()
@@ -56,136 +39,99 @@ def find_gpus(asked: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     return gpus, found.notes
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """The device `auto` and the GPU count 0, resolved for this machine."""
+def resolve(tree: Tree, base: list[Assignment], axes: Axes, gpus: str) -> ResolvedConfig:
+    """Return the configuration with the device and the numbers of GPUs and nodes that it asks for.
 
-    tree: Tree
-    auto: str  # cuda or cpu
-    ranks: int  # what NUM_GPUS=0 stands for
-
-    def point(self, point: AxisValue) -> AxisValue:
-        """Return an axis value with `auto` or 0 resolved; other values unchanged."""
-        if point.axis == DEVICE and point.text == "auto":
-            return dataclasses.replace(self.fixed(DEVICE, self.auto), swept=point.swept)
-        if point.axis == GPUS and point.text == "0":
-            return dataclasses.replace(self.fixed(GPUS, str(self.ranks)), swept=point.swept)
-        return point
-
-    def points(self, points: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
-        """Return resolved axis values, each once."""
-        # `auto,cuda` and `0,4` may resolve to the same value twice.
-        return tuple({point.text: point for point in map(self.point, points)}.values())
-
-    def fixed(self, name: str, text: str) -> AxisValue:
-        member = self.tree.members[DEVICE][text].name if name == DEVICE else name
-        return AxisValue(name, text, Assignment(member, "y" if name == DEVICE else text, f"resolved: {name}={text}"))
-
-
-def _nodes(tree: Tree, base: list[Assignment]) -> Nodes | None:
-    """Return the nodes of the cluster that executes the runs, None for this machine."""
+    gpus: indices or UUIDs of the GPUs that may be used, "" for all. The driver is queried only if a run may need a GPU:
+    a CPU matrix does not start NVML.
+    Raises ConfigError if NUM_NODES=0 cannot be resolved.
+    """
     texts = tree.apply(base)
+    # As written, even if it is out of range.
+    written = {**texts, **{item.name: item.value for item in base if item.value}}
     engine = texts.get("ENGINE") or LOCAL
-    return None if engine == LOCAL else cluster_nodes(engine, texts)
-
-
-def _limit_gpus(tree: Tree, base: list[Assignment], axes: Axes, nodes: Nodes | None) -> list[Assignment]:
-    """Return the base with the GPUs of a cluster's node as GPUS_PER_NODE, if runs use GPUs and it is not set.
-
-    On the CPU the same symbol limits ranks, which cores decide.
-    """
-    if nodes is None or not nodes.gpus or DEVICE in {axis.name for axis in axes.axes}:
-        return base
-    texts = tree.apply(base)
-    if texts.get(DEVICE) != "cuda" or int(texts.get(PER_NODE) or 0):
-        return base
-    resolved = Assignment(PER_NODE, str(nodes.gpus), f"resolved: {PER_NODE}={nodes.gpus}")
-    return merge(tree, base, [resolved])[0]
-
-
-def _resolve_devices(
-    tree: Tree, base: list[Assignment], axes: Axes, gpus: str, nodes: Nodes | None
-) -> tuple[list[Assignment], Axes, tuple[Gpu, ...], tuple[str, ...]]:
-    """Replace the device `auto` and the GPU count 0 everywhere by their values on this machine, or a cluster's node.
-
-    Returns the base and the axes, the GPUs that runs may use, and notes about GPUs. The driver is queried only if a run
-    may need a GPU: a CPU matrix does not start NVML.
-    """
-    # What the configuration asks for: in the base, on the axes and in the rules.
-    values = tree.apply(base)
-    written = {item.name: item.value for item in base}
-    asked_device = values.get(DEVICE) or "cpu"
-    asked_gpus = int(written.get(GPUS) or values.get(GPUS) or 1)  # as written, even if it is out of range
-    swept = {axis.name: axis.points for axis in axes.axes}
+    nodes = None if engine == LOCAL else cluster_nodes(engine, texts)
+    swept = {axis.name: [point.text for point in axis.points] for axis in axes.axes}
     coupled = [point for rule in axes.couplings for group in rule.points for point in group]
-    points = [*(point for axis in axes.axes for point in axis.points), *coupled]
-    counts = [int(point.text) for point in points if point.axis == GPUS] + ([] if GPUS in swept else [asked_gpus])
-    devices = {asked_device, *(point.text for point in points if point.axis == DEVICE)}
-    # What this machine has.
+
+    def asked(name: str, default: str) -> list[str]:
+        return swept.get(name) or [(texts if name == DEVICE else written).get(name) or default]
+
+    def everywhere(name: str, default: str) -> list[str]:
+        return [*asked(name, default), *(point.text for point in coupled if point.axis == name)]
+
+    counts, devices = [int(text) for text in everywhere(GPUS, "1")], set(everywhere(DEVICE, "cpu"))
     found, notes = find_gpus(gpus) if nodes is None and (gpus or 0 in counts or devices != {"cpu"}) else ((), ())
     there = nodes.gpus if nodes else len(found)
-    auto = resolve_device("auto", counts, there, backend=values.get(BACKEND))
-    device = auto if asked_device == "auto" else asked_device
-    # Without data parallelism there is one rank, whatever the machine has.
-    usable_here = min(there, 1) if values.get(DDP) == "n" else there
-    here = _Here(tree, auto, resolve_count(0, device, usable_here) if 0 in counts else 0)
-    # Replace `auto` and 0 in the base, then on the axes and in the rules.
-    extra: list[Assignment] = []
-    if DEVICE not in swept and asked_device == "auto":
-        extra.append(here.fixed(DEVICE, auto).assignment)
-    if GPUS not in swept and asked_gpus == 0:
-        extra.append(here.fixed(GPUS, str(here.ranks)).assignment)
-    kept, _ = merge(tree, base, extra)
-    resolved = dataclasses.replace(
+    auto = resolve_device("auto", counts, there, backend=texts.get(BACKEND))
+    device = texts.get(DEVICE) or "cpu"
+    device = auto if device == "auto" else device
+    stands_for = {(DEVICE, "auto"): auto}
+    if 0 in counts:  # without data parallelism there is one rank, whatever the machine has
+        ranks = resolve_count(0, device, min(there, 1) if texts.get(DDP) == "n" else there)
+        stands_for[GPUS, "0"] = str(ranks)
+    per_node = int(texts.get(PER_NODE) or 0)
+    extra = [
+        _fixed(tree, name, text)
+        for (name, marker), text in stands_for.items()
+        if name not in swept and asked(name, "") == [marker]
+    ]
+    if nodes and nodes.gpus and DEVICE not in swept and device == "cuda" and not per_node:
+        per_node = nodes.gpus  # on the CPU the same symbol limits ranks, which cores decide
+        extra.append(_fixed(tree, PER_NODE, str(per_node)))
+    axes = _with_points(axes, lambda point: _resolved(tree, point, stands_for.get((point.axis, point.text))))
+    if "0" in asked(NODES, "1"):
+        if NODES in swept or {NODES, GPUS} & {point.axis for point in coupled}:
+            raise ConfigError(
+                "NUM_NODES=0 cannot be resolved here",
+                why="it is one of several values, or a coupled value sets NUM_NODES or NUM_GPUS",
+                hint="write the numbers of nodes",
+            )
+        each = per_node or (MOST_RANKS if engine == LOCAL else 0)  # this machine is one node, whatever it has
+        more, axes = _fewest_nodes(tree, axes, [stands_for.get((GPUS, text), text) for text in asked(GPUS, "1")], each)
+        extra += more
+        base = [item for item in base if item.name != NODES]
+    return ResolvedConfig(base=merge(tree, base, extra)[0], axes=axes, gpus=found, nodes=nodes, notes=notes)
+
+
+def _fixed(tree: Tree, name: str, text: str) -> Assignment:
+    member = tree.members[DEVICE][text].name if name == DEVICE else name
+    return Assignment(member, "y" if name == DEVICE else text, f"resolved: {name}={text}")
+
+
+def _resolved(tree: Tree, point: AxisValue, text: str | None) -> AxisValue:
+    return point if text is None else replace(point, text=text, assignment=_fixed(tree, point.axis, text))
+
+
+def _with_points(axes: Axes, resolved: Callable[[AxisValue], AxisValue]) -> Axes:
+    """Return the axes and the rules with resolved values, each once: `auto,cuda` may be the same value twice."""
+
+    def each(points: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
+        return tuple({point.text: point for point in map(resolved, points)}.values())
+
+    return replace(
         axes,
-        axes=tuple(dataclasses.replace(axis, points=here.points(axis.points)) for axis in axes.axes),
-        couplings=tuple(
-            dataclasses.replace(rule, points=tuple(here.points(group) for group in rule.points))
-            for rule in axes.couplings
-        ),
+        axes=tuple(replace(axis, points=each(axis.points)) for axis in axes.axes),
+        couplings=tuple(replace(rule, points=tuple(map(each, rule.points))) for rule in axes.couplings),
     )
-    return kept, resolved, found, notes
 
 
-def _resolve_nodes(tree: Tree, base: list[Assignment], axes: Axes) -> tuple[list[Assignment], Axes]:
-    """Replace NUM_NODES=0 by the fewest nodes for each number of GPUs, as rules if that is an axis.
+def _fewest_nodes(tree: Tree, axes: Axes, ranks: Sequence[str], per_node: int) -> tuple[list[Assignment], Axes]:
+    """Return NUM_NODES for these numbers of ranks: as a line, or as a rule for each.
 
-    Raises ConfigError if GPUS_PER_NODE is not known, or a rule sets one of the two.
+    per_node: GPUs of a node. Raises ConfigError if it is 0, which is unknown.
     """
-    texts = tree.apply(base)
-    written = {item.name: item.value for item in base}
-    coupled = {point.axis for rule in axes.couplings for group in rule.points for point in group}
-    swept = {axis.name: axis.points for axis in axes.axes}
-    zero_in_list = any(point.text == "0" for point in swept.get(NODES, ()))
-    asked = written.get(NODES) or texts.get(NODES)
-    if not zero_in_list and (NODES in swept or asked != "0"):
-        return base, axes
-    per_node, engine = int(texts.get(PER_NODE) or 0), texts.get("ENGINE") or LOCAL
-    if not per_node:  # this machine is one node, whatever it has
-        per_node = MOST_RANKS if engine == LOCAL else 0
     if not per_node:
         raise ConfigError(
             "NUM_NODES=0 needs GPUS_PER_NODE",
             why="the number of nodes follows from the GPUs of each",
             hint="pass GPUS_PER_NODE=<number>, or NUM_NODES=<number>",
         )
-    if zero_in_list or {NODES, GPUS} & coupled:
-        raise ConfigError(
-            "NUM_NODES=0 cannot be resolved here",
-            why="it is one of several values, or a coupled value sets NUM_NODES or NUM_GPUS",
-            hint="write the numbers of nodes",
-        )
-    counts = [point.text for point in swept.get(GPUS, ())] or [written.get(GPUS) or texts.get(GPUS) or "1"]
-    nodes = {count: str(fewest_nodes(int(count), per_node)) for count in counts}
-    values = {
-        count: AxisValue(NODES, text, Assignment(NODES, text, f"resolved: {NODES}={text}"), swept=False)
-        for count, text in nodes.items()
-    }
-    if len(set(nodes.values())) == 1:
-        kept, _ = merge(tree, base, [values[counts[0]].assignment])
-        return kept, axes
-    rules = tuple(
-        Coupling(Condition(((GPUS, count),), f"{GPUS}={count}"), ((value,),)) for count, value in values.items()
+    nodes = {count: _fixed(tree, NODES, str(fewest_nodes(int(count), per_node))) for count in ranks}
+    if len({line.value for line in nodes.values()}) == 1:
+        return [nodes[ranks[0]]], axes
+    rules = (
+        Coupling(Condition(((GPUS, count),), f"{GPUS}={count}"), ((AxisValue(NODES, line.value, line, swept=False),),))
+        for count, line in nodes.items()
     )
-    kept = [item for item in base if item.name != NODES]
-    return kept, dataclasses.replace(axes, couplings=(*axes.couplings, *rules))
+    return [], replace(axes, couplings=(*axes.couplings, *rules))

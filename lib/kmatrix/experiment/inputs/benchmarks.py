@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from kmatrix.errors import DataError
-from kmatrix.records.paths import program_environment
+from kmatrix.experiment.inputs.ask import ask
 from kmatrix.records.train_config import TrainConfig
 
 # Field -> name in DATA_DIR of the published file, which gpt2.benchmarks downloads.
@@ -54,32 +51,16 @@ def forecast_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> tuple[li
     return notes, warnings
 
 
-def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path, root: Path) -> None:
+def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> None:
     """Download the published benchmarks that runs ask for and that are missing.
 
-    Raises DataError if another file is missing, or a download fails; gpt2.benchmarks has printed the reason.
+    Raises DataError if another file is missing, or a download fails.
     """
     missing = missing_files(runs, data_dir)
     for field, path in missing:
         if not is_published(field, path, data_dir):
-            hint = (
-                f'{field.upper()}={PUBLISHED[field]} downloads the published file, {field.upper()}="" measures nothing'
-            )
+            name = field.upper()
+            hint = f'{name}={PUBLISHED[field]} downloads the published file, {name}="" measures nothing'
             raise DataError(_problem(field, path), why="relative names start at DATA_DIR", hint=hint)
-    if not missing:
-        return
-    # stderr is the terminal, for the progress; the last line of stdout is an error.
-    done = subprocess.run(
-        [sys.executable, "-m", "gpt2.benchmarks", *(field for field, _ in missing), f"--data-dir={data_dir}"],
-        cwd=root,
-        env=program_environment(root),
-        stdout=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode == 130:  # Ctrl+C, which the terminal sends to both processes
-        raise KeyboardInterrupt
-    if done.returncode:
-        error = json.loads(done.stdout.strip().splitlines()[-1])
-        raise DataError(error["what"], why=error["why"], hint=error["hint"])
+    if missing:
+        ask("gpt2.benchmarks", *(field for field, _ in missing), f"--data-dir={data_dir}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError
+from kmatrix.experiment.inputs.ask import ask
 from kmatrix.records.dataset import (
     FLAT,
     Dataset,
@@ -22,7 +21,7 @@ from kmatrix.records.dataset import (
     train_shards,
     whole_windows,
 )
-from kmatrix.records.paths import RunDir, program_environment
+from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainConfig
 
@@ -77,53 +76,29 @@ def run_tokens(train: TrainConfig) -> int:
 
 
 def prepare_data(
-    python: Path,
-    root: Path,
-    data_dir: Path,
-    runs: Iterable[TrainConfig],
-    shards: Mapping[Key, int] | None = None,
+    data_dir: Path, runs: Iterable[TrainConfig], shards: Mapping[Key, int] | None = None
 ) -> dict[Key, Dataset]:
     """Prepare each dataset that the runs need. shards: number of training shards per dataset, if given.
 
     Raises DataError if data are missing or damaged, or too few for a step of a run.
     """
     runs = list(runs)
-    found = {name: _prepare(python, root, data_dir, name, need) for name, need in needs(runs, shards).items()}
+    found = {}
+    for name, need in needs(runs, shards).items():
+        answer = ask("gpt2.prepare", *_arguments(data_dir, name, need))
+        found[name] = Dataset(**{field: answer[field] for field in Dataset.__slots__})
     for run in runs:
         refuse_few(run, found[key(run)])
     return found
 
 
-def prepare_command(python: Path, data_dir: Path, wanted: Key, need: Need) -> list[str]:
-    """Return the command that prepares a dataset."""
+def _arguments(data_dir: Path, wanted: Key, need: Need) -> list[str]:
+    """Return the arguments of gpt2.prepare for a dataset."""
     fields = dict(wanted)
-    command = [str(python), "-m", "gpt2.prepare", str(fields["dataset"]), "--data-dir", str(data_dir)]
-    for name, option in OPTIONS.items():
-        command += [f"{option}={fields[name]}"] if name in fields else []
-    command += ["--streaming"] if fields.get("data_streaming") else []
-    return [*command, f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
-
-
-def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) -> Dataset:
-    # stderr is the terminal, for the progress; the last line of stdout is the answer.
-    done = subprocess.run(
-        prepare_command(python, data_dir, wanted, need),
-        cwd=root,
-        env=program_environment(root),
-        stdout=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode == 130:  # Ctrl+C, which the terminal sends to both processes
-        raise KeyboardInterrupt
-    lines = done.stdout.strip().splitlines()
-    if done.returncode and not lines:
-        raise DataError(f"cannot prepare the data of {dict(wanted)['dataset']!r}", why="gpt2.prepare failed, see above")
-    answer = json.loads(lines[-1])
-    if done.returncode:
-        raise DataError(answer["what"], why=answer["why"], hint=answer["hint"])
-    return Dataset(**{name: answer[name] for name in Dataset.__slots__})
+    words = [str(fields["dataset"]), "--data-dir", str(data_dir)]
+    words += [f"{option}={fields[name]}" for name, option in OPTIONS.items() if name in fields]
+    words += ["--streaming"] if fields.get("data_streaming") else []
+    return [*words, f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
 
 
 def refuse_few(run: TrainConfig, data: Dataset | KnownDataset) -> None:

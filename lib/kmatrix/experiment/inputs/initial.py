@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.doctor import need_torch
+from kmatrix.experiment.inputs.ask import ask
 from kmatrix.kconfig.tree import Assignment
 from kmatrix.matrix.axes import Axes
-from kmatrix.records.paths import ROOT, program_environment
+from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
 
 SYMBOL = "GPT2_INIT_FROM"
@@ -54,23 +52,8 @@ def read_initial(texts: Collection[str]) -> dict[str, InitialWeights]:
                 why=f"{path} is a directory" if path.is_dir() else f"{path} not found",
                 hint="name a file of `make list-checkpoints`, or one that `make import-model` has written",
             )
-    # In a process of its own: reading the weights needs torch, which kmatrix never imports.
     need_torch()
-    done = subprocess.run(
-        [sys.executable, "-m", "gpt2.checkpoint", "describe", *map(str, paths.values())],
-        env=program_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    try:
-        found = json.loads(done.stdout.strip().splitlines()[-1])  # the last line: libraries may print warnings before
-    except (ValueError, IndexError):
-        last = done.stderr.strip().splitlines()[-1:] or ["the trainer printed no error"]
-        raise ConfigError("the checkpoint of INIT_FROM could not be read", why=last[0]) from None
-    if done.returncode:
-        raise ConfigError(f"INIT_FROM: {found['what']}", why=found["why"], hint=found["hint"])
+    found = ask("gpt2.checkpoint", "describe", *map(str, paths.values()))
     return {
         text: InitialWeights(path=str(path), sha256=about.pop("sha256"), settings=about)
         for (text, path), about in zip(paths.items(), found, strict=True)

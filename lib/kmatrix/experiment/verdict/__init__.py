@@ -1,1 +1,0 @@
-"""How the losses of a planned matrix will be compared."""
