@@ -10,6 +10,7 @@ from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import Fit, GpuModel, fit, rates
 from kmatrix.plan.memory import memory
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import budget_s
 from kmatrix.shapes import ModelShape
 from kmatrix.text import duration, memory_size, plural
 
@@ -73,7 +74,8 @@ def _budget_risk(
     shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed | None
 ) -> Risk | None:
     """Return the risk that the budget ends before the first evaluation that follows training."""
-    budget, expected = budget_s(train), rates(shape, train, device, cpu)
+    budget = budget_s(train)
+    expected = None if budget is None else rates(shape, train, device, cpu)
     if budget is None or expected is None:
         return None
     first = min(train.eval_interval, steps)  # the last step is evaluated, too
