@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, PEAK_TFLOPS, ModelShape, by_depth, mfu, padded, peak_tflops
+from kmatrix.shapes import BYTE_VOCAB, DEVICES, GPT2_VOCAB, NAMED, ModelShape, by_depth, mfu, padded, peak_tflops
 
 
 def shape(name: str = "124m", **changes) -> ModelShape:
@@ -113,5 +113,5 @@ def test_mfu_is_the_fraction_of_the_peak_of_all_devices():
 
 
 def test_no_gpu_name_hides_a_later_one():
-    for index, (name, _) in enumerate(PEAK_TFLOPS):
-        assert peak_tflops(f"NVIDIA {name}", "bf16") == PEAK_TFLOPS[index][1]["bf16"], name
+    for device in DEVICES:
+        assert peak_tflops(f"NVIDIA {device.name}", "bf16") == device.bf16, device.name

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 GPT2_VOCAB = 50257  # 50,000 merges, 256 bytes and the end-of-document token
 BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
@@ -228,40 +229,51 @@ def loss_rows(asked: int, *, tokens: int, width: int, vocab_size: int, cpu: bool
     return GPU_CHUNK if not compiled and EAGER_LOGIT * tokens * vocab_size > GPU_WHOLE_LOGITS else 0
 
 
-# Dense peak of one device in TFLOP/s, without sparsity, from the vendors' data sheets.
-# "fp32" is TF32 on GPUs with tensor cores, because runs allow TF32. AMD's GPUs compute in IEEE 32-bit: PyTorch uses
-# their TF32 only with HIPBLASLT_ALLOW_TF32=1, and CDNA 4 has none.
-# bfloat16 products of GeForce and RTX PRO are those with sums in 32 bits.
+class Device(NamedTuple):
+    """A GPU model. Speeds are dense peaks in TFLOP/s, without sparsity, from the vendors' data sheets."""
+
+    name: str
+    bf16: float  # of GeForce and RTX PRO with sums in 32 bits
+    fp32: float  # TF32 on NVIDIA's tensor cores, because runs allow it; on AMD's GPUs IEEE 32-bit
+    memory: float | None = None  # bytes
+    watts: float | None = None  # maximum power, None if the manufacturer does not publish it
+
+
+GB, GIB = 1e9, 2.0**30
+# The memory of H100 and A100 is what PyTorch reports (8 of them have 633.6 and 634.0 GiB in reports of nanochat), that of
+# an RTX 5090 is from nanochat's reports; drivers report as much as the others, or a few percent more. The power is that
+# of the SXM version if there are two; GH200 shares it with a CPU, and AWS does not publish that of the A10G.
 # The first name that is a word of the device's name applies.
-PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("GB300", {"bf16": 2500, "fp32": 1250}),  # NVIDIA GB300 NVL72 data sheet, a GPU
-    ("B300", {"bf16": 2250, "fp32": 1125}),  # NVIDIA HGX B300 data sheet
-    ("GB200", {"bf16": 2500, "fp32": 1250}),  # NVIDIA GB200 NVL72 data sheet, a GPU
-    ("B200", {"bf16": 2250, "fp32": 1125}),  # NVIDIA Blackwell data sheet
-    ("GH200", {"bf16": 989.4, "fp32": 494.7}),  # NVIDIA GH200 data sheet
-    ("H200 NVL", {"bf16": 835.5, "fp32": 417.5}),  # NVIDIA H200 data sheet
-    ("H200", {"bf16": 989.4, "fp32": 494.7}),  # NVIDIA H200 data sheet, SXM
-    ("H100 PCIe", {"bf16": 756, "fp32": 378}),  # NVIDIA H100 data sheet
-    ("H100 NVL", {"bf16": 835, "fp32": 417.5}),  # NVIDIA H100 NVL brief
-    ("H100", {"bf16": 989.4, "fp32": 494.7}),  # NVIDIA H100 data sheet, SXM
-    ("A100", {"bf16": 312, "fp32": 156}),  # NVIDIA A100 data sheet
-    ("A10G", {"bf16": 70, "fp32": 35}),  # NVIDIA A10G: AWS g5 product page
-    ("A10", {"bf16": 125, "fp32": 62.5}),  # NVIDIA A10 data sheet
-    ("A30", {"bf16": 165, "fp32": 82}),  # NVIDIA A30 data sheet
-    ("A40", {"bf16": 149.7, "fp32": 74.8}),  # NVIDIA A40 data sheet
-    ("L40S", {"bf16": 362, "fp32": 183}),  # NVIDIA L40S data sheet
-    ("L40", {"bf16": 181, "fp32": 90.5}),  # NVIDIA L40 data sheet
-    ("L4", {"bf16": 121, "fp32": 60}),  # NVIDIA L4 data sheet
-    ("RTX 3090", {"bf16": 71, "fp32": 35.6}),  # NVIDIA GA102 white paper
-    ("RTX 5090", {"bf16": 209.5, "fp32": 104.8}),  # NVIDIA RTX Blackwell white paper
-    # NVIDIA RTX PRO Blackwell white paper. The Max-Q and Server Editions have lower clocks.
-    ("RTX PRO 6000 Blackwell Workstation", {"bf16": 503.8, "fp32": 251.9}),
-    ("RTX 4090", {"bf16": 165.2, "fp32": 82.6}),  # NVIDIA Ada white paper
-    ("MI300X", {"bf16": 1307.4, "fp32": 163.4}),  # AMD MI300X data sheet
-    ("MI300A", {"bf16": 980.6, "fp32": 122.6}),  # AMD MI300A data sheet
-    ("MI325X", {"bf16": 1307.4, "fp32": 163.4}),  # AMD MI325X data sheet
-    ("MI350X", {"bf16": 2306.9, "fp32": 144.2}),  # AMD MI350X data sheet
-    ("MI355X", {"bf16": 2516.6, "fp32": 157.3}),  # AMD MI355X data sheet
+DEVICES = (
+    Device("GB300", 2500, 1250),  # GB300 NVL72 data sheet, a GPU
+    Device("B300", 2250, 1125),  # HGX B300 data sheet
+    Device("GB200", 2500, 1250),  # GB200 NVL72 data sheet, a GPU
+    Device("B200", 2250, 1125, 180 * GB, 1000),  # Blackwell data sheet
+    Device("GH200", 989.4, 494.7, 96 * GB),  # GH200 data sheet
+    Device("H200 NVL", 835.5, 417.5),  # H200 data sheet
+    Device("H200", 989.4, 494.7, 141 * GB, 700),  # H200 data sheet, SXM
+    Device("H100 PCIe", 756, 378, 79.2 * GIB, 350),  # H100 data sheet
+    Device("H100 NVL", 835, 417.5, 94 * GB, 400),  # H100 NVL brief
+    Device("H100", 989.4, 494.7, 79.2 * GIB, 700),  # H100 data sheet, SXM
+    Device("A100 40GB", 312, 156, 40 * GB, 400),
+    Device("A100", 312, 156, 79.25 * GIB, 400),  # A100 data sheet
+    Device("A10G", 70, 35, 24 * GB),  # A10G: AWS g5 product page
+    Device("A10", 125, 62.5, 24 * GB, 150),  # A10 data sheet
+    Device("A30", 165, 82, 24 * GB, 165),  # A30 data sheet
+    Device("A40", 149.7, 74.8, 48 * GB, 300),  # A40 data sheet
+    Device("L40S", 362, 183, 48 * GB, 350),  # L40S data sheet
+    Device("L40", 181, 90.5, 48 * GB, 300),  # L40 data sheet
+    Device("L4", 121, 60, 24 * GB, 72),  # L4 data sheet
+    Device("RTX 3090", 71, 35.6, 24 * GB, 350),  # GA102 white paper
+    Device("RTX 5090", 209.5, 104.8, 31.8 * GIB, 575),  # RTX Blackwell white paper
+    # RTX PRO Blackwell white paper. The Max-Q and Server Editions have lower clocks.
+    Device("RTX PRO 6000 Blackwell Workstation", 503.8, 251.9),
+    Device("RTX 4090", 165.2, 82.6, 24 * GB, 450),  # Ada white paper
+    Device("MI300X", 1307.4, 163.4),  # AMD MI300X data sheet
+    Device("MI300A", 980.6, 122.6),  # AMD MI300A data sheet
+    Device("MI325X", 1307.4, 163.4),  # AMD MI325X data sheet
+    Device("MI350X", 2306.9, 144.2),  # AMD MI350X data sheet
+    Device("MI355X", 2516.6, 157.3),  # AMD MI355X data sheet
 )
 
 
@@ -270,9 +282,10 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
 
     dtype: "bf16" or "fp32".
     """
-    for name, peaks in PEAK_TFLOPS:
-        if re.search(rf"\b{name}\b", device_name, re.IGNORECASE):  # word boundary: an RTX A1000 is not an A100
-            return peaks.get(dtype)
+    for device in DEVICES:
+        # A word boundary: an RTX A1000 is not an A100.
+        if re.search(rf"\b{device.name}\b", device_name, re.IGNORECASE):
+            return {"bf16": device.bf16, "fp32": device.fp32}.get(dtype)
     return None
 
 

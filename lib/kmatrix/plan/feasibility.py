@@ -13,7 +13,7 @@ from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.rules import budget_s, dollars_per_hour
-from kmatrix.shapes import ModelShape, peak_tflops
+from kmatrix.shapes import DEVICES, ModelShape, peak_tflops
 from kmatrix.text import GIB, memory_size
 
 # Without torch.compile: it makes training with fused attention 20 to 50 % faster (16 % for Llama 8B in torchtitan's
@@ -191,33 +191,8 @@ class GpuModel:
         return f"{size} per rank" if self.shared_by > 1 else size
 
 
-# Memory in bytes and thermal design power in watts (of the SXM version if there are two). The memory of H100 and A100
-# is what PyTorch reports (8 of them have 633.6 and 634.0 GiB in reports of nanochat), the others are from the data
-# sheets that kmatrix.shapes cites for the peaks, with 10^9 bytes per GB: drivers report as many or a few percent more.
-# GH200: the power is shared with a CPU. A10G: AWS does not publish the power.
-GB = 1e9
 KNOWN = tuple(
-    GpuModel(name=name, memory=memory, watts=watts)
-    for name, memory, watts in (
-        ("B200", 180 * GB, 1000),
-        ("GH200", 96 * GB, None),
-        ("H200", 141 * GB, 700),
-        ("H100 PCIe", 79.2 * GIB, 350),
-        ("H100 NVL", 94 * GB, 400),
-        ("H100", 79.2 * GIB, 700),
-        ("A100 40GB", 40 * GB, 400),
-        ("A100", 79.25 * GIB, 400),
-        ("A10G", 24 * GB, None),
-        ("A10", 24 * GB, 150),
-        ("A30", 24 * GB, 165),
-        ("A40", 48 * GB, 300),
-        ("L40S", 48 * GB, 350),
-        ("L40", 48 * GB, 300),
-        ("L4", 24 * GB, 72),
-        ("RTX 3090", 24 * GB, 350),
-        ("RTX 4090", 24 * GB, 450),
-        ("RTX 5090", 31.8 * GIB, 575),  # nanochat's reports: 31.8 GB, in GiB
-    )
+    GpuModel(name=device.name, memory=device.memory, watts=device.watts) for device in DEVICES if device.memory
 )
 
 
