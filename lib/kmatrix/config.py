@@ -9,7 +9,7 @@ from typing import Any
 
 from kmatrix.depth_rule import batch_sequences, least_rate
 from kmatrix.errors import ConfigError
-from kmatrix.forms import BY_LANGUAGE, LANGUAGE, variables_of
+from kmatrix.forms import BY_LANGUAGE, LANGUAGE, pairs
 from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.matrix import LOCAL
@@ -193,7 +193,7 @@ def resolve_count(asked: int, device: str, detected: int) -> int:
 
 def environment(texts: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the trainer of a run gets. texts: effective values by symbol."""
-    return variables_of(texts.get("TRAINER_ENV", ""))
+    return pairs(texts.get("TRAINER_ENV", ""))
 
 
 def broken_rules(symbols: Mapping[str, Any], run: RunConfig) -> Iterator[str]:

@@ -1,37 +1,29 @@
-"""The forms of settings that a scheduler or a library reads: times, memory, names, flags, variables, labels.
-
-One owner of each rule and its parser.
-"""
+"""The forms of settings that are texts, as $(form,NAME) in the Kconfig files names them: rules, and their parsers."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 from pathlib import Path
 
-UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-WITH_UNITS = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+PART = re.compile(rf"({NUMBER})([dhms])")
+LONGEST_S = 10_000 * 86400.0  # of a duration: a longer one is a typing error, or infinite
 CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0, "": 1.0}
 MEMORY = re.compile(r"(0|[1-9][0-9]{0,8})([KMGT]?)")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
+# A name, or several with commas, for a scheduler, which knows what it accepts: partitions, images, claims, users.
+WORD = re.compile(r"[A-Za-z0-9_][\w.:/@+,=-]*", re.ASCII)
 # A variable of a library, with a plain value. The engine decides which GPUs a run sees.
 VARIABLE = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES=)(?:NCCL|GLOO|PYTORCH|CUDA)_[A-Z0-9_]+=[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}", re.ASCII
 )
-# Kubernetes: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
-DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)  # RFC 1123 label: namespaces, queues
-DNS_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)  # RFC 1123 subdomain: claims, secrets
-LABEL_KEY = re.compile(rf"(?:{DNS_NAME.pattern}/)?[A-Za-z0-9](?:[-\w.]{{0,61}}[A-Za-z0-9])?", re.ASCII)
-LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
-QUANTITY = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti|k|M|G|T)?", re.ASCII)  # of bytes
-IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*", re.ASCII)  # the registry decides the rest
-USER = re.compile(r"(\d{1,10})(?::(\d{1,10}))?", re.ASCII)
-
+LABEL = re.compile(r"[A-Za-z0-9][\w./-]*=[\w.-]*", re.ASCII)
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][a-z]{3}")  # ISO 639 and ISO 15924, as FineWeb-2 and FinePDFs name folders
 BY_LANGUAGE = ("fineweb2", "finepdfs")  # datasets whose path is a language
 MIX_PART = re.compile(r"([a-z][a-z0-9]*)(?:=(.+))?:(\d*\.?\d+)")
@@ -41,24 +33,33 @@ PROJECT_NAME = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 PROJECT_RULE = "expected at most 64 lower-case letters, digits and hyphens, not registry-..."
 
 
+def seconds(text: str) -> float | None:
+    """Return a duration such as 1h30m in seconds; a plain number is in seconds. None: invalid, zero or too long."""
+    # Units in descending order, each once: "30m1h" and "1h1h" are more likely typing errors than durations.
+    parts = [(text, "s")] if re.fullmatch(NUMBER, text) else PART.findall(text)
+    order = ["dhms".index(unit) for _, unit in parts]
+    if "".join(number + unit for number, unit in parts) not in (text, f"{text}s") or order != sorted(set(order)):
+        return None
+    duration = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    return duration if 0 < duration <= LONGEST_S else None
+
+
 def job_seconds(text: str) -> int | None:
     """Return the seconds of a time limit: 90m, 2d12h, or in a form of Slurm; None if invalid.
 
     Forms of Slurm (sbatch(1), --time): minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 
-    >>> job_seconds("90"), job_seconds("1:30:00"), job_seconds("5-0"), job_seconds("1-12:30")
-    (5400, 5400, 432000, 131400)
+    >>> job_seconds("90"), job_seconds("1:30:00"), job_seconds("5-0"), job_seconds("1-12:30"), job_seconds("1h")
+    (5400, 5400, 432000, 131400, 3600)
     """
-    if (match := WITH_UNITS.fullmatch(text)) and text:
-        whole = sum(int(part or 0) * unit for part, unit in zip(match.groups(), UNITS_S.values(), strict=True))
-    elif match := CLOCK.fullmatch(text):
+    if match := CLOCK.fullmatch(text):
         days, first, second, third = match.groups()
         if days is None and third is None:
             whole = int(first) * 60 + int(second or 0)
         else:
             whole = int(days or 0) * 86400 + int(first) * 3600 + int(second or 0) * 60 + int(third or 0)
     else:
-        return None
+        whole = int(seconds(text) or 0)
     return whole if 0 < whole <= 366 * 86400 else None
 
 
@@ -85,73 +86,44 @@ def split_flags(text: str) -> list[list[str]]:
     return found
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a list, separated by blanks or commas."""
-    return [word for word in re.split(r"[\s,]+", text) if word]
-
-
-def label_pairs(text: str) -> dict[str, str]:
-    """Return label -> value of pairs such as `disk=ssd zone=a`."""
-    return {key: value for key, _, value in (word.partition("=") for word in words(text))}
-
-
-def _labels_problem(text: str) -> str:
-    for key, value in label_pairs(text).items():
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            return f"expected label=value, not {key}={value}"
-    return ""
-
-
-def _mount_problem(text: str) -> str:
-    parts = text.split("/")
-    is_path = text.startswith("/") and ".." not in parts and any(parts)
-    return "" if is_path else "expected an absolute path, such as /mnt/results"
-
-
-def variables_of(text: str) -> dict[str, str]:
-    """Return the variables of a text such as `NCCL_SOCKET_IFNAME=eth0 NCCL_DEBUG=INFO`."""
+def pairs(text: str) -> dict[str, str]:
+    """Return name -> value of pairs such as `NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=eth0`."""
     return {name: value for name, _, value in (word.partition("=") for word in text.split())}
 
 
-def _variables_problem(text: str) -> str:
-    wrong = next((word for word in text.split() if not VARIABLE.fullmatch(word)), None)
-    return "" if wrong is None else f"expected NAME=value with names of NCCL_, GLOO_, PYTORCH_ or CUDA_, not {wrong}"
-
-
-def _flags_problem(text: str) -> str:
+def _are_flags(text: str) -> bool:
     try:
-        split_flags(text)
-    except ValueError as error:
-        return f"expected flags such as --mail-type=END: {str(error)[:1].lower()}{str(error)[1:]}"
-    return ""
+        return bool(split_flags(text))
+    except ValueError:
+        return False
 
 
-def _matches(pattern: re.Pattern[str], rule: str) -> Callable[[str], str]:
-    return lambda text: "" if pattern.fullmatch(text) else rule
+def _each(pattern: re.Pattern[str]) -> Callable[[str], bool]:
+    return lambda text: all(pattern.fullmatch(word) for word in text.split())
 
 
-# Name of the form in $(form,NAME) -> why a text is invalid, "" if it is valid. An empty text always is.
-FORMS: dict[str, Callable[[str], str]] = {
-    "name": _matches(NAME, "expected one name of letters, digits and . _ - + @"),
-    "names": _matches(
-        re.compile(rf"{NAME.pattern}(?:,{NAME.pattern})*"),
-        "expected names of letters, digits and . _ - + @, with commas",
-    ),
-    "time": lambda text: (
-        "" if job_seconds(text) else "expected a time up to 366 days: 90m, 12h, 2d12h, or as for sbatch, 90, 1-12:00:00"
-    ),
-    "memory": lambda text: "expected a size such as 64G or 512M" if memory_mib(text) is None else "",
-    "flags": _flags_problem,
-    "variables": _variables_problem,
-    "dns-label": _matches(DNS_LABEL, "expected lower-case letters, digits and -, at most 63"),
-    "dns-name": _matches(DNS_NAME, "expected lower-case letters, digits, - and ."),
-    "image": _matches(IMAGE, "expected a name such as registry.example.org/kmatrix:1.0"),
-    "quantity": _matches(QUANTITY, "expected a size such as 64Gi"),
-    "resource": _matches(LABEL_KEY, "expected a resource name such as nvidia.com/gpu"),
-    "user": _matches(USER, "expected numbers: <user> or <user>:<group>"),
-    "labels": _labels_problem,
-    "mount": _mount_problem,
+# Name of the form in $(form,NAME) -> whether a text has it, and what is expected.
+FORMS: dict[str, tuple[Callable[[str], object], str]] = {
+    "duration": (seconds, "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d; at most 10000d"),
+    "slug": (PROJECT_NAME.fullmatch, PROJECT_RULE),
+    "word": (WORD.fullmatch, "expected a name without blanks and quotes"),
+    "time": (job_seconds, "expected a time up to 366 days: 90m, 12h, 2d12h, or as for sbatch, 90, 1-12:00:00"),
+    "memory": (MEMORY.fullmatch, "expected a size such as 64G or 512M"),
+    "flags": (_are_flags, "expected flags such as --mail-type=END"),
+    "variables": (_each(VARIABLE), "expected NAME=value, with names of NCCL_, GLOO_, PYTORCH_ or CUDA_"),
+    "labels": (_each(LABEL), "expected label=value, with blanks between them"),
 }
+
+
+def form_problem(form: Sequence[str], text: str) -> str:
+    """Return why a text does not have a form, "" if it has, or is empty.
+
+    form: its name; of `oneof`, the texts follow.
+    """
+    if form[0] == "oneof":
+        return "" if text in form[1:] else f"expected one of {', '.join(form[1:])}"
+    fits, rule = FORMS[form[0]]
+    return "" if not text or fits(text) else rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,25 @@ def test_an_unchanged_configuration_is_not_rewritten(program):
     assert not (program.folder / ".config.old").exists()
 
 
+def test_a_linked_configuration_is_written_through_the_link(program):
+    own = program.folder / "mine" / "own.config"
+    program.config.symlink_to(own)
+    program.check("defconfig", "MAX_ITERS=5")
+    program.check("olddefconfig", "MAX_ITERS=77")
+
+    assert program.config.is_symlink()
+    assert program.value("GPT2_MAX_ITERS") == "77"
+    assert "CONFIG_GPT2_MAX_ITERS=5" in own.with_name("own.config.old").read_text(encoding="utf-8")
+
+
+def test_a_computed_value_that_changed_is_updated_with_a_note(program):
+    program.write("CONFIG_GPT2_SEED=7", "CONFIG_FORBID_NCCL_ON_CPU=y")
+    program.refused("test-matrix-dry-run")
+
+    assert ".config:2: CONFIG_FORBID_NCCL_ON_CPU: computed, now n" in program.check("olddefconfig").out
+    assert program.value("GPT2_SEED") == "7"
+
+
 def test_a_line_without_effect_due_to_the_command_line_is_removed_with_a_note(program):
     out = program.check("defconfig-gpt2-cpu-quick", "MATRIX=n").out
 

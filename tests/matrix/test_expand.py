@@ -64,7 +64,7 @@ def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(prog
     result = dry_run(program, *TWO, arguments=["MUON_NS_STEPS=3,4"])
 
     assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(result)
-    assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
+    assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_muonnssteps3_1cpu", "gpt2_muon_muonnssteps4_1cpu"]
 
 
 def test_a_bool_axis_names_only_the_runs_that_it_applies_to(program):

@@ -147,7 +147,7 @@ def test_an_addition_keeps_the_rules(made):
     assert "by other rules" in kmatrix.refused("add", "GRAD_CLIP=0.5", other, f"TARGET={path}")
     assert rules_of(path) == former
     kmatrix.check("add", "GRAD_CLIP=0.5", "MATRIX_BASELINE=OPTIMIZER=adamw GRAD_CLIP=1.0", f"TARGET={path}")
-    assert rules_of(path).baseline == {**former.baseline, "clip": "1.0"}
+    assert rules_of(path).baseline == {**former.baseline, "gradclip": "1.0"}
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "3.28,3.3", "low"])

@@ -10,7 +10,8 @@ import kconfiglib as kc
 from msgspec import structs
 
 from kmatrix.engines.kubernetes import KubernetesSettings
-from kmatrix.kconfig.tree import NOT_AN_AXIS, Tree
+from kmatrix.forms import FORMS
+from kmatrix.kconfig.tree import NOT_AN_AXIS, Tree, check_text
 from kmatrix.matrix.axes import ALIASES
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.alerts import SYMBOLS, Thresholds
@@ -65,7 +66,7 @@ def test_the_type_of_a_field_matches_its_symbol():
     kinds = {kc.BOOL: "bool", kc.INT: "int"}
     for name in (name for name in SETTINGS if name.startswith("GPT2_")):
         text = "str" if name in TREE.choices else kinds.get(TREE.kconf.syms[name].orig_type, "str")
-        text = "float" if name in TREE.floats or name in TREE.durations else text
+        text = "float" if name in TREE.floats or TREE.is_duration(name) else text
         assert fields()[name.removeprefix("GPT2_").lower()].split(" | ")[0] == text, name
 
 
@@ -73,7 +74,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
     known = attributes([*TRAINER, *CONTROL])
     choices = [name for name in TREE.choices if name.startswith("GPT2_")]
     values = {(name, member) for name in choices for member in TREE.members[name]}
-    values |= {(name, text) for name, texts in TREE.oneofs.items() if name.startswith("GPT2_") for text in texts}
+    values |= {(name, text) for name, form in TREE.forms.items() if name.startswith("GPT2_") for text in form[1:]}
 
     assert {value for value in values if value[1] not in known} <= {
         ("GPT2_DEVICE", "auto"),
@@ -109,13 +110,18 @@ def test_every_symbol_and_choice_of_a_user_has_a_prompt_a_help_a_default_and_a_r
         assert said, symbol.name
         assert len(symbol.nodes) == 1, symbol.name
         assert symbol.defaults or symbol.choice or symbol.orig_type == kc.BOOL, symbol.name
+        for default in (entry[0] for entry in symbol.defaults if symbol.orig_type != kc.BOOL and not entry[0].nodes):
+            check_text(TREE, symbol, default.name, "default")
         if symbol.orig_type == kc.INT:
             last = symbol.ranges[-1][2]
             assert last is TREE.kconf.y or symbol.direct_dep is not TREE.kconf.y, symbol.name
+            assert any(entry[1] is TREE.kconf.y for entry in symbol.orig_defaults), symbol.name
     for name, choice in TREE.choices.items():
         assert choice.nodes[0].prompt, name
         assert choice.nodes[0].help, name
         assert choice.defaults, name
+        assert name, [member.name for member in choice.syms]
+    assert len(TREE.choices) == len(TREE.kconf.unique_choices)
 
 
 def test_a_forbid_symbol_has_a_reason():
@@ -130,7 +136,10 @@ def test_every_axis_symbol_sweeps_a_setting_and_all_optimizers_can_be_swept():
     swept = {name.removeprefix("MATRIX_") for name in names - set(NOT_AN_AXIS) if name.startswith("MATRIX_")}
 
     assert swept <= names
-    for axis in {TREE.axis_of(TREE.kconf.syms[name]) for name in swept} & set(TREE.choices):
+    for name in swept:
+        wanted = kc.BOOL if TREE.kconf.syms[name].choice else kc.STRING
+        assert TREE.kconf.syms[f"MATRIX_{name}"].orig_type == wanted, name
+    for axis in {TREE.axis_of(name) for name in swept} & set(TREE.choices):
         assert {member.name for member in TREE.members[axis].values()} <= swept, axis
     assert set(NOT_AN_AXIS) <= names
 
@@ -154,6 +163,22 @@ def test_aliases_refer_to_symbols_and_hide_none():
         assert target in SETTINGS
         assert name not in SETTINGS
         assert f"GPT2_{name}" not in SETTINGS
+
+
+def test_the_kconfig_files_parse_without_a_warning_and_have_only_known_markers():
+    for symbol in TREE.symbols:
+        assert symbol.str_value is not None  # evaluation finds more: defaults outside their range, forced selects
+    assert TREE.kconf.warnings == []
+    marker = r"\t\$\((float(,[^,]+){2}(,empty)?|form,(oneof(,\w+)+|\w+)|label,\w+)\)"
+    for path in KCONFIGS:
+        block = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            block = line if re.match(r"\w", line) else block
+            if "$(" in line and not line.startswith("#"):
+                assert re.fullmatch(marker, line), (path, line)
+                assert block.startswith(("config ", "menuconfig ")), (path, line)
+    assert all(low <= high for low, high, _ in TREE.floats.values())
+    assert {form[0] for form in TREE.forms.values()} == {*FORMS, "oneof"}
 
 
 def test_kconfig_files_never_compare_text_by_size_and_use_no_unusual_keywords():

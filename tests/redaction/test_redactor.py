@@ -167,27 +167,15 @@ def test_the_name_of_a_variable_and_prose_are_accepted(tmp_path, monkeypatch, li
     program.check("test-matrix-dry-run", line)
 
 
-@pytest.mark.parametrize(
-    ("variables", "where"),
-    [
-        ({"MY_SECRET": "tokenized-here"}, "DATA_DIR"),
-        ({"MY_SECRET": "gpt2_adamw_lr"}, "the name of a run"),
-        ({"MY_SECRET": "openwebtext-3"}, "CONFIG_GPT2_SAMPLE_PROMPT"),
-    ],
-)
-def test_a_key_in_a_path_or_a_name_is_refused_before_the_run_is_changed_by_it(tmp_path, monkeypatch, variables, where):
+def test_a_known_key_in_a_setting_is_refused_before_the_run_is_changed_by_it(tmp_path, monkeypatch):
     """Redaction must not change a text that a run reads, and must not let it pass."""
-    (tmp_path / "tokenized-here").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "tokenized-here")
     program = Program(tmp_path)
-    lines = ("SAMPLE_INTERVAL=5", f"DATA_DIR={tmp_path / 'link'}", "SAMPLE_PROMPT=openwebtext-3")
-    program.check("defconfig-gpt2-cpu-quick", *lines)
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
+    program.check("defconfig-gpt2-cpu-quick", "SAMPLE_INTERVAL=5", "SAMPLE_PROMPT=openwebtext-3")
+    monkeypatch.setenv("MY_SECRET", "openwebtext-3")
 
-    message = program.refused("test-matrix-dry-run", "OPTIMIZER=adamw", "LR=1e-3,2e-3")
+    message = program.refused("test-matrix-dry-run")
 
-    assert f"{where} would contain the value of the variable MY_SECRET" in message
+    assert "CONFIG_GPT2_SAMPLE_PROMPT would contain the value of the variable MY_SECRET" in message
     assert "env -u MY_SECRET" in message
 
 

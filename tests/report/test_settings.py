@@ -83,7 +83,7 @@ def test_every_setting_of_an_optimizer_or_of_pruning_is_listed():
             title = node.prompt[0] if node.item == kc.MENU else ""
             relevant = within or title in ("Optimizer", "Pruning")
             if relevant and isinstance(node.item, kc.Symbol) and node.item.name.startswith("GPT2_"):
-                inside.add(tree.axis_of(node.item).removeprefix("GPT2_").lower())
+                inside.add(tree.axis_of(node.item.name).removeprefix("GPT2_").lower())
             walk(node.list, relevant)
             node = node.next
 

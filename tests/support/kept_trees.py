@@ -19,15 +19,15 @@ def install() -> None:
     Tree.parse = parse  # type: ignore[method-assign,assignment]
 
 
-def parse(kconfig: str = "Kconfig", *, srctree: Path) -> Tree:
+def parse(srctree: Path = ROOT) -> Tree:
     """Return a tree that nobody uses, or a new one."""
-    if kconfig != "Kconfig" or srctree != ROOT:
-        return _parse(kconfig, srctree=srctree)
+    if srctree != ROOT:
+        return _parse(srctree)
     for tree, warnings in _kept:
         if sys.getrefcount(tree) == UNUSED:
             _forget(tree, warnings)
             return tree
-    tree = _parse(srctree=ROOT)
+    tree = _parse()
     _kept.append((tree, len(tree.kconf.warnings)))
     return tree
 

@@ -25,7 +25,7 @@ def write_random_config(path: Path, seed: int) -> None:
     for trial in range(TRIES):
         tree.reset()
         _randomize(tree, draw, share=1 - trial / TRIES)
-        if tree.forbidden():
+        if tree.forbidding():
             continue
         with suppress(ConfigError):
             refuse_broken(tree, [])
@@ -35,7 +35,7 @@ def write_random_config(path: Path, seed: int) -> None:
 
 
 def _randomize(tree: Tree, draw: random.Random, *, share: float) -> None:
-    """Set choices, bools, integers and $(oneof) strings to random values, in the order of the files.
+    """Set choices, bools, integers and $(form,oneof) strings to random values, in the order of the files.
 
     share: fraction of the symbols outside choices that are set.
     """
@@ -53,8 +53,8 @@ def _randomize(tree: Tree, draw: random.Random, *, share: float) -> None:
         elif symbol.orig_type == kc.INT and symbol.ranges:
             low, high = (int(end.str_value) for end in next(e[:2] for e in symbol.ranges if kc.expr_value(e[2])))
             symbol.set_value(str(draw.randint(low, min(high, low + WIDEST))))
-        elif symbol.name in tree.oneofs:
-            symbol.set_value(draw.choice(tree.oneofs[symbol.name]))
+        elif texts := tree.forms.get(symbol.name, ())[1:]:
+            symbol.set_value(draw.choice(texts))
 
 
 def _effective(tree: Tree) -> list[Assignment]:

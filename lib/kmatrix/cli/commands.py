@@ -21,7 +21,7 @@ from kmatrix.redaction.redactor import is_key_name
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "SHELL"})
-PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
+PLACES = frozenset({"KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
 CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.status:"
 START, RESUME = "kmatrix.cli.running.start:", "kmatrix.cli.running.resume:"
 REPRODUCE = "kmatrix.cli.running.reproduce:"
@@ -114,13 +114,9 @@ class Arguments:
 
     @property
     def config(self) -> Path:
-        """The path of .config: KCONFIG_CONFIG=, else in O=, else in the project's root."""
-        return Path(self.get("KCONFIG_CONFIG") or Path(self.get("O") or ROOT) / ".config")
-
-    @property
-    def kconfig(self) -> str:
-        """The top-level Kconfig file, "" for the project's."""
-        return self.get("KCONFIG")
+        """The path of .config: KCONFIG_CONFIG=, else in O=, else in the project's root; of a link, its target."""
+        path = Path(self.get("KCONFIG_CONFIG") or Path(self.get("O") or ROOT) / ".config")
+        return path.resolve() if path.is_symlink() else path
 
     def get(self, name: str, default: str = "") -> str:
         return self.values.get(name) or default  # NAME= counts as not given, as everywhere in make
@@ -146,7 +142,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1"),
     },
-    "Configuration (NAME=value sets a symbol; O= KCONFIG= KCONFIG_CONFIG=)": {
+    "Configuration (NAME=value sets a symbol; O= KCONFIG_CONFIG=)": {
         "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
         "list-defconfigs": Command(CONFIGURE + "list_defconfigs", "list defconfigs and fragments"),
         "defconfig": Command(

@@ -23,7 +23,7 @@ from kmatrix.experiment.configure import (
 )
 from kmatrix.kconfig.assignments import apply_assignments, load_config, read_assignments
 from kmatrix.kconfig.edit import edit
-from kmatrix.kconfig.tree import Assignment, Tree, open_tree
+from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
@@ -34,22 +34,22 @@ from kmatrix.track.available import is_computed
 def defconfig(arguments: Arguments) -> int:
     """Write .config from a defconfig, else from the defaults, merged with fragments and assignments."""
     name = _asked_defconfig(arguments)
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     base = merge_layers(tree, config_layers(name), print) if name else []
     return _finish(tree, arguments, _merged(tree, base, arguments), f"from {name or 'the defaults'}")
 
 
 def olddefconfig(arguments: Arguments) -> int:
     """Update .config: new symbols get their defaults, assignments are merged."""
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     path = arguments.config
-    base = load_config(tree, path) if path.exists() else []
+    base = load_config(tree, path, print) if path.exists() else []
     return _finish(tree, arguments, _merged(tree, base, arguments), "olddefconfig")
 
 
 def savedefconfig(arguments: Arguments) -> int:
     """Write the lines of .config that differ from the defaults to DEFCONFIG= or ./defconfig."""
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     base = load_config(tree, arguments.config)
     out = Path(arguments.get("DEFCONFIG", "defconfig"))
     if is_computed(tree.value(PROJECT) or ""):  # computed from the host, so it must not be in a file for other hosts
@@ -76,7 +76,7 @@ def diffconfig(arguments: Arguments) -> int:
     for path in (old, new):
         if not path.is_file():
             raise ConfigError(f"{shown(path)} not found", hint="pass OLD=<file> NEW=<file>")
-        sides.append({item.name: item.value for item in read_assignments(open_tree(arguments.kconfig), path)})
+        sides.append({item.name: item.value for item in read_assignments(Tree.parse(), path)})
     before, after = sides
     for name in sorted(before.keys() - after.keys()):
         print(f"-{name} {before[name]}")
@@ -109,7 +109,7 @@ def menuconfig(arguments: Arguments) -> int:
             hint="run it without a pipe and without make -j, or use make defconfig-<name> NAME=value",
         )
     # Apply the file, and let the user edit it. menuconfig writes to `path` itself.
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     path = arguments.config
     before = path.read_bytes() if path.exists() else None
     lines = load_config(tree, path) if before is not None else []
@@ -122,7 +122,7 @@ def menuconfig(arguments: Arguments) -> int:
     # Validate what it wrote. If that fails, restore the old file and keep the new one next to it.
     try:
         names = {symbol.name for symbol in tree.symbols if symbol.user_value is not None}
-        text = validated(open_tree(arguments.kconfig), path, names, print)
+        text = validated(Tree.parse(), path, names, print)
     except ConfigError as error:
         refused = path.with_name(path.name + ".refused")
         path.replace(refused)

@@ -20,7 +20,7 @@ from kmatrix.experiment.doctor import Check, Level, broken, gpus, machine_checks
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
-from kmatrix.kconfig.tree import open_tree
+from kmatrix.kconfig.tree import Tree
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.matrix import KUBERNETES, SLURM, TITLES
 from kmatrix.records.paths import ROOT, below_root, program_environment
@@ -82,7 +82,7 @@ def trackers(chosen: Collection[str], symbols: Mapping[str, str]) -> Iterator[Ch
 def _configured(arguments: Arguments) -> Iterator[Check]:
     """Check .config and its folders; the default folders if there is no .config."""
     path = arguments.config
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     try:
         if path.exists():
             load_config(tree, path)

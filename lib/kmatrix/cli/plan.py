@@ -128,9 +128,7 @@ def prepare(arguments: Arguments) -> int:
 def _plan(arguments: Arguments, device: GpuModel | None = None) -> Plan:
     """Return the plan of .config and the command line. device: that of GPU=."""
     gpus, names = arguments.get("GPUS"), arguments.takes
-    return make_plan(
-        *(arguments.config, arguments.assignments), kconfig=arguments.kconfig, gpus=gpus, options=names, device=device
-    )
+    return make_plan(*(arguments.config, arguments.assignments), gpus=gpus, options=names, device=device)
 
 
 def _print_notes(made: Plan) -> None:

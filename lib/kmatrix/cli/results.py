@@ -11,7 +11,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import find_named, find_target, results_dir
 from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, RecordError
-from kmatrix.kconfig.tree import open_tree
+from kmatrix.kconfig.tree import Tree
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import MatrixDir, RunDir, is_matrix, matrix_dirs
 from kmatrix.report.analysis import analyse
@@ -113,7 +113,7 @@ def compare(arguments: Arguments) -> int:
     if base.path == new.path:
         print("note: BASE= and NEW= are the same, so no difference can be found", file=sys.stderr)
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     found = compare_runs(sides[0], sides[1], tree.neutral, one=isinstance(base, RunDir))
     if yes(arguments, "JSON"):
         print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))

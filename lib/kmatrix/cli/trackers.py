@@ -17,7 +17,7 @@ from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.forms import PROJECT_NAME, PROJECT_RULE
 from kmatrix.kconfig.assignments import load_config, parse_trackers
-from kmatrix.kconfig.tree import open_tree
+from kmatrix.kconfig.tree import Tree
 from kmatrix.locks import is_held
 from kmatrix.records.checkpoint_dir import original_of
 from kmatrix.records.decode import decode_line
@@ -51,7 +51,7 @@ def asked_trackers(arguments: Arguments) -> tuple[str, ...] | None:
 
 def configured(arguments: Arguments, name: str) -> str:
     """Return the value of a symbol as text: that of .config, or its default without a .config."""
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     path = arguments.config
     if path.exists():
         load_config(tree, path)

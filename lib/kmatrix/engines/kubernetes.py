@@ -18,7 +18,7 @@ import msgspec
 from kmatrix.engines.jobs import content_of, template
 from kmatrix.engines.ports import Batch, Phase, Seen, Shape, UnreachableError
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.forms import label_pairs
+from kmatrix.forms import pairs
 from kmatrix.redaction.redactor import keys_in
 from kmatrix.text import printable
 
@@ -187,7 +187,7 @@ class Kubernetes:
             command=["python", "-m", "kmatrix", *words],
             limits=({"memory": memory} if memory else {}) | ({settings.gpu_resource: shape.gpus} if shape.gpus else {}),
             user=settings.user.split(":"),
-            selector=label_pairs(settings.node_selector),
+            selector=pairs(settings.node_selector),
         )
         return "job.yaml", self._patched(text) if settings.patch else text
 

@@ -11,7 +11,7 @@ from kmatrix.experiment.create import add_to
 from kmatrix.experiment.make import contents_of
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
-from kmatrix.kconfig.tree import member_text, open_tree
+from kmatrix.kconfig.tree import Tree, member_text
 from kmatrix.matrix.axes import parse_override, resolve_name
 from kmatrix.matrix.expand import Run
 from kmatrix.records import matrix as records
@@ -62,7 +62,7 @@ def plan_more(
 
 def _merged(matrix: MatrixDir, record: records.Plan, assignments: Mapping[str, str]) -> dict[str, str]:
     """Return the assignments that the matrix was made with, with the new values after its own."""
-    tree = open_tree()
+    tree = Tree.parse()
     merged = dict(word.partition("=")[::2] for word in record.overrides)
     given = {resolve_name(tree, name): name for name in merged if name not in SETS}
     axes = {axis.symbol: axis.values for axis in record.axis_entries}

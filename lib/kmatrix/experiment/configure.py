@@ -20,14 +20,16 @@ from kmatrix.kconfig.assignments import (
     read_assignments,
     refuse,
 )
-from kmatrix.kconfig.tree import Assignment, Tree, unknown
+from kmatrix.kconfig.tree import Assignment, Tree, has_prompt, unknown
 from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand
 from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
+from kmatrix.redaction.redactor import redactor
 from kmatrix.text import shown
 from kmatrix.track.available import is_computed, own_project
 
+COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 NAMES = re.compile(r"[A-Z][A-Z0-9_]+")
 OnMessage = Callable[[str], None]  # called with a line of text for the user
 
@@ -189,6 +191,12 @@ def _with_project(tree: Tree, lines: list[Assignment], former: Path | None, on_m
     ]
 
 
+def redacted_comments(text: str) -> str:
+    """Return the text of a .config without the keys in its comments. Its settings are checked when they are read."""
+    redact = redactor().redact
+    return "\n".join(redact(line) if COMMENT.match(line) else line for line in text.split("\n"))
+
+
 def config_layers(name: str) -> list[Path]:
     """Return the files of `name+fragment+fragment`. Raises ConfigError for an unknown name."""
     first, *fragments = name.split("+")
@@ -219,7 +227,7 @@ def refuse_computed(tree: Tree, lines: Iterable[Assignment]) -> None:
     refuse(
         f"{item.where}: CONFIG_{item.name}={item.value}: computed, cannot be set"
         for item in lines
-        if not any(node.prompt for node in tree.kconf.syms[item.name].nodes)
+        if not has_prompt(tree.kconf.syms[item.name])
     )
 
 

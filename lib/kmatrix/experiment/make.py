@@ -158,7 +158,7 @@ def _runs(
     # Redacted before it is cut: the half of a key would not be recognized.
     origin = {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
     times = {name: job.seconds for name, job in plan.jobs.items()} if plan.machine.nodes else {}
-    base = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
+    base = {plan.tree.axis_of(item.name) for item in plan.base}
     found = {}
     for run in visit(plan.tree, plan.base, plan.matrix.runs):
         config = configs[run.name]

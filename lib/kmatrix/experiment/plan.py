@@ -12,16 +12,15 @@ from kmatrix.config import PREFIX, Config, RunConfig, read, with_vocabulary
 from kmatrix.engines.ports import Shape
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.resolve import resolve
-from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, text_of_config
+from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, redacted_comments, text_of_config
 from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
 from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
-from kmatrix.experiment.keys import redacted_comments, refuse_keys
 from kmatrix.experiment.machine import Machine
 from kmatrix.kconfig.assignments import load_config, merge
-from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree, open_tree
+from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.matrix.rules import (
@@ -125,7 +124,6 @@ def make_plan(
     config: Path,
     assignments: Mapping[str, str],
     *,
-    kconfig: str = "",
     gpus: str = "",
     one: bool = False,
     options: Collection[str] = (),
@@ -134,13 +132,13 @@ def make_plan(
 ) -> Plan:
     """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
 
-    kconfig: another top-level Kconfig file.  gpus: indices or UUIDs of the GPUs that may be used, all by default.
+    gpus: indices or UUIDs of the GPUs that may be used, all by default.
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
     machine: the .config whose settings of the machine replace those of `config`, which is that of a run.
     device: the GPU model to plan for instead of the GPUs of this machine.
     """
-    tree = open_tree(kconfig)
+    tree = Tree.parse()
     asked = overrides(tree, assignments, options)
     base, text = load_config(tree, config), redacted_comments(config.read_text(encoding="utf-8"))
     if machine is not None:
@@ -158,7 +156,7 @@ def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Pla
     gpus: indices or UUIDs of the GPUs that may be used, all by default.  assignments: symbols with or without GPT2_,
     such as MAX_ITERS=10; a list is an axis: OPTIMIZER=["adamw", "muon"].
     """
-    tree = open_tree()
+    tree = Tree.parse()
     base = merge_layers(tree, config_layers(defconfig))
     text = text_of_config(tree, base)
     texts = {name: _text(value) for name, value in assignments.items()}
@@ -211,7 +209,6 @@ def _plan(
     }
     paths = {name: below_root(text) for name, text in folders.items() if text}
     _refuse_files(paths)
-    refuse_keys(tree, values, paths, (run.name for run in matrix.runs))
     machine = Machine(gpus=there.gpus, nodes=nodes, asked=device, results_dir=below_root(control.results_dir))
     runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
     _refuse_budget_alone(kinds, machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
+from kmatrix.kconfig.tree import HEADER, Assignment, Tree, check_text, forbidden, has_prompt, tidy
 from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines
@@ -51,11 +51,11 @@ def merge(tree: Tree, base: list[Assignment], over: list[Assignment]) -> tuple[l
     """Merge assignments into a base. Returns the merged lines, and a note for each replaced value."""
     names = {item.name: item for item in over}
     # Selecting a member of a choice replaces the selected member of the base, which is another symbol.
-    picked = {tree.axis_of(tree.kconf.syms[item.name]) for item in over if item.value == "y"}
+    picked = {tree.axis_of(item.name) for item in over if item.value == "y"}
     picked &= set(tree.choices)
     kept, notes = [], []
     for item in base:
-        axis = tree.axis_of(tree.kconf.syms[item.name])
+        axis = tree.axis_of(item.name)
         if item.name not in names and axis not in picked:
             kept.append(item)
         elif item.name in names and names[item.name].value != item.value:
@@ -124,7 +124,7 @@ def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
         )
     name, text = (match[1], match[2]) if match[1] else (match[3], "n")
     symbol = tree.symbol(name, where)
-    if match[3] and symbol.orig_type not in BOOLS:
+    if match[3] and symbol.orig_type != kc.BOOL:
         raise ConfigError(f"{where}: CONFIG_{name} is not set", why="only a bool can be unset")
     if symbol.orig_type == kc.STRING:
         if not re.fullmatch(r'"(?:[^"\\]|\\.)*"', text):
@@ -146,7 +146,7 @@ def _refuse_second(tree: Tree, found: Mapping[str, Assignment], new: Assignment)
             if first and first.value == "y":
                 raise ConfigError(
                     f"{new.where}: CONFIG_{new.name}=y and CONFIG_{member.name}=y ({first.where})",
-                    why=f"both are members of the choice {tree.axis_of(symbol)}: only one can be y",
+                    why=f"both are members of the choice {tree.axis_of(symbol.name)}: only one can be y",
                 )
 
 
@@ -163,15 +163,15 @@ def cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
     symbol = tree.kconf.syms[assignment.name]
     # "n" also holds for a hidden symbol: `# CONFIG_X is not set` asks for what it already is.
     if symbol.str_value == assignment.value and (
-        symbol.visibility or not _has_prompt(symbol) or assignment.value == "n"
+        symbol.visibility or not has_prompt(symbol) or assignment.value == "n"
     ):
         return None
     if symbol.choice:
         return _choice_cause(symbol)
-    if not _has_prompt(symbol):
+    if not has_prompt(symbol):
         return NotInEffect(f"computed, cannot be set; its value is {symbol.str_value!r}", absent=False)
     if not symbol.visibility:
-        return NotInEffect(unmet(symbol), absent=symbol.orig_type not in BOOLS or assignment.value == "n")
+        return NotInEffect(unmet(symbol), absent=symbol.orig_type != kc.BOOL or assignment.value == "n")
     # A symbol may have several ranges with conditions; the first one that holds applies.
     limits = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if kc.expr_value(entry[2])]
     others = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if not kc.expr_value(entry[2])]
@@ -221,10 +221,7 @@ def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
     refuse(tidy(text) for text in tree.kconf.warnings[before:])
     # Last, because a FORBID_ symbol may be y only as a consequence of one of the mistakes above.
     forbidding = {symbol: {item.name for item in symbol.referenced} for symbol in tree.forbidding()}
-    refuse(
-        f"{symbol.name}: {help_text(symbol)}{lines_that_set(tree, assignments, names)}"
-        for symbol, names in forbidding.items()
-    )
+    refuse(forbidden(symbol) + lines_that_set(tree, assignments, names) for symbol, names in forbidding.items())
 
 
 def lines_that_set(tree: Tree, assignments: Iterable[Assignment], names: Iterable[str]) -> str:
@@ -233,7 +230,7 @@ def lines_that_set(tree: Tree, assignments: Iterable[Assignment], names: Iterabl
     found = [
         f"{item.where}: CONFIG_{item.name}={item.value}"
         for item in assignments
-        if (item.name in named or tree.axis_of(tree.kconf.syms[item.name]) in named) and item.value != "n"
+        if (item.name in named or tree.axis_of(item.name) in named) and item.value != "n"
     ]
     return f" ({'; '.join(found)})" if found else ""
 
@@ -252,10 +249,6 @@ def refuse(mistakes: Iterable[str]) -> None:
         )
 
 
-def _has_prompt(symbol: Any) -> bool:
-    return any(node.prompt for node in symbol.nodes)
-
-
 def _choice_cause(symbol: Any) -> NotInEffect:
     if not symbol.choice.visibility:
         return NotInEffect("its choice is hidden in this configuration", absent=True)
@@ -265,14 +258,23 @@ def _choice_cause(symbol: Any) -> NotInEffect:
     return NotInEffect(f"{taken.name if taken else 'nothing'} is selected: only one member can be y", absent=False)
 
 
-def load_config(tree: Tree, path: Path) -> list[Assignment]:
-    """Apply every line of a .config, and return the explicit lines."""
+def load_config(tree: Tree, path: Path, on_update: Callable[[str], object] | None = None) -> list[Assignment]:
+    """Apply every line of a .config, and return the explicit lines.
+
+    on_update: called with a note for each computed value that has changed, whose line is left out; None: it is refused.
+    """
     if not path.exists():
         raise ConfigError(
             f"{shown(path)} not found",
             hint="run `make defconfig-<name>` (see `make list-defconfigs`) or `make menuconfig`",
         )
     lines = read_assignments(tree, Path(shown(path)))
+    if on_update:
+        computed = [item for item in lines if not has_prompt(tree.kconf.syms[item.name])]
+        lines = [item for item in lines if item not in computed]
+        tree.set_only(lines)
+        for item in (item for item in computed if cause(tree, item)):
+            on_update(f"{item.where}: CONFIG_{item.name}: computed, now {tree.kconf.syms[item.name].str_value}")
     apply_assignments(tree, lines)
     return explicit(tree, path, lines)
 

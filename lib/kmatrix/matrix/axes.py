@@ -13,7 +13,6 @@ from kmatrix.kconfig.tree import (
     Assignment,
     Tree,
     check_text,
-    is_text,
     list_values,
     member_text,
     normalized_number,
@@ -163,7 +162,7 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
         if item is None or symbol.name in NOT_AN_AXIS:
             continue
         swept = tree.symbol(symbol.name[len(MATRIX) :], item.where)
-        axis = tree.axis_of(swept)
+        axis = tree.axis_of(swept.name)
         if swept.choice:
             if item.value == "y":
                 text = member_text(axis, swept.name)
@@ -303,12 +302,12 @@ def parse_override(tree: Tree, name: str, text: str) -> tuple[str, list[Assignme
     A choice takes the lower-case suffixes of its members: OPTIMIZER=adamw,muon. A number takes ranges.
     """
     axis, where = resolve_name(tree, name), f"command line: {name}={text}"
-    choice = tree.axis_of(tree.kconf.syms[axis]) if axis not in tree.choices else axis
+    choice = axis if axis in tree.choices else tree.axis_of(axis)
     if choice != axis:
         if text != "y":
             raise ConfigError(where, why=f"{axis} is a member of {choice}: a single member can only be set to y")
         return choice, [Assignment(axis, "y", where)]
-    values = text.split(",") if _may_be_list(tree, axis) else [text]
+    values = [text] if tree.is_text(axis) else text.split(",")
     values = [value + UNITS.get(name, "") for value in values]
     return axis, points(tree, axis, values, where)
 
@@ -338,16 +337,6 @@ def point(tree: Tree, axis: str, value: str, where: str) -> Assignment:
     symbol = tree.symbol(axis, where)
     check_text(tree, symbol, value, where)
     return Assignment(axis, value, where)
-
-
-def _may_be_list(tree: Tree, axis: str) -> bool:
-    """Return whether a comma separates values: everywhere but in free strings, where it belongs to the text."""
-    symbol = tree.kconf.syms.get(axis)
-    if axis in tree.choices or symbol is None:
-        return True
-    if axis.startswith("MATRIX"):  # lists of values are strings themselves; the others cannot be swept
-        return False
-    return not is_text(symbol) or axis in tree.floats or axis in tree.oneofs or axis in tree.durations
 
 
 def overrides(tree: Tree, assignments: Mapping[str, str], options: Collection[str] = ()) -> dict[str, list[Assignment]]:

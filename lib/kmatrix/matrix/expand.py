@@ -14,7 +14,7 @@ from typing import Any
 from kmatrix.config import RunConfig, broken_rules, read_run
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause, unmet
-from kmatrix.kconfig.tree import Assignment, Tree, normalized, stale
+from kmatrix.kconfig.tree import Assignment, Tree, forbidden, has_prompt, normalized, stale
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
 
 MOST_CELLS = 20_000
@@ -64,7 +64,7 @@ class _Cells:
 
     def __init__(self, tree: Tree, base: Sequence[Assignment]) -> None:
         self.tree = tree
-        self.lines = [(item, tree.axis_of(tree.kconf.syms[item.name])) for item in base]
+        self.lines = [(item, tree.axis_of(item.name)) for item in base]
         self.lines = [(item, axis) for item, axis in self.lines if not item.name.startswith("MATRIX")]
         # The `is not set` of a member of a choice does not set the choice.
         members = tree.kconf.syms
@@ -131,7 +131,7 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes) -> Matrix:
     """
     _refuse_many(math.prod(len(axis.points) for axis in axes.axes))
     taken = {axis.name for axis in axes.axes}
-    expansion = _Expansion(tree, [i for i in base if tree.axis_of(tree.kconf.syms[i.name]) not in taken], axes)
+    expansion = _Expansion(tree, [item for item in base if tree.axis_of(item.name) not in taken], axes)
     # An excluded value makes kconfiglib warn in each of its cells; `cause` reports it once.
     warned, tree.kconf.warn = tree.kconf.warn, False
     try:
@@ -230,7 +230,7 @@ class _Expansion:
                 return (), f"{point.axis}={point.text}: {found.text}"
         why = self._line_cause({point.axis for point in points})
         if not why and any(symbol.str_value == "y" for symbol in self.forbid):
-            why = self.tree.forbidden()[0]
+            why = forbidden(self.tree.forbidding()[0])
         return tuple(applied), why
 
     def _line_cause(self, taken: set[str]) -> str | None:
@@ -330,7 +330,7 @@ def _axis_cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
     """
     symbol = tree.kconf.syms[assignment.name]
     found = cause(tree, assignment)
-    if found is None and assignment.value == "n" and not symbol.visibility and any(n.prompt for n in symbol.nodes):
+    if found is None and assignment.value == "n" and not symbol.visibility and has_prompt(symbol):
         return NotInEffect(unmet(symbol), absent=True)
     return found
 

@@ -14,7 +14,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.experiment.doctor import need_torch
 from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
-from kmatrix.kconfig.tree import open_tree
+from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
@@ -41,9 +41,7 @@ def reproduce(arguments: Arguments) -> int:
     need_torch()
     asked = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
     asked |= _local_assignments(arguments)
-    plan = make_plan(
-        was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, machine=arguments.config
-    )
+    plan = make_plan(was.config, asked, gpus=arguments.get("GPUS"), one=True, machine=arguments.config)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     # The code that was planned then is what runs again.
     matrix = make(arguments, plan, reuse=False, shards=shards, code=was.path.parent / CODE)
@@ -54,7 +52,7 @@ def reproduce(arguments: Arguments) -> int:
 
 def _local_assignments(arguments: Arguments) -> dict[str, str]:
     """Return the assignments of `reproduce`: where the run trains. Any other one would make it another run."""
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     for name, text in arguments.assignments.items():
         if not set(overrides(tree, {name: text}, arguments.takes)) <= {*tree.machine, "ENGINE", *FILES}:
             raise ConfigError(

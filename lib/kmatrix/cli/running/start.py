@@ -19,7 +19,7 @@ from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import parse_trackers
-from kmatrix.kconfig.tree import open_tree
+from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoint_dir import original_of
 from kmatrix.records.control import requests_of
@@ -47,7 +47,7 @@ def test_matrix(arguments: Arguments) -> int:
 
 def quickstart(arguments: Arguments) -> int:
     """Run the quickstart configuration from .config.quickstart. The user's .config is not changed."""
-    tree = open_tree(arguments.kconfig)
+    tree = Tree.parse()
     overrides(tree, arguments.assignments, arguments.takes)  # refuses an unknown name before anything is written
     own = {**arguments.values, "KCONFIG_CONFIG": str(ROOT / ".config.quickstart")}
     defconfig(Arguments(f"defconfig-{QUICKSTART}", own))
@@ -88,7 +88,6 @@ def plan_of(arguments: Arguments, *, one: bool = False) -> Plan:
     return make_plan(
         arguments.config,
         arguments.assignments,
-        kconfig=arguments.kconfig,
         gpus=arguments.get("GPUS"),
         one=one,
         options=arguments.takes,
