@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.ranges import MOST, values_of_range
+from kmatrix.kconfig.ranges import values_of_range
 from programs import Program
 
 DRY = "test-matrix-dry-run"
@@ -20,10 +18,8 @@ BASE = ("CONFIG_GPT2_DEVICE_CPU=y", "CONFIG_MATRIX=y")
         ("1e-4:1e-2:log5", "1e-4 3.16e-4 1e-3 3.16e-3 1e-2"),
         ("1e-3:1:log7", "1e-3 3.16e-3 0.01 0.0316 0.1 0.316 1"),
         ("0:1:lin4", "0 0.333 0.667 1"),
-        ("0.999:0.9999:lin4", "0.999 0.9993 0.9996 0.9999"),  # three digits would give one value twice
         ("1e6:4e6:lin4", "1e6 2e6 3e6 4e6"),
         ("0.03:0.09:0.02", "0.03 0.05 0.07 0.09"),  # in binary, 0.03 + 3 * 0.02 is not 0.09
-        ("0:1:0.333333333", "0 0.333333333 0.666666666 1"),
         ("1e-6:2e-6:4e-7", "1e-6 1.4e-6 1.8e-6"),  # no step hits the end
         ("-1:1:1", "-1 0 1"),
     ],
@@ -39,60 +35,23 @@ def test_a_range_of_a_whole_number_has_whole_values(text, values):
     assert values_of_range(text, whole=True, where="here") == values.split()
 
 
-@given(st.floats(1e-9, 1e6), st.floats(1.01, 1e6), st.integers(2, 60), st.sampled_from(["log", "lin"]))
-def test_the_values_ascend_from_one_end_to_the_other(low, factor, count, kind):
-    text = f"{low!r}:{low * factor!r}:{kind}{count}"
-
-    values = [float(value) for value in values_of_range(text, whole=False, where="here")]
-
-    assert len(values) == count
-    assert values == sorted(set(values))
-    assert (values[0], values[-1]) == (low, low * factor)
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("1e-2:1e-4:log5", "the ends are reversed"),
-        ("1:1:1", "the ends are equal"),
-        ("0:1:log3", "needs ends above 0"),
-        ("-1:1:log3", "needs ends above 0"),
-        ("1:2:-1", "the step must be above 0"),
-        ("1:2:0", "the step must be above 0"),
-        ("0:1:2", "the step is larger than the range"),
-        ("0:1:1e-9", f"more than {MOST} values"),
-        ("0:1:1e-300", f"more than {MOST} values"),
-        ("0:1:lin1", "got 1"),
-        ("0:1:log0", "got 0"),
-        ("0:1:lin1001", "got 1001"),
-        ("0:1:lin99999999999", "is not a number"),
-        ("0:1:log", "'log' is not a number"),
-        ("0:1:Lin3", "'Lin3' is not a number"),
-        ("0:nan:1", "'nan' is not a number"),
-        ("0:1e999:lin3", "'1e999' is not a number"),
-        ("0:1_0:1", "'1_0' is not a number"),
-        ("0:1", "expected LOW:HIGH:logN"),
-        ("0::1", "expected LOW:HIGH:logN"),
-        ("0:1:2:3", "expected LOW:HIGH:logN"),
+        *((text, "LOW below HIGH and 2 to 1000") for text in ("1e-2:1e-4:log5", "1:1:1", "0:1:2", "0:1:lin1001")),
+        *((text, "LOW below HIGH and 2 to 1000") for text in ("1:2:-1", "1:2:0", "0:1:1e-9", "0:1:lin1")),
+        *((text, "ends above 0") for text in ("0:1:log3", "-1:1:log3")),
+        *((text, "expected LOW:HIGH:logN") for text in ("0:1:log", "0:1:Lin3", "0:nan:1", "0:1e999:lin3", "0:1_0:1")),
+        *((text, "expected LOW:HIGH:logN") for text in ("0:1", "0::1", "0:1:2:3")),
+        ("0.999:0.9999:lin4", "equal when rounded"),
     ],
 )
 def test_other_ranges_are_refused(text, why):
     with pytest.raises(ConfigError) as refused:
         values_of_range(text, whole=False, where="file:3")
 
-    assert refused.value.what.startswith("file:3: ")
+    assert refused.value.what == f"file:3: {text}"
     assert why in refused.value.why
-
-
-def test_a_wrong_range_has_a_hint():
-    for text, whole, hint in (
-        ("1:5", True, "for example 1:5:1, every integer from 1 to 5"),
-        ("0.3:0.3:0.1", False, "pass one value: 0.3"),
-        ("5:1:1", True, "the lower end comes first"),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            values_of_range(text, whole=whole, where="file:3")
-        assert refused.value.hint == hint
 
 
 def test_a_range_makes_an_axis_in_a_file_on_the_command_line_and_in_a_rule(tmp_path):

@@ -60,7 +60,7 @@ def why_refused(target: str, argument: str) -> str | None:
     if not command.assigns and not (command.settings and OF_SCHEDULER.fullmatch(name)):
         return f"{target} does not take {name}"
     try:
-        parse_set(tree(), name, value) if name in SETS else parse_override(tree(), name, value)
+        parse_set(name, value) if name in SETS else parse_override(tree(), name, value)
     except KmatrixError as error:
         return None if is_placeholder(argument) and "unknown symbol" not in error.what else str(error)
     return None

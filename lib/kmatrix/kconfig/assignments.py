@@ -282,30 +282,25 @@ def load_config(tree: Tree, path: Path, on_update: Callable[[str], object] | Non
 def parse_trackers(text: str) -> tuple[str, ...]:
     """Return the trackers of a comma-separated list, in a fixed order. Blanks are ignored."""
     words = [word.strip().lower() for word in text.split(",")]
+    what = f"command line: TRACKER={text}"
     for word in words:
         if word not in TRACKERS and word not in SHORT:
-            raise _unknown(text, word)
+            near = difflib.get_close_matches(word, [*TRACKERS, *SHORT], 2)
+            raise ConfigError(
+                f"{what}: unknown tracker {word!r}",
+                why="expected a list of wandb, trackio, tensorboard; both (wandb,trackio); all; or none",
+                hint=f"did you mean {' or '.join(near)}?" if near else "",
+            )
     if "none" in words and len(words) > 1:
-        raise ConfigError(f"command line: TRACKER={text}", why="none cannot be combined")
+        raise ConfigError(what, why="none cannot be combined")
     chosen = {name for word in words for name in SHORT.get(word, (word,))}
     return tuple(name for name in TRACKERS if name in chosen)
 
 
-def parse_set(tree: Tree, name: str, text: str) -> dict[str, list[Assignment]]:
+def parse_set(name: str, text: str) -> dict[str, list[Assignment]]:
     """Return the assignments of NAME=text by symbol, for each member of the set."""
-    where = f"command line: {name}={text}"
     chosen = parse_trackers(text)
-    for symbol in TRACKERS.values():
-        tree.symbol(symbol, where)
     return {
-        symbol: [Assignment(symbol, "y" if member in chosen else "n", where)] for member, symbol in TRACKERS.items()
+        symbol: [Assignment(symbol, "y" if member in chosen else "n", f"command line: {name}={text}")]
+        for member, symbol in TRACKERS.items()
     }
-
-
-def _unknown(text: str, word: str) -> ConfigError:
-    near = difflib.get_close_matches(word, [*TRACKERS, *SHORT], 2)
-    return ConfigError(
-        f"command line: TRACKER={text}: unknown tracker {word!r}",
-        why="expected a list of wandb, trackio, tensorboard; both (wandb,trackio); all; or none",
-        hint=f"did you mean {' or '.join(near)}?" if near else "",
-    )

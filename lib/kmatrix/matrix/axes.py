@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import (
+    FORBID,
+    MATRIX,
     NOT_AN_AXIS,
     Assignment,
     Tree,
@@ -21,7 +22,6 @@ from kmatrix.kconfig.tree import (
     unknown,
 )
 
-MATRIX = "MATRIX_"
 COUPLED, EXCLUDE = "MATRIX_COUPLED", "MATRIX_EXCLUDE"
 PREFIX = "GPT2_"  # of the trainer's symbols; optional on the command line
 # Other names for symbols on the command line. A symbol's own name, with or without GPT2_, needs no entry.
@@ -87,12 +87,10 @@ class Condition:
 
     def holds(self, value: Callable[[str], str | None]) -> bool:
         """Return whether the condition is true. value: returns the effective text of an axis or symbol."""
-        return all(self._same(axis, value(axis), text) for axis, text in self.terms)
+        return all(self._normal(axis, value(axis)) == self._normal(axis, text) for axis, text in self.terms)
 
-    def _same(self, axis: str, value: str | None, text: str) -> bool:
-        return value == text or bool(
-            axis in self.numbers and value and normalized_number(value) == normalized_number(text)
-        )
+    def _normal(self, axis: str, text: str | None) -> str | None:
+        return normalized_number(text) if text and axis in self.numbers else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,127 +125,99 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
 
     overrides: assignments by axis. One value removes the axis of that name, several values make or replace it.
     """
-    declared = {item.name: item for item in base if item.name.startswith(MATRIX)}
-    swept = _declared_axes(tree, declared) if _is_on(base) else {}
-    for name, assignments in overrides.items():
+    declared = {item.name: item for item in base if item.name.startswith("MATRIX")}
+    if "MATRIX" not in declared or declared["MATRIX"].value != "y":
+        declared = {}
+    swept = _declared_axes(tree, declared)
+    for name, items in overrides.items():
         swept.pop(name, None)  # a value on the command line replaces the axis of the configuration
-        if len(assignments) > 1:
+        if len(items) > 1:
             if name in tree.neutral:
-                raise ConfigError(f"{assignments[0].where}: {name} cannot be an axis", why="it cannot change a result")
-            points = tuple(AxisValue(name, _text(tree, name, item), item) for item in assignments)
-            swept[name] = Axis(name, label(tree, name), points, from_command_line=True)
-    couplings, notes = _couplings(tree, declared, swept, overrides) if _is_on(base) else ((), ())
-    return Axes(
-        axes=in_order(tree, swept.values()),
-        couplings=couplings,
-        exclusions=_exclusions(tree, declared) if _is_on(base) else (),
-        notes=notes,
-        overridden=frozenset(overrides),
-    )
+                raise ConfigError(f"{items[0].where}: {name} cannot be an axis", why="it cannot change a result")
+            swept[name] = _axis(tree, name, items, from_command_line=True)
+    couplings, notes = _couplings(tree, declared, swept, overrides)
+    exclusions = [
+        Exclusion(parse_condition(tree, left, where), f"{EXCLUDE}: {reason.strip()}")
+        for left, reason, where in _rules(declared.get(EXCLUDE), ":", "NAME=value [NAME=value ...]: reason")
+    ]
+    return Axes(in_order(tree, swept.values()), tuple(couplings), tuple(exclusions), tuple(notes), frozenset(overrides))
 
 
 def label(tree: Tree, axis: str) -> str:
     """Return the name of an axis in run names and tables: its $(label), or its name in lower case without GPT2_."""
-    return tree.labels.get(axis) or axis.removeprefix("GPT2_").lower().replace("_", "")
+    return tree.labels.get(axis) or axis.removeprefix(PREFIX).lower().replace("_", "")
 
 
-def _is_on(base: Sequence[Assignment]) -> bool:
-    return any(item.name == "MATRIX" and item.value == "y" for item in base)
+def _axis(tree: Tree, name: str, items: Iterable[Assignment], *, from_command_line: bool = False) -> Axis:
+    values = tuple(AxisValue(name, _text(tree, name, item), item) for item in items)
+    return Axis(name, label(tree, name), values, from_command_line)
 
 
 def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, Axis]:
-    points: dict[str, list[AxisValue]] = {}
+    found: dict[str, list[Assignment]] = {}
     for symbol in tree.symbols:
         item = declared.get(symbol.name)
-        if item is None or symbol.name in NOT_AN_AXIS:
+        if item is None or symbol.name in ("MATRIX", *NOT_AN_AXIS):
             continue
-        swept = tree.symbol(symbol.name[len(MATRIX) :], item.where)
-        axis = tree.axis_of(swept.name)
-        if swept.choice:
-            if item.value == "y":
-                text = member_text(axis, swept.name)
-                points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(swept.name, "y", item.where)))
-        else:
-            for text in list_values(tree, axis, split_list(item.value), item.where):
-                points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(axis, text, item.where)))
-    return {axis: Axis(axis, label(tree, axis), tuple(found)) for axis, found in points.items()}
+        swept = symbol.name[len(MATRIX) :]
+        axis = tree.axis_of(swept)
+        values = list_values(tree, axis, split_list(item.value), item.where) if axis == swept else [item.value]
+        found.setdefault(axis, []).extend(Assignment(swept, value, item.where) for value in values if value != "n")
+    return {axis: _axis(tree, axis, items) for axis, items in found.items() if items}
 
 
 def in_order(tree: Tree, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Return axes in the order of a matrix: that of the Kconfig files, not of the command line."""
-    return tuple(sorted(axes, key=lambda axis: _order(tree, axis.name)))
+    """Return axes in the order of the Kconfig files, not of the command line: those with MATRIX_ symbols first."""
+    places = {symbol.name: place for place, symbol in enumerate(tree.symbols)}
 
+    def place(axis: Axis) -> tuple[bool, int]:
+        names = [member.name for member in tree.members.get(axis.name, {}).values()] or [axis.name]
+        declared = [places[MATRIX + name] for name in names if MATRIX + name in places]
+        return not declared, min(declared or [places[name] for name in names])
 
-def _order(tree: Tree, axis: str) -> int:
-    """Return the sort key of an axis: axes with MATRIX_ symbols first, then the others, in the order of the files."""
-    names = [symbol.name for symbol in tree.symbols]
-    members = tree.members.get(axis, {})
-    swept = [member.name for member in members.values()] if members else [axis]
-    # The order of the files decides, not that of the command line: the same matrix has the same order of runs.
-    declared = [names.index(MATRIX + name) for name in swept if MATRIX + name in names]
-    return min(declared) if declared else len(names) + min(names.index(name) for name in swept)
+    return tuple(sorted(axes, key=place))
 
 
 def _couplings(
-    tree: Tree, declared: Mapping[str, Assignment], swept: Mapping[str, Axis], overrides: Mapping[str, object]
-) -> tuple[tuple[Coupling, ...], tuple[str, ...]]:
-    item = declared.get(COUPLED)
+    tree: Tree, declared: Mapping[str, Assignment], swept: Collection[str], overrides: Collection[str]
+) -> tuple[list[Coupling], list[str]]:
+    """Return the rules for values that depend on others, and notes about those that the command line overrides."""
     rules, notes = [], []
-    for text in _rules(item.value if item else ""):
-        assert item is not None  # there are no rules without the symbol
-        left, arrow, right = text.partition("=>")
-        where = f"{item.where}: CONFIG_{COUPLED}: {text!r}"
-        if not arrow:
-            raise ConfigError(where, why="expected NAME=value [NAME=value ...] => NAME=value[,value...]")
+    expected = "NAME=value [NAME=value ...] => NAME=value[,value...]"
+    for left, right, where in _rules(declared.get(COUPLED), "=>", expected):
         condition, groups = parse_condition(tree, left, where), []
         pairs = _pairs(tree, right, where)
-        if not pairs:
-            raise ConfigError(where, why="the right side is empty")
         for name, values in pairs:
             # The command line wins over a rule; an axis and a rule for one symbol contradict each other.
             if [other for other, _ in pairs].count(name) > 1:
                 raise ConfigError(where, why=f"{name} is set twice")
             if name in overrides:
-                notes.append(f"{name} is set on the command line: the rule {text!r} does not apply to it")
-            elif name in swept:
-                raise ConfigError(
-                    where, why=f"{name} is also an axis", hint=f"empty CONFIG_{MATRIX}{name}, or remove the rule"
-                )
-            else:
-                groups.append(_coupled_points(tree, name, values, where))
-        if groups:
-            rules.append(Coupling(condition, tuple(groups)))
-    return tuple(rules), tuple(notes)
+                rule = where.partition(f"{COUPLED}: ")[2]
+                notes.append(f"{name} is set on the command line: the rule {rule} does not apply to it")
+                continue
+            if name in swept:
+                hint = f"empty CONFIG_{MATRIX}{name}, or remove the rule"
+                raise ConfigError(where, why=f"{name} is also an axis", hint=hint)
+            items = points(tree, name, values.split(","), where)
+            groups.append(tuple(AxisValue(name, _text(tree, name, item), item, len(items) > 1) for item in items))
+        rules += [Coupling(condition, tuple(groups))] if groups else []
+    return rules, notes
 
 
-def _coupled_points(tree: Tree, name: str, values: str, where: str) -> tuple[AxisValue, ...]:
-    found = points(tree, name, values.split(","), where)
-    return tuple(AxisValue(name, _text(tree, name, item), item, swept=len(found) > 1) for item in found)
-
-
-def _exclusions(tree: Tree, declared: Mapping[str, Assignment]) -> tuple[Exclusion, ...]:
-    item = declared.get(EXCLUDE)
-    rules = []
-    for text in _rules(item.value if item else ""):
-        assert item is not None  # as above
-        left, colon, reason = text.partition(":")
-        where = f"{item.where}: CONFIG_{EXCLUDE}: {text!r}"
-        if not colon or not reason.strip():
-            raise ConfigError(where, why="expected NAME=value [NAME=value ...]: reason")
-        rules.append(Exclusion(parse_condition(tree, left, where), f"{EXCLUDE}: {reason.strip()}"))
-    return tuple(rules)
-
-
-def _rules(text: str) -> list[str]:
-    return [rule.strip() for rule in text.split(";") if rule.strip()]
+def _rules(item: Assignment | None, sign: str, expected: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the left and right side of each rule of a symbol, and its place for errors. expected: their form."""
+    for text in (item.value if item else "").split(";"):
+        left, found, right = text.partition(sign)
+        if item and text.strip():
+            where = f"{item.where}: CONFIG_{item.name}: {text.strip()!r}"
+            if not found or not right.strip():
+                raise ConfigError(where, why=f"expected {expected}")
+            yield left, right, where
 
 
 def parse_condition(tree: Tree, text: str, where: str) -> Condition:
     """Return the condition NAME=value [NAME=value ...]. where: of the text, for errors."""
-    terms = []
-    for name, value in _pairs(tree, text, where):
-        item = point(tree, name, value, where)
-        terms.append((name, _text(tree, name, item)))
+    terms = [(name, _text(tree, name, point(tree, name, value, where))) for name, value in _pairs(tree, text, where)]
     if not terms:
         raise ConfigError(where, why="the left side is empty")
     return Condition(tuple(terms), text.strip(), frozenset(tree.floats))
@@ -256,13 +226,13 @@ def parse_condition(tree: Tree, text: str, where: str) -> Condition:
 def _pairs(tree: Tree, text: str, where: str) -> list[tuple[str, str]]:
     pairs = []
     for word in text.split():
-        match = re.fullmatch(r"(\w+)=(\S+)", word)
-        if not match:
+        name, found, value = word.partition("=")
+        if not found or not name or not value:
             raise ConfigError(where, why=f"{word!r} is not NAME=value", hint="for example: OPTIMIZER=adamw")
         try:
-            pairs.append((resolve_name(tree, match[1]), match[2]))
+            pairs.append((resolve_name(tree, name), value))
         except ConfigError as error:
-            raise ConfigError(where, why=error.what.removeprefix("command line: "), hint=error.hint) from None
+            raise ConfigError(where, why=error.what, hint=error.hint) from None
     return pairs
 
 
@@ -271,71 +241,61 @@ def _text(tree: Tree, axis: str, item: Assignment) -> str:
     return member_text(axis, item.name) if axis in tree.choices else item.value
 
 
-def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
+def resolve_name(tree: Tree, name: str, arguments: Iterable[str] = ()) -> str:
     """Return the symbol or axis of a name on the command line: the name itself, with GPT2_ before it, or its alias.
 
     arguments: other names that the command takes, for suggestions.
     """
-    known = {symbol.name for symbol in tree.symbols} | set(tree.choices)
-    fits = [
-        candidate for candidate in dict.fromkeys((name, PREFIX + name, ALIASES.get(name, ""))) if candidate in known
-    ]
-    if len(fits) > 1:
-        raise ConfigError(f"{name} is ambiguous: {' or '.join(fits)}", hint="use the full name")
-    if not fits:
-        # Suggestions as a user would type them: without GPT2_, and no MATRIX_ symbols unless one was meant.
-        short = {candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith("FORBID_")}
-        if not name.startswith("MATRIX"):
-            short = {candidate for candidate in short if not candidate.startswith("MATRIX_")}
-        bare = name.removeprefix("CONFIG_")  # as in .config
-        if bare != name and (bare in known or PREFIX + bare in known):
-            raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {bare.removeprefix(PREFIX)}?")
-        if name in ELSEWHERE:
-            raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {ELSEWHERE[name]}?")
-        raise unknown("", name, [*sorted(short), *ALIASES, *SETS, *arguments])
-    return fits[0]
+    known = {*(symbol.name for symbol in tree.symbols), *tree.choices}
+    for candidate in (name, PREFIX + name, ALIASES.get(name, name)):
+        if candidate in known:
+            return candidate
+    # Suggestions as a user would type them: without GPT2_, and no MATRIX_ symbols unless one was meant.
+    bare = name.removeprefix("CONFIG_")  # as in .config
+    meant = ELSEWHERE.get(name) or (bare.removeprefix(PREFIX) if {bare, PREFIX + bare} & known else "")
+    if meant:
+        raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {meant}?")
+    hidden = (FORBID,) if name.startswith("MATRIX") else (FORBID, MATRIX)
+    short = sorted({candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith(hidden)})
+    raise unknown("", name, [*short, *ALIASES, *SETS, *arguments])
 
 
-def parse_override(tree: Tree, name: str, text: str) -> tuple[str, list[Assignment]]:
+def parse_override(tree: Tree, name: str, text: str, arguments: Iterable[str] = ()) -> tuple[str, list[Assignment]]:
     """Return the axis that NAME=value[,value...] sets, and an assignment per value.
 
     A choice takes the lower-case suffixes of its members: OPTIMIZER=adamw,muon. A number takes ranges.
+    arguments: as of `resolve_name`.
     """
-    axis, where = resolve_name(tree, name), f"command line: {name}={text}"
+    axis, where = resolve_name(tree, name, arguments), f"command line: {name}={text}"
     choice = axis if axis in tree.choices else tree.axis_of(axis)
     if choice != axis:
         if text != "y":
             raise ConfigError(where, why=f"{axis} is a member of {choice}: a single member can only be set to y")
         return choice, [Assignment(axis, "y", where)]
     values = [text] if tree.is_text(axis) else text.split(",")
-    values = [value + UNITS.get(name, "") for value in values]
-    return axis, points(tree, axis, values, where)
+    return axis, points(tree, axis, [value + UNITS.get(name, "") for value in values], where)
 
 
-def points(tree: Tree, axis: str, values: Sequence[str], where: str) -> list[Assignment]:
+def points(tree: Tree, axis: str, values: Iterable[str], where: str) -> list[Assignment]:
     """Return an assignment per value of an axis, of a range one for each of its values.
 
     Raises ConfigError if a value is repeated, in any spelling.
     """
     found = [point(tree, axis, value, where) for value in list_values(tree, axis, values, where)]
-    again = repeated(tree, axis, [item.name if axis in tree.choices else item.value for item in found])
-    if again:
+    if again := repeated(tree, axis, [item.name if axis in tree.choices else item.value for item in found]):
         raise ConfigError(where, why=f"repeated: {again}")
     return found
 
 
 def point(tree: Tree, axis: str, value: str, where: str) -> Assignment:
     """Return the assignment that sets an axis (a choice or a symbol) to a value."""
-    members = tree.members.get(axis, {})
-    if members:
+    if members := tree.members.get(axis):
         member = members.get(value.lower().replace("-", "_"))  # muon-nanochat, as people write it
         if member is None:
-            raise ConfigError(
-                f"{where}: unknown value {value!r} of {axis}", why=f"expected one of {', '.join(members)}"
-            )
+            what = f"{where}: unknown value {value!r} of {axis}"
+            raise ConfigError(what, why=f"expected one of {', '.join(members)}")
         return Assignment(member.name, "y", where)
-    symbol = tree.symbol(axis, where)
-    check_text(tree, symbol, value, where)
+    check_text(tree, tree.symbol(axis, where), value, where)
     return Assignment(axis, value, where)
 
 
@@ -346,20 +306,13 @@ def overrides(tree: Tree, assignments: Mapping[str, str], options: Collection[st
     """
     found: dict[str, list[Assignment]] = {}
     for name, text in assignments.items():
-        for axis, values in _parsed(tree, name, text, options).items():
+        # A set such as TRACKER sets several symbols.
+        parsed = parse_set(name, text) if name in SETS else dict([parse_override(tree, name, text, options)])
+        for axis, values in parsed.items():
             if axis in found:
                 raise ConfigError(f"command line: {name}={text}", why=f"{axis} is set twice")
             found[axis] = values
     return found
-
-
-def _parsed(tree: Tree, name: str, text: str, options: Collection[str]) -> dict[str, list[Assignment]]:
-    """Return the assignments of one NAME=value by axis: several axes only for a set such as TRACKER."""
-    if name in SETS:
-        return parse_set(tree, name, text)
-    resolve_name(tree, name, tuple(options))
-    axis, values = parse_override(tree, name, text)
-    return {axis: values}
 
 
 def single(found: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
