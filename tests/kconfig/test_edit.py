@@ -24,10 +24,9 @@ class Screen:
     def __init__(self, folder, *, arguments=(), environment=None):
         self.tmux = [str(require_program("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
         changes = environment or {}
-        settings = [f"{name}={text}" for name, text in changes.items() if text is not None]
-        minus = [part for name, text in changes.items() if text is None for part in ("-u", name)]
+        settings = [f"{name}={text}" for name, text in changes.items()]
         command = [
-            *("env", *minus, "-u", "MAKEFLAGS", "-u", "KCONFIG_CONFIG", f"PYTHONPATH={ROOT / 'lib'}", *settings),
+            *("env", "-u", "MAKEFLAGS", "-u", "KCONFIG_CONFIG", f"PYTHONPATH={ROOT / 'lib'}", *settings),
             *(sys.executable, "-m", "kmatrix", "menuconfig", f"O={folder}", *arguments),
         ]
         script = folder / "session.sh"
@@ -146,9 +145,6 @@ def test_unusual_locales_and_terminals_open_the_screen(program, screen):
     for environment in (
         {"LANG": "xx_YY.UTF-8", "LC_ALL": "xx_YY.UTF-8"},
         {"LC_CTYPE": "xx_YY.UTF-8"},
-        {"TERM": "xterm-kitty"},
-        {"TERM": None},
-        {"TERM": ""},
         {"TERM": "vt100"},
         {"LC_ALL": "C"},
     ):
@@ -160,14 +156,12 @@ def test_unusual_locales_and_terminals_open_the_screen(program, screen):
         assert "Traceback" not in text + terminal.text(), environment
 
 
-def test_without_a_terminal_that_can_draw_or_with_an_invalid_line_menuconfig_is_refused(program, monkeypatch):
+def test_without_a_terminal_or_with_an_invalid_line_menuconfig_is_refused(program, monkeypatch):
     program.check("defconfig")
     assert "menuconfig needs a terminal" in program.refused("menuconfig")
 
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr("kmatrix.cli.configure.sys", SimpleNamespace(stdin=terminal, stdout=terminal))
-    monkeypatch.setenv("TERM", "dumb")
-    assert "TERM=dumb cannot draw a menu" in program.refused("menuconfig")
     program.write("CONFIG_GPT2_BACH_SIZE=4")
     before = program.config.read_bytes()
     assert "unknown symbol" in program.refused("menuconfig")

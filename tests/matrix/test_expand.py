@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kmatrix.kconfig.assignments import apply_assignments, read_assignments
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import plan_axes
-from kmatrix.matrix.expand import expand, visit
+from kmatrix.matrix.expand import AS_BEFORE, expand, run_id, visit
 from programs import ROOT, Program
 
 CPU = "CONFIG_GPT2_DEVICE_CPU=y"
@@ -194,6 +194,23 @@ def test_the_id_depends_on_everything_that_can_change_a_result_and_on_nothing_el
         assert dry_run(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", arguments=arguments).ids == ids, arguments
     for argument in OTHER:
         assert dry_run(program, CPU, arguments=[argument]).ids != ids, argument
+
+
+def test_a_symbol_that_is_added_with_the_value_as_before_changes_no_id(tmp_path, monkeypatch):
+    before = Tree.parse()
+    for name in before.kconf.kconfig_filenames:
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((ROOT / name).read_bytes())
+    with (tmp_path / "gpt2" / "Kconfig").open("a", encoding="utf-8") as file:
+        file.write('config GPT2_ADDED\n\tint "added"\n\tdefault 3\n')
+    later = Tree.parse(tmp_path)
+    ids = [run_id(tree, tree.effective()) for tree in (before, later)]
+    monkeypatch.setitem(AS_BEFORE, "GPT2_ADDED", "3")
+
+    assert ids[0] == run_id(before, before.effective()) == run_id(later, later.effective()) != ids[1]
+    later.kconf.syms["GPT2_ADDED"].set_value("4")
+    assert run_id(later, later.effective()) not in ids
 
 
 def test_a_run_has_the_same_id_whatever_other_axes_are_swept(program):

@@ -18,7 +18,6 @@ from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
-COMMENTED = re.compile(r'(CONFIG_\w+=(?:"(?:[^"\\]|\\.)*"|[^"#\s]+)\s+)(#.*)')  # an assignment, then a comment
 SHOWN = 20  # mistakes per message
 # Names on the command line, in the order in which they are listed everywhere.
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
@@ -111,26 +110,18 @@ def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
     # "# CONFIG_X is ..." is an assignment in this format. A misspelled one must not pass as a comment.
     if not line.strip() or (line.startswith("#") and not re.match(r"#\s*CONFIG_\w+\s+is\b", line)):
         return None
-    if comment := COMMENTED.fullmatch(line):
-        raise ConfigError(
-            f"{where}: {comment[1].rstrip()} is followed by a comment",
-            why="a comment needs a line of its own",
-            hint=f"move {comment[2]!r} to the line above",
-        )
     match = LINE.fullmatch(line)
     if not match:
-        raise ConfigError(
-            f"{where}: cannot read {line!r}", why='expected CONFIG_NAME=value or "# CONFIG_NAME is not set"'
-        )
+        why = 'expected CONFIG_NAME=value or "# CONFIG_NAME is not set"'
+        raise ConfigError(f"{where}: cannot read {line!r}", why=why)
     name, text = (match[1], match[2]) if match[1] else (match[3], "n")
     symbol = tree.symbol(name, where)
     if match[3] and symbol.orig_type != kc.BOOL:
         raise ConfigError(f"{where}: CONFIG_{name} is not set", why="only a bool can be unset")
     if symbol.orig_type == kc.STRING:
         if not re.fullmatch(r'"(?:[^"\\]|\\.)*"', text):
-            raise ConfigError(
-                f"{where}: CONFIG_{name}={text}", why=f'expected a string: CONFIG_{name}="{text.strip(chr(34))}"'
-            )
+            why = f'expected a string: CONFIG_{name}="{text.strip(chr(34))}"'
+            raise ConfigError(f"{where}: CONFIG_{name}={text}", why=why)
         text = kc.unescape(text[1:-1])
     check_text(tree, symbol, text, where)
     return Assignment(name, text, where)

@@ -11,8 +11,6 @@ from typing import Any
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import HEADER, Tree, check_text
 
-FALLBACK_TERM = "xterm-256color"  # nearly every terminal emulator understands it
-
 
 def edit(tree: Tree, path: Path) -> None:
     """Open menuconfig on the effective values. It saves to `path` on request.
@@ -21,7 +19,6 @@ def edit(tree: Tree, path: Path) -> None:
     the file itself.
     """
     repair_locale()
-    repair_term()
     import menuconfig  # now, because the import itself sets the locale and reads the styles
 
     os.environ["KCONFIG_CONFIG"] = str(path)
@@ -45,7 +42,8 @@ def edit(tree: Tree, path: Path) -> None:
         menuconfig.menuconfig(tree.kconf)
     except curses.error as error:
         raise ConfigError(
-            f"the terminal is too small or lacks a capability ({error})", hint="enlarge it, or set TERM=xterm"
+            f"the terminal is too small, or TERM={os.environ.get('TERM', '')} is not known ({error})",
+            hint="enlarge it, or set TERM=xterm; without a screen: make defconfig-<name> NAME=value",
         ) from None
     finally:
         menuconfig._check_valid, menuconfig._load_config, menuconfig._node_str = checked, loaded, node_text
@@ -59,15 +57,3 @@ def repair_locale() -> None:
         for name in [name for name in os.environ if name.startswith("LC_")]:
             del os.environ[name]
         os.environ["LC_ALL"] = "C.UTF-8"
-
-
-def repair_term() -> None:
-    """Switch to xterm if TERM is unset or unknown, and refuse a terminal without a cursor."""
-    if os.environ.get("TERM") == "dumb":
-        raise ConfigError(
-            "TERM=dumb cannot draw a menu", hint="run it in a terminal, or use make defconfig-<name> NAME=value"
-        )
-    try:
-        curses.setupterm()
-    except curses.error:
-        os.environ["TERM"] = FALLBACK_TERM

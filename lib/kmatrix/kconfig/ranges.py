@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from decimal import Decimal
 
@@ -35,10 +36,12 @@ def values_of_range(text: str, *, whole: bool, where: str) -> list[str]:
         inner = [_text(low + place * Decimal(match[5])) for place in range(1, count)]
         found = [match[1], *inner[:-1], match[2] if Decimal(inner[-1]) == high else inner[-1]]
     else:
+        first, last = float(low), float(high)
         shares = [place / (count - 1) for place in range(1, count - 1)]
-        ends = float(low), float(high)
-        is_log = kind == "log"
-        values = [ends[0] ** (1 - t) * ends[1] ** t if is_log else ends[0] * (1 - t) + ends[1] * t for t in shares]
+        if kind == "log":
+            values = [math.pow(first, 1 - share) * math.pow(last, share) for share in shares]
+        else:
+            values = [first * (1 - share) + last * share for share in shares]
         wrong = [value for value in values if whole and abs(value - round(value)) > NEAR * abs(value)]
         if wrong:
             raise ConfigError(f"{where}: {text}", why=f"{wrong[0]:.6g} is not an integer")

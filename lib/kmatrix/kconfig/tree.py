@@ -118,9 +118,7 @@ class Tree:
         if choice is not None:
             picked = choice.selection
             return member_text(name, picked.name) if picked is not None else None
-        symbol = self.kconf.syms.get(name)
-        if symbol is None or not symbol.nodes:
-            return None
+        symbol = self.kconf.syms[name]
         # In this order: evaluating str_value sets _write_to_conf, a private name that a test guards.
         text: str = symbol.str_value
         return text if symbol._write_to_conf else None

@@ -62,39 +62,28 @@ class Matrix:
 class _Cells:
     """The tree with the values of one cell after the other."""
 
-    def __init__(self, tree: Tree, base: Sequence[Assignment]) -> None:
+    def __init__(self, tree: Tree, base: Iterable[Assignment]) -> None:
         self.tree = tree
-        self.lines = [(item, tree.axis_of(item.name)) for item in base]
-        self.lines = [(item, axis) for item, axis in self.lines if not item.name.startswith("MATRIX")]
+        self.lines = [(item, tree.axis_of(item.name)) for item in base if not item.name.startswith("MATRIX")]
         # The `is not set` of a member of a choice does not set the choice.
-        members = tree.kconf.syms
-        self.fixed = {axis: item for item, axis in self.lines if item.value == "y" or not members[item.name].choice}
+        self.fixed = {axis: item for item, axis in self.lines if item.value == "y" or axis not in tree.choices}
         self.present: dict[str, Assignment] = {}
-        tree.reset()
-        for item, _ in self.lines:
-            tree.kconf.syms[item.name].set_value(item.value)
+        tree.set_only(item for item, _ in self.lines)
 
     def enter(self, points: Iterable[AxisValue]) -> bool:
         """Set the values of a cell that differ from the cell before, and return whether any does."""
         wanted = {point.axis: point.assignment for point in points}
         if wanted == self.present:
             return False
-        for axis in [axis for axis in self.present if axis not in wanted]:  # a coupled value ends
-            del self.present[axis]
-            self._set(axis, self.fixed.get(axis))
-        for axis, assignment in wanted.items():
-            if self.present.get(axis) is not assignment:
-                self.present[axis] = assignment
-                self._set(axis, assignment)
+        ended = {axis: self.fixed.get(axis) for axis in self.present if axis not in wanted}  # coupled values
+        changed = {axis: item for axis, item in wanted.items() if self.present.get(axis) is not item}
+        for axis, item in {**ended, **changed}.items():
+            if item:
+                self.tree.kconf.syms[item.name].set_value(item.value)
+            else:
+                (self.tree.choices.get(axis) or self.tree.kconf.syms[axis]).unset_value()
+        self.present = wanted
         return True
-
-    def _set(self, axis: str, assignment: Assignment | None) -> None:
-        if assignment is not None:
-            self.tree.kconf.syms[assignment.name].set_value(assignment.value)
-        elif axis in self.tree.choices:
-            self.tree.choices[axis].unset_value()
-        else:
-            self.tree.kconf.syms[axis].unset_value()
 
 
 def visit(tree: Tree, base: Sequence[Assignment], runs: Iterable[Run]) -> Iterator[Run]:
@@ -141,7 +130,9 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes) -> Matrix:
         notes = expansion.refuse_unused()
     finally:
         tree.kconf.warn = warned
-    return expansion.matrix(notes)
+    excluded = tuple(Excluded(count, why) for why, count in sorted(expansion.excluded.items()))
+    runs = tuple(expansion.runs.values())
+    return Matrix(axes.axes, runs, excluded, expansion.cells, expansion.duplicates, (*axes.notes, *notes))
 
 
 def _refuse_many(cells: int) -> None:
@@ -167,9 +158,14 @@ class _Expansion:
         # Of all cells
         self.cells = self.duplicates = 0
         self.excluded: Counter[str] = Counter()
-        self.found: dict[str, tuple[tuple[AxisValue, ...], Mapping[str, str], RunConfig]] = {}
+        self.runs: dict[str, Run] = {}  # by id
+        self.names: set[str] = set()
         self.used: set[tuple[str, str]] = set()
         self.effective: set[Assignment] = set()
+        # In names: the axes with several values, and coupled symbols with several.
+        self.single = {axis.name for axis in axes.axes if len(axis.points) == 1}
+        ruled = {group[0].axis for rule in axes.couplings for group in rule.points}
+        self.nodes_vary = NODES in ruled | {axis.name for axis in axes.axes} - self.single
         self._read(self.settings)
 
     def enter(self, points: tuple[AxisValue, ...]) -> Iterator[tuple[AxisValue, ...]]:
@@ -213,13 +209,28 @@ class _Expansion:
         self.used.update((point.axis, point.text) for point in applied)
         # The first cell of a run gives it its name; a later one with the same effective values is a duplicate.
         found = _hashed(self.id_lines.values())
-        if found in self.found:
+        if found in self.runs:
             self.duplicates += 1
-            return
-        values = {name: text for name, text in self.texts.items() if text is not None}
-        self.found[found] = applied, values, config
+        else:
+            values = {name: text for name, text in self.texts.items() if text is not None}
+            self.runs[found] = self._run(found, tuple(applied), values, config)
 
-    def _judge(self, points: tuple[AxisValue, ...]) -> tuple[tuple[AxisValue, ...], str | None]:
+    def _run(self, run_id: str, points: tuple[AxisValue, ...], values: Mapping[str, str], config: RunConfig) -> Run:
+        """Return a run with its name. points: those that apply.  values: effective texts."""
+        # Nodes are named only if they vary, or are more than one: a run on one machine is the usual case.
+        nodes = values.get(NODES, "") if self.nodes_vary or values.get(NODES) != "1" else ""
+        swept = [point for point in points if point.swept]
+        name = _name(values, nodes, [(label(self.tree, p.axis), p) for p in swept if p.axis not in self.single])
+        # Names can coincide, because characters are replaced and names shortened. The id tells them apart.
+        if name in self.names or len(name) > LONGEST_NAME:
+            name = f"{name[:LONGEST_NAME]}_{run_id[:6]}"
+        self.names.add(name)
+        shown = {OPTIMIZER: values.get(OPTIMIZER, ""), **{point.axis: point.text for point in swept}}
+        shown |= {axis: text for axis, text in ((NODES, nodes), (GPUS, values.get(GPUS))) if text}
+        axes = tuple((label(self.tree, axis), text) for axis, text in shown.items() if text)
+        return Run(run_id, name, axes, points, values, config)
+
+    def _judge(self, points: tuple[AxisValue, ...]) -> tuple[list[AxisValue], str | None]:
         """Return the values that apply in this cell, and why Kconfig makes the cell invalid, or None."""
         applied = []
         for point in points:
@@ -227,11 +238,11 @@ class _Expansion:
             if found is None:
                 applied.append(point)
             elif not found.absent:  # absent: the axis does not apply, such as momentum with AdamW
-                return (), f"{point.axis}={point.text}: {found.text}"
+                return [], f"{point.axis}={point.text}: {found.text}"
         why = self._line_cause({point.axis for point in points})
         if not why and any(symbol.str_value == "y" for symbol in self.forbid):
             why = forbidden(self.tree.forbidding()[0])
-        return tuple(applied), why
+        return applied, why
 
     def _line_cause(self, taken: set[str]) -> str | None:
         """Return why a line of the base is invalid in this cell, or None. taken: axes with a value in this cell."""
@@ -256,7 +267,7 @@ class _Expansion:
                 if (axis.name, point.text) not in self.used:
                     where = f"{point.assignment.where}: {axis.name}={point.text}"
                     unused.append((axis.from_command_line, f"{where}: {self._why_unused(point)}"))
-        for item, _ in self.state.lines if self.found else ():
+        for item, _ in self.state.lines if self.runs else ():
             if item not in self.effective:
                 found = cause(self.tree, item)
                 text = found.text if found else "no effect in any run"
@@ -265,9 +276,9 @@ class _Expansion:
         # A line of the file may become unused because the command line narrows the matrix. Without that, and for what
         # the command line itself sets, it is a mistake.
         hard = [text for own, text in unused if own or not self.axes.overridden]
-        if hard or not self.found:
+        if hard or not self.runs:
             cut = [f"{count} excluded: {why}" for why, count in self.excluded.most_common(SHOWN)]
-            what = "no effect in any run of the matrix" if self.found else "every cell of the matrix is excluded"
+            what = "no effect in any run of the matrix" if self.runs else "every cell of the matrix is excluded"
             lines = "\n  ".join([*hard[:SHOWN], *cut])
             raise ConfigError(f"{what}:\n  {lines}", hint="change what a reason names, or remove it")
         return [text for _, text in unused] + self._unused_rules()
@@ -292,34 +303,6 @@ class _Expansion:
         starts = f"{point.axis}={point.text}: "
         return next(
             (why.removeprefix(starts) for why in self.excluded if why.startswith(starts)), "invalid in every cell"
-        )
-
-    def matrix(self, notes: Sequence[str]) -> Matrix:
-        """Return the matrix of the cells, with the names of its runs."""
-        # In names: the axes with several values, and coupled symbols with several.
-        single = {axis.name for axis in self.axes.axes if len(axis.points) == 1}
-        counts = {values.get(NODES, "") for _, values, _ in self.found.values()}
-        runs: list[Run] = []
-        names: set[str] = set()
-        for run_id, (points, values, config) in self.found.items():
-            # Nodes are named only if they vary, or are more than one: a run on one machine is the usual case.
-            nodes = "" if counts == {"1"} else values.get(NODES, "")
-            swept = [point for point in points if point.swept]
-            name = _name(values, nodes, [(label(self.tree, p.axis), p) for p in swept if p.axis not in single])
-            # Names can coincide, because characters are replaced and names shortened. The id tells them apart.
-            name = name if name not in names and len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}_{run_id[:6]}"
-            names.add(name)
-            shown = {OPTIMIZER: values.get(OPTIMIZER, ""), **{point.axis: point.text for point in swept}}
-            shown |= {axis: text for axis, text in ((NODES, nodes), (GPUS, values.get(GPUS))) if text}
-            axes = tuple((label(self.tree, axis), text) for axis, text in shown.items() if text)
-            runs.append(Run(run_id, name, axes, points, values, config))
-        return Matrix(
-            axes=self.axes.axes,
-            runs=tuple(runs),
-            excluded=tuple(Excluded(count, why) for why, count in sorted(self.excluded.items())),
-            cells=self.cells,
-            duplicates=self.duplicates,
-            notes=(*self.axes.notes, *notes),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import cause
@@ -27,15 +28,12 @@ Configuration = tuple[tuple[str, str], ...]  # label -> value of each axis, with
 class VerdictSettings:
     """The symbols of a verdict, as they hold in every run."""
 
-    seeds: tuple[int, ...] = ()  # of MATRIX_SEEDS_AUTO, in the order in which they run; empty without it
-    seeds_min: int = 3
-    confidence: float = 0.95
-    min_difference: float | None = None
-    target_loss: float | None = None
-    baseline: Assignment | None = None
-
-
-DEFAULTS = VerdictSettings()
+    seeds: tuple[int, ...]  # of MATRIX_SEEDS_AUTO, in the order in which they run; empty without it
+    seeds_min: int
+    confidence: float
+    min_difference: float | None
+    target_loss: float | None
+    baseline: Assignment | None
 
 
 def read_settings(tree: Tree, base: Sequence[Assignment]) -> VerdictSettings:
@@ -43,45 +41,33 @@ def read_settings(tree: Tree, base: Sequence[Assignment]) -> VerdictSettings:
 
     Raises ConfigError for a line without effect, and for seeds that contradict each other.
     """
-    tree.reset()
     own = [item for item in base if item.name in (AUTO, LEAST, MOST, BASELINE, CONFIDENCE, MIN_DIFFERENCE, TARGET)]
-    for item in own:
-        tree.kconf.syms[item.name].set_value(item.value)
+    tree.set_only(own)
     for item in own:
         if why := cause(tree, item):
             raise ConfigError(f"{item.where}: {item.name}={item.value}", why=why.text, hint="change or remove it")
-    symbols = (AUTO, LEAST, MOST, CONFIDENCE, MIN_DIFFERENCE, TARGET)
-    texts = {name: text for name in symbols if (text := tree.value(name))}
-    tree.reset()
-    settings = VerdictSettings(
-        confidence=float(texts.get(CONFIDENCE) or DEFAULTS.confidence),
-        min_difference=_number(texts.get(MIN_DIFFERENCE)),
-        target_loss=_number(texts.get(TARGET)),
+
+    def value(name: str) -> Any:
+        return tree.typed(name, tree.value(name))
+
+    return VerdictSettings(
+        seeds=_seeds(base, value(SEED), value(LEAST), value(MOST)) if value(AUTO) else (),
+        seeds_min=value(LEAST) or VerdictRules().seeds_min,
+        confidence=value(CONFIDENCE),
+        min_difference=value(MIN_DIFFERENCE),
+        target_loss=value(TARGET),
         baseline=next((item for item in own if item.name == BASELINE and item.value.strip()), None),
     )
-    if texts.get(AUTO) != "y":
-        return settings
-    return replace(settings, seeds=_seeds(tree, base, texts), seeds_min=int(texts[LEAST]))
 
 
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
-
-
-def _seeds(tree: Tree, base: Sequence[Assignment], texts: Mapping[str, str]) -> tuple[int, ...]:
-    least, most = int(texts[LEAST]), int(texts[MOST])
+def _seeds(base: Sequence[Assignment], first: int, least: int, most: int) -> tuple[int, ...]:
     if least > most:
-        raise ConfigError(
-            f"{LEAST}={least} is more than {MOST}={most}", hint=f"pass a larger {MOST}, or a smaller {LEAST}"
-        )
-    given = next((item.value for item in base if item.name == SEED), None)
-    first = int(tree.value(SEED) or 0) if given is None else int(given)
+        hint = f"pass a larger {MOST}, or a smaller {LEAST}"
+        raise ConfigError(f"{LEAST}={least} is more than {MOST}={most}", hint=hint)
+    first = next((int(item.value) for item in base if item.name == SEED), first)
     if first + most - 1 > LARGEST_SEED:
-        raise ConfigError(
-            f"SEED={first} leaves no room for {most} seeds",
-            why=f"the largest is {LARGEST_SEED}",
-            hint="pass a smaller one",
-        )
+        why = f"the largest is {LARGEST_SEED}"
+        raise ConfigError(f"SEED={first} leaves no room for {most} seeds", why=why, hint="pass a smaller one")
     return tuple(range(first, first + most))
 
 
@@ -97,9 +83,9 @@ def with_seeds(tree: Tree, axes: Axes, settings: VerdictSettings) -> Axes:
             why=taken[0],
             hint=f"remove one of the two; SEED=<first seed> and {MOST}=<number> set the range",
         )
-    where = f"{AUTO}=y"
-    points = (AxisValue(SEED, str(seed), Assignment(SEED, str(seed), where)) for seed in settings.seeds)
-    return replace(axes, axes=in_order(tree, (*axes.axes, Axis(SEED, label(tree, SEED), tuple(points)))))
+    seeds = map(str, settings.seeds)
+    points = tuple(AxisValue(SEED, seed, Assignment(SEED, seed, f"{AUTO}=y")) for seed in seeds)
+    return replace(axes, axes=in_order(tree, (*axes.axes, Axis(SEED, label(tree, SEED), points))))
 
 
 def families_of(tree: Tree, runs: Mapping[Run, Hashable]) -> list[Mapping[Configuration, Run]]:
@@ -107,7 +93,8 @@ def families_of(tree: Tree, runs: Mapping[Run, Hashable]) -> list[Mapping[Config
     seed = label(tree, SEED)
     found: dict[Hashable, dict[Configuration, Run]] = {}
     for run, measured_on in runs.items():
-        found.setdefault(measured_on, {}).setdefault(_configuration_of(run, seed), run)
+        configuration = tuple(item for item in run.axes if item[0] != seed)
+        found.setdefault(measured_on, {}).setdefault(configuration, run)
     return list(found.values())
 
 
@@ -136,11 +123,6 @@ def resolve_rules(
         baseline=_baseline(tree, settings.baseline, families) if settings.baseline else {},
         target_loss=settings.target_loss,
     )
-
-
-def _configuration_of(run: Run, seed: str) -> Configuration:
-    """Return the axes of a run without its seed. seed: the label of that axis."""
-    return tuple(item for item in run.axes if item[0] != seed)
 
 
 def _baseline(tree: Tree, given: Assignment, families: Sequence[Mapping[Configuration, Run]]) -> dict[str, str]:
