@@ -240,7 +240,7 @@ class Device(NamedTuple):
 
 
 GB, GIB = 1e9, 2.0**30
-# The memory of H100 and A100 is what PyTorch reports (8 of them have 633.6 and 634.0 GiB in reports of nanochat), that of
+# The memory of H100 and A100 is what PyTorch reports (8 have 633.6 and 634.0 GiB in reports of nanochat), that of
 # an RTX 5090 is from nanochat's reports; drivers report as much as the others, or a few percent more. The power is that
 # of the SXM version if there are two; GH200 shares it with a CPU, and AWS does not publish that of the A10G.
 # The first name that is a word of the device's name applies.
