@@ -135,7 +135,7 @@ def status(sizes: Sizes) -> Iterator[Found]:
 
 def redraw(path: Path) -> float:
     """Return the CPU milliseconds of one redraw of the live status, after the first."""
-    from kmatrix.cli.status import screen
+    from kmatrix.cli.watch.status import screen
     from kmatrix.status.look import look
     from kmatrix.status.view import Viewer
 

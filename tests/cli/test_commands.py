@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import kmatrix.cli.commands as cli
+from kmatrix.cli import run as running
 from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_make_words, parse
-from kmatrix.cli.running import resume
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import ELSEWHERE, resolve_name
@@ -61,9 +61,9 @@ def test_an_unknown_command_is_refused_with_the_closest_match():
 
 
 def test_arguments_and_assignments_of_a_command_are_separated():
-    _, given = parse("test-matrix", ["GPUS=0,2", "MAX_ITERS=5", "O=out", "PREFLIGHT=1"])
+    _, given = parse("test-matrix", ["GPUS=0,2", "MAX_ITERS=5", "O=out", "DETACH=1"])
 
-    assert given.values == {"GPUS": "0,2", "O": "out", "PREFLIGHT": "1"}
+    assert given.values == {"GPUS": "0,2", "O": "out", "DETACH": "1"}
     assert given.words == ["MAX_ITERS=5"]
 
 
@@ -72,14 +72,17 @@ def test_arguments_and_assignments_of_a_command_are_separated():
     [
         (["savedefconfig", "MAX_ITERS=4"], "savedefconfig does not take MAX_ITERS"),
         (["summary", "TARGT=x"], "did you mean TARGET?"),
-        (["test-rerun", "YES=1"], "test-rerun does not take YES"),
+        (["status", "JSON=yes"], "invalid JSON=yes\n  why: expected 1 or 0"),
+        (["serve", "PORT=65536"], "invalid PORT=65536\n  why: expected an integer from 0 to 65535"),
+        (["sample", "TOKENS=many"], "invalid TOKENS=many"),
+        (["compare", "FAIL_ON=better"], "invalid FAIL_ON=better\n  why: expected worse"),
         (["summary", "foo"], "'foo' is not NAME=value"),
         (["test-matrix", "MAX_ITERS=1", "MAX_ITERS=2"], "MAX_ITERS is given twice"),
         (["nothing"], "unknown command nothing"),
         (["test-matrix-dry-run", "V=1"], "unknown symbol V"),
         (["test-matrix-dry-run", "CONFIG_GPT2_MAX_ITERS=3"], "did you mean MAX_ITERS?"),
         (["test-matrix-dry-run", "MAX_ITERS=1,000"], "decimal digits without leading zeros"),
-        (["diffconfig", "OLD=/nowhere"], "/nowhere not found"),
+        (["diffconfig", "O=/nowhere"], "/nowhere/.config.old not found"),
         (["reproduce"], "reproduce needs a run"),
         (["reproduce", "RUN=/tmp"], "is not a run directory"),
         (["train", "OPTIMIZER=sgd,adamw"], "train runs one configuration"),
@@ -120,10 +123,10 @@ def test_what_a_user_can_fix_is_an_error_a_bug_keeps_its_traceback_and_ctrl_c_en
         (KeyboardInterrupt(), 130, "stopped"),
     ):
 
-        def fail(raised=raised):
+        def fail(_, raised=raised):
             raise raised
 
-        monkeypatch.setattr("kmatrix.cli.configure.Tree.parse", fail)
+        monkeypatch.setattr("kmatrix.cli.configure.open_tree", fail)
         result = Program(tmp_path)("defconfig")
         assert (result.status, "Traceback" in result.err) == (status, status == 70)
         assert message in result.err
@@ -248,7 +251,7 @@ LONG = "x" * 300  # more than a name may have
     ids=lambda words: " ".join(word[:30] for word in words),
 )
 def test_a_value_that_nothing_can_have_is_one_error(words, tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "need_torch", lambda: None)
+    monkeypatch.setattr(running, "need_torch", lambda: None)
     matrix = make_matrix(tmp_path, [FakeRun()]).path
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / ".config").write_text("CONFIG_GPT2_DEVICE_CPU=y\nCONFIG_GPT2_NUM_GPUS=1\n")

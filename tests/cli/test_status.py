@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from factories import ROOT
-from kmatrix.cli.estimate import lines
-from kmatrix.cli.jobs import look_with_jobs, queue_of, waits
-from kmatrix.cli.status import cells, drawn, gpu_lines, headline, most_urgent, plain, screen
+from kmatrix.cli.watch.estimate import lines
+from kmatrix.cli.watch.jobs import look_with_jobs, queue_of, waits
+from kmatrix.cli.watch.screen import cells, drawn, gpu_lines, headline, most_urgent, plain, screen
 from kmatrix.engines.ports import UnreachableError
 from kmatrix.engines.slurm import Slurm
 from kmatrix.engines.slurm_nodes import read_settings
@@ -243,7 +243,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_above_what_the_files_say(t
             raise UnreachableError("Slurm does not answer", why="timed out")
 
     silent = Silent()
-    monkeypatch.setattr("kmatrix.engines.schedulers.scheduler_of", lambda plan, settings: silent)
+    monkeypatch.setattr("kmatrix.engines.schedulers.scheduler_of", lambda plan: silent)
     matrix = make_matrix(tmp_path, [FakeRun()], planned=[FakeRun(optimizer="muon")], engine="slurm")
     seen, jobs, why = look_with_jobs(matrix.path)
     shown = plain(Viewer(path=matrix.path).view(seen, jobs, silent=why))
@@ -257,7 +257,7 @@ def test_a_matrix_of_a_cluster_is_shown_on_a_machine_without_its_scheduler(tmp_p
         raise FileNotFoundError
 
     slurm = Slurm(read_settings({}, {}), run=missing)
-    monkeypatch.setattr("kmatrix.engines.schedulers.scheduler_of", lambda plan, settings: slurm)
+    monkeypatch.setattr("kmatrix.engines.schedulers.scheduler_of", lambda plan: slurm)
     matrix = make_matrix(tmp_path, [FakeRun()], engine="slurm")
     result = run("status", f"TARGET={matrix.path}")
     assert result.status == 0

@@ -13,10 +13,11 @@ from collections.abc import Callable
 import pytest
 
 from kmatrix import locks
-from kmatrix.cli.progress import Display
+from kmatrix.cli.watch.status import watch
 from kmatrix.output import run_program
 from kmatrix.records.control import stop_of
-from kmatrix.runner.background import watch
+from kmatrix.runner.controller import exit_status
+from kmatrix.status.wanted import wanted
 from programs import ROOT, main
 from records_factory import FakeRun, make_matrix
 
@@ -81,8 +82,7 @@ def test_a_signal_while_a_matrix_is_run_stops_it_and_waits_for_its_end(number, t
     matrix = make_matrix(tmp_path, [FakeRun(status="stopped")])
 
     def foreground() -> int:
-        with Display() as display:
-            return watch(matrix.path, display)
+        return exit_status(watch(matrix.path, is_ours=True), wanted)
 
     status, output = on_a_terminal(foreground, number, locks.try_lock(matrix.path / ".lock"))
     assert output.rfind(SHOWN) > output.rfind(HIDDEN)

@@ -121,7 +121,7 @@ def test_added_cells_leave_the_runs_of_a_matrix_as_they_are(program: Program, mo
     matrix = make(program)
     before = read_json(matrix.matrix_json)
     done: list[str] = []
-    monkeypatch.setattr("kmatrix.cli.running.start.execute", lambda *_: done.append("executed") or 0)
+    monkeypatch.setattr("kmatrix.cli.run.start", lambda *_: done.append("executed") or 0)
     result = program.check("add", f"TARGET={matrix.path}", "OPTIMIZER=muon")
     assert f"added 1 run to {matrix.path}" in result.out.replace("\n", " ")
     assert done == ["executed"]

@@ -1,4 +1,4 @@
-"""PREFLIGHT=1: which run represents the others, what a trial excludes, and the message if a shape fails."""
+"""PREFLIGHT=y: which run represents the others, what a trial excludes, and the message if a shape fails."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
         *AXES,
         "OPTIMIZER=adamw,sgd",
         "SEED=1,2",
-        "PREFLIGHT=1",
+        "PREFLIGHT=y",
         f"RESULTS_DIR={tmp_path / 'results'}",
         "REUSE=n",
     )
@@ -96,12 +96,12 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
 @pytest.mark.process
 def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, fake_trainer, tmp_path, monkeypatch):
     log = fake_trainer()
-    monkeypatch.setattr("kmatrix.cli.running.start.execute", lambda *_: 0)
+    monkeypatch.setattr("kmatrix.cli.run.start", lambda *_: 0)
     program.check("olddefconfig", "PREFLIGHT=y")
     arguments = (*AXES, "OPTIMIZER=adamw", "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
     result = program.check("test-matrix", *arguments)
     assert "preflight: two steps of 1 shape, for 2 runs" in result.out
     assert log.read_text().count("\n") == 1
     log.unlink()
-    program.check("test-matrix", *arguments, "PREFLIGHT=0")
+    program.check("test-matrix", *arguments, "PREFLIGHT=n")
     assert not log.exists()

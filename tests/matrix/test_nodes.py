@@ -6,7 +6,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from kmatrix.cli.running import limits
+from kmatrix.cli import run as running
 from kmatrix.experiment.cluster import resolve
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.packing import fewest_nodes
@@ -105,7 +105,7 @@ def test_this_machine_refuses_several_nodes_with_the_way_out(program, tmp_path):
 def test_a_host_that_ssh_does_not_reach_is_refused_before_anything_is_made(program, tmp_path, monkeypatch):
     before = sorted(tmp_path.iterdir())
     answers = {"b": (0, "", ""), "c": (255, "", "ssh: Could not resolve hostname c\r\n")}
-    monkeypatch.setattr(limits.subprocess, "run", lambda words, **_: CompletedProcess(words, *answers[words[-2]]))
+    monkeypatch.setattr(running.subprocess, "run", lambda words, **_: CompletedProcess(words, *answers[words[-2]]))
 
     error = program.refused("test-matrix", "DEVICE=cpu", "NUM_GPUS=3", "NUM_NODES=3", "GLOBAL_BATCH=18", "HOSTS=a,b,c")
 

@@ -101,7 +101,7 @@ def made(tmp_path, monkeypatch):
     prepare_here(monkeypatch)
     make_data(tmp_path / "data")
     kmatrix = instant_program(tmp_path, monkeypatch)
-    monkeypatch.setattr("kmatrix.cli.running.start.execute", lambda *_: 0)  # the rules are made before
+    monkeypatch.setattr("kmatrix.cli.run.start", lambda *_: 0)  # the rules are made before
     settings = (
         *("NUM_GPUS=1", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n", "MAX_ITERS=30", "EVAL_SAMPLES=10"),
         *("DATASET=shards", f"DATA_PATH={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path / 'results'}"),

@@ -118,9 +118,9 @@ def test_a_matrix_ends_with_a_page_that_answers(clone, window, tmp_path):
     (matrix,) = matrices(results)
     page = matrix / "report.html"
     assert f"Report: {page}" in completed.stdout
-    again = clone.make("report", f"RESULTS_DIR={results}")
-    assert again.stdout.endswith(f"wrote {page}\n"), again.stdout + again.stderr
-    check_files(matrix, clone.make("summary", f"RESULTS_DIR={results}").stdout)
+    again = clone.make("summary", f"RESULTS_DIR={results}")
+    assert again.stderr.endswith(f"wrote {page}\n"), again.stdout + again.stderr
+    check_files(matrix, again.stdout)
 
     open_page(window, page)
     check_verdict(window, matrix)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from format_tables import page_with_tables
-from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, MAKE_ONLY, OF_SCHEDULER, find_command
+from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, MAKE_ONLY, PLACES, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
@@ -55,9 +55,9 @@ def why_refused(target: str, argument: str) -> str | None:
         command = find_command(target)
     except KmatrixError:
         return f"{target} is not a command of kmatrix, so it has no arguments"
-    if name in command.names:
+    if name in (*command.takes, *PLACES):
         return None
-    if not command.assigns and not (command.settings and OF_SCHEDULER.fullmatch(name)):
+    if not command.assigns:
         return f"{target} does not take {name}"
     try:
         parse_set(name, value) if name in SETS else parse_override(tree(), name, value)
@@ -200,7 +200,7 @@ def output_of(command: str) -> str:
         no_data = (
             [f"DATA_DIR={Path.cwd() / 'data'}"] if arguments[0] == "plan" else []
         )  # without the datasets of this checkout
-        result = run(*arguments, *no_data, *(["O=."] if "O" in find_command(arguments[0]).names else []))
+        result = run(*arguments, *no_data, *(["O=."]))
         return as_in_the_checkout(result.out + result.err)
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 

@@ -108,7 +108,7 @@ def test_no_variable_of_the_makefile_has_the_name_of_a_symbol_or_of_an_argument(
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     used = set(re.findall(r"^(\w+)\s*[:+]?=", text, re.MULTILINE))
     names = {name for symbol in Tree.parse(srctree=ROOT).symbols for name in (symbol.name, symbol.name[5:])}
-    names |= {name for command in COMMANDS.values() for name in command.names}
+    names |= {name for command in COMMANDS.values() for name in command.takes}
 
     assert not used & names
     assert used >= {"PY", "KMATRIX"}

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from kmatrix.cli.running.resume import take_folder
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment import settings
 from kmatrix.experiment.create import new_folder
 from kmatrix.records.checkpoint_dir import (
     check_own_files,
@@ -17,6 +17,11 @@ from kmatrix.records.checkpoint_dir import (
 )
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
+
+
+def take_folder(matrix, base):
+    write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), **settings.take_folder(matrix, base)})
+
 
 NAME = "test_matrix_results_20261120_062141"
 

@@ -32,7 +32,7 @@ def reports(monkeypatch):
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    monkeypatch.setattr(last, "scheduler_of", lambda plan, settings: Slurm(SlurmSettings(), run=fake))
+    monkeypatch.setattr(last, "scheduler_of", lambda plan: Slurm(SlurmSettings(), run=fake))
     return fake
 
 

@@ -16,14 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
+from kmatrix.cli.watch.status import watch
 from kmatrix.engines.place import Here
 from kmatrix.records.attempts import read_all
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import ROOT
 from kmatrix.runner import background, requests
+from kmatrix.runner.controller import exit_status
 from kmatrix.runner.program import Program, finish
 from kmatrix.sources import sha256_of_copy
 from kmatrix.status.look import look
+from kmatrix.status.wanted import wanted
 from waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -73,7 +76,7 @@ class Matrix:
         requests.go_on(look(self.path), **asked)
         background.start(self.path)
         wait_until(lambda: not self.processes(RUNNER))
-        return background.watch(self.path, lambda _: None)
+        return exit_status(watch(self.path), wanted)
 
     def start(self) -> None:
         requests.go_on(look(self.path))
@@ -178,8 +181,8 @@ def test_ctrl_c_stops_and_a_closed_terminal_does_not(matrix: Any) -> None:
     one.start_held()
 
     def watcher() -> subprocess.Popen[bytes]:
-        code = "import sys; from pathlib import Path; from kmatrix.runner.background import watch; "
-        code += "print('watches', flush=True); sys.exit(watch(Path(sys.argv[1]), lambda _: None))"
+        code = "import sys; from pathlib import Path; from kmatrix.cli.watch.status import watch; "
+        code += "print('watches', flush=True); watch(Path(sys.argv[1]), is_ours=True)"
         process = subprocess.Popen([sys.executable, "-c", code, str(one.path)], stdout=subprocess.PIPE, bufsize=0)
         assert process.stdout is not None
         process.stdout.readline()
@@ -194,7 +197,7 @@ def test_ctrl_c_stops_and_a_closed_terminal_does_not(matrix: Any) -> None:
     second.send_signal(signal.SIGINT)
     wait_until(one.is_asked)
     one.go()
-    assert second.wait(30) == 130
+    assert second.wait(30) == 0
     assert one.states() == {"stopped"}
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kmatrix.cli.estimate import lines
+from kmatrix.cli.watch.estimate import lines
 from kmatrix.clock import clock
 from kmatrix.config import RunConfig
 from kmatrix.experiment.cluster.nodes import Nodes

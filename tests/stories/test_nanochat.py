@@ -48,7 +48,9 @@ def test_a_killed_run_continues_with_the_same_losses_and_its_text_is_that_of_the
     result = load_json(runs[0] / "result.json")
     assert result["initial_val_loss"] - result["final_val_loss"] > 1.0
 
-    text = clone.check("sample", f"CHECKPOINT={runs[0]}", "PROMPT=def ", "TOKENS=60", "TEMPERATURE=0")
+    options = ("--prompt=def ", "--tokens=60", "--temperature=0")
+    program = (clone.python, "-m", "gpt2.inference.generate", str(final_of(runs[0])), *options)
+    text = clone.run(*program, PYTHONPATH=f"{clone.root}/lib:{clone.root}").stdout
     found = restore(final_of(runs[0]), "cpu")
     tokens, wanted = [int(token) for token in found.tokenizer.encode("def ")], []
     with torch.no_grad():

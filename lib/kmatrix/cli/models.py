@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,28 +18,24 @@ from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.report.analysis import analyse
 from kmatrix.text import UNKNOWN, columns, disk_size, make_command, plural, shown, table, time_of_day
 
-SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP_P": float, "SEED": int, "DEVICE": str}
-SERVE = {"PORT": int, "DEVICE": str}
-EXPORT = {"OUTPUT": str}
-KINDS = {int: "an integer", float: "a number"}
 HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")
 
 
 def sample(arguments: Arguments) -> int:
     """Generate text with a model. Replaces this process with the trainer's program."""
-    return _become("gpt2.inference.generate", arguments, SAMPLE)
+    return _become("gpt2.inference.generate", arguments, "PROMPT", "TOKENS")
 
 
 def serve(arguments: Arguments) -> int:
     """Serve a model over HTTP. Replaces this process with the trainer's program."""
-    return _become("gpt2.inference.server", arguments, SERVE)
+    return _become("gpt2.inference.server", arguments, "PORT")
 
 
 def export(arguments: Arguments) -> int:
     """Export a model in Hugging Face's format. Replaces this process with the trainer's program."""
     if not arguments.get("OUTPUT"):
         raise ConfigError("export needs OUTPUT=", hint="pass OUTPUT=<new folder>")
-    _become("gpt2.inference.export", arguments, EXPORT)
+    _become("gpt2.inference.export", arguments, "OUTPUT")
 
 
 def import_model(arguments: Arguments) -> int:
@@ -50,7 +46,7 @@ def import_model(arguments: Arguments) -> int:
     _run("gpt2.inference.export", [str(folder), f"--output={arguments.get('OUTPUT')}"])
 
 
-def _become(module: str, arguments: Arguments, options: Mapping[str, type]) -> NoReturn:
+def _become(module: str, arguments: Arguments, *options: str) -> NoReturn:
     _run(module, command_line(arguments, options))
 
 
@@ -60,18 +56,11 @@ def _run(module: str, words: Sequence[str]) -> NoReturn:
     os.execve(sys.executable, [sys.executable, "-m", module, *words], program_environment())
 
 
-def command_line(arguments: Arguments, options: Mapping[str, type]) -> list[str]:
+def command_line(arguments: Arguments, options: Iterable[str]) -> list[str]:
     """Return the arguments of the trainer's program: the checkpoint, then an option per given argument."""
-    words = []
-    for name, kind in options.items():
-        text = arguments.values.get(name)
-        if text is None or (text == "" and name != "PROMPT"):  # an empty prompt is a prompt
-            continue
-        try:
-            kind(text)
-        except ValueError:
-            raise ConfigError(f"invalid {name}={text}", why=f"expected {KINDS[kind]}") from None
-        words.append(f"--{name.lower().replace('_', '-')}={text}")  # one word, because a prompt may start with dashes
+    given = {name: arguments.values[name] for name in options if name in arguments.values}
+    # One word each, because a prompt may start with dashes. An empty prompt is a prompt.
+    words = [f"--{name.lower()}={text}" for name, text in given.items() if text or name == "PROMPT"]
     return [str(find_checkpoint(arguments)), *words]
 
 

@@ -97,7 +97,7 @@ def plan(arguments: Arguments) -> int:
         raise no_gpus(made)
     _print_risks(made)
     if made.config.engine != LOCAL and not (made.machine.nodes and made.machine.nodes.why_not):
-        from kmatrix.cli.running.cluster import show_jobs
+        from kmatrix.cli.cluster import show_jobs
 
         show_jobs(made)
     return 0

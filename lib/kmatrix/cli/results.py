@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import find_named, find_target, results_dir
-from kmatrix.clock import clock
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.decode import SCHEMA
@@ -18,79 +16,45 @@ from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.report.formats.results_json import clean
 from kmatrix.report.gallery.assemble import write_gallery
-from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.write import draw_graphs, write_page, write_summary
-from kmatrix.text import first_names, printable, shown
+from kmatrix.text import first_names, shown
 
-MOST_MATRICES = 100  # of a gallery; MATRICES= may name more
-READING_S = 2.0  # between two lines about the matrices that are read
-WORSE = "worse"  # value of FAIL_ON
+MOST_MATRICES = 100  # of a gallery
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 
-def page(arguments: Arguments) -> int:
-    """Write report.html, and the files whose numbers it shows: summary_report.txt, results.json, all_results.json."""
+def summary(arguments: Arguments) -> int:
+    """Write the report page, summary_report.txt, results.json and all_results.json, and print the summary."""
     numbers = analyse(find_target(arguments))
     path = write_page(numbers)
-    write_summary(numbers)
-    print(f"wrote {shown(path)}")
+    print(write_summary(numbers))
+    print(f"wrote {shown(path)}", file=sys.stderr)  # stdout has the summary alone
     return 0
 
 
 def gallery(arguments: Arguments) -> int:
-    """Write gallery.html into RESULTS_DIR=: a page about the matrices of MATRICES=, by default the newest there."""
+    """Write gallery.html into RESULTS_DIR=: a page about the newest matrices there."""
     folder = results_dir(arguments)
-    names = (arguments.get("MATRICES") or "").split()
-    chosen = [_folder_named(folder, text) for text in names] or list(reversed(matrix_dirs(folder)))
-    if not chosen:
+    if not (chosen := list(reversed(matrix_dirs(folder)))):
         raise RecordError(
             f"no matrix in {folder.resolve()}",
             why="no test_matrix_results_* directory is there" if folder.is_dir() else "it is not a folder",
-            hint="pass MATRICES='<matrix> <matrix>', or RESULTS_DIR=<folder of matrices>",
+            hint="pass RESULTS_DIR=<folder of matrices>",
         )
     if len(chosen) > MOST_MATRICES:
-        print(f"note: the newest {MOST_MATRICES} of {len(chosen)} matrices; MATRICES= chooses others", file=sys.stderr)
-    path = write_gallery(folder, _announced(chosen[: None if names else MOST_MATRICES]))
-    print(f"wrote {shown(path)}")
-    return 0
-
-
-def _announced(matrices: Sequence[MatrixDir]) -> Iterator[MatrixDir]:
-    """Yield matrices to be read, with a line now and then: logs without a curves.json take long."""
-    said = clock.monotonic()
-    for number, matrix in enumerate(matrices, 1):
-        if clock.monotonic() - said >= READING_S:
-            said = clock.monotonic()
-            print(f"reading matrix {number} of {len(matrices)}: {printable(matrix.name)}", file=sys.stderr, flush=True)
-        yield matrix
-
-
-def _folder_named(below: Path, text: str) -> MatrixDir:
-    """Return the matrix with this path or name. A folder that is none is shown with its error."""
-    for path in (Path(text).expanduser(), below / text):
-        if path.is_dir():
-            return MatrixDir(path.resolve())
-    return find_named(below, text, "MATRICES")
-
-
-def summary(arguments: Arguments) -> int:
-    """Write summary_report.txt, results.json and all_results.json, and print the summary."""
-    print(write_summary(analyse(find_target(arguments))))
+        print(f"note: the newest {MOST_MATRICES} of {len(chosen)} matrices", file=sys.stderr)
+    print(f"wrote {shown(write_gallery(folder, chosen[:MOST_MATRICES]))}")
     return 0
 
 
 def graphs(arguments: Arguments) -> int:
     """Draw the graphs from the run directories."""
-    _draw(analyse(find_target(arguments)))
-    return 0
-
-
-def _draw(numbers: MatrixNumbers) -> None:
-    files, notes = draw_graphs(numbers)
+    files, notes = draw_graphs(analyse(find_target(arguments)))
     for path in files:
         print(f"wrote {shown(path)}")
     for note in notes:
         print(f"note: {note}")
+    return 0
 
 
 def compare(arguments: Arguments) -> int:
@@ -100,8 +64,6 @@ def compare(arguments: Arguments) -> int:
     runs there failed or diverged. Raises ConfigError (2) if there was nothing to test.
     """
     fail_on = arguments.get("FAIL_ON")
-    if fail_on not in (None, "", WORSE):
-        raise ConfigError(f"invalid FAIL_ON={fail_on}", why=f"the only value is {WORSE}", hint=f"pass FAIL_ON={WORSE}")
     base, new = (_named(arguments, name) for name in ("BASE", "NEW"))
     if type(base) is not type(new):  # a run and a matrix
         kinds = ["a run" if isinstance(one, RunDir) else "a matrix" for one in (base, new)]
@@ -115,7 +77,7 @@ def compare(arguments: Arguments) -> int:
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
     tree = Tree.parse()
     found = compare_runs(sides[0], sides[1], tree.neutral, one=isinstance(base, RunDir))
-    if yes(arguments, "JSON"):
+    if arguments.is_on("JSON"):
         print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
     else:
         print(render(found), end="")

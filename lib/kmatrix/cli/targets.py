@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kmatrix import locks
@@ -12,10 +12,10 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.engines.ports import Phase, Seen
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.forms import read_string
-from kmatrix.records.control import requests_of
 from kmatrix.records.matrix import LOCAL, read_plan
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, below_root, find_matrix, matrix_dirs
 from kmatrix.records.runs import Status
+from kmatrix.status.look import Look
 from kmatrix.text import first_names, make_command, plural, shown
 
 MOST_DIGITS = 9  # of the number of a run
@@ -58,7 +58,7 @@ def live_jobs(matrix: MatrixDir) -> dict[str, Seen]:
     from kmatrix.engines import jobs  # what only a cluster needs takes a third of the time of a status
     from kmatrix.engines.schedulers import scheduler_of
 
-    scheduler = scheduler_of(read_plan(matrix.path), requests_of(matrix.path).settings)
+    scheduler = scheduler_of(read_plan(matrix.path))
     found = jobs.look(matrix.path, scheduler) if scheduler else {}
     return {run: job for run, job in found.items() if job.phase is not Phase.ENDED}
 
@@ -109,6 +109,15 @@ def asked_statuses(arguments: Arguments) -> frozenset[Status]:
             why=f"expected one or more of {', '.join(Status)}",
         )
     return frozenset(Status(word) for word in words)
+
+
+def with_status(seen: Look, runs: Iterable[RunDir], arguments: Arguments) -> list[str]:
+    """Return the runs with a status of STATUS=, all without it; say so if there are none."""
+    statuses = asked_statuses(arguments)
+    names = [run.name for run in runs if not statuses or seen.states[run.name].status in statuses]
+    if not names:
+        print(f"no run of {shown(seen.path)} is {arguments.get('STATUS').replace(',', ' or ')}")
+    return names
 
 
 def refuse_if_running(matrix: MatrixDir) -> None:

@@ -40,15 +40,6 @@ POLL_S = 0.2  # between two reads of track.json
 LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
 
-def asked_trackers(arguments: Arguments) -> tuple[str, ...] | None:
-    """Return the trackers of TRACKER=, which must be installed; None without TRACKER= (use those of the matrix)."""
-    if "TRACKER" not in arguments.values:
-        return None
-    names = parse_trackers(arguments.values["TRACKER"])
-    need_trackers(names)
-    return names
-
-
 def configured(arguments: Arguments, name: str) -> str:
     """Return the value of a symbol as text: that of .config, or its default without a .config."""
     tree = Tree.parse()
@@ -60,10 +51,7 @@ def configured(arguments: Arguments, name: str) -> str:
 
 def port(arguments: Arguments, tracker: str) -> int:
     """Return the port of a tracker's page: PORT=, else that of .config, else the default."""
-    text = arguments.get("PORT") or configured(arguments, PORTS[tracker])
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
-        raise ConfigError(f"invalid port PORT={text}", why="expected an integer from 1 to 65535")
-    return int(text)
+    return arguments.number("PORT") or int(configured(arguments, PORTS[tracker]))
 
 
 def asked_project(arguments: Arguments, default: str = "") -> str:
@@ -80,8 +68,7 @@ def sync(arguments: Arguments) -> int:
     Without TRACKER=, track.json decides which trackers have pending steps. With TRACKER=, each tracker is asked.
     With PROJECT=, too: in that project the steps may be pending.
     """
-    project, online = asked_project(arguments), _permits_wandb(arguments)
-    matrix = find_target(arguments)
+    project, matrix = asked_project(arguments), find_target(arguments)
     asked = parse_trackers(arguments.get("TRACKER")) if arguments.get("TRACKER") else ()
     if project and asked == ("tensorboard",):
         raise ConfigError("TRACKER=tensorboard does not take PROJECT", why="TensorBoard has no projects")
@@ -92,7 +79,7 @@ def sync(arguments: Arguments) -> int:
     if live:
         print(f"note: left to their jobs, which upload them now: {first_names(run.name for run in live)}")
     runs = [run for run in runs if run not in live]
-    wanted = {run: asked or (_used(run) if project or online else _pending(run)) for run in runs}
+    wanted = {run: asked or (_used(run) if project else _pending(run)) for run in runs}
     # An error rather than "nothing pending": the user expects an upload that was never configured.
     if not asked and runs and not any(_tracking(run).trackers or read_track(run) for run in runs):
         raise ConfigError(
@@ -103,22 +90,14 @@ def sync(arguments: Arguments) -> int:
         print(f"{shown(matrix.path)}: no pending steps in {plural(len(runs), 'run')}")
     elif made := original_of(matrix):
         print(f"note: this matrix is a copy: it tracks into new runs, not into those of {made}")
-    codes = [_sync_run(run, names, project, online=online) for run, names in wanted.items() if names]
+    codes = [_sync_run(run, names, project) for run, names in wanted.items() if names]
     return max(codes, default=0)
 
 
-def _permits_wandb(arguments: Arguments) -> bool:
-    """Return whether WANDB_OFFLINE=n permits the upload of a run whose configuration keeps W&B offline."""
-    text = arguments.get("WANDB_OFFLINE")
-    if text not in ("", "n"):
-        raise ConfigError(f"invalid WANDB_OFFLINE={text}", why="expected n: upload although the run was kept offline")
-    return text == "n"
-
-
-def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) -> int:
+def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
     """Upload the pending steps of one run to these trackers and print the outcome; return the exit status.
 
-    project: replaces that of the run, "" to keep it. online: as in `identity`.
+    project: replaces that of the run, "" to keep it.
     """
     if is_held(run.track_lock):
         print(f"{run.name}: a tracker process is already uploading it")
@@ -127,9 +106,9 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
     project = project or _tracking(run).project or own_project()
     identity(run, project=project)  # an invalid name in run.json is an error here, not in track.log
     limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
-    words = ["--trackers", ",".join(names), "--project", project, "--limit", limit, *(["--online"] if online else [])]
+    words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]
     # The upload runs in a process of its own, as during a run: a tracker that hangs can be killed.
-    process, line = _start(run, *words), _Line(only_terminal=True)
+    process, line = _start(run, *words), _Line()
     try:
         while process.poll() is None:
             line.show(f"{run.name}: {', '.join(_progress(one) for one in read_track(run) if one.tracker in names)}")
@@ -142,7 +121,7 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) 
     finally:
         line.end()
     now = {status.tracker: status for status in read_track(run)}
-    symbols = {**read_run_file(run).symbols, **({"WANDB_OFFLINE": "n"} if online else {})}
+    symbols = read_run_file(run).symbols
     for name in names:
         print(f"{run.name}: {_outcome(now.get(name), name, before.get(name, 0), process, symbols)}")
     return 0 if all(name in now and now[name].state is SyncState.DONE for name in names) else 1
@@ -207,29 +186,21 @@ def _tracking(run: RunDir) -> Tracking:
 
 
 class _Line:
-    """A progress line: updated in place on a terminal, printed once elsewhere."""
+    """A progress line, updated in place on a terminal."""
 
-    def __init__(self, *, only_terminal: bool = False) -> None:
-        self._stream = sys.stdout
-        self._terminal = self._stream.isatty()
-        self._silent = only_terminal and not self._terminal
+    def __init__(self) -> None:
         self._width = 0
 
     def show(self, text: str) -> None:
-        if self._silent:
-            return
-        if self._terminal:
-            self._stream.write("\r" + printable(text).ljust(self._width))  # blanks cover the rest of a longer line
+        if sys.stdout.isatty():
+            sys.stdout.write("\r" + printable(text).ljust(self._width))  # blanks cover the rest of a longer line
+            sys.stdout.flush()
             self._width = len(text)
-        else:
-            print(text)
-            self._silent = True
-        self._stream.flush()
 
     def end(self) -> None:
         if self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._stream.flush()
+            sys.stdout.write("\r" + " " * self._width + "\r")
+            sys.stdout.flush()
 
 
 def wandb_test(arguments: Arguments) -> int:

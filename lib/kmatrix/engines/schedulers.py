@@ -1,4 +1,4 @@
-"""The scheduler of a plan, with the settings of its matrix."""
+"""The scheduler of a plan."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from kmatrix.engines.slurm_nodes import read_settings
 from kmatrix.records.matrix import LOCAL, SLURM, Plan
 
 
-def scheduler_of(plan: Plan, settings: Mapping[str, str]) -> Scheduler | None:
+def scheduler_of(plan: Plan) -> Scheduler | None:
     """Return the scheduler of a plan, None for this machine. It is asked nothing yet.
 
-    settings: of the last `make continue`, which replace symbols of the plan.
     Raises ConfigError for settings without which no job can be submitted.
     """
-    return None if plan.engine == LOCAL else scheduler_for(plan.engine, {**plan.common.symbols, **settings})
+    return None if plan.engine == LOCAL else scheduler_for(plan.engine, plan.common.symbols)
 
 
 def scheduler_for(engine: str, symbols: Mapping[str, str]) -> Scheduler:

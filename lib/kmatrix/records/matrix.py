@@ -1,4 +1,6 @@
-"""The plan in matrix.json: what all runs share, and what each has besides it. `make add` alone replaces it.
+"""The plan in matrix.json: what all runs share, and what each has besides it.
+
+`make add` and `make continue NAME=value` replace it.
 
 So a look at 10,000 runs reads one file, a deleted folder of a run comes back, and only runs that are wanted get one.
 """
@@ -110,10 +112,8 @@ def whole(common: Mapping[str, Any], planned_run: Mapping[str, Any]) -> dict[str
 
 
 def make_files(matrix: Path, name: str) -> None:
-    """Write run.json and .config of a run, if they are missing. Raises RecordError without a plan of this run."""
+    """Write run.json and .config of a run as planned now. Raises RecordError without a plan of this run."""
     path = matrix / name
-    if (path / "run.json").exists():
-        return
     value = decode(matrix / "matrix.json", dict[str, Any])
     found = next((run for run in value.get("runs", ()) if run.get("name") == name), None)
     if found is None:

@@ -1,7 +1,6 @@
-"""The background process of a matrix on this machine, `kmatrix runner MATRIX`, and whoever watches it.
+"""The background process of a matrix on this machine, `kmatrix runner MATRIX`.
 
-It holds the matrix and starts what is due until nothing lives. A terminal that is closed does not end it. The
-foreground only watches: its first Ctrl+C stops the matrix, the second one kills what still runs.
+It holds the matrix and starts what is due until nothing lives. A terminal that is closed does not end it.
 """
 
 from __future__ import annotations
@@ -20,20 +19,16 @@ from kmatrix.engines.local import Local
 from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, detect, distances, occupied, usable
 from kmatrix.packing import usable_cores
-from kmatrix.records import attempts
 from kmatrix.records.control import requests_of, stop
 from kmatrix.records.files import append_jsonl, last_lines
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import ROOT, program_environment
-from kmatrix.records.runs import Status
 from kmatrix.runner.conclude import conclude, wait_for_trackers
-from kmatrix.runner.controller import controller_of, exit_status
+from kmatrix.runner.controller import controller_of
 from kmatrix.runner.program import finish
 from kmatrix.runner.supervisor import REFUSED
-from kmatrix.status.look import Look, look
-from kmatrix.status.wanted import wanted
 
-POLL_S, START_S = 0.2, 60.0  # between two looks; for a runner to hold its matrix, or to fail
+START_S = 60.0  # for a runner to hold its matrix, or to fail
 LOCK, LOG = ".lock", "runner.log"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -53,6 +48,7 @@ def train(path: Path, then: Callable[[Path], object] = lambda _: None) -> int:
 
     then: called before the matrix is released.
     """
+    read_plan(path)  # a folder that is not a matrix gets no lock
     lock = locks.lock(path / LOCK)
     if lock is None:
         raise LaunchError(f"{path.name} is being run")
@@ -127,44 +123,6 @@ def said(path: Path, began: int) -> str:
     """Return what the background process has printed. began: as `start` has returned it."""
     with (path / LOG).open("rb") as log:
         return "".join(last_lines(log, start=began)).strip()
-
-
-def watch(path: Path, show: Callable[[Look], object]) -> int:
-    """Show a matrix until its background process has ended; return the exit status. show: called with each look."""
-    asked = list[int]()
-    former = {one: signal.signal(one, lambda got, _: asked.append(got)) for one in (signal.SIGINT, signal.SIGTERM)}
-    told = 0
-    try:
-        while True:
-            is_held = locks.is_held(path / LOCK)  # before the look: the last look is after the end
-            began = clock.monotonic()
-            seen = look(path)
-            show(seen)
-            if asked and told == 0:
-                stop(path, signal.Signals(asked[0]).name)
-                told = 1
-                print("stopping: the runs save a checkpoint; Ctrl+C again kills them", flush=True)
-            if len(asked) > 1 and told == 1:
-                kill(seen)
-                told = 2
-            if not is_held:
-                return exit_status(seen, wanted)
-            clock.sleep(max(POLL_S, clock.monotonic() - began))  # half of a core at most, for thousands of runs
-    finally:
-        for one, handler in former.items():
-            signal.signal(one, handler)
-
-
-def kill(seen: Look) -> None:
-    """Kill the programs of the runs that train on this host; the kernel kills their ranks."""
-    me = attempts.this_process()
-    for state in seen.states.values():
-        one = state.attempts[-1] if state.attempts else None
-        if state.status is Status.RUNNING and one is not None and attempts.is_here(one, me):
-            try:
-                os.kill(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
 
 def main(words: list[str]) -> int:

@@ -11,7 +11,6 @@ from kmatrix.clock import clock
 from kmatrix.engines import jobs
 from kmatrix.engines.schedulers import scheduler_of
 from kmatrix.errors import KmatrixError
-from kmatrix.records.control import requests_of
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.runs import Status
 from kmatrix.runner.conclude import conclude
@@ -35,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 
 def after_all(path: Path) -> int:
     """Submit what is due; the report follows if that is nothing. Raises KmatrixError."""
-    scheduler = scheduler_of(read_plan(path), requests_of(path).settings)
+    scheduler = scheduler_of(read_plan(path))
     if scheduler is not None:
         ours = jobs.ClusterJobs(path=path, scheduler=scheduler)
         controller_of(path, ours, jobs.known_runs(path)).step()

@@ -244,10 +244,9 @@ class Program:
             self._observer.end()
         self._observer = Observer(self.path, mine.number, symbols, ranks=trainer.ranks)
         asked = record.tracking
-        chosen = settings.get("TRACKER")  # as `make continue` has checked it
-        if names := ([] if chosen == "none" else chosen.split(",")) if chosen else asked.trackers:
+        if asked.trackers:
             limit_s = asked.limit_s or TRACKERS_S
-            self._tracking = [trackers(self.path, names, project=asked.project, limit_s=limit_s)]
+            self._tracking = [trackers(self.path, asked.trackers, project=asked.project, limit_s=limit_s)]
         data = preparation(self.path, trainer.code) if record.train.data_streaming else None
         everywhere = ranks if self._followers is None else AllRanks(mine.number, ranks, self._followers)
         return WithCompanions(everywhere, [*companions, *self._tracking], data=data)

@@ -1,10 +1,13 @@
-"""What users ask of a matrix: continue, hold, release. With or without a runner."""
+"""What users ask of a matrix: continue, hold, release, kill. With or without a runner."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterable, Mapping
 
 from kmatrix.clock import clock
+from kmatrix.records import attempts
 from kmatrix.records.control import Again, Request, allow, change
 from kmatrix.records.decode import replaced
 from kmatrix.records.runs import Status
@@ -71,6 +74,18 @@ def release(seen: Look, names: Iterable[str]) -> None:
             again={**known.again, **again},
         ),
     )
+
+
+def kill(seen: Look) -> None:
+    """Kill the programs of the runs that train on this host; the kernel kills their ranks."""
+    me = attempts.this_process()
+    for state in seen.states.values():
+        one = state.attempts[-1] if state.attempts else None
+        if state.status is Status.RUNNING and one is not None and attempts.is_here(one, me):
+            try:
+                os.kill(one.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def fit(seen: Look, gpus: int) -> None:

@@ -65,12 +65,8 @@ def total_dollars(costs: Iterable[float | None]) -> float | None:
 
 
 def spent(look: Look) -> str:
-    """Return that the runs of a matrix have taken its budget in all executions, "" if they have not.
-
-    The settings of the last `make continue` replace the symbols of the plan. 0: no limit.
-    """
-    symbols = {**look.plan.common.symbols, **{name: text for name, text in look.requests.settings.items() if text}}
-    hours, dollars = (float(symbols.get(name) or 0) for name in BUDGETS)
+    """Return that the runs of a matrix have taken its budget in all executions, "" if they have not. 0: no limit."""
+    hours, dollars = (float(look.plan.common.symbols.get(name) or 0) for name in BUDGETS)
     if not hours and not dollars:
         return ""
     runs = [spent_of(state, look.files[name].train) for name, state in look.states.items()]

@@ -191,7 +191,7 @@ class Viewer:
         tokens = whole_number(files.train, "global_batch") * whole_number(files.train, "block_size")  # per step
         there = run.train_tokens or seen.plan.common.train_tokens
         epoch = tokens / there if tokens and there else None  # share of an epoch, in a step
-        tracks = last and (seen.plan.common.tracking.trackers or "TRACKER" in seen.requests.settings)
+        tracks = last and seen.plan.common.tracking.trackers
         return RunView(
             name=run.name,
             status=state.status,

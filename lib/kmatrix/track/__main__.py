@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="the directory of the run")
     parser.add_argument("--trackers", help="comma-separated list (default: from run.json)")
     parser.add_argument("--project", default="", help="replaces the project of run.json")
-    parser.add_argument("--online", action="store_true", help="upload to W&B although run.json has WANDB_OFFLINE=y")
     parser.add_argument("--parent", type=int, metavar="PID", help="the attempt ends when this process exits")
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, help="seconds for pending steps after the end (default: %(default)g)"
@@ -49,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             run,
             tuple(name.strip() for name in names.split(",") if name.strip()),
             project=arguments.project,
-            online=arguments.online,
             parent=arguments.parent,
             limit_s=arguments.limit,
         )

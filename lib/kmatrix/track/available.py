@@ -8,7 +8,7 @@ import netrc
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,7 @@ def login(symbols: Mapping[str, str], environment: Mapping[str, str]) -> WandbLo
     """
     entity = symbols.get("WANDB_ENTITY", "")
     mode = (environment.get("WANDB_MODE") or _settings(environment).get("mode", "")).lower()
-    if symbols.get("WANDB_OFFLINE") == "y":
+    if symbols.get("WANDB_OFFLINE") == "y" and environment.get("WANDB_MODE") != "online":
         return WandbLogin(False, "CONFIG_WANDB_OFFLINE=y", entity)
     if mode in ("offline", "dryrun", "disabled"):
         where = "" if environment.get("WANDB_MODE") else " in W&B's settings file"
@@ -104,13 +104,13 @@ def need_trackers(names: Iterable[str]) -> None:
         )
 
 
-def announced(run: RunFile, chosen: Sequence[str] | None = None) -> str:
+def announced(run: RunFile) -> str:
     """Return the line that lists the trackers of a matrix and their project, empty if it has none.
 
-    `run`: one run of the matrix. `chosen`: replaces the trackers of run.json, None to keep them.
+    `run`: one run of the matrix.
     """
     tracking = run.tracking
-    names = [name for name in (tracking.trackers if chosen is None else chosen) if name in TITLES]
+    names = [name for name in tracking.trackers if name in TITLES]
     if not names:
         return ""
     titles = ", ".join(_title(name, run.symbols) for name in names)

@@ -40,20 +40,19 @@ def feed(
     names: Sequence[str],
     *,
     project: str = "",
-    online: bool = False,
     parent: int | None = None,
     limit_s: float,
     make: Callable[[str], Callable[[], Tracker]] | None = None,
 ) -> int:
     """Upload a run to these trackers until the attempt has ended and everything is sent.
 
-    `project`, `online`: as in `identity`.
+    `project`: as in `identity`.
     `parent`: the attempt ends when this process exits; None: it has already ended. `limit_s`: time for pending steps
     after the end. Return 0, or 1 if steps are still pending.
     Raises LaunchError for an unknown tracker, RecordError if the directory is not a run.
     """
     ended, end = threading.Event(), _AttemptEnd(parent)
-    tracked = identity(run, project=project, online=online)
+    tracked = identity(run, project=project)
     before = {status.tracker: status for status in read_track(run)}
     make = make or mirror
     workers = [

@@ -118,10 +118,9 @@ OTHER_PROJECT = "pass PROJECT=<name>"
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # part of file names at the trackers
 
 
-def identity(run: RunDir, *, project: str = "", online: bool = False) -> TrackerIdentity:
+def identity(run: RunDir, *, project: str = "") -> TrackerIdentity:
     """Return the identity of a run at its trackers. `project`: replaces the project of run.json.
 
-    `online`: W&B may upload the run although its configuration has WANDB_OFFLINE=y.
     A rerun (`make test-rerun`) has a new identity, because trackers cannot delete the steps of the archived results.
     So has a run of a copied matrix: the original continues its own, and two writers of one run would mix their steps.
     Raises RecordError if run.json is missing, or its run_id or project is missing or invalid.
@@ -137,7 +136,6 @@ def identity(run: RunDir, *, project: str = "", online: bool = False) -> Tracker
         )
     if not PROJECT_NAME.fullmatch(project):
         raise RecordError(f"invalid tracker project {project!r} of {run.name}", why=PROJECT_RULE, hint=OTHER_PROJECT)
-    permitted = {"WANDB_OFFLINE": "n"} if online else {}
     reruns = _reruns(run)
     copied = MatrixDir(run.path.absolute().parent)
     # The inode stays the same when the copy is renamed, and no other copy on this disk has it.
@@ -151,7 +149,7 @@ def identity(run: RunDir, *, project: str = "", online: bool = False) -> Tracker
         id=f"{record.run_id}-{stamp}{suffix}",
         group=copied.name if copy else matrix,
         tags=tuple(f"{axis}={value}" for axis, value in record.axes.items()),
-        config={**record.symbols, **permitted, "run_id": record.run_id, "matrix": matrix},
+        config={**record.symbols, "run_id": record.run_id, "matrix": matrix},
         tracking=run.path.parent.parent,
     )
 

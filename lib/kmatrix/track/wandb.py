@@ -83,7 +83,7 @@ class WandbMirror:
         Offline, an existing run is initialized by the first write, because W&B creates a directory each time.
         Raises any exception of W&B: no connection, an invalid key, a directory that is not writable.
         """
-        mode = _prepare(offline=run.config.get("WANDB_OFFLINE") == "y")
+        mode = _prepare(offline=run.config.get("WANDB_OFFLINE") == "y" and os.environ.get("WANDB_MODE") != "online")
         # Disabled, W&B accepts everything and stores nothing: steps would count as sent.
         if mode == "disabled":
             raise ConnectionError("W&B is disabled by WANDB_MODE=disabled")
@@ -234,8 +234,8 @@ def _upload_command(run: TrackerIdentity) -> str:
     Not `wandb sync`: it uploads the session of a killed process up to the tear, exits with 0 and appends the same rows
     again at the next try; and it renumbers the steps of the second of two sessions.
     """
-    online = {"WANDB_OFFLINE": "n"} if run.config.get("WANDB_OFFLINE") == "y" else {}
-    return make_command("track-sync", TARGET=str(run.dir.path.parent), TRACKER="wandb", **online)
+    command = make_command("track-sync", TARGET=str(run.dir.path.parent), TRACKER="wandb")
+    return f"WANDB_MODE=online {command}" if run.config.get("WANDB_OFFLINE") == "y" else command
 
 
 OWNER = "KMATRIX_WANDB_RUN"  # environment variable that marks W&B's service as that of one run directory

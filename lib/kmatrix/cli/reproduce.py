@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.running.start import execute, make
+from kmatrix.cli.run import make, start
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.doctor import need_torch
 from kmatrix.experiment.inputs.data import known_shards
@@ -18,11 +18,11 @@ from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
-from kmatrix.records.matrix import CODE, run_files
+from kmatrix.records.matrix import CODE, LOCAL, run_files
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.report.reproduction import Changes, changes, describe_distance, describe_repetition, repetition
-from kmatrix.text import first_names, shown
+from kmatrix.text import first_names, make_command, shown
 
 # Files of the run, which may have another path now.
 FILES = ("GPT2_INIT_FROM", "GPT2_DATA_PATH", "GPT2_DATA_MIX", "GPT2_HELLASWAG", "GPT2_CORE")
@@ -39,15 +39,23 @@ def reproduce(arguments: Arguments) -> int:
     if not was.config.is_file():
         raise ConfigError(f"RUN={folder} is not a run directory", hint=EXAMPLE)
     need_torch()
-    asked = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
-    asked |= _local_assignments(arguments)
-    plan = make_plan(was.config, asked, gpus=arguments.get("GPUS"), one=True, machine=arguments.config)
+    plan = make_plan(
+        was.config,
+        _local_assignments(arguments),
+        gpus=arguments.get("GPUS"),
+        one=True,
+        machine=arguments.config,
+    )
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     # The code that was planned then is what runs again.
     matrix = make(arguments, plan, reuse=False, shards=shards, code=was.path.parent / CODE)
     now = matrix.run(next(iter(run_files(matrix.path))))
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
-    return execute(matrix, arguments) or _compare(was, now, plan.neutral)
+    status = start(matrix, arguments)
+    if plan.config.engine != LOCAL:  # its job has only been submitted
+        print(f"compare it when it has finished: {make_command('compare', BASE=str(was.path), NEW=str(now.path))}")
+        return status
+    return status or _compare(was, now, plan.neutral)
 
 
 def _local_assignments(arguments: Arguments) -> dict[str, str]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
-from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.jobs import look_with_jobs, queue_of, silence, waits
-from kmatrix.cli.status import GARBAGE, reserve_notes, run_counts, shown_status, steps
+from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import find_target, running_target
+from kmatrix.cli.watch.jobs import queue_of, silence, waits
+from kmatrix.cli.watch.screen import reserve_notes, run_counts, shown_status, steps
+from kmatrix.cli.watch.status import view_of
 from kmatrix.clock import clock
 from kmatrix.records.decode import SCHEMA, indented_text
 from kmatrix.records.runs import Status
-from kmatrix.status.view import MatrixView, RunView, Viewer
+from kmatrix.status.view import MatrixView, RunView
 from kmatrix.text import UNKNOWN, columns, duration, make_command, money, printable, table, time_of_day
 
 TITLES = ("run", "status", "step", "epoch", "left", "ends", "from")
@@ -21,11 +21,9 @@ LEFT = (0, 1, 6)  # columns of words
 
 def estimate(arguments: Arguments) -> int:
     """Print when the runs of the matrix that is running end, else of the newest, or of TARGET=."""
-    gc.set_threshold(GARBAGE)
     matrix = running_target(arguments) or find_target(arguments)
-    seen, jobs, silent = look_with_jobs(matrix.path)
-    view, now = Viewer(path=matrix.path).view(seen, jobs, silent=silent), clock.now()
-    if yes(arguments, "JSON"):  # times are in seconds from `now`
+    view, now = view_of(matrix.path), clock.now()
+    if arguments.is_on("JSON"):  # times are in seconds from `now`
         print(indented_text({"schema": SCHEMA, "now": now, **view.to_json()}))
     else:
         print(printable("\n".join(lines(view, now))))

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kmatrix.cli.progress import EVERY_S, Display, ended_line, running_line
+from kmatrix.cli.watch.status import EVERY_S, Display, ended_line, running_line
 from kmatrix.clock import clock
 from kmatrix.records.attempts import Attempt, End, path_of
 from kmatrix.records.decode import as_json
@@ -16,7 +16,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.status.alerts import Alert, AlertKind, Severity, ended_at
 from kmatrix.status.look import look
-from kmatrix.status.view import RunView
+from kmatrix.status.view import RunView, Viewer
 from records_factory import CREATED, FakeRun, make_matrix
 from times import Times, pulse
 
@@ -56,7 +56,7 @@ class Story:
     def show(self, display, seconds=1.0):
         self.times.sleep(seconds)
         pulse(self.matrix, self.times.unix)
-        display(look(self.matrix.path))
+        display(Viewer(path=self.matrix.path).view(look(self.matrix.path)))
 
 
 @pytest.fixture
@@ -81,26 +81,26 @@ def told(story, stream):
 
 
 def test_the_line_of_a_running_run_has_every_known_value_and_no_zero_for_others():
-    line = "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41.2k tok/s  left 12.3s"
-    assert running_line(RUNNING, "2/4") == line
+    line = "gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41.2k tok/s  left 12.3s"
+    assert running_line(RUNNING) == line
     unknown = RunView(name="a", status=Status.RUNNING)
-    assert running_line(unknown, "1/1") == "run 1/1 a  starting"
+    assert running_line(unknown) == "a  starting"
     resumed = RunView(name="a", status=Status.RUNNING, start=200, max_iters=300, alerts=("x",))
-    assert running_line(resumed, "1/1") == "run 1/1 a  resuming at step 200/300  1 alert"
+    assert running_line(resumed) == "a  resuming at step 200/300  1 alert"
 
 
 def test_the_line_of_a_run_that_ended_has_status_result_duration_and_reason():
     finished = RunView(name="a", status=Status.FINISHED, val_loss=2.80123, elapsed_s=83.0)
-    assert ended_line(finished, "2/4") == "run 2/4 a  finished  val 2.8012  1m23s"
+    assert ended_line(finished) == "a  finished  val 2.8012  1m23s"
     failed = RunView(name="a", status=Status.FAILED, elapsed_s=5.0, reason="loss is nan at step 7")
-    assert ended_line(failed, "2/4") == "run 2/4 a  failed  5.0s  loss is nan at step 7"
+    assert ended_line(failed) == "a  failed  5.0s  loss is nan at step 7"
 
 
 def test_without_a_terminal_a_run_prints_one_line_at_start_and_one_at_end(story):
     assert told(story, io.StringIO()).splitlines() == [
-        "run 1/2 gpt2_adamw_1cpu  starting",
-        "run 1/2 gpt2_adamw_1cpu  failed  3.0s  why",
-        "run 2/2 gpt2_muon_1cpu  starting",
+        "gpt2_adamw_1cpu  starting",
+        "gpt2_adamw_1cpu  failed  3.0s  why",
+        "gpt2_muon_1cpu  starting",
     ]
 
 
@@ -111,16 +111,6 @@ def test_without_a_terminal_a_long_run_prints_a_line_periodically(story):
         for _ in range(5):
             story.show(display, seconds=EVERY_S / 2)
     assert len(stream.getvalue().splitlines()) == 3
-
-
-def test_the_last_look_is_shown_however_soon_it_comes(story):
-    stream = io.StringIO()
-    story.attempt("adamw")
-    with Display(stream=stream) as display:
-        story.show(display)
-        story.attempt("adamw", "died")
-        story.show(display, seconds=0.1)
-    assert stream.getvalue().splitlines()[-1] == "run 1/2 gpt2_adamw_1cpu  failed  0.0s  why"
 
 
 def test_what_had_ended_before_is_not_news(story):
@@ -153,7 +143,7 @@ def test_there_are_no_escape_codes_without_a_terminal_whatever_the_environment(s
 
 def test_a_dumb_terminal_gets_lines(story, terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    assert told(story, terminal).splitlines()[0] == "run 1/2 gpt2_adamw_1cpu  starting"
+    assert told(story, terminal).splitlines()[0] == "gpt2_adamw_1cpu  starting"
 
 
 def test_on_a_terminal_the_table_is_redrawn_in_place_and_the_last_one_stays(story, terminal):
@@ -164,14 +154,6 @@ def test_on_a_terminal_the_table_is_redrawn_in_place_and_the_last_one_stays(stor
     last = re.sub(r"\x1b\[[0-9;?]*\w", "", output.rpartition("\x1b[?25h")[2])
     assert f"{story.matrix.name}: running" in last
     assert "gpt2_adamw_1cpu failed: why" in last
-
-
-def test_the_table_is_redrawn_at_most_once_per_second(story, terminal):
-    story.attempt("adamw")
-    with Display(stream=terminal) as display:
-        for _ in range(10):
-            story.show(display, seconds=0.1)
-    assert terminal.getvalue().count("gpt2_muon_1cpu") <= 3
 
 
 @pytest.mark.parametrize(("text", "styled"), [("", True), ("1", False)])  # no-color.org: an empty value does not count

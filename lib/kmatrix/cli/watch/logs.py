@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kmatrix import locks
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.jobs import look_with_jobs
 from kmatrix.cli.targets import chosen_runs, find_target, running_target
+from kmatrix.cli.watch.jobs import look_with_jobs
 from kmatrix.clock import clock
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.errors import LaunchError
 from kmatrix.records.control import requests_of
 from kmatrix.records.files import last_lines
 from kmatrix.records.matrix import LOCAL
@@ -33,7 +33,7 @@ def logs(arguments: Arguments) -> int:
     # RUN= may be a run directory, which names its matrix. Without it, a running matrix is preferred to the newest.
     asked = arguments.get("RUN")
     matrix = (None if asked else running_target(arguments)) or find_target(arguments)
-    runs, node = chosen_runs(matrix, arguments), asked_node(arguments)
+    runs, node = chosen_runs(matrix, arguments), arguments.number("NODE")
     seen, jobs, _ = look_with_jobs(matrix.path)
     followed = _Followed(seen, jobs, node)
     # On a cluster the others may wait for their jobs for days.
@@ -49,14 +49,6 @@ def logs(arguments: Arguments) -> int:
     for run in there if asked else [max(there, key=lambda run: followed.log_of(run).stat().st_mtime)]:
         followed.print_end(run)
     return 0
-
-
-def asked_node(arguments: Arguments) -> int | None:
-    """Return the number of NODE=, None without it. Raises ConfigError if it is not a number from 0."""
-    text = arguments.get("NODE")
-    if text and not (text.isascii() and text.isdecimal() and len(text) <= 6):
-        raise ConfigError(f"NODE={text}", why="expected the number of a node of the run, from 0")
-    return int(text) if text else None
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ def look_with_jobs(path: Path) -> tuple[Look, Mapping[str, JobView], str]:
     from kmatrix.engines import jobs, schedulers  # what only a cluster needs is a third of the time of a status
 
     try:
-        scheduler = schedulers.scheduler_of(seen.plan, seen.requests.settings)
+        scheduler = schedulers.scheduler_of(seen.plan)
         found = jobs.look(path, scheduler) if scheduler else {}
     except LaunchError as error:  # no answer, or no program to ask on this machine
         return seen, {}, ": ".join(filter(None, (error.what, error.why)))

@@ -1,28 +1,20 @@
-"""The commands `status` and `estimate`: a live display on a terminal, plain text elsewhere, JSON for programs."""
+"""A matrix as lines of text, as `make status` shows them: a headline, the tables of runs and GPUs, and notes."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.jobs import counts as job_counts
-from kmatrix.cli.jobs import look_with_jobs, place, run_status, silence, waits
-from kmatrix.cli.targets import asked_statuses, find_target, running_target
-from kmatrix.clock import clock
-from kmatrix.records.decode import SCHEMA, indented_text
-from kmatrix.records.matrix import LOCAL
+from kmatrix.cli.watch.jobs import counts as job_counts
+from kmatrix.cli.watch.jobs import place, run_status, silence, waits
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages
 from kmatrix.status.live import GpuView
-from kmatrix.status.view import TO_COME, MatrixView, RunView, Viewer
+from kmatrix.status.view import TO_COME, MatrixView, RunView
 from kmatrix.status.wanted import NOT_NEEDED
 from kmatrix.text import (
     UNKNOWN,
@@ -43,7 +35,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-EVERY_S, SCHEDULER_S = 1.0, 10.0  # between two frames; the same on a cluster
 COLOURS = {
     Status.RUNNING: "cyan",
     Status.FINISHED: "green",
@@ -51,9 +42,6 @@ COLOURS = {
     Status.STOPPED: "yellow",
     Status.SKIPPED: "yellow",
 }
-# New objects between two searches for cycles: a view of 10,000 runs has a million objects, and hardly a cycle. With the
-# default of 700, these searches take a fifth of the time.
-GARBAGE = 200_000
 FEWEST_RUNS = 3  # rows that are reserved for runs
 RUNS = (
     Column(title="run", words=True),
@@ -81,59 +69,9 @@ GPUS = (
 URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
 
 
-def status(arguments: Arguments) -> int:
-    """Show the matrix that is running, else the newest, or TARGET=."""
-    gc.set_threshold(GARBAGE)
-    only = asked_statuses(arguments)
-    matrix = running_target(arguments) or find_target(arguments)
-    viewer = Viewer(path=matrix.path)
-
-    def view() -> MatrixView:
-        seen, jobs, silent = look_with_jobs(matrix.path)
-        return viewer.view(seen, jobs, silent=silent, only=only)
-
-    if yes(arguments, "JSON"):
-        print(indented_text({"schema": SCHEMA, **view().to_json()}))
-    elif is_terminal(sys.stdout):
-        watch(view)
-    else:
-        print(printable("\n".join(plain(view(), asked_width()))))
-    return 0
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Return whether an output is a terminal that can be drawn on."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
 def plain(view: MatrixView, width: int | None = None) -> list[str]:
     """Return the view as plain lines: a headline, the tables, and notes on single runs."""
     return [line.text for line in screen(view, width=width)]
-
-
-def asked_width() -> int | None:
-    """Return the width in COLUMNS, which `watch` sets for its command; None: as wide as needed."""
-    text = os.environ.get("COLUMNS", "")
-    return int(text) if text.isdecimal() and int(text) else None
-
-
-def watch(view: Callable[[], MatrixView]) -> None:
-    """Refresh the display until nothing runs or waits, or Ctrl+C is pressed, and leave the last frame on screen."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(highlight=False)
-    now = view()
-    if now.is_active:
-        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, transient=True) as live:
-            while now.is_active:
-                # One line less than the terminal: a full screen would scroll at each refresh.
-                live.update(drawn(screen(now, width=console.width, height=console.height - 1)), refresh=True)
-                # A scheduler is not asked each second.
-                clock.sleep(EVERY_S if now.engine == LOCAL else SCHEDULER_S)
-                now = view()
-    # The last frame, complete: a printed page may scroll, and the terminal wraps commands.
-    console.print(drawn(screen(now, width=console.width)), soft_wrap=True)
 
 
 def drawn(lines: list[Line]) -> Text:

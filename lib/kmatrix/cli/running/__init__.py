@@ -1,1 +1,0 @@
-"""The commands that train, one module per group of commands."""

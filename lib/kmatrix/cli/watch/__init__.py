@@ -1,0 +1,1 @@
+"""Where a matrix stands: status, estimate, logs."""
