@@ -107,7 +107,7 @@ def test_a_matrix_is_found_while_its_configuration_has_lines_that_are_refused(tm
 
     for command in ("status", "estimate", "summary", "logs"):
         result = run(command, f"O={tmp_path}")
-        assert (result.status, result.err) == (0, ""), command
+        assert (result.status, "error" in result.err) == (0, False), command
     assert f"no matrix is running in {results}" in run("stop", f"O={tmp_path}").err
     for command in ("hold", "release"):
         assert "gpt2_muon_1cpu" in run(command, "RUN=*muon*", f"O={tmp_path}").out, command

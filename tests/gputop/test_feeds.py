@@ -310,9 +310,8 @@ def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
 def test_make_gputop_replays_a_recording(tmp_path):
     recorder = Recorder(tmp_path / "run", hz=1.0)
     recorder.write(30)
-    for at, busy in (("", 0), ("5", 5), ("-4", 25)):
-        result = run_command("gputop", f"REPLAY={recorder.run.path}", f"AT={at}")
-        assert result.status == 0, result.err
-        assert f"util {busy}%" in result.out, at
+    result = run_command("gputop", f"REPLAY={recorder.run.path}")
+    assert result.status == 0, result.err
+    assert "util 0%" in result.out
     with pytest.raises(SystemExit, match="2"):
         run_command("gputop", f"REPLAY={recorder.run.path}", f"RUN={recorder.run.path}")

@@ -123,7 +123,6 @@ def test_a_configuration_that_was_saved_on_windows_has_the_same_values(program):
     written = program.folder / ".config"
     before = written.read_bytes()
     written.write_bytes(b"\xef\xbb\xbf" + before.replace(b"\n", b"\r\n"))
-    program.check("diffconfig", f"OLD={written}", f"NEW={written}")
     program.check("olddefconfig", "SEED=7")
     assert b"CONFIG_GPT2_SEED=7\n" in written.read_bytes()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmatrix.records.attempts import Attempt, End
-from kmatrix.records.control import Requests
-from kmatrix.records.decode import as_json
-from kmatrix.records.files import read_json, write_json
+from kmatrix.records.files import read_json
 from kmatrix.status.cost import Spent, spent, spent_in, spent_of, total_dollars
 from kmatrix.status.fold import Files, state_of
 from kmatrix.status.look import look
@@ -40,29 +38,23 @@ def test_runs_without_a_price_are_left_out_of_a_sum():
     assert total_dollars([None]) is None
 
 
-def matrix_of(tmp_path, symbols, settings):
+def matrix_of(tmp_path, symbols):
     run = FakeRun(seconds=7236.0, train={"machine_hour_price": 2.5}, symbols=symbols)
     matrix = make_matrix(tmp_path, [run])
     plan = read_json(matrix.matrix_json)
     assert plan["common"]["symbols"] == symbols
-    write_json(matrix.path / "control" / "requests.json", as_json(Requests(settings=settings)))
     return look(matrix.path)
 
 
 @pytest.mark.parametrize(
-    ("symbols", "settings", "why"),
+    ("symbols", "why"),
     [
-        ({}, {}, ""),
-        ({"BUDGET_HOURS": "3"}, {}, ""),
-        ({"BUDGET_HOURS": "2"}, {}, "the budget is spent: 2.01 of 2 hours (continue with a larger BUDGET_HOURS=)"),
-        ({"BUDGET_HOURS": "2"}, {"BUDGET_HOURS": "3"}, ""),
-        ({"BUDGET_HOURS": "2"}, {"BUDGET_HOURS": "0"}, ""),
-        (
-            {"BUDGET_DOLLARS": "5"},
-            {},
-            "the budget is spent: $5.02 of $5.00 (continue with a larger BUDGET_DOLLARS=)",
-        ),
+        ({}, ""),
+        ({"BUDGET_HOURS": "3"}, ""),
+        ({"BUDGET_HOURS": "0"}, ""),
+        ({"BUDGET_HOURS": "2"}, "the budget is spent: 2.01 of 2 hours (continue with a larger BUDGET_HOURS=)"),
+        ({"BUDGET_DOLLARS": "5"}, "the budget is spent: $5.02 of $5.00 (continue with a larger BUDGET_DOLLARS=)"),
     ],
 )
-def test_a_budget_counts_all_runs_and_the_last_continue_has_it(tmp_path, symbols, settings, why):
-    assert spent(matrix_of(tmp_path, symbols, settings)) == why
+def test_a_budget_counts_all_runs(tmp_path, symbols, why):
+    assert spent(matrix_of(tmp_path, symbols)) == why

@@ -184,13 +184,6 @@ def test_a_matrix_prints_its_trackers_once(monkeypatch):
     assert line.startswith("trackers: W&B (online as team: API key in WANDB_API_KEY)")
 
 
-def test_a_continued_matrix_can_use_other_trackers_once(monkeypatch):
-    monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
-    record = RunFile(tracking=Tracking(trackers=("tensorboard",), project="mine"))
-
-    assert announced(record) == "trackers: TensorBoard; project mine"
-
-
 @pytest.mark.process
 def test_the_doctor_lists_the_installed_trackers_and_never_shows_a_key(program, monkeypatch):
     answer_for_pytorch(monkeypatch)
