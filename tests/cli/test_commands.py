@@ -123,10 +123,10 @@ def test_what_a_user_can_fix_is_an_error_a_bug_keeps_its_traceback_and_ctrl_c_en
         (KeyboardInterrupt(), 130, "stopped"),
     ):
 
-        def fail(_, raised=raised):
+        def fail(*_, raised=raised):
             raise raised
 
-        monkeypatch.setattr("kmatrix.cli.configure.open_tree", fail)
+        monkeypatch.setattr("kmatrix.cli.configure.overrides", fail)
         result = Program(tmp_path)("defconfig")
         assert (result.status, "Traceback" in result.err) == (status, status == 70)
         assert message in result.err

@@ -73,7 +73,7 @@ def test_a_rerun_archives_the_old_result_and_leaves_the_others(story):
     adamw, muon = (matrix.run(f"gpt2_{name}_1cpu") for name in ("adamw", "muon"))
     old, kept = load_json(muon.result), adamw.result.read_bytes()
     story.script({"adamw": [3.3], "muon": [3.1]})
-    story.make("test-rerun", f"TARGET={matrix.path}", "OPTIMIZER=muon")
+    story.make("test-rerun", f"TARGET={matrix.path}", "RUN=*muon*")
     assert load_json(muon.archive / "2" / "result.json") == old
     assert (load_json(muon.result)["attempt"], load_json(muon.result)["final_val_loss"]) == (3, 3.1)
     assert adamw.result.read_bytes() == kept

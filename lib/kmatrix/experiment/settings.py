@@ -47,7 +47,7 @@ def change_settings(
             raise ConfigError(
                 values[0].where,
                 why=f"only a setting that changes no result can be changed in {matrix.name}",
-                hint="start a new matrix with make test-matrix",
+                hint="RUN='*muon*' selects runs; other values need a new matrix",
             )
     tree.reset()
     apply_assignments(tree, merge_lines(tree, base, as_lines(tree, asked), on_message))
