@@ -23,7 +23,7 @@ WORD = re.compile(r"[A-Za-z0-9_][\w.:/@+,=-]*", re.ASCII)
 VARIABLE = re.compile(
     r"(?!CUDA_VISIBLE_DEVICES=)(?:NCCL|GLOO|PYTORCH|CUDA)_[A-Z0-9_]+=[A-Za-z0-9_.,:;^=@+\[\]>-]{1,200}", re.ASCII
 )
-LABEL = re.compile(r"[A-Za-z0-9][\w./-]*=[\w.-]*", re.ASCII)
+USER = re.compile(r"[0-9]{1,10}(?::[0-9]{1,10})?")
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][a-z]{3}")  # ISO 639 and ISO 15924, as FineWeb-2 and FinePDFs name folders
 BY_LANGUAGE = ("fineweb2", "finepdfs")  # datasets whose path is a language
 MIX_PART = re.compile(r"([a-z][a-z0-9]*)(?:=(.+))?:(\d*\.?\d+)")
@@ -98,8 +98,8 @@ def _are_flags(text: str) -> bool:
         return False
 
 
-def _each(pattern: re.Pattern[str]) -> Callable[[str], bool]:
-    return lambda text: all(pattern.fullmatch(word) for word in text.split())
+def _are_variables(text: str) -> bool:
+    return all(map(VARIABLE.fullmatch, text.split()))
 
 
 # Name of the form in $(form,NAME) -> whether a text has it, and what is expected.
@@ -110,8 +110,8 @@ FORMS: dict[str, tuple[Callable[[str], object], str]] = {
     "time": (job_seconds, "expected a time up to 366 days: 90m, 12h, 2d12h, or as for sbatch, 90, 1-12:00:00"),
     "memory": (MEMORY.fullmatch, "expected a size such as 64G or 512M"),
     "flags": (_are_flags, "expected flags such as --mail-type=END"),
-    "variables": (_each(VARIABLE), "expected NAME=value, with names of NCCL_, GLOO_, PYTORCH_ or CUDA_"),
-    "labels": (_each(LABEL), "expected label=value, with blanks between them"),
+    "variables": (_are_variables, "expected NAME=value, with names of NCCL_, GLOO_, PYTORCH_ or CUDA_"),
+    "user": (USER.fullmatch, "expected numbers: <user> or <user>:<group>"),
 }
 
 

@@ -24,7 +24,7 @@ TWO = replace(ONE, folder=Path("/mnt/results/a $(B)/jobs/0004"), shape=Shape(nod
 LAST = replace(ONE, shape=Shape(), runs=(), is_last=True)
 EVERYTHING = {
     **{"K8S_NAMESPACE": "ml", "K8S_MEMORY": "512Gi", "K8S_GPU_RESOURCE": "amd.com/gpu", "K8S_USER": "1000:100"},
-    **{"K8S_NODE_SELECTOR": "pool=x amd.com/gpu.product=MI300", "K8S_GRACE": "600", "K8S_SECRET_NAME": "tracker-keys"},
+    **{"K8S_GRACE": "600", "K8S_SECRET_NAME": "tracker-keys"},
 }
 MANIFESTS = {
     "array": (ONE, {"PARALLEL_JOBS": "2"}),

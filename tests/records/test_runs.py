@@ -59,8 +59,7 @@ def test_an_integer_is_a_loss():
         {"provenance": {"gpus": [3]}},
         {"symbols": {"BUDGET_DOLLARS": "abc"}},
         {"symbols": {"BUDGET_HOURS": "inf"}},
-        {"symbols": {"ALERT_VRAM": "high"}},
-        {"symbols": {"ALERT_SPIKE": "1e"}},
+        {"symbols": {"ALERT_LOSS": "high"}},
     ],
 )
 def test_a_run_file_with_a_value_of_another_type_is_damaged(damaged):
@@ -70,7 +69,7 @@ def test_a_run_file_with_a_value_of_another_type_is_damaged(damaged):
 
 
 def test_counts_of_a_run_file_are_digits_or_empty():
-    symbols = {"BUDGET_DOLLARS": "50", "BUDGET_HOURS": "", "ALERT_SPIKE": "0.5", "SEED": "any text of another symbol"}
+    symbols = {"BUDGET_DOLLARS": "50", "BUDGET_HOURS": "", "ALERT_LOSS": "5", "SEED": "any text of another symbol"}
     assert parse({"symbols": symbols}, RunFile).symbols == symbols
 
 

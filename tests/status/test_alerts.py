@@ -146,9 +146,8 @@ def test_every_alert_ends_once_and_lasts_at_least_the_hold_time(observations, ho
 
 
 def test_thresholds_come_from_the_configuration():
-    text = {"ALERT_VRAM": "90", "ALERT_THROTTLE": "n", "ALERT_LOSS": "5", "ALERT_SPIKE": "1.0"}
-    assert Thresholds.of(text) == Thresholds(vram=90.0, throttle=False, loss=5)
-    assert Thresholds.of({"ALERT_SPIKE": ""}).spike == 0
+    text = {"ALERT_TEMPERATURE": "90", "ALERT_STALL": "0", "ALERT_LOSS": "5"}
+    assert Thresholds.of(text) == Thresholds(temperature=90, stall=0, loss=5)
 
 
 # ---- a running run -----------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ import msgspec
 from kmatrix.engines.jobs import content_of, template
 from kmatrix.engines.ports import Batch, Phase, Seen, Shape, UnreachableError
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.forms import pairs
 from kmatrix.redaction.redactor import keys_in
 from kmatrix.text import printable
 
@@ -54,7 +53,6 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, rename=lambd
     queue: str = ""  # LocalQueue of Kueue
     memory: str = ""  # quantity, per pod; "": as planned
     gpu_resource: str = "nvidia.com/gpu"
-    node_selector: str = ""  # label=value, separated by blanks
     user: str = ""  # numbers: user, or user:group; "": that of the image
     grace: int = 90  # s, from SIGTERM to SIGKILL
     patch: str = ""  # path of a strategic merge patch
@@ -187,7 +185,6 @@ class Kubernetes:
             command=["python", "-m", "kmatrix", *words],
             limits=({"memory": memory} if memory else {}) | ({settings.gpu_resource: shape.gpus} if shape.gpus else {}),
             user=settings.user.split(":"),
-            selector=pairs(settings.node_selector),
         )
         return "job.yaml", self._patched(text) if settings.patch else text
 

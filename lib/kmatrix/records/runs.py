@@ -30,10 +30,9 @@ from kmatrix.records.train_config import TrainConfig
 LARGEST_SEED = 2**31 - 1  # of a run
 WHOLE = (  # symbols that commands read as whole numbers
     *("BUDGET_HOURS", "BUDGET_DOLLARS", "PARALLEL_JOBS", "GPUS_PER_NODE", "GPU_BUSY_MEMORY", "GPU_MONITOR_HZ"),
-    *("ALERT_GPU_UTILIZATION", "ALERT_VRAM", "ALERT_TEMPERATURE", "ALERT_BALANCE", "ALERT_STRAGGLER", "ALERT_MFU"),
-    *("ALERT_TOKENS_PER_SECOND", "ALERT_LOSS", "ALERT_STALL", "ALERT_HOLD"),
+    *("ALERT_GPU_UTILIZATION", "ALERT_TEMPERATURE", "ALERT_TOKENS_PER_SECOND", "ALERT_LOSS", "ALERT_STALL"),
+    "ALERT_HOLD",
 )
-NUMBERS = dict.fromkeys(WHOLE, int) | {"ALERT_SPIKE": float}
 MOST_SEEDS = 100  # that a verdict looks at: the range of MATRIX_SEEDS_MAX
 
 
@@ -97,9 +96,9 @@ class RunFile(Record, frozen=True, kw_only=True):
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self) -> None:
-        for name, number in NUMBERS.items():
+        for name in WHOLE:
             try:
-                number(self.symbols.get(name) or 0)  # "": the symbol is not visible
+                int(self.symbols.get(name) or 0)  # "": the symbol is not visible
             except ValueError:
                 raise ValueError(f"symbols: {name}: expected a number") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The thresholds of the alert rules; 0 switches a rule off. Field x is the symbol ALERT_X."""
+    """The thresholds of the alert rules; 0 switches a rule off. Those in SYMBOLS are settings."""
 
     gpu_utilization: float = 80.0  # percent; alert below
     vram: float = 98.0  # percent of a GPU's memory
@@ -69,15 +69,14 @@ class Thresholds:
     @classmethod
     def of(cls, symbols: Mapping[str, str]) -> Thresholds:
         """Return the thresholds of a configuration, defaults for missing symbols."""
-        known: dict[str, Any] = {}
-        for one in fields(cls):
-            if (text := symbols.get(SYMBOLS[one.name])) is not None:
-                kind: Any = type(one.default)
-                known[one.name] = text == "y" if kind is bool else kind(text or 0)
+        known: dict[str, Any] = {name: int(symbols[symbol]) for name, symbol in SYMBOLS.items() if symbol in symbols}
         return cls(**known)
 
 
-SYMBOLS = {one.name: f"ALERT_{one.name.removesuffix('_s').upper()}" for one in fields(Thresholds)}
+SYMBOLS = {
+    name: f"ALERT_{name.removesuffix('_s').upper()}"
+    for name in ("gpu_utilization", "temperature", "tokens_per_second", "loss", "stall", "hold_s")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
