@@ -14,6 +14,7 @@ from kmatrix.forms import job_seconds, memory_mib, split_flags
 from kmatrix.records.paths import below_root
 from kmatrix.text import duration, plural
 
+TIME_FACTOR = 1.5  # of an estimate: one of earlier runs is a few percent off, one from the FLOPs up to a factor of two
 LAST_S = 1800  # time limit of the job after all others
 SINFO = "%P|%l|%s|%D|%c|%m|%G"  # format of the lines of `read_nodes`
 NAME_FLAGS = ("-J", "--j")  # getopt_long(3) takes --job for --job-name
@@ -30,7 +31,6 @@ class SlurmSettings:
     cpus_per_gpu: int = 0  # 0: the GPU's share of its node
     pack_nodes: bool = False
     seconds: int | None = None  # time limit of a job; None: from the estimate
-    time_factor: float = 1.5
     notice_s: int = 120
     setup: Path | None = None  # file that a job sources first
     flags: tuple[tuple[str, ...], ...] = ()  # further flags of sbatch, each with its value
@@ -59,7 +59,6 @@ def read_settings(symbols: Mapping[str, str], environment: Mapping[str, str]) ->
         cpus_per_gpu=int(get("SLURM_CPUS_PER_GPU", "0")),
         pack_nodes=get("PACK_NODES") == "y",
         seconds=job_seconds(get("SLURM_TIME")),
-        time_factor=float(get("SLURM_TIME_FACTOR", "1.5")),
         notice_s=int(get("SLURM_NOTICE", "120")),
         setup=below_root(get("SLURM_SETUP")) if get("SLURM_SETUP") else None,
         flags=tuple(map(tuple, flags)),
@@ -145,7 +144,7 @@ class Cluster:
         if settings.seconds is not None:
             seconds: int | None = -(-settings.seconds // 60) * 60
         elif planned.seconds is not None:
-            seconds = time_limit(planned.seconds, settings.time_factor, START_S + settings.notice_s)
+            seconds = time_limit(planned.seconds, TIME_FACTOR, START_S + settings.notice_s)
             seconds = seconds if limit is None else min(seconds, limit)
         else:
             seconds = limit
