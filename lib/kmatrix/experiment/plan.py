@@ -25,16 +25,12 @@ from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.matrix.rules import (
     AUTO,
-    VerdictSettings,
-    families_of,
+    plan_rules,
     read_settings,
-    resolve_rules,
-    rules_warnings,
     with_seeds,
 )
 from kmatrix.plan.feasibility import GpuModel
 from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in, warnings
-from kmatrix.records.matrix import KUBERNETES
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
@@ -212,7 +208,7 @@ def _plan(
     machine = Machine(gpus=there.gpus, nodes=nodes, asked=device, results_dir=below_root(control.results_dir))
     runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
     _refuse_budget_alone(kinds, machine)
-    verdict, warned = _verdict(tree, settings, matrix.runs, control.engine)
+    verdict, warned = plan_rules(tree, settings, matrix.runs, control.engine)
     warned += [text for kind in kinds.values() for text in kind.warnings]
     warned = [nodes.warning, *warned] if nodes and nodes.warning else warned
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
@@ -304,30 +300,6 @@ def _refuse_budget_alone(kinds: Mapping[str, RunKind], machine: Machine) -> None
         why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
         hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
     )
-
-
-def _verdict(tree: Tree, settings: VerdictSettings, runs: Sequence[Run], engine: str) -> tuple[VerdictRules, list[str]]:
-    """Return how the losses of these runs will be compared, and warnings.
-
-    Raises ConfigError for rules that these runs or this engine cannot follow.
-    """
-    families = families_of(tree, {run: _measured_on(run.config.train) for run in runs})
-    rules = resolve_rules(tree, settings, families)
-    if not rules.seeds_auto:
-        return rules, []
-    if engine == KUBERNETES:
-        raise ConfigError(
-            f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
-            why="pods may not make the Jobs of further seeds",
-            hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
-        )
-    return rules, rules_warnings(rules, [len(family) for family in families])
-
-
-def _measured_on(train: TrainConfig) -> tuple[str | int | None, ...]:
-    """Return what the losses of a run are measured on: those of runs with the same are comparable."""
-    data = (train.dataset, train.data_path, train.data_mix, train.data_layout, train.tokenizer)
-    return *data, train.block_size, train.eval_samples
 
 
 def refuse_risks(plan: Plan, *, estimates: bool = True) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from kmatrix.kconfig.assignments import cause
 from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, in_order, label, parse_condition
 from kmatrix.matrix.expand import SEED, Run
+from kmatrix.records.matrix import KUBERNETES
 from kmatrix.records.runs import LARGEST_SEED, VerdictRules
 from kmatrix.text import plural
 
@@ -88,33 +89,16 @@ def with_seeds(tree: Tree, axes: Axes, settings: VerdictSettings) -> Axes:
     return replace(axes, axes=in_order(tree, (*axes.axes, Axis(SEED, label(tree, SEED), points))))
 
 
-def families_of(tree: Tree, runs: Mapping[Run, Hashable]) -> list[Mapping[Configuration, Run]]:
-    """Return the configurations of each family, with their first runs. runs: with what their losses are measured on."""
-    seed = label(tree, SEED)
-    found: dict[Hashable, dict[Configuration, Run]] = {}
-    for run, measured_on in runs.items():
-        configuration = tuple(item for item in run.axes if item[0] != seed)
-        found.setdefault(measured_on, {}).setdefault(configuration, run)
-    return list(found.values())
+def plan_rules(
+    tree: Tree, settings: VerdictSettings, runs: Iterable[Run], engine: str
+) -> tuple[VerdictRules, list[str]]:
+    """Return how the losses of these runs will be compared, and warnings about adaptive seeds that decide little.
 
-
-def resolve_rules(
-    tree: Tree, settings: VerdictSettings, families: Sequence[Mapping[Configuration, Run]]
-) -> VerdictRules:
-    """Return the rules of a matrix, with its baseline as the values of one configuration.
-
-    families: as returned by `families_of`; not needed without a baseline and adaptive seeds.
     Raises ConfigError for a baseline that is not one configuration of each family, and for adaptive seeds without two
-    configurations to compare.
+    configurations to compare, or on an engine that cannot start the next ones.
     """
-    if settings.seeds and all(len(family) < 2 for family in families):
-        raise ConfigError(
-            f"{AUTO}=y has nothing to compare",
-            why=f"{plural(sum(map(len, families)), 'configuration')} "
-            "with losses that no other one can be compared with",
-            hint="pass a second configuration, such as OPTIMIZER=adamw,muon; or the seeds: SEED=1,2,3",
-        )
-    return VerdictRules(
+    families = _families(tree, runs)
+    rules = VerdictRules(
         seeds_auto=bool(settings.seeds),
         seeds=settings.seeds,
         seeds_min=settings.seeds_min,
@@ -123,58 +107,66 @@ def resolve_rules(
         baseline=_baseline(tree, settings.baseline, families) if settings.baseline else {},
         target_loss=settings.target_loss,
     )
-
-
-def _baseline(tree: Tree, given: Assignment, families: Sequence[Mapping[Configuration, Run]]) -> dict[str, str]:
-    """Return the axes, label -> value, that name the baseline in every family."""
-    where = given.where if "=" in given.where else f"{given.where}: {BASELINE}={given.value}"
-    condition = parse_condition(tree, given.value, where)
-    if any(name == SEED for name, _ in condition.terms):
-        raise ConfigError(where, why="a seed is not a configuration", hint="name the values of the other axes")
-    found: list[Configuration] = []
-    for family in families:
-        named = [configuration for configuration, run in family.items() if condition.holds(run.values.get)]
-        if len(named) > 1 or (not named and len(family) > 1):
-            what = f"names {len(named)} configurations" if named else "names no configuration"
-            raise ConfigError(
-                f"{where}: {what}",
-                why=f"{'these' if named else 'there are'}: {_listed(named or list(family))}",
-                hint="name exactly one: NAME=value of each axis that it needs, with spaces between them",
-            )
-        found += named
-    shared = dict(found[0]) if found else {}
-    for other in found[1:]:
-        shared = {name: value for name, value in shared.items() if dict(other).get(name) == value}
-    for family in families:
-        if len([one for one in family if shared.items() <= dict(one).items()]) > 1:
-            raise ConfigError(
-                f"{where}: it is another configuration for other data",
-                why=_listed(found),
-                hint="name the values of axes, which are the same for all data",
-            )
-    return shared
-
-
-def _listed(configurations: Sequence[Configuration]) -> str:
-    """Return configurations as text, by the axes in which they differ."""
-    differing = {item for one in configurations for item in one if not all(item in other for other in configurations)}
-    texts = [" ".join(f"{name}={value}" for name, value in one if (name, value) in differing) for one in configurations]
-    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return "; ".join([*(text or "the only one" for text in texts[:SHOWN]), *more])
-
-
-def rules_warnings(rules: VerdictRules, families: Sequence[int]) -> list[str]:
-    """Return warnings about adaptive seeds that decide little. families: the number of configurations in each."""
-    found = []
-    most = max(families, default=0)
+    if not rules.seeds_auto:
+        return rules, []
+    if engine == KUBERNETES:
+        raise ConfigError(
+            f"{AUTO}=y needs the runner of this machine, or ENGINE=slurm",
+            why="pods may not make the Jobs of further seeds",
+            hint="list the seeds and omit MATRIX_SEEDS_AUTO: SEED=1,2,3",
+        )
+    sizes = [len(family) for family in families]
+    most, alone, found = max(sizes), sizes.count(1), []
+    idle = f"{plural(alone, 'configuration')} with losses that no other one can be compared with"
+    if most == 1:
+        hint = "pass a second configuration, such as OPTIMIZER=adamw,muon; or the seeds: SEED=1,2,3"
+        raise ConfigError(f"{AUTO}=y has nothing to compare", why=idle, hint=hint)
     if most > MOST_WITHOUT_BASELINE and not rules.baseline:
         found.append(
             f"{most} configurations make {most * (most - 1) // 2} comparisons, too many for {len(rules.seeds)} seeds: "
             f"name one that the others are compared with, such as {BASELINE}=OPTIMIZER=adamw"
         )
-    if alone := families.count(1):
-        found.append(
-            f"{plural(alone, 'configuration')} with losses that no other one can be compared with: "
-            f"{rules.seeds_min} seeds of each, and no verdict"
-        )
-    return found
+    if alone:
+        found.append(f"{idle}: {rules.seeds_min} seeds of each, and no verdict")
+    return rules, found
+
+
+def _families(tree: Tree, runs: Iterable[Run]) -> list[list[Configuration]]:
+    """Return the configurations of each family: their losses are measured on the same data, and comparable."""
+    seed = label(tree, SEED)
+    found: dict[Hashable, dict[Configuration, None]] = {}
+    for run in runs:
+        train = run.config.train
+        data = train.dataset, train.data_path, train.data_mix, train.data_layout, train.tokenizer
+        configuration = tuple(item for item in run.axes if item[0] != seed)
+        found.setdefault((*data, train.block_size, train.eval_samples), {})[configuration] = None
+    return [list(family) for family in found.values()]
+
+
+def _baseline(tree: Tree, given: Assignment, families: Iterable[Sequence[Configuration]]) -> dict[str, str]:
+    """Return the axes, label -> value, that name the baseline in every family."""
+    where = given.where if "=" in given.where else f"{given.where}: {BASELINE}={given.value}"
+    condition = parse_condition(tree, given.value, where)
+    if any(name == SEED for name, _ in condition.terms):
+        raise ConfigError(where, why="a seed is not a configuration", hint="name the values of the other axes")
+    baseline = {label(tree, name): text for name, text in condition.terms}
+    for family in families:
+        named = [one for one in family if baseline.items() <= dict(one).items()]
+        if len(named) > 1 or (not named and len(family) > 1):
+            what = f"names {len(named)} configurations" if named else "names no configuration"
+            raise ConfigError(
+                f"{where}: {what}",
+                why=f"{'these' if named else 'there are'}: {_listed(named or family)}",
+                hint="name exactly one: NAME=value of each axis that it needs, with spaces between them",
+            )
+    return baseline
+
+
+def _listed(configurations: Sequence[Configuration]) -> str:
+    """Return configurations as text, by the axes in which they differ."""
+    shared = set.intersection(*map(set, configurations))
+    texts = [
+        " ".join(f"{name}={value}" for name, value in one if (name, value) not in shared) for one in configurations
+    ]
+    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return "; ".join([*texts[:SHOWN], *more])
