@@ -109,7 +109,7 @@ def test_every_symbol_and_choice_of_a_user_has_a_prompt_a_help_a_default_and_a_r
         assert node.prompt[0], symbol.name
         assert said, symbol.name
         assert len(symbol.nodes) == 1, symbol.name
-        assert symbol.defaults or symbol.choice or symbol.orig_type == kc.BOOL, symbol.name
+        assert symbol.defaults or symbol.choice or symbol.orig_type in (kc.BOOL, kc.STRING), symbol.name
         for default in (entry[0] for entry in symbol.defaults if symbol.orig_type != kc.BOOL and not entry[0].nodes):
             check_text(TREE, symbol, default.name, "default")
         if symbol.orig_type == kc.INT:
