@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kmatrix.text import plural
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedJob:
@@ -33,6 +35,14 @@ def usable_cores() -> int:
 def fewest_nodes(ranks: int, per_node: int) -> int:
     """Return the smallest number of nodes that divides the ranks and has at most `per_node` of them on each."""
     return next(nodes for nodes in range(1, ranks + 1) if ranks % nodes == 0 and ranks // nodes <= per_node)
+
+
+def too_few_gpus(device: str, ranks: int, nodes: int, there: int) -> str:
+    """Return why a run cannot run on machines with this many GPUs each, "" if it can. ranks: on all nodes."""
+    each = ranks // nodes
+    if device != "cuda" or each <= there:
+        return ""
+    return f"needs {plural(each, 'GPU')}{' on each node' if nodes > 1 else ''}, found {there}"
 
 
 MOST_SETS = 2000  # sets of units to compare exhaustively: 4 of 8 GPUs have 70

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -292,7 +292,7 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
 def cpu_name() -> str:
     """Return the model name of the processor of this machine."""
     found = re.search(r"^model name\s*: (.*)$", cpu_info(), re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    return found[1].strip() if found else os.uname().machine
 
 
 def cpu_info() -> str:

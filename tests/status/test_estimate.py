@@ -211,13 +211,13 @@ def test_earlier_runs_tell_a_plan_their_speed(tmp_path, monkeypatch):
     train = FakeRun(train={"cpu_threads": 2})
     made = TrainConfig(**(train_fields(train) | {"optimizer": "muon"}))
     here = Machine(results_dir=tmp_path)
-    assert here.speed(made) == (4000.0, f"test_matrix_results_20261120_052300/{train.name}")
-    assert here.whole_s(made) == pytest.approx(60.0)
+    assert here.earlier.speed(made) == (4000.0, f"test_matrix_results_20261120_052300/{train.name}")
+    assert here.earlier.whole_s(made) == pytest.approx(60.0)
     config = RunConfig(train=made, asked_iters=0, asked_batch=None, bound="max_iters")
     speed = here.cpu_speed(config)
     assert speed.slow == pytest.approx(4000.0 * made.shape.flops_per_token / speed.cores / 1.5)
     other = Machine(results_dir=tmp_path, nodes=Nodes(name="another one"))
-    assert (other.speed(made), other.whole_s(made, 7.0)) == (None, 7.0)
+    assert (other.earlier.speed(made), other.earlier.whole_s(made, 7.0)) == (None, 7.0)
     assert "assumed" in other.cpu_speed(config).source
 
 

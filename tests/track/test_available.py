@@ -16,7 +16,8 @@ from kmatrix.experiment.make import tracking
 from kmatrix.kconfig.assignments import TRACKERS, parse_trackers
 from kmatrix.records.runs import RunFile, Tracking
 from kmatrix.track import available
-from kmatrix.track.available import announced, computed_project, is_computed, login, missing, need_trackers, own_project
+from kmatrix.track.available import announced, login, missing, need_trackers
+from kmatrix.track.project import computed_project, is_computed, own_project
 from programs import ROOT, Program, answer_for_pytorch
 
 CPU = "defconfig-gpt2-cpu-quick"

@@ -9,6 +9,7 @@ from kmatrix.engines import jobs
 from kmatrix.engines.jobs import ClusterJobs
 from kmatrix.engines.kubernetes import Kubernetes
 from kmatrix.engines.schedulers import scheduler_for
+from kmatrix.experiment.cluster.jobs import planned_jobs
 from kmatrix.experiment.plan import Plan
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir, below_root
@@ -28,7 +29,7 @@ def check_plan(plan: Plan) -> list[str]:
             raise problem
     first = {str(seed) for seed in plan.verdict.seeds[: plan.verdict.seeds_min]} if plan.verdict.seeds_auto else set()
     names = {one.name for one in plan.runs if not first or dict(one.run.axes).get(SEED_AXIS) in first}
-    shapes = {name: shape for name, shape in plan.jobs.items() if name in names}
+    shapes = {name: shape for name, shape in planned_jobs(plan).items() if name in names}
     return [f"{scheduler.name}: {line}" for line in jobs.describe(shapes, scheduler)]
 
 

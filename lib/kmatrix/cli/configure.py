@@ -28,7 +28,7 @@ from kmatrix.matrix.axes import overrides
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
 from kmatrix.text import make_command, shown
-from kmatrix.track.available import is_computed
+from kmatrix.track.project import is_computed
 
 
 def defconfig(arguments: Arguments) -> int:

@@ -11,7 +11,7 @@ from typing import NoReturn
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, RecordError
-from kmatrix.experiment.doctor import need_torch
+from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment

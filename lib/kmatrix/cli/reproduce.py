@@ -11,7 +11,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.run import make, start
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.doctor import need_torch
+from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
 from kmatrix.kconfig.tree import Tree

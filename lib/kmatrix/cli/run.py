@@ -17,7 +17,7 @@ from kmatrix.engines.place import SSH, hosts_of
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.add import add_runs, plan_more
 from kmatrix.experiment.cluster.resolve import find_gpus
-from kmatrix.experiment.doctor import need_torch
+from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import Plan, make_plan

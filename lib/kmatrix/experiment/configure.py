@@ -27,7 +27,7 @@ from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction.redactor import redactor
 from kmatrix.text import shown
-from kmatrix.track.available import is_computed, own_project
+from kmatrix.track.project import is_computed, own_project
 
 COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 NAMES = re.compile(r"[A-Z][A-Z0-9_]+")

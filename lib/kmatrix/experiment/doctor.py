@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml.detect import Detected, DriverState, detect, driver_state
 from kmatrix.records.paths import program_environment
 from kmatrix.text import disk_size, memory_size, time_of_day
@@ -66,14 +65,6 @@ def warning(name: str, message: str, hint: str, *, unless: bool = False) -> Chec
 
 def broken(name: str, message: str, hint: str) -> Check:
     return Check(name, message, hint, Level.BROKEN)
-
-
-def need_torch() -> None:
-    """Raise LaunchError if torch is missing, before anything is made."""
-    if find_spec("torch") is None:  # found, not imported: that takes seconds
-        raise LaunchError(
-            "torch is not installed", hint="run `make setup`, or pass PYTHON=<interpreter with all packages>"
-        )
 
 
 def machine_checks(root: Path, environment: Mapping[str, str]) -> Iterator[Check]:

@@ -1,26 +1,23 @@
-"""The machine or the cluster that runs are planned for: its devices, and the speed of earlier runs there."""
+"""The machine or the cluster that runs are planned for: its devices, and the expected speed of a CPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kmatrix.config import RunConfig, cpu_threads
-from kmatrix.engines.ports import Shape
+from kmatrix.config import RunConfig
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.gpu.nvml.detect import Gpu
-from kmatrix.packing import usable_cores
-from kmatrix.plan.cpu import CpuSpeed, cores_used, cpu_speed
-from kmatrix.plan.feasibility import KNOWN, GpuModel, detected, expected_seconds, this_machine
-from kmatrix.records.decode import convert
+from kmatrix.packing import too_few_gpus, usable_cores
+from kmatrix.plan.cpu import CpuSpeed, cpu_speed
+from kmatrix.plan.feasibility import KNOWN, GpuModel, detected, this_machine
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.rules import budget_s
-from kmatrix.runner.requests import too_few_gpus
 from kmatrix.shapes import cpu_name
-from kmatrix.status.estimate import Measured, MeasuredRuns, measured_on, shape_of
 
-ALIKE = 4.0  # models up to this factor smaller or larger tell the speed of a CPU: kernels of small ones are slower
+if TYPE_CHECKING:
+    from kmatrix.experiment.earlier import EarlierRuns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,52 +47,16 @@ class Machine:
         return list(here.values()) or list(KNOWN)
 
     @cached_property
-    def measured(self) -> list[Measured]:
-        """The earlier runs on this kind of machine; reading them takes a while."""
+    def earlier(self) -> EarlierRuns:
+        """The finished runs on this kind of machine."""
+        from kmatrix.experiment.earlier import EarlierRuns  # only a plan with times needs to read runs
+
         here = cpu_name(), usable_cores(), tuple(sorted({gpu.name for gpu in self.gpus}))
-        return measured_on(self.results_dir, self.nodes.machine if self.nodes else here)
-
-    @cached_property
-    def _by_shape(self) -> MeasuredRuns:
-        return MeasuredRuns((), self.measured)
-
-    def whole_s(self, train: TrainConfig, planned_s: float | None = None) -> float | None:
-        """Return the time (s) of a whole run by those of its shape, else planned_s."""
-        known = self._by_shape.whole(train.to_json(), planned_s)
-        return None if known is None else known[0]
-
-    def speed(self, train: TrainConfig) -> tuple[float, str] | None:
-        """Return the tokens/s of the newest run of this shape, and its name; None without one."""
-        shape = shape_of(train.to_json())
-        alike = (run for run in self.measured if run.tokens_per_second and shape_of(run.train) == shape)
-        return next(((run.tokens_per_second or 0.0, run.name) for run in alike), None)
+        return EarlierRuns(self.results_dir, self.nodes.machine if self.nodes else here)
 
     def cpu_speed(self, config: RunConfig) -> CpuSpeed | None:
         """Return the expected speed of a run on the CPU: that of runs like it, or an assumption; None on GPUs."""
         if config.device != "cpu":
             return None
-        train, params, found = config.train, config.shape.params, []
-        for run in () if self.nodes else self.measured:
-            if run.tokens_per_second and (run.train.get("device"), run.train.get("dtype")) == ("cpu", train.dtype):
-                was = convert(dict(run.train), TrainConfig, run.name)
-                if params / ALIKE <= was.shape.params <= params * ALIKE:
-                    found.append(run.tokens_per_second * was.shape.flops_per_token / cores_used(was))
-        return cpu_speed(train, found, there=self.nodes.cores(config) if self.nodes else None)
-
-    def job(self, config: RunConfig) -> Shape:
-        """Return what a run needs per node of the cluster, with its expected time (s)."""
-        nodes, train = self.nodes, config.train
-        assert nodes is not None  # the caller has checked
-        each = train.ranks_per_node
-        threads = cpu_threads(train.cpu_threads, device=config.device, cores=nodes.cpus or each, ranks=each)
-        planned = None
-        if config.device == "cuda" and nodes.model is not None:
-            planned = expected_seconds(shape=config.shape, train=train, tokens=config.tokens, device=nodes.model)
-        found = self.whole_s(replace(train, cpu_threads=threads, max_iters=config.steps), planned)
-        times = [time for time in (found, budget_s(train)) if time is not None]
-        return Shape(
-            nodes=train.num_nodes,
-            gpus=each if config.device == "cuda" else 0,
-            cpus=each * (threads or 1),
-            seconds=int(min(times)) if times else None,
-        )
+        found = [] if self.nodes else self.earlier.cpu_speeds(config)
+        return cpu_speed(config.train, found, there=self.nodes.cores(config) if self.nodes else None)

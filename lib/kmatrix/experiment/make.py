@@ -10,9 +10,10 @@ from typing import Any
 from kmatrix.config import Config, RunConfig, cpu_threads, environment, with_vocabulary
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.data import refuse_large_data
+from kmatrix.experiment.cluster.jobs import planned_jobs
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Contents, check_writable, config_lines, create
-from kmatrix.experiment.doctor import need_torch
+from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.inputs.benchmarks import benchmark_files, fetch_benchmarks
 from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
 from kmatrix.experiment.inputs.initial import check_fit, initial_fields
@@ -29,7 +30,8 @@ from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.redaction.redactor import redact
 from kmatrix.runner.conclude import command_of
 from kmatrix.text import make_command, shortened
-from kmatrix.track.available import need_trackers, own_project
+from kmatrix.track.available import need_trackers
+from kmatrix.track.project import own_project
 
 # Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
 # all of them. matrix.json has the whole command.
@@ -157,7 +159,7 @@ def _runs(
     """Return run -> the values of its run.json, and the lines of its .config that are its own."""
     # Redacted before it is cut: the half of a key would not be recognized.
     origin = {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
-    times = {name: job.seconds for name, job in plan.jobs.items()} if plan.machine.nodes else {}
+    times = {name: job.seconds for name, job in planned_jobs(plan).items()} if plan.machine.nodes else {}
     base = {plan.tree.axis_of(item.name) for item in plan.base}
     found = {}
     for run in visit(plan.tree, plan.base, plan.matrix.runs):

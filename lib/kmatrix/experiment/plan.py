@@ -9,7 +9,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from kmatrix.config import PREFIX, Config, RunConfig, read, with_vocabulary
-from kmatrix.engines.ports import Shape
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, redacted_comments, text_of_config
@@ -103,12 +102,6 @@ class Plan:
     def neutral(self) -> frozenset[str]:
         """The trainer's fields that cannot change a result."""
         return frozenset(name.removeprefix(PREFIX).lower() for name in self.tree.neutral)
-
-    @property
-    def jobs(self) -> dict[str, Shape]:
-        """What each run needs per node of the cluster."""
-        known = {kind: self.machine.job(kind.config) for kind in self.kinds}
-        return {planned.name: known[planned.kind] for planned in self.runs}
 
     @property
     def configs(self) -> dict[str, RunConfig]:
@@ -259,7 +252,7 @@ def _kind(config: RunConfig, machine: Machine) -> RunKind:
     found, cpu = warnings(train), None
     if budget_s(train) is not None:  # earlier runs are read only then: that takes a while
         cpu = machine.cpu_speed(config)
-        measured_s = None if machine.nodes or machine.asked else machine.whole_s(train)
+        measured_s = None if machine.nodes or machine.asked else machine.earlier.whole_s(train)
         found += filter(None, [budget_warning(shape, train, devices, cpu, measured_s)])
     lacks = machine.lacks(train)
     # Impossible on each device: in the words of the largest.
@@ -285,7 +278,7 @@ def _refuse_budget_alone(kinds: Mapping[str, RunKind], machine: Machine) -> None
     found = []
     for kind in alone.values():
         config, train, budget = kind.config, kind.config.train, budget_s(kind.config.train) or 0.0
-        if speed := machine.speed(train):
+        if speed := machine.earlier.speed(train):
             steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
             found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmatrix.experiment.doctor import need_torch
+from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.paths import MatrixDir
 from kmatrix.runner import background

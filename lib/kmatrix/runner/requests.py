@@ -7,13 +7,13 @@ import signal
 from collections.abc import Iterable, Mapping
 
 from kmatrix.clock import clock
+from kmatrix.packing import too_few_gpus
 from kmatrix.records import attempts
 from kmatrix.records.control import Again, Request, allow, change
 from kmatrix.records.decode import replaced
 from kmatrix.records.runs import Status
 from kmatrix.status.fold import DAMAGED, STOPPED, rule_of
 from kmatrix.status.look import Look
-from kmatrix.text import plural
 
 
 def go_on(
@@ -104,11 +104,3 @@ def fit(seen: Look, gpus: int) -> None:
                 known, runs={**skipped, **{name: one for name, one in known.runs.items() if not one.skip}}
             ),
         )
-
-
-def too_few_gpus(device: str, ranks: int, nodes: int, there: int) -> str:
-    """Return why a run cannot run on machines with this many GPUs each, "" if it can. ranks: on all nodes."""
-    each = ranks // nodes
-    if device != "cuda" or each <= there:
-        return ""
-    return f"needs {plural(each, 'GPU')}{' on each node' if nodes > 1 else ''}, found {there}"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import configparser
-import hashlib
 import netrc
 import os
-import re
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,10 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import RunFile
 from kmatrix.redaction.redactor import netrc_files
 from kmatrix.text import make_command
+from kmatrix.track.project import own_project
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
@@ -132,25 +129,3 @@ def _installed(package: str) -> bool:
     """
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
-
-
-PREFIX = "gpt2-"
-DIGITS = 5  # hexadecimal digits of the hash
-
-
-def computed_project(host: str, folder: Path) -> str:
-    """Return the default project name of a host and a directory: `gpt2-` and five hexadecimal digits.
-
-    `host`: the host name, because an IP address changes with the network.
-    """
-    return PREFIX + hashlib.sha256(f"{host}\0{folder}".encode()).hexdigest()[:DIGITS]
-
-
-def own_project() -> str:
-    """Return the default project name of this host and this checkout."""
-    return computed_project(socket.gethostname(), ROOT)
-
-
-def is_computed(name: str) -> bool:
-    """Return whether a project name is a default name, of this host or another one."""
-    return re.fullmatch(PREFIX + f"[0-9a-f]{{{DIGITS}}}", name) is not None

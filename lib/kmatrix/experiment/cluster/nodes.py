@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmatrix.config import RunConfig
-from kmatrix.engines import slurm_nodes
-from kmatrix.engines.slurm import Slurm
-from kmatrix.engines.slurm_nodes import read_settings
 from kmatrix.errors import LaunchError
 from kmatrix.plan.feasibility import GpuModel, of_type
 from kmatrix.records.matrix import SLURM
@@ -80,9 +77,12 @@ def cluster_nodes(engine: str, symbols: Mapping[str, str]) -> Nodes:
     symbols: symbol -> value.
     Raises LaunchError without an answer if a number of GPUs or nodes depends on it.
     """
-    nodes, asked, gpu_type = list[slurm_nodes.Nodes](), None, ""
+    nodes, asked, gpu_type = [], None, ""
     error = LaunchError("nodes of Kubernetes are not asked for")
     if engine == SLURM:
+        from kmatrix.engines.slurm import Slurm  # only here: a plan for this machine starts faster
+        from kmatrix.engines.slurm_nodes import read_settings
+
         settings = read_settings(symbols, os.environ)
         asked, gpu_type = settings.memory_mib, settings.gpu_type
         try:

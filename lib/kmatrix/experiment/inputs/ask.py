@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any
 
-from kmatrix.errors import DataError
+from kmatrix.errors import DataError, LaunchError
 from kmatrix.records.paths import ROOT, program_environment
+
+
+def need_torch() -> None:
+    """Raise LaunchError if torch is missing, before anything is made."""
+    if find_spec("torch") is None:  # found, not imported: that takes seconds
+        raise LaunchError(
+            "torch is not installed", hint="run `make setup`, or pass PYTHON=<interpreter with all packages>"
+        )
 
 
 def ask(module: str, *arguments: str) -> Any:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.doctor import need_torch
-from kmatrix.experiment.inputs.ask import ask
+from kmatrix.experiment.inputs.ask import ask, need_torch
 from kmatrix.kconfig.tree import Assignment
 from kmatrix.matrix.axes import Axes
 from kmatrix.records.paths import ROOT

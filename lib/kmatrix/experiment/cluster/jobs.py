@@ -1,0 +1,36 @@
+"""What the jobs of planned runs need, before anything is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kmatrix.config import RunConfig, cpu_threads
+from kmatrix.engines.ports import Shape
+from kmatrix.experiment.machine import Machine
+from kmatrix.experiment.plan import Plan
+from kmatrix.plan.feasibility import expected_seconds
+from kmatrix.rules import budget_s
+
+
+def planned_jobs(plan: Plan) -> dict[str, Shape]:
+    """Return what each run of a plan for a cluster needs per node, with its expected time (s)."""
+    known = {kind: _job(kind.config, plan.machine) for kind in plan.kinds}
+    return {planned.name: known[planned.kind] for planned in plan.runs}
+
+
+def _job(config: RunConfig, machine: Machine) -> Shape:
+    nodes, train = machine.nodes, config.train
+    assert nodes is not None  # the caller has checked
+    each = train.ranks_per_node
+    threads = cpu_threads(train.cpu_threads, device=config.device, cores=nodes.cpus or each, ranks=each)
+    planned = None
+    if config.device == "cuda" and nodes.model is not None:
+        planned = expected_seconds(shape=config.shape, train=train, tokens=config.tokens, device=nodes.model)
+    found = machine.earlier.whole_s(replace(train, cpu_threads=threads, max_iters=config.steps), planned)
+    times = [time for time in (found, budget_s(train)) if time is not None]
+    return Shape(
+        nodes=train.num_nodes,
+        gpus=each if config.device == "cuda" else 0,
+        cpus=each * (threads or 1),
+        seconds=int(min(times)) if times else None,
+    )
