@@ -46,7 +46,8 @@ COMMON = {
 # Run with the code of a checkout, by the functions of docs/from-python.md.
 MAKE = """
 import json, sys
-from kmatrix.experiment import make_matrix, plan_matrix
+from kmatrix.experiment.make import make_matrix
+from kmatrix.experiment.plan import plan_matrix
 matrix = make_matrix(plan_matrix(sys.argv[1], **json.loads(sys.argv[2])), preflight=False, reuse=False)
 run = matrix.runs()[0]
 if not run.run_json.exists():

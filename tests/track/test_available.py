@@ -16,8 +16,7 @@ from kmatrix.experiment.make import tracking
 from kmatrix.kconfig.assignments import TRACKERS, parse_trackers
 from kmatrix.records.runs import RunFile, Tracking
 from kmatrix.track import available
-from kmatrix.track.available import announced, login, missing, need_trackers
-from kmatrix.track.project import computed_project, is_computed, own_project
+from kmatrix.track.available import announced, login, missing, need_trackers, own_project
 from programs import ROOT, Program, answer_for_pytorch
 
 CPU = "defconfig-gpt2-cpu-quick"
@@ -112,7 +111,7 @@ def test_the_environment_selects_no_tracker(program, monkeypatch):
     program.check(CPU)
 
     assert trackers_in_config(program) == []
-    assert program.value("TRACKER_PROJECT") == f'"{own_project()}"'
+    assert program.value("TRACKER_PROJECT") == '""'
 
 
 def test_trackers_do_not_change_the_id_of_a_run(program):
@@ -120,45 +119,6 @@ def test_trackers_do_not_change_the_id_of_a_run(program):
     plain = program.check("test-matrix-dry-run")
 
     assert program.check("test-matrix-dry-run", "TRACKER=all", "PROJECT=mine").ids == plain.ids
-
-
-def test_the_project_is_named_after_the_host_and_the_directory(tmp_path):
-    name = computed_project("box", tmp_path)
-
-    assert is_computed(name)
-    assert name == computed_project("box", tmp_path)
-    assert len({name, computed_project("other", tmp_path), computed_project("box", tmp_path / "x")}) == 3
-    assert own_project() == computed_project(socket.gethostname(), ROOT)
-
-
-def test_a_defconfig_writes_the_project_once_and_later_targets_keep_it(program):
-    program.check(CPU)
-    text = program.config.read_text().replace(own_project(), "gpt2-00000")  # as after a move of the checkout
-    program.config.write_text(text)
-
-    for target in ("olddefconfig", CPU, "defconfig"):
-        program.check(target)
-        assert program.value("TRACKER_PROJECT") == '"gpt2-00000"', target
-
-
-def test_a_custom_project_is_kept_by_the_next_defconfig_with_a_note(program):
-    program.check(CPU, "PROJECT=mine")
-
-    result = program.check("defconfig-gpt2-124m-h100x8")
-
-    assert program.value("TRACKER_PROJECT") == '"mine"'
-    assert "CONFIG_TRACKER_PROJECT: mine, as in the former" in result.out
-
-
-def test_a_saved_defconfig_contains_a_custom_project_but_not_a_computed_one(program, tmp_path):
-    out = tmp_path / "mine"
-    program.check(CPU)
-    program.check("savedefconfig", f"DEFCONFIG={out}")
-    assert "PROJECT" not in out.read_text()
-
-    program.check("olddefconfig", "PROJECT=mine")
-    program.check("savedefconfig", f"DEFCONFIG={out}")
-    assert 'CONFIG_TRACKER_PROJECT="mine"' in out.read_text()
 
 
 @pytest.mark.parametrize("name", ["My", "a b", "a_b", "-a", "a-", "a" * 65, "registry-x", "ü", "a/b"])
@@ -170,6 +130,7 @@ def test_run_json_has_the_trackers_and_their_project():
     assert tracking(config()) == Tracking()
     assert tracking(config("trackio", project="mine")) == Tracking(trackers=("trackio",), project="mine", limit_s=60)
     assert tracking(config("wandb")).project == own_project()
+    assert re.fullmatch("gpt2-[0-9a-f]{5}", own_project())
 
 
 def test_a_matrix_prints_its_trackers_once(monkeypatch):

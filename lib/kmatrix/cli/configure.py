@@ -8,7 +8,6 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import (
-    PROJECT,
     as_lines,
     config_layers,
     known_configurations,
@@ -28,7 +27,6 @@ from kmatrix.matrix.axes import overrides
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
 from kmatrix.text import make_command, shown
-from kmatrix.track.project import is_computed
 
 
 def defconfig(arguments: Arguments) -> int:
@@ -52,9 +50,6 @@ def savedefconfig(arguments: Arguments) -> int:
     tree = Tree.parse()
     base = load_config(tree, arguments.config)
     out = Path(arguments.get("DEFCONFIG", "defconfig"))
-    if is_computed(tree.value(PROJECT) or ""):  # computed from the host, so it must not be in a file for other hosts
-        base = [item for item in base if item.name != PROJECT]
-        tree.kconf.syms[PROJECT].unset_value()
     text = tree.minimal_text()
     # Values that equal their default only now: with another optimizer, say, the default would be another one.
     dependent = [
@@ -143,7 +138,7 @@ def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: st
         print(f"  note: {note}")
     tree.reset()  # the expansion of the matrix leaves the values of its last cell
     path = arguments.config
-    result = write_config(path, text_of_config(tree, base, former=path, on_message=print))
+    result = write_config(path, text_of_config(tree, base))
     words = " ".join([origin, *arguments.words])
     print(f"{result} ({words})")
     return 0

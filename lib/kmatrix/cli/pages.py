@@ -14,9 +14,8 @@ from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.hosts import LOOPBACK
 from kmatrix.text import shown
-from kmatrix.track.available import need_trackers
+from kmatrix.track.available import need_trackers, own_project
 from kmatrix.track.page import Page, StateFile, wait_for_signal
-from kmatrix.track.project import own_project
 from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, prepare, served
 

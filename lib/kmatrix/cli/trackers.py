@@ -31,8 +31,7 @@ from kmatrix.records.tracking import (
     sync_status,
 )
 from kmatrix.text import duration, first_names, plural, printable, shown
-from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers
-from kmatrix.track.project import own_project
+from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
 from kmatrix.track.tracker import identity
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kmatrix.config import PREFIX, broken_rules, read_run
 from kmatrix.errors import ConfigError
-from kmatrix.forms import PROJECT_NAME, read_string
 from kmatrix.kconfig.assignments import (
     NotInEffect,
     apply_assignments,
@@ -27,7 +26,6 @@ from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction.redactor import redactor
 from kmatrix.text import shown
-from kmatrix.track.project import is_computed, own_project
 
 COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 NAMES = re.compile(r"[A-Z][A-Z0-9_]+")
@@ -80,12 +78,6 @@ def _matrix_on(tree: Tree, item: Assignment) -> bool:
     return not item.name.startswith("MATRIX_") or tree.kconf.syms["MATRIX"].str_value == "y"
 
 
-def settings(tree: Tree, lines: Iterable[Assignment], names: set[str]) -> set[str]:
-    """Return the names that the header of a .config lists: all except members of choices that are not selected."""
-    kept = {item.name for item in lines if item.value != "n" or not tree.kconf.syms[item.name].choice}
-    return names & kept
-
-
 def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
     """Raise ConfigError for a line or a value that has no effect in any run; return notes about harmless ones."""
     axes = plan_axes(tree, base, {})
@@ -133,31 +125,18 @@ def validated(tree: Tree, path: Path, names: set[str], on_message: OnMessage = i
     lines = read_assignments(tree, path)
     apply_assignments(tree, lines)
     refuse_broken(tree, lines)
-    text = text_of_config(tree, lines, names=names, former=path, on_message=on_message)
+    text = text_of_config(tree, lines, names)
     for note in validate_matrix(tree, [item for item in lines if item.name in names]):
         on_message(f"  note: {note}")
     return text
 
 
-def text_of_config(
-    tree: Tree,
-    lines: list[Assignment],
-    *,
-    names: set[str] | None = None,
-    former: Path | None = None,
-    on_message: OnMessage = ignore,
-) -> str:
-    """Return the text of a .config with these lines.
-
-    names: those that were asked for, all lines by default.  former: the .config that it replaces.
-    """
-    names = {item.name for item in lines} if names is None else names
-    lines = _with_project(tree, lines, former, on_message)
+def text_of_config(tree: Tree, lines: list[Assignment], names: set[str] | None = None) -> str:
+    """Return the text of a .config with these lines. names: those that were asked for, all lines by default."""
     apply_assignments(tree, lines)
-    # A computed name is not a choice of the user: another checkout computes its own.
-    if is_computed(tree.value(PROJECT) or ""):
-        names = names - {PROJECT}
-    return tree.config_text(header(settings(tree, lines, names)))
+    # Not the members of choices that are not selected.
+    kept = {item.name for item in lines if item.value != "n" or not tree.kconf.syms[item.name].choice}
+    return tree.config_text(header(kept if names is None else kept & names))
 
 
 def on_this_machine(tree: Tree, run: Sequence[Assignment], config: Path) -> list[Assignment]:
@@ -175,20 +154,6 @@ def on_this_machine(tree: Tree, run: Sequence[Assignment], config: Path) -> list
         tree.kconf.syms[item.name].set_value(item.value)
     # Settings of this user that only other runs have, such as a limit for GPUs.
     return [item for item in merged if item not in own or not cause(tree, item)]
-
-
-def _with_project(tree: Tree, lines: list[Assignment], former: Path | None, on_message: OnMessage) -> list[Assignment]:
-    """Return the lines with a name for the trackers' project: that of the former .config, or computed."""
-    symbol = tree.kconf.syms.get(PROJECT)
-    if symbol is None or not symbol.nodes or any(item.name == PROJECT and item.value for item in lines):
-        return lines
-    name = (former_project(former) if former else "") or own_project()
-    if former and not is_computed(name):
-        on_message(f"  CONFIG_{PROJECT}: {name}, as in the former {shown(former)}")
-    return [
-        *(item for item in lines if item.name != PROJECT),
-        Assignment(PROJECT, name, "computed from host and folder"),
-    ]
 
 
 def redacted_comments(text: str) -> str:
@@ -229,15 +194,6 @@ def refuse_computed(tree: Tree, lines: Iterable[Assignment]) -> None:
         for item in lines
         if not has_prompt(tree.kconf.syms[item.name])
     )
-
-
-PROJECT = "TRACKER_PROJECT"
-
-
-def former_project(path: Path) -> str:
-    """Return the tracker project of a .config, "" without a valid name in it."""
-    name = read_string(path, PROJECT)
-    return name if PROJECT_NAME.fullmatch(name) else ""
 
 
 def write_config(path: Path, text: str) -> str:

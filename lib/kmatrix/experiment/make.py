@@ -30,8 +30,7 @@ from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.redaction.redactor import redact
 from kmatrix.runner.conclude import command_of
 from kmatrix.text import make_command, shortened
-from kmatrix.track.available import need_trackers
-from kmatrix.track.project import own_project
+from kmatrix.track.available import need_trackers, own_project
 
 # Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
 # all of them. matrix.json has the whole command.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import netrc
 import os
 from collections.abc import Iterable, Mapping
@@ -12,10 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
+from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import RunFile
 from kmatrix.redaction.redactor import netrc_files
 from kmatrix.text import make_command
-from kmatrix.track.project import own_project
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
@@ -129,3 +130,9 @@ def _installed(package: str) -> bool:
     """
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
+
+
+def own_project() -> str:
+    """Return the project name of this host and this checkout: `gpt2-` and five hexadecimal digits."""
+    # The host name, because an IP address changes with the network.
+    return "gpt2-" + hashlib.sha256(f"{os.uname().nodename}\0{ROOT}".encode()).hexdigest()[:5]
