@@ -53,6 +53,6 @@ def test_configuration_targets_load_nothing_that_they_do_not_need():
     """They must respond within 150 ms."""
     code = "import kmatrix.cli.configure, sys; print(*sorted(sys.modules))"
     environment = {"PYTHONPATH": str(ROOT / "lib")}
-    completed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     slow = {"torch", "numpy", "matplotlib", "rich", "asyncio", "kmatrix.experiment.plan", "subprocess", "socket"}
-    assert not slow & set(completed.stdout.split())
+    assert not slow & set(done.stdout.split())

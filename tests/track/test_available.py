@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -17,7 +16,7 @@ from kmatrix.kconfig.assignments import TRACKERS, parse_trackers
 from kmatrix.records.runs import RunFile, Tracking
 from kmatrix.track import available
 from kmatrix.track.available import announced, login, missing, need_trackers, own_project
-from programs import ROOT, Program, answer_for_pytorch
+from programs import Program, answer_for_pytorch
 
 CPU = "defconfig-gpt2-cpu-quick"
 
