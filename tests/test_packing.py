@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmatrix.packing import PackedJob, ends, place
+from kmatrix.engines.packing import place
+from kmatrix.packing import PackedJob, ends
 
 UNITS = 4
 WIDTHS = st.sampled_from([1, 2, 3, 4])

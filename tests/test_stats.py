@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmatrix.stats import (
-    balance_quality,
-    coefficient_of_variation,
-    critical_t,
-    cv_text,
-    mean,
-    mean_interval,
-    sample_deviation,
-)
+from kmatrix.gpu.balance import balance_quality, coefficient_of_variation, cv_text
+from kmatrix.stats import critical_t, mean, mean_interval, sample_deviation
 
 ROOT = Path(__file__).resolve().parents[1]
 losses = st.floats(0.1, 20)

@@ -1,4 +1,4 @@
-"""Pack runs onto one machine: which units a run gets, and when each run ends. Pure arithmetic.
+"""Pack runs onto one machine: when each run ends. Pure arithmetic.
 
 A unit is a GPU, or a core for runs on the CPU. A run takes all of its units when it starts, and keeps them until it
 ends. The widest run starts first, of equally wide ones the longest; one that does not fit keeps nobody waiting.
@@ -6,13 +6,12 @@ ends. The widest run starts first, of equally wide ones the longest; one that do
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.text import plural
@@ -45,11 +44,6 @@ def too_few_gpus(device: str, ranks: int, nodes: int, there: int) -> str:
     return f"needs {plural(each, 'GPU')}{' on each node' if nodes > 1 else ''}, found {there}"
 
 
-MOST_SETS = 2000  # sets of units to compare exhaustively: 4 of 8 GPUs have 70
-ORDER = 1024  # weight of one step of distance, more than any difference in order
-Distance = Callable[[str, str], int]  # distance of two units, 0 for adjacent ones
-
-
 def ends(
     queue: Sequence[PackedJob], running: Sequence[PackedJob], units: int, most: int = 0
 ) -> Mapping[str, tuple[float, float]] | None:
@@ -79,30 +73,3 @@ def ends(
         while active and active[0][0] <= now:
             free += heapq.heappop(active)[2].width
     return known
-
-
-def place(width: int, free: Sequence[str], units: Sequence[str], distance: Distance | None = None) -> tuple[str, ...]:
-    """Return the free units for a job: the ones closest to each other, with the least fragmentation.
-
-    units: all units of the machine, in the driver's order.  distance: of two units; None: by their order, because
-    bridged GPUs mostly have adjacent numbers. Among equally close sets, the one farthest from the other free units
-    wins: a single unit of a broken pair is used before a complete pair.
-    """
-    order = {unit: at for at, unit in enumerate(units)}
-    there = sorted(free, key=order.__getitem__)
-
-    def far(one: str, other: str) -> int:
-        by_order = (order[one] ^ order[other]).bit_length()  # the smallest aligned block of 2, 4, 8 ... units with both
-        return by_order if distance is None else distance(one, other) * ORDER + by_order
-
-    def cost(chosen: tuple[str, ...]) -> tuple[int, int]:
-        within = sum(far(one, other) for one, other in itertools.combinations(chosen, 2))
-        return within, -sum(far(one, other) for other in there if other not in chosen for one in chosen)
-
-    sets: list[tuple[str, ...]]
-    if math.comb(len(there), width) <= MOST_SETS:
-        sets = list(itertools.combinations(there, width))
-    else:  # too many: compare only each unit with its nearest ones
-        sets = [tuple(sorted(there, key=functools.partial(far, unit))[:width]) for unit in there]
-    chosen = min(sets, key=cost)
-    return tuple(sorted(chosen, key=order.__getitem__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,8 @@ def test_a_line_of_squeue(line, phase, shown):
 
 
 def test_a_job_inherits_no_variable_of_another_job_or_of_a_site(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
     for name in ("SLURM_JOB_ID", "SBATCH_TIMELIMIT", "PMIX_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_CONF", "HF_TOKEN"):
         monkeypatch.setenv(name, "x")
     fake = FakeSlurm(answers={"sbatch": (0, "12", "")})

@@ -17,12 +17,12 @@ from math import inf
 from pathlib import Path
 
 from kmatrix.clock import clock
+from kmatrix.engines.packing import Distance, place
 from kmatrix.engines.place import AGAIN
 from kmatrix.engines.ports import Shape
 from kmatrix.engines.ranks import end_with
 from kmatrix.errors import LaunchError, RecordError, reason_of
 from kmatrix.gpu.nvml.detect import Gpu
-from kmatrix.packing import Distance, place
 from kmatrix.records import attempts
 from kmatrix.records.attempts import boot_id
 from kmatrix.records.files import last_lines

@@ -10,8 +10,8 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 
+from kmatrix.gpu.balance import Balance, balance_of
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
-from kmatrix.stats import Balance, balance_of
 from kmatrix.status.alerts import Alert, Thresholds
 
 SPAN_S = 120.0  # length of the history on the screen

@@ -12,6 +12,7 @@ from typing import Any
 
 from kmatrix.clock import clock
 from kmatrix.errors import RecordError
+from kmatrix.gpu.balance import coefficient_of_variation
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.events import GpuEvents
 from kmatrix.gpu.formats.json_array import last_entry
@@ -19,7 +20,6 @@ from kmatrix.records.decode import Record, as_json
 from kmatrix.records.files import LineTail, append_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, metric_line_of
-from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
     Alert,
     AlertTracker,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
+from kmatrix.gpu.balance import coefficient_of_variation
 from kmatrix.gpu.formats.json_array import ArrayTail
 from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt
@@ -19,7 +20,6 @@ from kmatrix.records.events import EventLine
 from kmatrix.records.files import LineTail, finite
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
-from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import Alert, Severity, one_line, read_alerts
 from kmatrix.status.fold import FINISHED, rule_of
 from kmatrix.track.tracker import HOSTS, NODES, AlertLevel, DeviceValues, MetricPoint, TrackerAlert

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 QUERY = """
 import itertools, json
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, detect, distances
-from kmatrix.packing import place
+from kmatrix.engines.packing import place
 uuids = [gpu.uuid for gpu in detect().gpus]
 known = distances(uuids)
 far = lambda *pair: known.get(frozenset(pair), UNKNOWN_DISTANCE)

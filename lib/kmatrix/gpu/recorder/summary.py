@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from operator import add, sub
 from typing import Any
 
+from kmatrix.gpu.balance import balance_of
 from kmatrix.gpu.devices import COLUMN_INDEX, EXTRA_METRICS, UNKNOWN, WIDTH, Device, ExtraMetrics
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.summary import DeviceEntry, StatisticsEntry, SummaryFile
 from kmatrix.gpu.processes import OtherProcess
 from kmatrix.gpu.running import PLACES, RunningStats
 from kmatrix.gpu.throttled import ThrottledTime
-from kmatrix.stats import balance_of, complete_sum
+from kmatrix.stats import complete_sum
 
 ENERGY, POWER = COLUMN_INDEX["energy_j"], COLUMN_INDEX["power"]
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock")

@@ -9,6 +9,7 @@ from functools import partial
 from rich.cells import cell_len
 from rich.text import Text
 
+from kmatrix.gpu.balance import cv_text
 from kmatrix.gpu.formats.samples import SIMULATED, aggregate
 from kmatrix.gputop.terminal.glyphs import (
     UNICODE,
@@ -26,7 +27,6 @@ from kmatrix.gputop.terminal.glyphs import (
 from kmatrix.gputop.terminal.pages import page
 from kmatrix.gputop.terminal.process_table import LEAST, detail_lines, host_line, process_table, run_line
 from kmatrix.gputop.view import SPARKS, UNITS, DeviceRow, Metric, View, balance, value_of
-from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, Thresholds, one_line
 from kmatrix.text import UNKNOWN, duration, memory_size, plural, wrap
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from kmatrix.gpu.balance import Balance, balance_of
 from kmatrix.gpu.xid import xid_text
 from kmatrix.records.runs import RunFile
-from kmatrix.stats import Balance, balance_of, complete_sum
+from kmatrix.stats import complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
 from kmatrix.text import money, time_of_day
 

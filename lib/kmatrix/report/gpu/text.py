@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kmatrix.gpu.balance import Balance, cv_text
 from kmatrix.report.gpu.numbers import (
     CPU,
     SIMULATED,
@@ -15,7 +16,7 @@ from kmatrix.report.gpu.numbers import (
     cost_parts,
     is_incomplete,
 )
-from kmatrix.stats import Balance, complete_sum, cv_text, mean
+from kmatrix.stats import complete_sum, mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, duration, money, plural, section, table, time_of_day, wrap
 
 MAX_DEVICES = 16  # listed per run; of more devices, those with the least and the most memory

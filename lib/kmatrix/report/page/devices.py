@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from kmatrix.gpu.balance import Balance, cv_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.gpu.numbers import CPU, GpuNumbers, is_incomplete
 from kmatrix.report.gpu.phases import ENDING, TRAINER_PHASES
@@ -19,7 +20,6 @@ from kmatrix.report.page.parts.colours import RAMP
 from kmatrix.report.page.parts.figures import Scale, Tick, nice_ticks, polyline, tick_text
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.report.page.parts.text import fixed, name, shown, whole
-from kmatrix.stats import Balance, cv_text
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
 from kmatrix.text import first_names, shortened_names
 

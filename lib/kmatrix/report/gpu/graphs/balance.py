@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from kmatrix.gpu.balance import BALANCE, Balance, cv_text
 from kmatrix.report.figure import (
     ALARM,
     DARK,
@@ -24,7 +25,7 @@ from kmatrix.report.figure import (
 from kmatrix.report.gpu.graphs.palette import CLASS_COLOURS
 from kmatrix.report.gpu.graphs.shared import MemoryUnit, device_number, devices_word, memory_unit, period
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
-from kmatrix.stats import BALANCE, Balance, cv_text, mean
+from kmatrix.stats import mean
 from kmatrix.text import shortened_names
 
 if TYPE_CHECKING:
