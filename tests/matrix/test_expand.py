@@ -116,6 +116,29 @@ def test_coupled_values_apply_to_the_runs_that_match_their_rule(program):
     assert "learning_rate=0.05 weight_decay=0" in result.runs[2]
 
 
+def test_of_two_rules_for_one_symbol_the_later_one_wins(program):
+    rules = 'CONFIG_MATRIX_COUPLED="DEVICE=cpu => LR=1e-3; OPTIMIZER=muon => LR=0.05"'
+    found = {run.values["GPT2_OPTIMIZER"]: run.values["GPT2_LEARNING_RATE"] for run in planned(program, *TWO, rules)}
+
+    assert found == {"adamw": "1e-3", "muon": "0.05"}
+
+
+def planned(program, *lines):
+    """Return the runs of a configuration with these lines."""
+    program.write(*lines)
+    return program.plan().matrix.runs
+
+
+def test_an_excluded_cell_has_the_reason_that_a_single_run_would_get(program):
+    program.write("CONFIG_GPT2_NUM_GPUS=1", ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 5"')
+    for several, single in (
+        (("DEVICE=cpu", "GLOBAL_BATCH=24"), ("DEVICE=cpu", "GLOBAL_BATCH=24", "NUM_GPUS=5")),
+        (("NUM_GPUS=1", "DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"), ("DEVICE=cpu", "DDP_BACKEND=nccl")),
+    ):
+        (excluded,) = program.plan(*several).matrix.excluded
+        assert excluded.reason in program.refused(DRY, *single)
+
+
 def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
     result = dry_run(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', arguments=["LR=1e-3"])
 
