@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import find_target, results_dir
-from kmatrix.cli.trackers import asked_project, configured, port
+from kmatrix.cli.trackers import asked_project, configured
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.hosts import LOOPBACK
 from kmatrix.text import shown
@@ -18,6 +18,8 @@ from kmatrix.track.available import need_trackers, own_project
 from kmatrix.track.page import Page, StateFile, wait_for_signal
 from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, prepare, served
+
+TRACKIO_PORT, TENSORBOARD_PORT = 7860, 6006  # the usual ones of these programs; the next free one if it is taken
 
 
 def announce(title: str, page: Page, links: list[str], *, wanted: int) -> None:
@@ -36,7 +38,7 @@ def trackio_view(arguments: Arguments) -> int:
     folder = data_dir(results_dir(arguments))
     prepare(folder)
     import_inbox(folder)  # before the projects are listed: runs on a network file system only leave files
-    project, wanted = _project(arguments, folder), port(arguments, "trackio")
+    project, wanted = _project(arguments, folder), arguments.number("PORT") or TRACKIO_PORT
     state = StateFile(folder)
     with state.held() as held:
         if held is None:  # another process serves this folder already
@@ -59,7 +61,7 @@ def web(arguments: Arguments) -> int:
     if page := StateFile(folder).living():
         return _print_served(page, _project(arguments, folder), arguments)
     project = _project(arguments, folder) if known_projects(folder) else _project_name(arguments)
-    print(f"URL: http://localhost:{configured(arguments, 'TRACKIO_PORT')}/?project={project}")
+    print(f"URL: http://localhost:{TRACKIO_PORT}/?project={project}")
     print("not running: start it with make trackio-view")
     return 0
 
@@ -117,7 +119,7 @@ def show(arguments: Arguments) -> int:
             hint="run a matrix with TRACKER=tensorboard, or pass TARGET=<matrix>",
         )
     need_trackers(["tensorboard"])
-    wanted = port(arguments, "tensorboard")
+    wanted = arguments.number("PORT") or TENSORBOARD_PORT
     page = serve(folder, wanted)
     announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], wanted=wanted)
     wait_for_signal()

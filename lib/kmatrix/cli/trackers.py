@@ -1,4 +1,4 @@
-"""The commands about trackers: upload pending steps and test W&B and Trackio; their ports in the configuration."""
+"""The commands about trackers: upload pending steps and test W&B and Trackio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers,
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
 from kmatrix.track.tracker import identity
 
-PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
 POLL_S = 0.2  # between two reads of track.json
 LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
@@ -47,11 +46,6 @@ def configured(arguments: Arguments, name: str) -> str:
     if path.exists():
         load_config(tree, path)
     return tree.value(name) or ""
-
-
-def port(arguments: Arguments, tracker: str) -> int:
-    """Return the port of a tracker's page: PORT=, else that of .config, else the default."""
-    return arguments.number("PORT") or int(configured(arguments, PORTS[tracker]))
 
 
 def asked_project(arguments: Arguments, default: str = "") -> str:

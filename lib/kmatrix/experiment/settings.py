@@ -21,10 +21,7 @@ from kmatrix.runner.conclude import command_of
 from kmatrix.track.available import need_trackers
 
 # What decides how a matrix is made, is read from .config by other commands, or is fixed before its first run.
-FIXED = (
-    *("MATRIX_", "ENGINE", "RESULTS_DIR", "DATA_DIR", "REUSE", "PREFLIGHT", "ALLOW_RISK", "TARGET_LOSS"),
-    *("TENSORBOARD_PORT", "TRACKIO_PORT"),
-)
+FIXED = ("MATRIX_", "ENGINE", "RESULTS_DIR", "DATA_DIR", "REUSE", "PREFLIGHT", "ALLOW_RISK", "TARGET_LOSS")
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
 
 
