@@ -6,11 +6,6 @@ import errno
 from pathlib import Path
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the quota of this user
-# A named file with one of these is the user's to fix. Not ENOENT: a missing file that matters has its own message.
-OF_PATHS = frozenset({
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
-    errno.EFBIG, errno.EISDIR, errno.EINVAL, errno.ENXIO,  # a directory, a device or a named pipe in place of a file
-})  # fmt: skip
 
 
 class KmatrixError(Exception):
@@ -57,9 +52,9 @@ def reason_of(error: Exception) -> str:
 def path_problem(error: Exception) -> str:
     """Return the problem of a path that this user cannot use or no file can have, "" for another error.
 
-    Any use of a path can raise it.
+    Not of a missing file: one that matters has its own message.
     """
-    if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
+    if isinstance(error, OSError) and error.filename is not None and error.errno not in (*NO_SPACE, errno.ENOENT):
         return f"{error.strerror}: {error.filename}"
     # pathlib of Python 3.11 raises these as plain RuntimeErrors: an unknown ~user, and a link to itself.
     if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
