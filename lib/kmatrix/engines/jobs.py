@@ -143,7 +143,7 @@ def time_limit(expected_s: float, factor: float = 1.5, around_s: float = START_S
 def content_of(batch: Batch) -> str:
     """Describe a submission: 6 runs in 3 jobs, each on 1 node with 2 GPUs, at most 2h00m."""
     if batch.is_last:
-        return "the next seeds, or the report, after all others"
+        return "the report, after all others"
     shape, runs = batch.shape, sum(len(line.split()) for line in batch.runs)
     packed = f" in {plural(len(batch.runs), 'job')}" if runs > len(batch.runs) else ""
     size = plural(shape.gpus, "GPU") if shape.gpus else plural(shape.cpus, "CPU")

@@ -179,7 +179,7 @@ class Viewer:
         files, state = seen.files[run.name], seen.states[run.name]
         last, is_live = state.attempts[-1] if state.attempts else None, state.status is Status.RUNNING
         known = files.result if last and files.result and files.result.attempt in (None, last.number) else None
-        if known is None or is_live:
+        if known is None or is_live or (state.status is Status.STOPPED and known.final_val_loss is None):
             known = RunResult() if last is None else _newest(self._tail(run.name, last), 0 if is_live else files.saved)
         here = _gpus_of(RunDir(self.path / run.name), last, local=seen.plan.engine == LOCAL) if is_live and last else []
         for gpu in here:
