@@ -7,8 +7,8 @@ import shlex
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 WIDTH = 120  # columns of reports and of wrapped text
 UNKNOWN = "-"  # a value that was not measured
@@ -225,8 +225,7 @@ def make_command(target: str, matrix: Path | None = None, /, **arguments: str) -
     return " ".join(["make", target, *(f"{name}={shlex.quote(text)}" for name, text in words.items())])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """One column of a table."""
 
     title: str

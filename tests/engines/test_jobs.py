@@ -38,7 +38,7 @@ def test_the_widest_and_longest_first_one_array_per_shape_and_a_last_job(tmp_pat
         "job 11: 1 run on 2 nodes with 2 GPUs",
         "job 12: 1 run on 1 node with 1 GPU, at most 2h30m",
         "job 13: 2 runs, each on 1 node with 1 GPU, at most 2h00m",
-        "job 14: the next seeds, or the report, after all others",
+        "job 14: the report, after all others",
     ]
     assert "--dependency=afterany:11:12:13" in slurm.run.calls[-1]
     assert (tmp_path / "jobs/0003/runs").read_text() == "a\nb\n"

@@ -16,8 +16,8 @@ from kmatrix.cli.commands import COMMANDS
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import ALIASES
-from kmatrix.redaction.forms import HIDDEN
-from kmatrix.redaction.redactor import SHORTEST, is_key, is_key_name, redact, redact_json
+from kmatrix.redaction.forms import HIDDEN, is_key_name
+from kmatrix.redaction.redactor import SHORTEST, is_key, redact, redact_json
 from kmatrix.text import printable
 from programs import ROOT, Program
 

@@ -42,14 +42,13 @@ def screen_with(terminal: Tmux, *texts: str) -> str:
     return wait_until(lambda: next((seen for seen in [terminal.screen()] if all(text in seen for text in texts)), ""))
 
 
-def test_the_live_line_and_status_fit_their_terminals_and_ctrl_c_ends_the_matrix(story, terminal):
+def test_a_matrix_is_watched_stopped_continued_and_left_in_terminals(story, terminal):
     story.script({"adamw": [3.3], "muon": [3.2]})
     story.hold()
-    words = story.words("SIMULATE=2", "GPU_MONITOR=y")
-    child = terminal((50, 12), "test-matrix", *words)
+    child = terminal((80, 24), "test-matrix", *story.words("SIMULATE=2", "GPU_MONITOR=y"))
     story.wait_for_start(1)
     text = screen_with(child, "running", "planned", "step")
-    assert max(map(len, text.splitlines())) <= 50
+    assert max(map(len, text.splitlines())) <= 80
     matrix = story.newest()
     for size in ((80, 24), (40, 12)):
         watched = terminal(size, "status", f"TARGET={matrix.path}")
@@ -57,9 +56,23 @@ def test_the_live_line_and_status_fit_their_terminals_and_ctrl_c_ends_the_matrix
         assert max(map(len, text.splitlines())) <= size[0]
     colours = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "CLICOLOR_FORCE": "1"}
     assert ESCAPE not in story.make("status", f"TARGET={matrix.path}", **colours)
-    child("send-keys", "C-c")  # Ctrl+C also ends the surrounding shell
+    child("send-keys", "C-c")
     wait_until(lambda: not is_held(matrix.path / ".lock"), "it ends")
     assert sorted(story.statuses(matrix).values()) == ["planned", "stopped"]
+    screen_with(child, "Continue: make continue TARGET=", "status=130")
+    screen_with(watched, "status=0")  # the other terminals have seen the end
+
+    again = terminal((80, 24), "continue", f"TARGET={matrix.path}", "TRACKER=none")
+    screen_with(again, "2 runs to run", "running", "planned")
+    again("kill-server")
+    assert is_held(matrix.path / ".lock")
+    watched = terminal((80, 24), "status", f"TARGET={matrix.path}")
+    screen_with(watched, "running", "attempt 2")
+    watched("send-keys", "C-c")  # ends the look, and make
+    screen_with(watched, "running", "status=130")
+    story.let_go()
+    wait_until(lambda: not is_held(matrix.path / ".lock"), "it ends")
+    assert set(story.statuses(matrix).values()) == {"finished"}
     for path in matrix.path.rglob("*"):
         if path.suffix in (".log", ".txt", ".json", ".jsonl"):
             assert ESCAPE not in path.read_text(encoding="utf-8", errors="replace"), path

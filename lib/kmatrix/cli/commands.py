@@ -11,12 +11,12 @@ import os
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from kmatrix import ROOT
 from kmatrix.errors import ConfigError
-from kmatrix.redaction.redactor import is_key_name
+from kmatrix.redaction.forms import is_key_name
 
 WIDTH, HELP_COLUMN = 110, 24  # columns of the help text
 # Read by the Makefile or by make itself; allowed on any make command line.
@@ -71,8 +71,7 @@ def _call(command: Command, arguments: Arguments) -> int:
     return int(getattr(importlib.import_module(module), function)(arguments) or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One command, and the make target of the same name. This table is the only place of its help."""
 
     handler: str  # module:function; "" for a target that only make has
@@ -86,13 +85,12 @@ class Command:
         return dict(re.findall(r"(\w+)=(\S*)", self.arguments))
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(NamedTuple):
     """The arguments of a command."""
 
     target: str  # name of the command; defconfig-<name> as typed
-    values: Mapping[str, str] = field(default_factory=dict)  # its own arguments, checked
-    assignments: Mapping[str, str] = field(default_factory=dict)  # Kconfig assignments, in the typed order
+    values: Mapping[str, str] = {}  # its own arguments, checked
+    assignments: Mapping[str, str] = {}  # Kconfig assignments, in the typed order
     takes: Collection[str] = ()  # names of its own arguments
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def plan(arguments: Arguments) -> int:
     asked = by_name(arguments.get("GPU")) if arguments.get("GPU") else None
     # GPU= asks for a forecast on that model, also if .config selects the CPU.
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
-        arguments = dataclasses.replace(arguments, assignments={**arguments.assignments, "DEVICE": "cuda"})
+        arguments = arguments._replace(assignments={**arguments.assignments, "DEVICE": "cuda"})
     made = _plan(arguments, asked)
     for kind in made.kinds:
         print("\n".join(planned.name for planned in made.runs if planned.kind is kind))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 from collections import Counter
@@ -65,7 +64,7 @@ def quickstart(arguments: Arguments) -> int:
     overrides(Tree.parse(), arguments.assignments, arguments.takes)  # before anything is written
     own = {**arguments.values, "KCONFIG_CONFIG": str(ROOT / ".config.quickstart")}
     defconfig(Arguments(f"defconfig-{QUICKSTART}", own))
-    arguments = dataclasses.replace(arguments, values=own)
+    arguments = arguments._replace(values=own)
     plan = plan_of(arguments)
     if plan.config.engine != LOCAL:
         raise ConfigError(

@@ -28,7 +28,8 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.attempts import GRACE, SPENT, Attempt, Exit
 from kmatrix.records.files import replacing
 from kmatrix.records.paths import program_environment
-from kmatrix.redaction.redactor import is_key_name, keys_in
+from kmatrix.redaction.forms import is_key_name
+from kmatrix.redaction.redactor import keys_in
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None)

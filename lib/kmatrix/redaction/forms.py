@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 HIDDEN = "<hidden>"
 LONGEST_KEY = 400  # lines of a private key; without its last line, the rest of the log would be searched for more
@@ -20,11 +20,11 @@ START = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4})"
     r"|(?<=[\d;[]m)|(?<=\[K))"
 )
+KEY_NAME = re.compile(r"(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$", re.IGNORECASE)
 WORD, URL_WORD = "[A-Za-z0-9]", "[A-Za-z0-9_-]"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyForm:
+class KeyForm(NamedTuple):
     """One form of keys. A match has the key after its first group, if it has a group, else as a whole."""
 
     kind: str
@@ -304,3 +304,8 @@ class PrivateKeys:
             return ""
         pieces = _compiled(_PIECES).match(text)
         return (text[pieces.end() :] if pieces else text) + line_end
+
+
+def is_key_name(name: str) -> bool:
+    """Return whether a variable of this name holds a key, such as WANDB_API_KEY, HF_TOKEN or DB_PASSWORD."""
+    return KEY_NAME.search(name) is not None

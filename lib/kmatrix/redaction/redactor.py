@@ -38,7 +38,6 @@ SETTINGS = frozenset({"symbols", "train"})  # keys of run.json: the trainer uses
 ESCAPE = "\x1b"
 LONGEST_JSON = 1 << 16  # characters of a variable that are searched for passwords in JSON
 
-_NAME = re.compile(r"(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$", re.IGNORECASE)
 # Words of the name of a variable that announce a secret, and last words that announce something else.
 _SECRET_WORD = re.compile(
     r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)S?|(?:SSH|PG)?PASS|PW|PWD|CRED(?:ENTIAL)?S?|AUTH|PAT"
@@ -51,11 +50,6 @@ _NUMBERED, _NUMBERS = re.compile("(?:KEY|TOKEN)S"), re.compile(r"[\d.,:eEkKmMgGb
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 _OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES"})  # the arguments of make, which are variables, too
 _PLAIN_WORD = re.compile(r"[A-Za-z]{1,15}|\d{1,15}")  # a longer password is not the name of anything
-
-
-def is_key_name(name: str) -> bool:
-    """Return whether a variable of this name holds a key, such as WANDB_API_KEY, HF_TOKEN or DB_PASSWORD."""
-    return _NAME.search(name) is not None
 
 
 def is_key(text: str) -> bool:

@@ -10,13 +10,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from kmatrix.records.matrix import Plan
 from kmatrix.records.runs import AxisEntry, Status, VerdictRules
 from kmatrix.status.fold import DISK, Files, State, is_over, loss_of
 from kmatrix.status.look import Look
 from kmatrix.text import plural
-from kmatrix.verdict.family import PairOutcome, PairVerdict, Replay, Rules
+
+if TYPE_CHECKING:
+    from kmatrix.verdict.family import PairVerdict, Replay, Rules
 
 SEED_AXIS = "seed"
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
@@ -129,6 +132,8 @@ def families_of_plan(plan: Plan) -> tuple[Family, ...]:
 
 def _family(rules: VerdictRules, members: Mapping[str, tuple[Mapping[str, str], int]]) -> Family:
     """Return a family. members: run -> its axes and its seed, -1 if that is unknown."""
+    from kmatrix.verdict.family import Rules
+
     configurations: dict[tuple[tuple[str, str], ...], dict[int, str]] = {}
     for run, (axes, seed) in members.items():
         key = tuple(item for item in axes.items() if item[0] != SEED_AXIS)
@@ -213,9 +218,9 @@ def _described(pairs: Sequence[PairVerdict]) -> str:
     texts = []
     for pair in pairs[:MOST_DESCRIBED]:
         text = f"{pair.a} {pair.outcome} than {pair.b}"
-        if pair.outcome is PairOutcome.EQUIVALENT:
+        if pair.outcome == "equivalent":
             text = f"{pair.a} and {pair.b} equivalent"
-        elif pair.outcome is PairOutcome.OPEN:
+        elif pair.outcome == "open":
             more = "" if pair.more_seeds is None else f", about {pair.more_seeds} more"
             text = f"{pair.a} against {pair.b} open" + (f" ({pair.no_more})" if pair.no_more else more)
         texts.append(text)
