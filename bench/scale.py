@@ -14,28 +14,23 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common import Cost, machine, number, run, table
 
-LOSSES = 3.2, 0.001  # of the first run, and by which the next one is worse
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """The sizes of the measurements."""
 
-    cells: int = 100_000  # of the dry run
-    runs: int = 2_000  # of finished matrices
     queued: int = 10_000  # runs of a matrix on a cluster, of which four run and the others wait
     logged: int = 1_000  # runs of a report, with logs of `lines` lines and recordings of 4 GPUs
     lines: int = 20_000
 
 
-SMALLEST = Sizes(cells=80, runs=6, queued=6, logged=4, lines=300)
+SMALLEST = Sizes(queued=6, logged=4, lines=300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,85 +70,13 @@ def kmatrix(*words: str) -> Cost:
     return run([sys.executable, "-m", "kmatrix", *words])
 
 
-def defconfig(_: Sizes) -> Iterator[Found]:
-    """Time configuration targets as processes, next to a Python that does nothing."""
-    with tempfile.TemporaryDirectory() as folder:
-        kmatrix("defconfig-gpt2-cpu-quick", f"O={folder}")  # byte code and the page cache
-        bare = run([sys.executable, "-c", "pass"]).wall
-        took = kmatrix("defconfig-gpt2-cpu-quick", f"O={folder}").wall
-    yield Found(what="python -c pass, wall", value=1e3 * bare, unit="ms")
-    yield Found(what="make defconfig-x, wall", value=1e3 * took, unit="ms", goal=150)
-
-
-def dry_run(sizes: Sizes) -> Iterator[Found]:
-    """Measure a dry run, with legality and ids."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / ".config"
-        config.write_text("CONFIG_GPT2_DEVICE_CPU=y\nCONFIG_GPT2_NUM_GPUS=1\nCONFIG_GPT2_MODEL_TINY=y\n", "utf-8")
-        seeds = ",".join(map(str, range(max(1, sizes.cells // 40))))
-        axes = ["OPTIMIZER=sgd,adam,adamw,muon,adafactor", "SCHEDULE=cosine,linear,constant,wsd", "DTYPE=fp32,bf16"]
-        cost = kmatrix("test-matrix-dry-run", f"KCONFIG_CONFIG={config}", *axes, f"SEED={seeds}")
-    yield Found(what=f"{sizes.cells:,} cells, CPU", value=cost.cpu, unit="s", goal=10)
-    yield Found(what="the same, memory", value=cost.memory, unit="MiB", goal=500)
-
-
-def finished(folder: str, count: int) -> Path:
-    """Write a matrix of finished runs, and return its directory."""
-    from records_factory import make_matrix, runs_with_seeds
-
-    return make_matrix(Path(folder), runs_with_seeds(count, [LOSSES[0] + LOSSES[1] * n for n in range(count)])).path
-
-
-def status(sizes: Sizes) -> Iterator[Found]:
-    """Measure commands on a matrix of finished runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        few = finished(folder, min(100, sizes.runs))
-        kmatrix("status", f"TARGET={few}")
-        yield Found(
-            what="make status of 100 runs, wall", value=kmatrix("status", f"TARGET={few}").wall, unit="s", goal=0.15
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        matrix = finished(folder, sizes.runs)
-        yield Found(
-            what=f"make summary of {sizes.runs:,} runs, CPU",
-            value=kmatrix("summary", f"TARGET={matrix}").cpu,
-            unit="s",
-            goal=5,
-        )
-        kmatrix("continue", f"TARGET={matrix}")  # writes the status and the report of the matrix, as a runner does
-        yield Found(
-            what="make continue, nothing to do, CPU",
-            value=kmatrix("continue", f"TARGET={matrix}").cpu,
-            unit="s",
-            goal=3,
-        )
-        yield Found(what="one redraw of the live status, CPU", value=redraw(matrix), unit="ms", goal=200)
-    with tempfile.TemporaryDirectory() as folder:
-        cost = kmatrix("status", f"TARGET={finished(folder, sizes.queued)}")
-        yield Found(what=f"make status of {sizes.queued:,} runs, CPU", value=cost.cpu, unit="s", goal=1)
-
-
-def redraw(path: Path) -> float:
-    """Return the CPU milliseconds of one redraw of the live status, after the first."""
-    from kmatrix.cli.watch.status import screen
-    from kmatrix.status.look import look
-    from kmatrix.status.view import Viewer
-
-    viewer, times = Viewer(path=path), []
-    for _ in range(4):
-        since = time.process_time()
-        screen(viewer.view(look(path)), width=120, height=50)
-        times.append(1e3 * (time.process_time() - since))
-    return statistics.median(times[1:])
-
-
 def report(sizes: Sizes) -> Iterator[Found]:
-    """Measure `make report` of a large matrix with long logs."""
+    """Measure `make summary` of a large matrix with long logs."""
     from large_matrix import make_logged_matrix
 
     with tempfile.TemporaryDirectory() as folder:
         matrix = make_logged_matrix(Path(folder), sizes.logged, lines=sizes.lines, gpus=4).path
-        cost = kmatrix("report", f"TARGET={matrix}")
+        cost = kmatrix("summary", f"TARGET={matrix}")
         page = (matrix / "report.html").stat().st_size / 1e6
     yield Found(what=f"{sizes.logged:,} runs of {sizes.lines:,} lines, wall", value=cost.wall, unit="s", goal=6)
     yield Found(what="the same, memory", value=cost.memory, unit="MiB", goal=250)
@@ -207,9 +130,7 @@ def slurm(folder: Path) -> Path:
     return folder
 
 
-FIGURES: dict[str, Callable[[Sizes], Iterator[Found]]] = {
-    **{"defconfig": defconfig, "dry-run": dry_run, "status": status, "report": report, "cluster": cluster},
-}
+FIGURES: dict[str, Callable[[Sizes], Iterator[Found]]] = {"report": report, "cluster": cluster}
 
 
 if __name__ == "__main__":
