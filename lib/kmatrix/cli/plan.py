@@ -12,7 +12,8 @@ from kmatrix.errors import LaunchError, reason_of
 from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
 from kmatrix.experiment.inputs.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
-from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks
+from kmatrix.experiment.machine import RunKind
+from kmatrix.experiment.plan import Plan, gpu_fix, make_plan, no_gpus, refuse_risks
 from kmatrix.matrix.expand import Run
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import (
@@ -277,11 +278,12 @@ def _data(made: Plan, config: RunConfig) -> str:
         return f"{read} of {known.train_tokens:,} tokens"
     tokens, fetch = train.data_tokens or run_tokens(train), "so the number of epochs is unknown"
     if prebuilt := prebuilt_of(train, tokens):
-        found = to_fetch(prebuilt, tokens, train.block_size)
-        size = disk_size(found.bytes)
-        fetch = f"{found.shards} of {prebuilt.shards} training shards to download, {size} with the validation shard"
+        shards, size = to_fetch(prebuilt, tokens, train.block_size)
+        fetch = (
+            f"{shards} of {prebuilt.shards} training shards to download, {disk_size(size)} with the validation shard"
+        )
         # The number of tokens is published for all shards together only.
-        if prebuilt.tokens and found.shards == prebuilt.shards:
+        if prebuilt.tokens and shards == prebuilt.shards:
             fetch += f", {run_tokens(train) / prebuilt.tokens:.2f} epochs"
     return f"{train.dataset}: not prepared, {fetch} ({make_command('prepare-data')})"
 

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kmatrix.config import RunConfig
+from kmatrix.errors import ConfigError
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import too_few_gpus, usable_cores
 from kmatrix.plan.cpu import CpuSpeed, cpu_speed
 from kmatrix.plan.feasibility import KNOWN, GpuModel, detected, this_machine
+from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in, warnings
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.rules import budget_s
 from kmatrix.shapes import cpu_name
+from kmatrix.text import duration
 
 if TYPE_CHECKING:
     from kmatrix.experiment.earlier import EarlierRuns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: kinds are keys
+class RunKind:
+    """What runs of the same shape share."""
+
+    config: RunConfig  # of the first run of this kind
+    warnings: tuple[str, ...]  # legal settings that are probably mistakes
+    devices: tuple[GpuModel, ...]  # that it is planned for
+    lacks: str  # why this machine has too few GPUs for it, "" if it has enough
+    risks: tuple[Risk, ...]  # why it is impossible on these devices; empty without the GPUs that it needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +76,45 @@ class Machine:
             return None
         found = [] if self.nodes else self.earlier.cpu_speeds(config)
         return cpu_speed(config.train, found, there=self.nodes.cores(config) if self.nodes else None)
+
+    def kind(self, config: RunConfig) -> RunKind:
+        """Return what a run and those like it need here, and what speaks against them."""
+        shape, train, devices = config.shape, config.train, self.devices(config)
+        found, cpu = warnings(train), None
+        if budget_s(train) is not None:  # earlier runs are read only then: that takes a while
+            cpu = self.cpu_speed(config)
+            measured_s = None if self.nodes or self.asked else self.earlier.whole_s(train)
+            found += filter(None, [budget_warning(shape, train, devices, cpu, measured_s)])
+        lacks = self.lacks(train)
+        # Impossible on each device: in the words of the largest.
+        ordered = sorted(devices, key=lambda device: device.memory or 0)
+        each = [] if lacks else [risks(shape, train, config.steps, device, cpu) for device in ordered]
+        reasons = each[-1] if each and all(each) else ()
+        return RunKind(config=config, warnings=tuple(found), devices=tuple(devices), lacks=lacks, risks=reasons)
+
+    def refuse_budget_alone(self, kinds: Mapping[str, RunKind]) -> None:
+        """Raise ConfigError if only a budget of time or money limits a run: its schedule needs a number of steps.
+
+        kinds: by a run's name.  The hint has the steps that fit in each run, by the newest run like it, or by the plan.
+        """
+        alone = {name: kind for name, kind in kinds.items() if not kind.config.bound}
+        if not alone:
+            return
+        found = []
+        for kind in alone.values():
+            config, train, budget = kind.config, kind.config.train, budget_s(kind.config.train) or 0.0
+            if speed := self.earlier.speed(train):
+                steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
+                found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
+                continue
+            cpu = self.cpu_speed(config)
+            for device in kind.devices:
+                if span := steps_in(budget, config.shape, train, device, cpu):
+                    found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
+        name, kind = next(iter(alone.items()))
+        steps, how = min(found, default=(0, ""))
+        raise ConfigError(
+            f"{name} has a budget of {duration(budget_s(kind.config.train) or 0.0)} and no number of steps",
+            why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
+            hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -17,7 +16,7 @@ from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
-from kmatrix.experiment.machine import Machine
+from kmatrix.experiment.machine import Machine, RunKind
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
@@ -29,14 +28,14 @@ from kmatrix.matrix.rules import (
     with_seeds,
 )
 from kmatrix.plan.feasibility import GpuModel
-from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in, warnings
+from kmatrix.plan.risk import Risk
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.rules import budget_s
-from kmatrix.text import duration, first_names, plural
+from kmatrix.text import first_names, plural
 
 EQUAL = "MATRIX_EQUAL"
+EQUAL_BY = {"steps": "the same MAX_ITERS for all", "tokens": "MAX_TOKENS=<n> MAX_ITERS=0", "time": "MAX_TIME=<time>"}
 # Fields that no forecast, check or warning reads: they affect neither memory nor time, nor which code runs.
 NUMBERS = frozenset(
     {
@@ -46,17 +45,6 @@ NUMBERS = frozenset(
     }
 )
 shape_of = attrgetter(*(name for name in TrainConfig.names() if name not in NUMBERS))  # equal: runs of one kind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: kinds are keys
-class RunKind:
-    """The properties that many runs of a matrix share: all but those that depend on NUMBERS."""
-
-    config: RunConfig  # of the first run of this kind
-    warnings: tuple[str, ...]  # legal settings that are probably mistakes
-    devices: tuple[GpuModel, ...]  # that it is planned for
-    lacks: str  # why this machine has too few GPUs for it, "" if it has enough
-    risks: tuple[Risk, ...]  # why it is impossible on these devices; empty without the GPUs that it needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,16 +179,9 @@ def _plan(
     values = matrix.runs[0].values
     control = read(tree.typed_values(values))  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
-    folders = {
-        "DATA_DIR": control.data_dir,
-        "RESULTS_DIR": control.results_dir,
-        "CHECKPOINT_DIR": control.checkpoint_dir,
-    }
-    paths = {name: below_root(text) for name, text in folders.items() if text}
-    _refuse_files(paths)
     machine = Machine(gpus=there.gpus, nodes=nodes, asked=device, results_dir=below_root(control.results_dir))
     runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
-    _refuse_budget_alone(kinds, machine)
+    machine.refuse_budget_alone(kinds)
     verdict, warned = plan_rules(tree, settings, matrix.runs, control.engine)
     warned += [text for kind in kinds.values() for text in kind.warnings]
     warned = [nodes.warning, *warned] if nodes and nodes.warning else warned
@@ -241,58 +222,11 @@ def _planned_runs(
         shape = shape_of(run.config.train)
         kind = found.get(shape)
         if kind is None:
-            kind = found[shape] = kinds[run.name] = _kind(with_known_vocabulary(run.config, data_dir), machine)
-        config = with_vocabulary(run.config, kind.config.train.vocab_size)
+            kind = found[shape] = kinds[run.name] = machine.kind(with_known_vocabulary(run.config, data_dir))
+        config, vocab_size = run.config, kind.config.train.vocab_size
+        config = config if config.train.vocab_size == vocab_size else with_vocabulary(config, vocab_size)
         planned.append(PlannedRun(run=run, kind=kind, config=config))
     return tuple(planned), kinds
-
-
-def _kind(config: RunConfig, machine: Machine) -> RunKind:
-    shape, train, devices = config.shape, config.train, machine.devices(config)
-    found, cpu = warnings(train), None
-    if budget_s(train) is not None:  # earlier runs are read only then: that takes a while
-        cpu = machine.cpu_speed(config)
-        measured_s = None if machine.nodes or machine.asked else machine.earlier.whole_s(train)
-        found += filter(None, [budget_warning(shape, train, devices, cpu, measured_s)])
-    lacks = machine.lacks(train)
-    # Impossible on each device: in the words of the largest.
-    ordered = sorted(devices, key=lambda device: device.memory or 0)
-    each = [] if lacks else [risks(shape, train, config.steps, device, cpu) for device in ordered]
-    return RunKind(
-        config=config,
-        warnings=tuple(found),
-        devices=tuple(devices),
-        lacks=lacks,
-        risks=each[-1] if all(each) and each else (),
-    )
-
-
-def _refuse_budget_alone(kinds: Mapping[str, RunKind], machine: Machine) -> None:
-    """Raise ConfigError if only a budget of time or money limits a run: its schedule needs a number of steps.
-
-    kinds: by a run's name.  The hint has the steps that fit in every run, by the newest run like it, else by the plan.
-    """
-    alone = {name: kind for name, kind in kinds.items() if not kind.config.bound}
-    if not alone:
-        return
-    found = []
-    for kind in alone.values():
-        config, train, budget = kind.config, kind.config.train, budget_s(kind.config.train) or 0.0
-        if speed := machine.earlier.speed(train):
-            steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
-            found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
-            continue
-        cpu = machine.cpu_speed(config)
-        for device in kind.devices:
-            if span := steps_in(budget, config.shape, train, device, cpu):
-                found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
-    name, kind = next(iter(alone.items()))
-    steps, how = min(found, default=(0, ""))
-    raise ConfigError(
-        f"{name} has a budget of {duration(budget_s(kind.config.train) or 0.0)} and no number of steps",
-        why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
-        hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
-    )
 
 
 def refuse_risks(plan: Plan, *, estimates: bool = True) -> list[str]:
@@ -366,17 +300,6 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
     return [item for item in base if not item.name.startswith("MATRIX_") or item.name in NOT_AN_AXIS]
 
 
-def _refuse_files(folders: Mapping[str, Path]) -> None:
-    """Raise ConfigError if a folder, by symbol, is a file, or lies below one: no command could make it."""
-    for name, folder in folders.items():
-        found = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-        if not found.is_dir():
-            raise ConfigError(f"{name}={folder}", why=f"{found} is not a directory", hint="choose another directory")
-
-
-EQUAL_BY = {"steps": "the same MAX_ITERS for all", "tokens": "MAX_TOKENS=<n> MAX_ITERS=0", "time": "MAX_TIME=<time>"}
-
-
 def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:
     """Return the budget that all runs share, such as "steps: 500", or "" if none is required. runs: by name.
 
@@ -385,37 +308,24 @@ def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:
     if what == "any" or not runs:
         return ""
     # Equal plans are not equal runs if something else can end one of them first.
-    early = next((field for field in _ends_early(what) for run in runs.values() if getattr(run.train, field)), None)
-    if early:
+    limits = {"max_time", "max_cost", "early_stopping_patience"} - {f"max_{what}"}
+    if early := {field for field in limits for run in runs.values() if getattr(run.train, field)}:
+        name = min(early).upper()
         raise ConfigError(
-            f"MATRIX_EQUAL={what} conflicts with {early.upper()}",
-            why=f"{early.upper()} can end a run early",
-            hint=f"remove {early.upper()}, or pass MATRIX_EQUAL=any",
+            f"MATRIX_EQUAL={what} conflicts with {name}",
+            why=f"{name} can end a run early",
+            hint=f"remove {name}, or pass MATRIX_EQUAL=any",
         )
-    values = {name: _measure(what, run) for name, run in runs.items()}
-    least, most = (pick(values, key=lambda name: values[name] or 0) for pick in (min, max))
+    measured = {"steps": "steps", "tokens": "tokens", "time": "train.max_time"}[what]
+    values = {name: attrgetter(measured)(run) or 0 for name, run in runs.items()}
+    least, most = (pick(values, key=values.__getitem__) for pick in (min, max))
     # A run ends after a whole step, so equal budgets in tokens may differ by one step.
     slack = max(run.tokens_per_step for run in runs.values()) if what == "tokens" else 0
-    if None in values.values() or (values[most] or 0) - (values[least] or 0) > slack:
+    if not values[least] or values[most] - values[least] > slack:
         raise ConfigError(
             f"MATRIX_EQUAL={what} does not hold",
-            why=f"{least} has {_shown(values[least])} and {most} has {_shown(values[most])}",
+            why=f"{least} has {values[least]:,.0f} and {most} has {values[most]:,.0f}",
             hint=f"pass {EQUAL_BY[what]}",
         )
     unit = {"steps": "steps", "tokens": "tokens, up to one step", "time": "s at most"}[what]
-    return f"{what}: {_shown(values[most])} {unit}"
-
-
-def _ends_early(what: str) -> tuple[str, ...]:
-    """Return the fields that can end a run before its budget is used up."""
-    always = ("max_cost", "early_stopping_patience")
-    return always if what == "time" else ("max_time", *always)
-
-
-def _measure(what: str, run: RunConfig) -> float | None:
-    measures: dict[str, float | None] = {"steps": run.steps, "tokens": run.tokens, "time": run.train.max_time}
-    return measures[what]
-
-
-def _shown(number: float | None) -> str:
-    return "none" if number is None else f"{number:,.0f}"
+    return f"{what}: {values[most]:,.0f} {unit}"

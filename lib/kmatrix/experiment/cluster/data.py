@@ -45,5 +45,5 @@ def _is_large(data_dir: Path, run: TrainConfig, tokens: int) -> bool:
         ]
         return any(_is_large(data_dir, part, tokens) for part in parts)
     if prebuilt := prebuilt_of(run, tokens):
-        return to_fetch(prebuilt, tokens, run.block_size).bytes > MOST_BYTES
+        return to_fetch(prebuilt, tokens, run.block_size)[1] > MOST_BYTES
     return run.dataset not in ("folder", "shards")

@@ -125,7 +125,6 @@ class KnownDataset:
     train_shards: tuple[int, ...] = ()  # tokens of each training shard; empty if the download is incomplete
     val_tokens: int = 0
     is_complete: bool = True  # False: a part of the download
-    shards: int = 0  # training shards that are there
 
 
 def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
@@ -162,14 +161,16 @@ def _known(record: DatasetFile, needed: int) -> KnownDataset | None:
         parts=tuple((source.name, source.weight / max(1, total), source.train_tokens) for source in record.sources),
         train_shards=() if record.complete is False else train_shards(record),
         is_complete=record.complete is not False,
-        shards=len(train_shards(record)),
     )
 
 
 def epochs(train: TrainConfig, data: Dataset | KnownDataset) -> dict[str, float]:
     """Return the epochs of a run, per dataset."""
-    parts = data.parts or ((train.dataset, 1.0, data.train_tokens),)
-    return {name: run_tokens(train) * share / max(1, tokens) for name, share, tokens in parts}
+    return {name: run_tokens(train) * share / max(1, tokens) for name, share, tokens in _parts(train, data)}
+
+
+def _parts(train: TrainConfig, data: Dataset | KnownDataset) -> Parts:
+    return data.parts or ((train.dataset, 1.0, data.train_tokens),)
 
 
 def most_epochs(runs: Iterable[tuple[TrainConfig, Dataset | KnownDataset]]) -> dict[str, float]:
@@ -196,17 +197,13 @@ def data_lines(runs: Sequence[TrainConfig], data: Mapping[Key, Dataset]) -> list
     streamed = dict.fromkeys(run.dataset for run in runs if run.data_streaming)
     runs = [run for run in runs if not run.data_streaming]
     most = most_epochs((run, data[key(run)]) for run in runs)
-    tokens = {name: count for run in runs for name, count in _tokens(run, data[key(run)]).items()}
+    tokens = {name: count for run in runs for name, _, count in _parts(run, data[key(run)])}
     lines = [
         f"data: {name}, {tokens[name]:,} training tokens, {count:.2f} epochs in the longest run"
         for name, count in most.items()
     ]
     lines += [f"data: {name}, prepared while the runs read it" for name in streamed]
     return lines + [f"warning: {text}" for text in overfitting(most)]
-
-
-def _tokens(run: TrainConfig, data: Dataset) -> dict[str, int]:
-    return {name: tokens for name, _, tokens in data.parts} or {run.dataset: data.train_tokens}
 
 
 def forecast_data(data_dir: Path, runs: Sequence[TrainConfig]) -> tuple[list[str], list[str]]:
@@ -250,14 +247,6 @@ class Prebuilt:
         return None if self.last is None else (self.shards - 1) * SHARD_TOKENS + self.last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """The download that a run needs."""
-
-    shards: int  # training shards
-    bytes: int  # upper bound, with the validation shard
-
-
 # Names as in gpt2.prepare.catalog. Counts: data/cached_fineweb10B.py and data/cached_finewebedu10B.py of
 # KellerJordan/modded-nanogpt, which download the same repositories (kjj0/finewebedu10B-gpt2, kjj0/fineweb10B-gpt2).
 PREBUILT = {
@@ -286,14 +275,15 @@ def _larger(train: TrainConfig) -> str | None:
     return next((name for name, prebuilt in LARGER.values() if prebuilt is found), None)
 
 
-def to_fetch(prebuilt: Prebuilt, tokens: int, block_size: int) -> Fetch:
+def to_fetch(prebuilt: Prebuilt, tokens: int, block_size: int) -> tuple[int, int]:
     """Return the download for one epoch of `tokens` tokens, of the whole dataset for 0 or if it has fewer.
 
-    A shard holds whole sequences of `block_size` tokens, each with the next token.
+    The number of training shards, and at most how many bytes, with the validation shard. A shard holds whole sequences
+    of `block_size` tokens, each with the next token.
     """
     whole = (SHARD_TOKENS - 1) // block_size * block_size
     shards = min(prebuilt.shards, math.ceil(tokens / whole)) if tokens else prebuilt.shards
     held = (shards + 1) * SHARD_TOKENS
     if shards == prebuilt.shards and prebuilt.last is not None:
         held -= SHARD_TOKENS - prebuilt.last
-    return Fetch(shards=shards, bytes=(shards + 1) * HEADER + held * TOKEN)
+    return shards, (shards + 1) * HEADER + held * TOKEN
