@@ -16,6 +16,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause, unmet
 from kmatrix.kconfig.tree import Assignment, Tree, forbidden, has_prompt, normalized, stale
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
+from kmatrix.records.runs import ExcludedCells
 
 MOST_CELLS = 20_000
 LONGEST_NAME = 120  # characters; with the id and suffixes such as .json below the 255 bytes of a file name
@@ -40,20 +41,12 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Excluded:
-    """Cells that are excluded for the same reason."""
-
-    count: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Matrix:
     """The expanded matrix."""
 
     axes: tuple[Axis, ...]
     runs: tuple[Run, ...]
-    excluded: tuple[Excluded, ...]
+    excluded: tuple[ExcludedCells, ...]
     cells: int  # runs + duplicates + excluded cells
     duplicates: int  # cells with the configuration of an earlier cell
     notes: tuple[str, ...] = ()
@@ -130,7 +123,7 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes) -> Matrix:
         notes = expansion.refuse_unused()
     finally:
         tree.kconf.warn = warned
-    excluded = tuple(Excluded(count, why) for why, count in sorted(expansion.excluded.items()))
+    excluded = tuple(ExcludedCells(count, why) for why, count in sorted(expansion.excluded.items()))
     runs = tuple(expansion.runs.values())
     return Matrix(axes.axes, runs, excluded, expansion.cells, expansion.duplicates, (*axes.notes, *notes))
 
@@ -291,19 +284,17 @@ class _Expansion:
         ]
         coupled = []
         for rule in self.axes.couplings:
-            points = [point for group in rule.points for point in group]
+            points = list(itertools.chain(*rule.points))
             unused = [point for point in points if (point.axis, point.text) not in self.used]
-            if len(unused) == len(points):
-                coupled.append(f"the rule {rule.condition.text!r} matches no run")
-            else:
-                coupled += [f"the rule {rule.condition.text!r} sets {p.axis}={p.text} in no run" for p in unused]
+            what = [f"sets {point.axis}={point.text} in no run" for point in unused]
+            what = ["matches no run"] if len(unused) == len(points) else what
+            coupled += [f"the rule {rule.condition.text!r} {text}" for text in what]
         return excluding + coupled
 
     def _why_unused(self, point: AxisValue) -> str:
         starts = f"{point.axis}={point.text}: "
-        return next(
-            (why.removeprefix(starts) for why in self.excluded if why.startswith(starts)), "invalid in every cell"
-        )
+        found = (why.removeprefix(starts) for why in self.excluded if why.startswith(starts))
+        return next(found, "invalid in every cell")
 
 
 def _axis_cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
