@@ -47,7 +47,8 @@ class Machine:
 
     def lacks(self, train: TrainConfig) -> str:
         """Return why this machine has too few GPUs for a run, "" if it has enough."""
-        if self.asked or self.nodes:  # the scheduler refuses what it will never have, when jobs are made
+        # The scheduler refuses what it will never have, when jobs are made.
+        if self.asked or self.nodes or train.device != "cuda":
             return ""
         return too_few_gpus(train.device, train.num_gpus or 1, train.num_nodes or 1, len(self.gpus))
 
@@ -80,8 +81,9 @@ class Machine:
     def kind(self, config: RunConfig) -> RunKind:
         """Return what a run and those like it need here, and what speaks against them."""
         shape, train, devices = config.shape, config.train, self.devices(config)
-        found, cpu = warnings(train), None
-        if budget_s(train) is not None:  # earlier runs are read only then: that takes a while
+        budget, cpu = budget_s(train), None
+        found = warnings(train)
+        if budget is not None:  # earlier runs are read only then: that takes a while
             cpu = self.cpu_speed(config)
             measured_s = None if self.nodes or self.asked else self.earlier.whole_s(train)
             found += filter(None, [budget_warning(shape, train, devices, cpu, measured_s)])
@@ -92,29 +94,26 @@ class Machine:
         reasons = each[-1] if each and all(each) else ()
         return RunKind(config=config, warnings=tuple(found), devices=tuple(devices), lacks=lacks, risks=reasons)
 
-    def refuse_budget_alone(self, kinds: Mapping[str, RunKind]) -> None:
-        """Raise ConfigError if only a budget of time or money limits a run: its schedule needs a number of steps.
+    def budget_alone(self, runs: Mapping[str, RunConfig]) -> ConfigError:
+        """Return the error that only a budget of time or money limits runs: a schedule needs a number of steps.
 
-        kinds: by a run's name.  The hint has the steps that fit in each run, by the newest run like it, or by the plan.
+        The hint has the steps that fit in each run, by the newest run like it, or by the plan.
         """
-        alone = {name: kind for name, kind in kinds.items() if not kind.config.bound}
-        if not alone:
-            return
         found = []
-        for kind in alone.values():
-            config, train, budget = kind.config, kind.config.train, budget_s(kind.config.train) or 0.0
+        for config in runs.values():
+            train, budget = config.train, budget_s(config.train) or 0.0
             if speed := self.earlier.speed(train):
                 steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
                 found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
                 continue
             cpu = self.cpu_speed(config)
-            for device in kind.devices:
+            for device in self.devices(config):
                 if span := steps_in(budget, config.shape, train, device, cpu):
                     found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
-        name, kind = next(iter(alone.items()))
+        name, config = next(iter(runs.items()))
         steps, how = min(found, default=(0, ""))
-        raise ConfigError(
-            f"{name} has a budget of {duration(budget_s(kind.config.train) or 0.0)} and no number of steps",
+        return ConfigError(
+            f"{name} has a budget of {duration(budget_s(config.train) or 0.0)} and no number of steps",
             why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
             hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
         )

@@ -13,8 +13,8 @@ from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, redacted_comments, text_of_config
 from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
 from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
+from kmatrix.experiment.inputs.initial import BY_DATA, InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
-from kmatrix.experiment.inputs.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
 from kmatrix.experiment.machine import Machine, RunKind
 from kmatrix.kconfig.assignments import load_config, merge
@@ -181,13 +181,17 @@ def _plan(
     data_dir = below_root(control.data_dir)
     machine = Machine(gpus=there.gpus, nodes=nodes, asked=device, results_dir=below_root(control.results_dir))
     runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
-    machine.refuse_budget_alone(kinds)
+    if alone := {name: kind.config for name, kind in kinds.items() if not kind.config.bound}:
+        raise machine.budget_alone(alone)
     verdict, warned = plan_rules(tree, settings, matrix.runs, control.engine)
     warned += [text for kind in kinds.values() for text in kind.warnings]
     warned = [nodes.warning, *warned] if nodes and nodes.warning else warned
-    check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
-    data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
-    notes, warnings = forecast_benchmarks((kind.config.train for kind in kinds.values()), data_dir)
+    trains = {name: kind.config.train for name, kind in kinds.items()}
+    if initial:
+        check_fit(initial, trains, prepared=False)
+    data_notes, data_warnings = forecast_data(data_dir, [*trains.values()])
+    measured = [train for train in trains.values() if train.hellaswag or train.core]
+    notes, warnings = forecast_benchmarks(measured, data_dir) if measured else ([], [])
     # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
     return Plan(
@@ -222,7 +226,9 @@ def _planned_runs(
         shape = shape_of(run.config.train)
         kind = found.get(shape)
         if kind is None:
-            kind = found[shape] = kinds[run.name] = machine.kind(with_known_vocabulary(run.config, data_dir))
+            config = run.config
+            config = with_known_vocabulary(config, data_dir) if config.train.tokenizer in BY_DATA else config
+            kind = found[shape] = kinds[run.name] = machine.kind(config)
         config, vocab_size = run.config, kind.config.train.vocab_size
         config = config if config.train.vocab_size == vocab_size else with_vocabulary(config, vocab_size)
         planned.append(PlannedRun(run=run, kind=kind, config=config))

@@ -63,10 +63,10 @@ def resolve(tree: Tree, base: list[Assignment], axes: Axes, gpus: str) -> Resolv
     counts, devices = [int(text) for text in everywhere(GPUS, "1")], set(everywhere(DEVICE, "cpu"))
     found, notes = find_gpus(gpus) if nodes is None and (gpus or 0 in counts or devices != {"cpu"}) else ((), ())
     there = nodes.gpus if nodes else len(found)
-    auto = resolve_device("auto", counts, there, backend=texts.get(BACKEND))
-    device = texts.get(DEVICE) or "cpu"
-    device = auto if device == "auto" else device
-    stands_for = {(DEVICE, "auto"): auto}
+    stands_for, device = dict[tuple[str, str], str](), texts.get(DEVICE) or "cpu"
+    if "auto" in devices:
+        auto = stands_for[DEVICE, "auto"] = resolve_device("auto", counts, there, backend=texts.get(BACKEND))
+        device = auto if device == "auto" else device
     if 0 in counts:  # without data parallelism there is one rank, whatever the machine has
         ranks = resolve_count(0, device, min(there, 1) if texts.get(DDP) == "n" else there)
         stands_for[GPUS, "0"] = str(ranks)

@@ -220,7 +220,7 @@ def forecast_data(data_dir: Path, runs: Sequence[TrainConfig]) -> tuple[list[str
 
 def with_known_vocabulary(run: RunConfig, data_dir: Path) -> RunConfig:
     """Return a configuration with the vocabulary of its data, if they are prepared."""
-    known = prepared(data_dir, run.train) if run.train.tokenizer in ("char", "bpe") else None
+    known = prepared(data_dir, run.train)
     return with_vocabulary(run, known.vocab_size) if known else run
 
 
