@@ -6,7 +6,16 @@ import subprocess
 
 import pytest
 
-from kmatrix.experiment.provenance import code_of, copy_code, provenance, secret_variables, variables
+from kmatrix.experiment.provenance import (
+    Code,
+    code_of,
+    copy_code,
+    keys_in_code,
+    provenance,
+    secret_variables,
+    variables,
+)
+from kmatrix.records.paths import ROOT
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 
@@ -94,3 +103,14 @@ def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
     code = code_of(repository, repository)
     assert (code.commit, code.dirty) == (None, None)
     assert len(code.sha256) == 64
+
+
+def code_with(*files):
+    return Code(commit=None, dirty=None, files=files, sha256="")
+
+
+def test_a_key_in_the_sources_is_named_by_file_and_line_without_the_key(tmp_path):
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2/train.py").write_text(f"import torch\ntoken = 'hf_{'aB3' * 12}'\n")
+    assert keys_in_code(tmp_path, code_with("gpt2/train.py")) == ["gpt2/train.py:2"]
+    assert keys_in_code(ROOT, code_with(*(str(path.relative_to(ROOT)) for path in ROOT.glob("gpt2/**/*.py")))) == []
