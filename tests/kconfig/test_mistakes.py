@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
@@ -266,10 +265,3 @@ def test_a_hash_inside_a_string_is_not_a_comment(tmp_path):
     program.write('CONFIG_ON_FINISH="notify-send # done"')
 
     program.check("olddefconfig")
-
-
-def test_a_pipe_in_place_of_a_configuration_is_refused(tmp_path):
-    program = Program(tmp_path)
-    os.mkfifo(program.config)
-
-    assert "why: it is not a file" in program.refused("test-matrix-dry-run")

@@ -184,7 +184,7 @@ def test_the_kconfig_files_parse_without_a_warning_and_have_only_known_markers()
 def test_kconfig_files_never_compare_text_by_size_and_use_no_unusual_keywords():
     for path in KCONFIGS:
         text = path.read_text(encoding="utf-8")
-        for keyword in ("imply", "visible if", "osource", "rsource", "tristate", "option"):
+        for keyword in ("select", "imply", "visible if", "osource", "rsource", "tristate", "option"):
             assert not re.search(rf"^\s*{keyword}\b", text, re.MULTILINE), (path, keyword)
         for line in re.findall(r"^\s*(?:depends on|default|def_bool|range).*[<>].*$", text, re.MULTILINE):
             assert '"' not in line, line

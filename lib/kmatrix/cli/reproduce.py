@@ -62,7 +62,7 @@ def _local_assignments(arguments: Arguments) -> dict[str, str]:
     """Return the assignments of `reproduce`: where the run trains. Any other one would make it another run."""
     tree = Tree.parse()
     for name, text in arguments.assignments.items():
-        if not set(overrides(tree, {name: text}, arguments.takes)) <= {*tree.machine, "ENGINE", *FILES}:
+        if not set(overrides(tree, {name: text}, arguments.takes)) <= {*tree.machine, *FILES}:
             raise ConfigError(
                 f"reproduce does not take {name}=",
                 why="it would be another run",

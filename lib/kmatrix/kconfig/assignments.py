@@ -13,7 +13,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.tree import HEADER, Assignment, Tree, check_text, forbidden, has_prompt, tidy
+from kmatrix.kconfig.tree import HEADER, Assignment, Tree, check_text, forbidden, has_prompt
 from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines
@@ -92,8 +92,6 @@ def header(names: Iterable[str]) -> str:
 
 
 def _read(path: Path) -> str:
-    if path.is_fifo() or path.is_char_device():  # of somebody else: a read would wait, or have no end
-        raise ConfigError(f"cannot read {path}", why="it is not a file")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -199,7 +197,6 @@ def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
     The message has a line per mistake: file and line, symbol, cause.
     """
     # Set everything first: a line may depend on a later one.
-    before = len(tree.kconf.warnings)
     for assignment in assignments:
         tree.kconf.syms[assignment.name].set_value(assignment.value)
     refuse(
@@ -207,9 +204,6 @@ def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
         for item in assignments
         if (why := cause(tree, item)) is not None
     )
-    for symbol in tree.symbols:
-        _ = symbol.str_value  # evaluation reports the rest: a symbol that is selected against its dependencies
-    refuse(tidy(text) for text in tree.kconf.warnings[before:])
     # Last, because a FORBID_ symbol may be y only as a consequence of one of the mistakes above.
     forbidding = {symbol: {item.name for item in symbol.referenced} for symbol in tree.forbidding()}
     refuse(forbidden(symbol) + lines_that_set(tree, assignments, names) for symbol, names in forbidding.items())
@@ -255,10 +249,8 @@ def load_config(tree: Tree, path: Path, on_update: Callable[[str], object] | Non
     on_update: called with a note for each computed value that has changed, whose line is left out; None: it is refused.
     """
     if not path.exists():
-        raise ConfigError(
-            f"{shown(path)} not found",
-            hint="run `make defconfig-<name>` (see `make list-defconfigs`) or `make menuconfig`",
-        )
+        hint = "run `make defconfig-<name>` (see `make list-defconfigs`) or `make menuconfig`"
+        raise ConfigError(f"{shown(path)} not found", hint=hint)
     lines = read_assignments(tree, Path(shown(path)))
     if on_update:
         computed = [item for item in lines if not has_prompt(tree.kconf.syms[item.name])]
