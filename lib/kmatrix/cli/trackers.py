@@ -30,12 +30,11 @@ from kmatrix.records.tracking import (
     read_track,
     sync_status,
 )
-from kmatrix.text import duration, first_names, plural, printable, shown
+from kmatrix.text import duration, first_names, plural, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
 from kmatrix.track.tracker import identity
 
-POLL_S = 0.2  # between two reads of track.json
 LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
 
@@ -102,18 +101,14 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
     limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
     words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]
     # The upload runs in a process of its own, as during a run: a tracker that hangs can be killed.
-    process, line = _start(run, *words), _Line()
+    process = _start(run, *words)
     try:
-        while process.poll() is None:
-            line.show(f"{run.name}: {', '.join(_progress(one) for one in read_track(run) if one.tracker in names)}")
-            clock.sleep(POLL_S)
+        process.wait()
     except KeyboardInterrupt:
         with suppress(ProcessLookupError):  # it has its own session, so Ctrl+C did not reach it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-    finally:
-        line.end()
     now = {status.tracker: status for status in read_track(run)}
     symbols = read_run_file(run).symbols
     for name in names:
@@ -133,10 +128,6 @@ def _start(run: RunDir, *options: str) -> subprocess.Popen[bytes]:
             stderr=log,
             start_new_session=True,
         )
-
-
-def _progress(status: SyncStatus) -> str:
-    return f"{status.tracker} {status.points}/{status.points + status.waiting}"
 
 
 def _outcome(
@@ -177,24 +168,6 @@ def _used(run: RunDir) -> tuple[str, ...]:
 
 def _tracking(run: RunDir) -> Tracking:
     return read_run_file(run).tracking
-
-
-class _Line:
-    """A progress line, updated in place on a terminal."""
-
-    def __init__(self) -> None:
-        self._width = 0
-
-    def show(self, text: str) -> None:
-        if sys.stdout.isatty():
-            sys.stdout.write("\r" + printable(text).ljust(self._width))  # blanks cover the rest of a longer line
-            sys.stdout.flush()
-            self._width = len(text)
-
-    def end(self) -> None:
-        if self._width:
-            sys.stdout.write("\r" + " " * self._width + "\r")
-            sys.stdout.flush()
 
 
 def wandb_test(arguments: Arguments) -> int:
