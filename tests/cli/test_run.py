@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_orders_and_arguments_of_the_processes_are_those_of_the_last_command(
 
 
 def test_settings_that_change_no_result_hold_for_all_later_attempts(tmp_path: Path, executed: list[str]) -> None:
-    matrix = make_matrix(tmp_path, RUNS)
+    matrix = make_matrix(tmp_path, [replace(run, train={"checkpoint_interval": 5}) for run in RUNS])
     matrix.config.write_text("CONFIG_GPT2_DEVICE_CPU=y\n")
     words = (
         "TRACKER=tensorboard",
@@ -106,6 +107,8 @@ def test_settings_that_change_no_result_hold_for_all_later_attempts(tmp_path: Pa
     plan = read_plan(matrix.path)
     assert (plan.common.symbols["BUDGET_HOURS"], plan.common.timeout_s) == ("6", 60.0)
     assert plan.overrides == ("MAX_ITERS=100", *words[:1], *words[2:], "BUDGET_HOURS=6")
+    (was,) = (plan.train_of(run) for run in plan.runs if run.name == RUNS[0].name)
+    assert was["checkpoint_interval"] == 5  # it has finished
     make_files(matrix.path, RUNS[1].name)  # as its next attempt does
     record = read_run_file(matrix.run(RUNS[1].name))
     assert record.tracking.trackers == ("tensorboard",)

@@ -126,7 +126,7 @@ def test_rerun(arguments: Arguments) -> int:
     refuse_if_running(matrix)
     if not (names := with_status(look(matrix.path), chosen_runs(matrix, arguments), arguments)):
         return 0
-    seen = _open(matrix, arguments)
+    seen = _open(matrix, arguments, names)
     _refuse_if_spent(seen)
     release(seen, names)  # a rerun is a wish to train them
     for name in names:
@@ -189,8 +189,8 @@ def _run(arguments: Arguments, plan: Plan) -> int:
     return start(matrix, arguments)
 
 
-def _open(matrix: MatrixDir, arguments: Arguments) -> Look:
-    """Change what the arguments change in a matrix that exists, and return it.
+def _open(matrix: MatrixDir, arguments: Arguments, again: Collection[str] = ()) -> Look:
+    """Change what the arguments change in a matrix that exists, and return it. again: runs to rerun.
 
     Raises LaunchError if somebody runs it, or its files belong to another matrix.
     """
@@ -202,7 +202,9 @@ def _open(matrix: MatrixDir, arguments: Arguments) -> Look:
     gpus, notes = find_gpus(arguments.get("GPUS")) if plan.engine == LOCAL else ((), ())
     for note in notes:
         print(f"note: {note}")
-    change_settings(matrix, arguments.assignments, arguments.takes, print)
+    states = look(matrix.path).states
+    staying = [run for run, state in states.items() if state.status is Status.FINISHED and run not in again]
+    change_settings(matrix, arguments.assignments, staying, arguments.takes, print)
     check_own_files(matrix)
     if plan.engine == LOCAL:
         fit(look(matrix.path), len(gpus))

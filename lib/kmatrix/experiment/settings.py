@@ -26,12 +26,17 @@ CHECKPOINT_DIR = "CHECKPOINT_DIR"
 
 
 def change_settings(
-    matrix: MatrixDir, words: Mapping[str, str], options: Collection[str] = (), on_message: OnMessage = ignore
+    matrix: MatrixDir,
+    words: Mapping[str, str],
+    staying: Collection[str],
+    options: Collection[str] = (),
+    on_message: OnMessage = ignore,
 ) -> None:
-    """Write NAME=value into the plan of a matrix: its next attempts are started with it. Finished runs stay.
+    """Write NAME=value into the plan of a matrix: its next attempts are started with it.
 
-    Each one has to take effect in the configuration that the matrix was made from. Raises ConfigError if it does not,
-    and for a symbol that can change a result or is fixed when a matrix is made; then nothing is written.
+    staying: runs that have finished, which keep the values that they were trained with.
+    Each NAME=value has to take effect in the configuration that the matrix was made from. Raises ConfigError if it does
+    not, and for a symbol that can change a result or is fixed when a matrix is made; then nothing is written.
     """
     if not words:
         return
@@ -58,12 +63,18 @@ def change_settings(
     fields = {field: typed[name] for field, name in SYMBOLS.items() if name in changed}
     shared = {"timeout_s": config.run_timeout_s, "tracking": as_json(tracking(config)), "environment": environment(now)}
     common = {**record["common"], **shared}
+    was = {
+        "symbols": {name: common["symbols"].get(name) for name in changed},
+        "train": {name: value for name, value in common["train"].items() if name in fields},
+    }
     common["symbols"] = {name: text for name, text in {**common["symbols"], **changed}.items() if text is not None}
     common["train"] = {**common["train"], **fields}
-    runs = [
-        _without(run, shared) | {"symbols": _without(run["symbols"], changed), "train": _without(run["train"], fields)}
-        for run in record["runs"]
-    ]
+    gone: dict[str, Collection[str]] = {"symbols": changed, "train": fields}
+    runs = []
+    for run in record["runs"]:
+        stays = run["name"] in staying
+        own = {key: {**was[key], **run[key]} if stays else _without(run[key], names) for key, names in gone.items()}
+        runs.append({**_without(run, shared), **own})
     former = [word for word in record["overrides"] if word.split("=", 1)[0] not in words]
     overridden = [*former, *(f"{name}={text}" for name, text in words.items())]
     write_json(matrix.matrix_json, {**record, **place, "overrides": overridden, "common": common, "runs": runs})

@@ -74,17 +74,14 @@ def _follow(
     """
     done: set[str] = set()
     while True:
-        is_held = locks.is_held(
-            path / ".lock"
-        )  # before the look: a run that starts in between is found in the next one
+        is_held = locks.is_held(path / ".lock")  # before the look, for runs that start in between
         states = look(path).states
         live = [run for run in runs if run.name not in done and states[run.name].status is Status.RUNNING]
+        is_over = not is_held or (once and all(states[run.name].status is not Status.PLANNED for run in runs))
         if run := next((run for run in live if log_of(run).exists()), None):
             done.add(run.name)
             show(run)
-        elif not live and (
-            not is_held or (once and all(states[run.name].status is not Status.PLANNED for run in runs))
-        ):
+        elif is_over and not live:
             return done
         else:
             clock.sleep(POLL_S)
