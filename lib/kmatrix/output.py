@@ -8,35 +8,15 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any, NoReturn
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from kmatrix.errors import KmatrixError, damaged_files, is_full, path_problem, reason_of
 from kmatrix.text import printable
 
 REFUSED = 2  # exit status of an error that the user can fix
 BUG = 70  # EX_SOFTWARE of sysexits.h
-
-
-@contextmanager
-def ending() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that displays restore the terminal. A handler that exists stays."""
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    # Outside the main thread, Python allows no handlers.
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run_program(main: Callable[[], int]) -> int:
@@ -47,9 +27,13 @@ def run_program(main: Callable[[], int]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks must not end a report
             stream.reconfigure(errors="backslashreplace")
+    # SIGTERM ends it as an exception, so that displays restore the terminal. A handler that exists stays.
+    is_main = threading.current_thread() is threading.main_thread()
+    is_ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        with ending():
-            status = main()
+        status = main()
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # `program | head` has read enough
@@ -61,6 +45,8 @@ def run_program(main: Callable[[], int]) -> int:
     except Exception as error:
         return _report(error)
     finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for text in damaged_files():
             print(f"warning: {printable(text)}", file=sys.stderr)
 
@@ -91,27 +77,17 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _LossyStream(io.RawIOBase):
+class _LossyFile(io.FileIO):
     """A file descriptor that drops what cannot be written."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fileno(self) -> int:
-        return self._number
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         with suppress(OSError):  # a full disk loses log lines, but ends no program
-            os.write(self._number, data)
+            super().write(data)
         return len(data)
 
 
 def lossy_output() -> None:
     """Replace stdout and stderr with streams whose writes never fail."""
     for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = io.TextIOWrapper(io.BufferedWriter(_LossyStream(number)), errors="replace", line_buffering=True)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)  # a reference that stays: collecting the stream would close the descriptor
+        file = io.BufferedWriter(_LossyFile(number, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(file, errors="replace", line_buffering=True))
