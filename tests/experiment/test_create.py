@@ -144,3 +144,37 @@ def test_a_matrix_that_cannot_be_written_leaves_nothing(program: Program, monkey
     with pytest.raises(Exception, match=r"(?s)cannot write .*No space left on device"):
         make(program)
     assert list((program.folder / "results").iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["ON_FINISH=no-such-program"], "no-such-program"),
+        (["TRACKER=wandb"], "wandb"),
+        (["CHECKPOINT_DIR=Kconfig/x"], "cannot make checkpoints in"),
+        (["DATASET=folder", "DATA_PATH=nothing"], "no text files at"),
+        (["DEVICE=cuda"], "no run of this matrix can run on this machine"),
+        ([], "torch is not installed"),
+    ],
+)
+def test_what_would_fail_later_is_refused_before_anything_is_made(
+    program: Program, monkeypatch: pytest.MonkeyPatch, words: list[str], what: str
+) -> None:
+    if not words:
+        monkeypatch.setattr("kmatrix.experiment.inputs.ask.find_spec", lambda _: None)
+    monkeypatch.setattr("kmatrix.track.available.find_spec", lambda _: None)
+    results = program.folder / "results"
+    assert what in program.refused("test-matrix", *ARGUMENTS, f"RESULTS_DIR={results}", *words)
+    assert not results.exists() or not list(results.iterdir())
+
+
+@pytest.mark.process
+def test_a_matrix_whose_cells_have_changed_is_not_extended(program: Program) -> None:
+    matrix = make(program)
+    record = read_json(matrix.matrix_json)
+    record["runs"][1]["run_id"] = "0" * 10
+    write_json(matrix.matrix_json, record)
+    message = program.refused("add", f"TARGET={matrix.path}", "OPTIMIZER=muon")
+    assert "cannot be extended: its configuration now gives other runs" in message
+    assert read_json(matrix.matrix_json) == record

@@ -12,7 +12,6 @@ from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import GpuModel, by_name
 from kmatrix.plan.memory import memory
 from kmatrix.plan.risk import budget_warning, risks, steps_in
-from kmatrix.rules import budget_s
 from kmatrix.shapes import NAMED, ModelShape
 from programs import Program, give_gpus
 
@@ -117,13 +116,6 @@ def test_a_budget_that_is_shorter_than_the_start_of_a_run_is_an_estimate(device)
     assert "after start-up and 1 step in at least" in risk.what
 
 
-def test_a_budget_in_dollars_is_one_of_time():
-    train = replace(TRAIN, max_cost=2.0, gpu_hour_price=4.0, num_gpus=2)
-    assert budget_s(train) == 900
-    assert budget_s(replace(train, max_time=60.0)) == 60
-    assert budget_s(TRAIN) is None
-
-
 MICRO_BATCH = ("MODEL=124m", "BLOCK_SIZE=1024", "BATCH_SIZE=512", "DEVICE=cuda", "NUM_GPUS=1")
 CERTAIN = ("MODEL=depth", "DEPTH=64", "HEAD_DIM=128", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=1")
 
@@ -174,16 +166,6 @@ def test_runs_that_need_more_gpus_are_marked_by_the_dry_run_and_refused_by_a_run
     assert "pass NUM_GPUS=2, or NUM_GPUS=0" in mixed.out
 
 
-@pytest.mark.parametrize("command", [RUN, TRAIN_ONE])
-def test_the_defconfig_for_four_a10g_names_the_numbers_of_gpus_that_work_here(program, command):
-    program.check("defconfig-gpt2-finewebedu-a10gx4", "OPTIMIZER=adamw", f"RESULTS_DIR={program.folder}/results")
-    assert "pass NUM_GPUS=2, or NUM_GPUS=0 for all usable GPUs" in program.refused(command)
-    assert "[skipped here: needs 4 GPUs, found 2]" in program.check(DRY).out
-    for count in (2, 0):
-        assert "skipped" not in program.check(DRY, f"NUM_GPUS={count}").out
-    assert not (program.folder / "results").exists()
-
-
 MIX = ("DATASET=mix", "DATA_MIX=finewebedu:65 tinystoris:34")
 
 
@@ -199,12 +181,6 @@ def test_a_mix_of_own_data_needs_its_path(program):
         DRY, "DATASET=mix", "DATA_MIX=shards:1 stdlib:1"
     )
     program.check(DRY, "DATASET=mix", "DATA_MIX=shards=/data/x:1 stdlib:1", "NUM_GPUS=1")
-
-
-def test_the_nearest_names_of_an_unknown_dataset_in_a_mix_are_listed(program):
-    message = program.refused(DRY, "DATASET=mix", "DATA_MIX=fineweb3:1 stdlib:1")
-    assert "unknown dataset 'fineweb3': did you mean fineweb or fineweb2 or finewebedu?" in message
-    assert "known are stdlib, finewebedu" in program.refused(DRY, "DATASET=mix", "DATA_MIX=qqqq:1 stdlib:1")
 
 
 def test_a_language_is_part_of_a_mix(program):
