@@ -12,7 +12,6 @@ from kmatrix.experiment.provenance import (
     copy_code,
     keys_in_code,
     provenance,
-    secret_variables,
     variables,
 )
 from kmatrix.records.paths import ROOT
@@ -79,8 +78,9 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
         "MKL_HEX": b"d-repeated-elsewhere".hex(),
         "MY_TOKEN": "d-repeated-elsewhere",
     }
-    assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
-    assert secret_variables(environment) == [
+    recorded, secret = variables(environment)
+    assert recorded == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+    assert secret == [
         *("CUDA_NOTE", "GLOO_HEADER", "MKL_HEX", "NCCL_SOCKET_IFNAME", "NCCL_Y"),
         *("TORCH_EXTRA", "TORCH_INDEX", "TORCH_LOGS", "TORCH_SHORT"),
     ]

@@ -206,8 +206,8 @@ def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:
         ("memory", _memory(memory(shape, train)) if cpu is None else "weights, gradients and optimizer states only"),
         ("time", _time(kind, cpu)),
     ]
-    kept = disk(shape, train, config.steps)
-    details += [("disk", f"at most {plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}")] if kept.files else []
+    files, size = disk(shape, train, config.steps)
+    details += [("disk", f"at most {plural(files, 'checkpoint')} of {disk_size(size)}")] if files else []
     yield from (f"  {label:11}{text}" for label, text in details)
 
 
@@ -215,6 +215,7 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
     """Return the row of a run on a device, by TITLES."""
     shape, train = config.shape, config.train
     needed, expected = memory(shape, train), rates(shape, train, device, cpu)
+    files, size = disk(shape, train, config.steps)
     # Both ends may be the budget.
     ends = [within_budget(config.tokens / rate, train) for rate in reversed(expected or ())]
     seconds = list(dict.fromkeys(ends))
@@ -233,7 +234,7 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
         " to ".join(duration(second) for second in seconds),
         f"{' to '.join(count(used) for used in energy)} kWh" if energy else "",
         " to ".join(costs),
-        disk_size(disk(shape, train, config.steps).bytes),
+        disk_size(files * size),
     ]
     return [cell or UNKNOWN for cell in cells]
 

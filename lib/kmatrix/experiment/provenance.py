@@ -55,7 +55,7 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
         "python": platform.python_version(),
         "executable": sys.executable,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "environment": variables(os.environ),
+        "environment": variables(os.environ)[0],
         "driver": {"version": driver.version, "cuda": driver.cuda} if driver else None,
         "gpus": [{"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid} for gpu in gpus],
         "kernel": platform.release(),
@@ -64,25 +64,18 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
     }
 
 
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that may change a result, without those that look like secrets."""
-    return {name: value for name, value in _variables(environment).items() if not _may_be_secret(value, environment)}
-
-
-def secret_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that may change a result and are not recorded, because their values may be secrets."""
-    return [name for name, value in _variables(environment).items() if _may_be_secret(value, environment)]
-
-
-def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    found = ((name, value) for name, value in sorted(environment.items()) if name.startswith(VARIABLES))
-    return {name: value for name, value in found if not SECRET.search(name)}
-
-
-def _may_be_secret(value: str, environment: Mapping[str, str]) -> bool:
-    found = redactor(environment)
+def variables(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the environment variables that may change a result, and the names of those that may be secrets."""
+    found = {name: text for name, text in sorted(environment.items()) if name.startswith(VARIABLES)}
+    found = {name: text for name, text in found.items() if not SECRET.search(name)}
+    known = redactor(environment)
     # Left out as a whole: the rest of a redacted value would be a setting that nobody had.
-    return found.redact(value) != value or bool(found.keys_in(value)) or is_key(value) or bool(_NAMED.search(value))
+    secret = [
+        name
+        for name, text in found.items()
+        if known.redact(text) != text or known.keys_in(text) or is_key(text) or _NAMED.search(text)
+    ]
+    return {name: text for name, text in found.items() if name not in secret}, secret
 
 
 def _version(name: str) -> str | None:

@@ -126,27 +126,11 @@ def gpu_cost(seconds: float, train: TrainConfig) -> float | None:
     return None if price is None else price * seconds / 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
-    """The disk space of checkpoints."""
-
-    each: float  # bytes per checkpoint
-    files: int  # maximum number at the same time
-
-    @property
-    def bytes(self) -> float:
-        """Bytes of all files."""
-        return self.files * self.each
-
-
-def disk(shape: ModelShape, train: TrainConfig, steps: int) -> Disk:
-    """Return the disk space of checkpoints."""
+def disk(shape: ModelShape, train: TrainConfig, steps: int) -> tuple[int, float]:
+    """Return the maximum number of checkpoints at the same time, and the bytes of each."""
     # Schedule-Free trains on one set of weights and evaluates another; a checkpoint contains both.
     averaged = shape.params if train.optimizer == "schedulefree" else 0
-    return Disk(
-        each=BYTES * (shape.params + averaged + states(shape, train) + masks(shape, train)),
-        files=_files(train, steps),
-    )
+    return _files(train, steps), BYTES * (shape.params + averaged + states(shape, train) + masks(shape, train))
 
 
 def _files(train: TrainConfig, steps: int) -> int:

@@ -21,34 +21,33 @@ def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
     }
 
 
-def missing_files(runs: Iterable[TrainConfig], data_dir: Path) -> list[tuple[str, Path]]:
-    """Return the field and path of each benchmark that runs ask for and that does not exist."""
+def missing_files(runs: Iterable[TrainConfig], data_dir: Path) -> list[tuple[str, Path, bool]]:
+    """Return field and path of each benchmark that runs ask for and that does not exist; and if it is a published one.
+
+    CORE may be a folder.
+    """
     wanted = dict.fromkeys(item for train in runs for item in benchmark_files(train, data_dir).items() if item[1])
-    return [(field, path) for field, text in wanted if not _is_there(field, path := Path(text))]
-
-
-def _is_there(field: str, path: Path) -> bool:
-    return path.is_file() or (field == "core" and path.is_dir())
+    found = ((field, Path(text)) for field, text in wanted)
+    return [
+        (field, path, path == (data_dir / PUBLISHED[field]).resolve())
+        for field, path in found
+        if not path.is_file() and not (field == "core" and path.is_dir())
+    ]
 
 
 def _problem(field: str, path: Path) -> str:
     return f"{field.upper()}: {path} {'is a folder' if path.is_dir() else 'not found'}"
 
 
-def is_published(field: str, path: Path, data_dir: Path) -> bool:
-    """Return whether a missing file is one that can be downloaded."""
-    return path == (data_dir / PUBLISHED[field]).resolve()
-
-
 def forecast_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> tuple[list[str], list[str]]:
     """Return notes and warnings about benchmarks of a plan whose files are not there."""
-    notes, warnings = [], []
-    for field, path in missing_files(runs, data_dir):
-        if is_published(field, path, data_dir):
-            notes.append(f"{field.upper()}: {path.name} is downloaded into DATA_DIR before the first run")
-        else:
-            warnings.append(_problem(field, path))
-    return notes, warnings
+    missing = missing_files(runs, data_dir)
+    notes = [
+        f"{field.upper()}: {path.name} is downloaded into DATA_DIR before the first run"
+        for field, path, known in missing
+        if known
+    ]
+    return notes, [_problem(field, path) for field, path, known in missing if not known]
 
 
 def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> None:
@@ -57,10 +56,10 @@ def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> None:
     Raises DataError if another file is missing, or a download fails.
     """
     missing = missing_files(runs, data_dir)
-    for field, path in missing:
-        if not is_published(field, path, data_dir):
+    for field, path, known in missing:
+        if not known:
             name = field.upper()
             hint = f'{name}={PUBLISHED[field]} downloads the published file, {name}="" measures nothing'
             raise DataError(_problem(field, path), why="relative names start at DATA_DIR", hint=hint)
     if missing:
-        ask("gpt2.benchmarks", *(field for field, _ in missing), f"--data-dir={data_dir}")
+        ask("gpt2.benchmarks", *(field for field, _, _ in missing), f"--data-dir={data_dir}")
