@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
@@ -47,7 +47,6 @@ from kmatrix.text import (
     table,
 )
 
-SHOWN = 20  # warnings about runs that are impossible on this machine
 TITLES = ("", "params", "steps", "tokens", "memory", "fit", "micro-batch", "time", "energy", "cost", "disk")
 WORDS = (0, 5)  # of the titles: columns of words
 
@@ -74,7 +73,7 @@ def dry_run(arguments: Arguments) -> int:
             f"{one.name} {one.kind.lacks}: {gpu_fix(made, one.kind)}"
         )
     # A dry run is often made on another machine than the run: estimates for this one are warnings.
-    _print_risks(made, estimates=False)
+    _print_warnings(refuse_risks(made, estimates=False))
     return 0
 
 
@@ -95,7 +94,7 @@ def plan(arguments: Arguments) -> int:
     # A machine without GPUs lists all known models.
     if made.machine.gpus and all(kind.lacks for kind in made.kinds):
         raise no_gpus(made)
-    _print_risks(made)
+    _print_warnings(refuse_risks(made))
     if made.config.engine != LOCAL and not (made.machine.nodes and made.machine.nodes.why_not):
         from kmatrix.cli.cluster import show_jobs
 
@@ -134,17 +133,12 @@ def _plan(arguments: Arguments, device: GpuModel | None = None) -> Plan:
 def _print_notes(made: Plan) -> None:
     for note in (*made.notes, *made.data_notes):
         print(f"note: {note}")
-    for text in dict.fromkeys((*made.warnings, *made.data_warnings)):
-        print(f"warning: {text}")
+    _print_warnings(dict.fromkeys((*made.warnings, *made.data_warnings)))
 
 
-def _print_risks(made: Plan, *, estimates: bool = True) -> None:
-    """Print accepted risks. Raises LaunchError for the others."""
-    accepted = refuse_risks(made, estimates=estimates)
-    for text in accepted[:SHOWN]:
+def _print_warnings(texts: Iterable[str]) -> None:
+    for text in texts:
         print(f"warning: {text}")
-    if len(accepted) > SHOWN:
-        print(f"warning: and {plural(len(accepted) - SHOWN, 'more run')}")
 
 
 def _axes_line(made: Plan) -> str:
@@ -156,11 +150,10 @@ def _axes_line(made: Plan) -> str:
 
 def _seeds_line(made: Plan) -> str:
     """Return `2 configurations x 3 to 10 seeds: 6 to 20 runs`."""
-    least, most = made.verdict.seeds_min, len(made.verdict.seeds)
-    configurations = len(made.matrix.runs) // most
-    span = f"{least} to {most}" if least < most else str(most)
-    runs = f"{configurations * least} to {len(made.matrix.runs)}" if least < most else str(len(made.matrix.runs))
-    return f"{plural(configurations, 'configuration')} x {span} seeds: {runs} runs"
+    least, most, runs = made.verdict.seeds_min, len(made.verdict.seeds), len(made.matrix.runs)
+    configurations = runs // most
+    span = f"{least} to {most} seeds: {configurations * least} to {runs}" if least < most else f"{most} seeds: {runs}"
+    return f"{plural(configurations, 'configuration')} x {span} runs"
 
 
 def _run_line(run: Run, needs: str) -> str:

@@ -236,23 +236,20 @@ def _planned_runs(
 
 
 def refuse_risks(plan: Plan, *, estimates: bool = True) -> list[str]:
-    """Raise LaunchError if a run is impossible; return the accepted estimates as text.
+    """Raise LaunchError if a run is impossible; return a warning for each accepted estimate.
 
     estimates: refuse estimates too, without ALLOW_RISK=y.
     """
-    accepted: list[str] = []
+    accepted: dict[Risk, list[str]] = {}
     refused: dict[Risk, list[str]] = {}
     for planned in plan.runs:
         for risk in planned.kind.risks:
-            if not risk.certain and plan.config.allow_risk:
-                accepted.append(f"ALLOW_RISK=y: {planned.name}: {risk.what}")
-            elif not risk.certain and not estimates:
-                accepted.append(f"impossible on this machine: {planned.name}: {risk.what}: {risk.fix}")
-            else:
-                refused.setdefault(risk, []).append(planned.name)
+            is_accepted = not risk.certain and (plan.config.allow_risk or not estimates)
+            (accepted if is_accepted else refused).setdefault(risk, []).append(planned.name)
     if refused:
         raise _impossible(plan, refused)
-    return accepted
+    why = "ALLOW_RISK=y" if plan.config.allow_risk else "impossible on this machine"
+    return [f"{why}: {first_names(names)}: {risk.what}: {risk.fix}" for risk, names in accepted.items()]
 
 
 def _impossible(plan: Plan, refused: Mapping[Risk, Sequence[str]]) -> LaunchError:
