@@ -55,8 +55,8 @@ def test_an_axis_of_gpu_counts_selects_the_device_for_all_runs(program, monkeypa
     give_gpus(monkeypatch, 0)
     program.write("")
 
-    assert {run.device for run in runs(program, "NUM_GPUS=1,2")} == {"cuda"}
-    assert {run.device for run in runs(program, "NUM_GPUS=0,1")} == {"cpu"}
+    assert {run.train.device for run in runs(program, "NUM_GPUS=1,2")} == {"cuda"}
+    assert {run.train.device for run in runs(program, "NUM_GPUS=0,1")} == {"cpu"}
 
 
 def test_cuda_visible_devices_limits_the_gpus(program, monkeypatch):
@@ -85,9 +85,9 @@ def test_the_global_batch_is_micro_batch_times_accumulation_times_ranks(program)
 
     run = runs(program, "BATCH_SIZE=3", "GRADIENT_ACCUMULATION=5", "NUM_GPUS=2", "BLOCK_SIZE=64")[0]
 
-    assert run.global_batch == run.train.global_batch == 30
-    assert run.tokens_per_step == 30 * 64
-    assert run.tokens == 30 * 64 * run.steps
+    assert run.train.global_batch == 30
+    assert run.train.tokens_per_step == 30 * 64
+    assert run.tokens == 30 * 64 * run.train.max_iters
 
 
 def test_a_fixed_global_batch_is_kept_for_all_gpu_counts_by_changing_accumulation(program):
@@ -96,7 +96,7 @@ def test_a_fixed_global_batch_is_kept_for_all_gpu_counts_by_changing_accumulatio
     found = runs(program, "BATCH_SIZE=3", "GLOBAL_BATCH=24", "NUM_GPUS=1,2,4,8")
 
     assert [run.train.gradient_accumulation for run in found] == [8, 4, 2, 1]
-    assert {run.global_batch for run in found} == {24}
+    assert {run.train.global_batch for run in found} == {24}
 
 
 @pytest.mark.parametrize(

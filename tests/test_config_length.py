@@ -92,19 +92,21 @@ def test_a_token_budget_is_rounded_down_to_a_step(tokens, tokens_per_step):
 
 
 def test_steps_follow_from_tokens_unless_both_are_given(program):
-    assert config(program).steps == 10000
-    assert config(program, "MAX_TOKENS=3.1e6").steps == int(3.1e6 / STEP)
+    assert config(program).train.max_iters == 10000
+    assert config(program, "MAX_TOKENS=3.1e6").train.max_iters == int(3.1e6 / STEP)
     assert config(program, "TOKENS=3.1e6", "MAX_ITERS=5").bound == "max_iters"
-    assert config(program, "TOKENS_PER_PARAM=20").tokens == pytest.approx(20 * config(program).shape.params, abs=STEP)
+    assert config(program, "TOKENS_PER_PARAM=20").tokens == pytest.approx(
+        20 * config(program).train.shape.params, abs=STEP
+    )
 
 
 def test_the_length_and_the_warm_up_of_a_token_budget_follow_the_vocabulary_of_the_data(program):
     before = config(program, "TOKENS_PER_PARAM=20", "WARMUP_FRACTION=0.1")
     after = with_vocabulary(before, 50_000)
-    assert after.tokens == pytest.approx(20 * after.shape.params, abs=STEP)
-    assert after.steps > before.steps
-    assert after.train.warmup_steps == round(0.1 * after.steps)
-    assert with_vocabulary(config(program, "MAX_ITERS=50"), 50_000).steps == 50
+    assert after.tokens == pytest.approx(20 * after.train.shape.params, abs=STEP)
+    assert after.train.max_iters > before.train.max_iters
+    assert after.train.warmup_steps == round(0.1 * after.train.max_iters)
+    assert with_vocabulary(config(program, "MAX_ITERS=50"), 50_000).train.max_iters == 50
 
 
 @pytest.mark.parametrize("arguments", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
@@ -136,7 +138,7 @@ BUDGET_ALONE = ("MAX_ITERS=0", "TIME=1h", "CPU_THREADS=1")
 def test_a_budget_without_steps_is_refused_with_the_steps_of_the_plan(program, tmp_path):
     message = program.refused(DRY, *BUDGET_ALONE, f"RESULTS_DIR={tmp_path}/results")
     assert "gpt2_adamw_1cpu has a budget of 1h00m and no number of steps" in message
-    shape = config(program, "CPU_THREADS=1").shape
+    shape = config(program, "CPU_THREADS=1").train.shape
     slowest = cpu_speed(config(program, "CPU_THREADS=1").train).slow
     steps = math.floor((3600 - START_S["cpu"]) * slowest / (STEP * shape.flops_per_token))
     assert f"hint: pass MAX_ITERS={steps}, which fits by the plan, and up to " in message

@@ -77,33 +77,8 @@ class RunConfig:
     bound: str  # the field that decides the number of steps; "": none does, a budget alone limits the run
 
     @property
-    def shape(self) -> ModelShape:
-        return self.train.shape
-
-    @property
-    def global_batch(self) -> int:
-        return self.train.global_batch
-
-    @property
-    def ranks(self) -> int:
-        return self.train.num_gpus
-
-    @property
-    def device(self) -> str:
-        return self.train.device
-
-    @property
-    def steps(self) -> int:
-        """0 if a budget alone limits the run."""
-        return self.train.max_iters
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.train.tokens_per_step
-
-    @property
     def tokens(self) -> int:
-        return self.steps * self.tokens_per_step
+        return self.train.max_iters * self.train.tokens_per_step
 
 
 def read_run(symbols: Mapping[str, Any]) -> RunConfig:

@@ -39,11 +39,11 @@ def planned(arguments, folder=ROOT / "defconfigs"):
     words = dict(word.split("=", 1) for word in shlex.split(arguments))
     device = by_name(words.pop("GPU"))
     (run,) = make_plan(folder / "fragments" / "one-gpu.config", {**words, "DEVICE": "cuda"}, one=True).runs
-    return run.config, device, memory(run.config.shape, run.config.train)
+    return run.config, device, memory(run.config.train.shape, run.config.train)
 
 
 def seconds_at(config, device, share):
-    return config.tokens / rate_at(share, config.shape, config.train, device)
+    return config.tokens / rate_at(share, config.train.shape, config.train, device)
 
 
 def memory_is_right(run, need, device):
@@ -59,7 +59,7 @@ def test_the_published_time_and_memory_agree_with_the_plan(name):
     config, device, need = planned(run["arguments"])
     assert memory_is_right(run, need, device)
     if "seconds" in run:
-        low, high = mfu_band(config.shape, config.train, device)
+        low, high = mfu_band(config.train.shape, config.train, device)
         assert seconds_at(config, device, high) <= run["seconds"] <= seconds_at(config, device, low)
 
 
@@ -67,7 +67,7 @@ def test_the_expected_time_is_not_biased():
     errors = []
     for name in TIMED:
         config, device, _ = planned(RUNS[name]["arguments"])
-        expected = seconds_at(config, device, middle_mfu(config.shape, config.train, device))
+        expected = seconds_at(config, device, middle_mfu(config.train.shape, config.train, device))
         errors.append(expected / RUNS[name]["seconds"] - 1)
     assert abs(statistics.median(errors)) < 0.05
 
@@ -78,8 +78,8 @@ def test_the_middle_of_each_family_is_the_median_of_its_runs():
     for name in TIMED:
         config, device, _ = planned(RUNS[name]["arguments"])
         rate = config.tokens / RUNS[name]["seconds"]
-        reached = mfu(rate, config.shape.flops_per_token, peak_of(device, config.train), config.ranks)
-        found.setdefault(large_mfu(device), []).append(math.log(reached * (1 + HALF / config.shape.params)))
+        reached = mfu(rate, config.train.shape.flops_per_token, peak_of(device, config.train), config.train.num_gpus)
+        found.setdefault(large_mfu(device), []).append(math.log(reached * (1 + HALF / config.train.shape.params)))
     for expected, logs in found.items():
         assert math.exp(statistics.median(logs)) == pytest.approx(expected, abs=0.005)
 
@@ -91,7 +91,7 @@ def test_a_run_of_nanochat_has_the_published_memory_as_its_own_architecture_too(
     arch = "nanochat" if "d24" in name or "d26" in name else "nanochat2025"
     words = [word for word in run["arguments"].split() if word.partition("=")[0] not in AS_GPT2]
     config, device, need = planned(" ".join([*words, f"ARCH={arch}"]))
-    assert config.shape.is_nanochat
+    assert config.train.shape.is_nanochat
     assert memory_is_right(run, need, device)
     if arch == "nanochat2025":
         assert need.total == pytest.approx(planned(run["arguments"])[2].total, abs=0.2 * GIB)

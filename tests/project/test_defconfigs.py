@@ -79,9 +79,9 @@ def test_the_micro_batches_of_nanochat_are_the_largest_powers_of_two_that_leave_
 
 def _peak(config, batch):
     """Return the planned bytes of a rank with another micro-batch and the same global batch."""
-    accumulation = config.global_batch // (batch * config.ranks)
+    accumulation = config.train.global_batch // (batch * config.train.num_gpus)
     changed = replace(config.train, batch_size=batch, gradient_accumulation=accumulation)
-    return memory(config.shape, changed).total
+    return memory(config.train.shape, changed).total
 
 
 def test_every_line_of_a_fragment_takes_effect_in_every_run(program):

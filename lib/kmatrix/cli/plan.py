@@ -67,7 +67,7 @@ def dry_run(arguments: Arguments) -> int:
         print(f"excluded {cells.count}: {cells.reason}")
     _print_notes(made)
     if marked:
-        one = min(marked, key=lambda planned: planned.config.ranks)
+        one = min(marked, key=lambda planned: planned.config.train.num_gpus)
         print(
             f"warning: {len(marked)} of {plural(len(made.runs), 'run')} cannot run on this machine: "
             f"{one.name} {one.kind.lacks}: {gpu_fix(made, one.kind)}"
@@ -164,13 +164,13 @@ def _run_line(run: Run, needs: str) -> str:
 
 def _needs(kind: RunKind) -> str:
     """Return the devices, length, size and memory of the runs of a kind."""
-    config, shape, train = kind.config, kind.config.shape, kind.config.train
+    config, shape, train = kind.config, kind.config.train.shape, kind.config.train
     # The limit that decides the length, if that is not MAX_ITERS.
-    by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
+    by = "" if config.bound == "max_iters" else f" in {config.train.max_iters} steps ({config.bound.upper()})"
     most = [train.max_time and duration(train.max_time), train.max_cost and f"${train.max_cost:g}"]
     parts = [
-        plural(config.ranks, "cpu" if config.device == "cpu" else "gpu"),
-        f"global batch {plural(config.global_batch, 'sequence')}",
+        plural(config.train.num_gpus, "cpu" if config.train.device == "cpu" else "gpu"),
+        f"global batch {plural(config.train.global_batch, 'sequence')}",
         f"{count(config.tokens)} tokens{by}",
         *(f"at most {text}" for text in most if text),
         f"{count(shape.params)} parameters",
@@ -183,7 +183,7 @@ def _needs(kind: RunKind) -> str:
 
 def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:
     """Yield a table with a row per device, and details."""
-    config, shape, train = kind.config, kind.config.shape, kind.config.train
+    config, shape, train = kind.config, kind.config.train.shape, kind.config.train
     cpu = made.machine.cpu_speed(config)
     rows = [_row(config, device, cpu) for device in kind.devices]
     yield from (f"  {line}" for line in table(columns(TITLES, words=WORDS), rows))
@@ -199,26 +199,26 @@ def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:
         ("memory", _memory(memory(shape, train)) if cpu is None else "weights, gradients and optimizer states only"),
         ("time", _time(kind, cpu)),
     ]
-    files, size = disk(shape, train, config.steps)
+    files, size = disk(shape, train, config.train.max_iters)
     details += [("disk", f"at most {plural(files, 'checkpoint')} of {disk_size(size)}")] if files else []
     yield from (f"  {label:11}{text}" for label, text in details)
 
 
 def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]:
     """Return the row of a run on a device, by TITLES."""
-    shape, train = config.shape, config.train
+    shape, train = config.train.shape, config.train
     needed, expected = memory(shape, train), rates(shape, train, device, cpu)
-    files, size = disk(shape, train, config.steps)
+    files, size = disk(shape, train, config.train.max_iters)
     # Both ends may be the budget.
     ends = [within_budget(config.tokens / rate, train) for rate in reversed(expected or ())]
     seconds = list(dict.fromkeys(ends))
-    energy = [used for second in seconds if (used := kilowatt_hours(second, device, config.ranks)) is not None]
+    energy = [used for second in seconds if (used := kilowatt_hours(second, device, config.train.num_gpus)) is not None]
     costs = [money(cost) for second in seconds if (cost := gpu_cost(second, train)) is not None]
     largest = None if cpu else largest_batch(shape, train, device)
     cells = [
         device.name,
         f"{shape.params:,}",
-        f"{config.steps:,}",
+        f"{config.train.max_iters:,}",
         count(config.tokens),
         # What the process on a CPU takes beside its states is not planned.
         f"over {memory_size(needed.least)}" if cpu else memory_size(needed.total, device.memory),
@@ -234,30 +234,30 @@ def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]
 
 def _rules(config: RunConfig) -> list[str]:
     """Return the sizes, batch, rates and decay that follow from nanochat's rules, each with its formula."""
-    shape, train = config.shape, config.train
+    shape, train = config.train.shape, config.train
     found: list[str] = []
     if not shape.is_nanochat and train.optimizer not in RULES:
         return found
     if train.model == "depth" and train.aspect_ratio and train.head_dim:
         rounded = f"{train.aspect_ratio} x {shape.n_layer} layers, up to a multiple of {train.head_dim}"
         found.append(f"width {shape.n_embd} = {rounded}; {shape.n_head} heads of {shape.head_dim}")
-    found.append(describe_batch(shape, config.tokens_per_step))
+    found.append(describe_batch(shape, config.train.tokens_per_step))
     if config.bound == "tokens_per_param" and train.tokens_per_param:
         counted, of = shape.budget_params, "parameters"
         if counted != shape.params:
             of = "scaling parameters (matrices in blocks, output layer)"
-        per_step = f"{config.tokens_per_step:,} tokens"
-        found.append(f"{config.steps:,} steps = {train.tokens_per_param:g} tokens x {counted:,} {of} / {per_step}")
+        per_step = f"{train.tokens_per_step:,} tokens"
+        found.append(f"{train.max_iters:,} steps = {train.tokens_per_param:g} tokens x {counted:,} {of} / {per_step}")
     return [*found, *describe(train)]
 
 
 def _length(config: RunConfig) -> str:
     train = config.train
     step = (
-        f"{config.tokens_per_step:,} tokens ({plural(train.batch_size, 'sequence')} x {train.gradient_accumulation} "
-        f"accumulated x {plural(config.ranks, 'rank')} x {config.shape.block_size} tokens)"
+        f"{train.tokens_per_step:,} tokens ({plural(train.batch_size, 'sequence')} x {train.gradient_accumulation} "
+        f"accumulated x {plural(train.num_gpus, 'rank')} x {train.block_size} tokens)"
     )
-    share = config.tokens / config.shape.params
+    share = config.tokens / config.train.shape.params
     ratio = f"{share:,.0f}" if share >= 1000 else f"{share:.3g}"
     return f"steps of {step}; {config.tokens:,} tokens, {ratio} per parameter"
 
@@ -303,9 +303,9 @@ def _time(kind: RunKind, cpu: CpuSpeed | None) -> str:
     ended = f"; at most {duration(budget)}, its budget" if budget is not None else ""
     if cpu is not None:
         return f"{cpu.text}; without evaluations{ended}"
-    if len(devices) == 1 and rates(config.shape, train, devices[0], None) is None:
+    if len(devices) == 1 and rates(config.train.shape, train, devices[0], None) is None:
         return f"unknown: the peak of {devices[0].name} in {train.dtype} is not known (PEAK_TFLOPS=){ended}"
-    bands = [mfu_band(config.shape, train, device) for device in devices]
+    bands = [mfu_band(config.train.shape, train, device) for device in devices]
     low, high = min(low for low, _ in bands), max(high for _, high in bands)
     band = f"{low:.0%} to {high:.0%}".replace("%", " %")
     return f"at an MFU of {band} ({'compiled' if train.compile else 'COMPILE=n'}), without evaluations{ended}"

@@ -48,6 +48,6 @@ class EarlierRuns:
                 config.train.dtype,
             ):
                 was = convert(dict(run.train), TrainConfig, run.name)
-                if config.shape.params / ALIKE <= was.shape.params <= config.shape.params * ALIKE:
+                if config.train.shape.params / ALIKE <= was.shape.params <= config.train.shape.params * ALIKE:
                     found.append(run.tokens_per_second * was.shape.flops_per_token / cores_used(was))
         return found

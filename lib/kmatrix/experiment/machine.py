@@ -54,12 +54,12 @@ class Machine:
 
     def devices(self, config: RunConfig) -> list[GpuModel]:
         """Return the devices that a run is planned for, one of each model: all known ones without a GPU here."""
-        if self.asked and config.device != "cpu":
+        if self.asked and config.train.device != "cpu":
             return [self.asked]
         if self.nodes:
             return self.nodes.devices(config) or list(KNOWN)
-        if config.device == "cpu":
-            return [this_machine(config.ranks)]
+        if config.train.device == "cpu":
+            return [this_machine(config.train.num_gpus)]
         here = {gpu.name: detected(gpu.name, gpu.memory_total) for gpu in self.gpus}
         return list(here.values()) or list(KNOWN)
 
@@ -73,14 +73,14 @@ class Machine:
 
     def cpu_speed(self, config: RunConfig) -> CpuSpeed | None:
         """Return the expected speed of a run on the CPU: that of runs like it, or an assumption; None on GPUs."""
-        if config.device != "cpu":
+        if config.train.device != "cpu":
             return None
         found = [] if self.nodes else self.earlier.cpu_speeds(config)
         return cpu_speed(config.train, found, there=self.nodes.cores(config) if self.nodes else None)
 
     def kind(self, config: RunConfig) -> RunKind:
         """Return what a run and those like it need here, and what speaks against them."""
-        shape, train, devices = config.shape, config.train, self.devices(config)
+        shape, train, devices = config.train.shape, config.train, self.devices(config)
         budget, cpu = budget_s(train), None
         found = warnings(train)
         if budget is not None:  # earlier runs are read only then: that takes a while
@@ -90,7 +90,7 @@ class Machine:
         lacks = self.lacks(train)
         # Impossible on each device: in the words of the largest.
         ordered = sorted(devices, key=lambda device: device.memory or 0)
-        each = [] if lacks else [risks(shape, train, config.steps, device, cpu) for device in ordered]
+        each = [] if lacks else [risks(shape, train, config.train.max_iters, device, cpu) for device in ordered]
         reasons = each[-1] if each and all(each) else ()
         return RunKind(config=config, warnings=tuple(found), devices=tuple(devices), lacks=lacks, risks=reasons)
 
@@ -103,12 +103,12 @@ class Machine:
         for config in runs.values():
             train, budget = config.train, budget_s(config.train) or 0.0
             if speed := self.earlier.speed(train):
-                steps = int((budget - START_S[train.device]) * speed[0] / config.tokens_per_step)
+                steps = int((budget - START_S[train.device]) * speed[0] / config.train.tokens_per_step)
                 found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
                 continue
             cpu = self.cpu_speed(config)
             for device in self.devices(config):
-                if span := steps_in(budget, config.shape, train, device, cpu):
+                if span := steps_in(budget, config.train.shape, train, device, cpu):
                     found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
         name, config = next(iter(runs.items()))
         steps, how = min(found, default=(0, ""))

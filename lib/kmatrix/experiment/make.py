@@ -193,10 +193,10 @@ def _expected(plan: Plan, config: RunConfig, on_nodes: float | None) -> tuple[fl
     """
     nodes, gpus = plan.machine.nodes, plan.machine.gpus
     device = nodes.model if nodes else detected(gpus[0].name, gpus[0].memory_total) if gpus else None
-    if config.device != "cuda" or device is None:
+    if config.train.device != "cuda" or device is None:
         return on_nodes, None
-    seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
-    share = middle_mfu(config.shape, config.train, device)
+    seconds = expected_seconds(shape=config.train.shape, train=config.train, tokens=config.tokens, device=device)
+    share = middle_mfu(config.train.shape, config.train, device)
     return seconds, None if seconds is None else f"an MFU of {share:.0%} on {device.name}"
 
 
@@ -205,10 +205,10 @@ def _train_fields(plan: Plan, config: RunConfig, data: Dataset | None, cores: in
     train = config.train
     return {
         **train.to_json(),
-        "max_iters": config.steps,
+        "max_iters": config.train.max_iters,
         "warmup_steps": train.warmup_steps,
         # The ranks of a node share its cores.
-        "cpu_threads": cpu_threads(train.cpu_threads, device=config.device, cores=cores, ranks=train.ranks_per_node),
+        "cpu_threads": cpu_threads(train.cpu_threads, device=train.device, cores=cores, ranks=train.ranks_per_node),
         "data_path": data.path if data else "",
         "data_sha256": sha256_of_reading(data.sha256, train) if data else "",
         **benchmark_files(train, plan.data_dir),

@@ -269,10 +269,11 @@ def _impossible(plan: Plan, refused: Mapping[Risk, Sequence[str]]) -> LaunchErro
 
 def no_gpus(plan: Plan) -> LaunchError:
     """Return the error for a matrix of which no run has enough GPUs here."""
-    least = min(plan.kinds, key=lambda kind: kind.config.ranks)
+    least = min(plan.kinds, key=lambda kind: kind.config.train.num_gpus)
     there = len(plan.machine.gpus)
     return LaunchError(
-        f"no run of this matrix can run on this machine: the smallest needs {plural(least.config.ranks, 'GPU')}, "
+        "no run of this matrix can run on this machine: "
+        f"the smallest needs {plural(least.config.train.num_gpus, 'GPU')}, "
         f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
         hint=gpu_fix(plan, least),
     )
@@ -319,11 +320,11 @@ def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:
             why=f"{name} can end a run early",
             hint=f"remove {name}, or pass MATRIX_EQUAL=any",
         )
-    measured = {"steps": "steps", "tokens": "tokens", "time": "train.max_time"}[what]
+    measured = {"steps": "train.max_iters", "tokens": "tokens", "time": "train.max_time"}[what]
     values = {name: attrgetter(measured)(run) or 0 for name, run in runs.items()}
     least, most = (pick(values, key=values.__getitem__) for pick in (min, max))
     # A run ends after a whole step, so equal budgets in tokens may differ by one step.
-    slack = max(run.tokens_per_step for run in runs.values()) if what == "tokens" else 0
+    slack = max(run.train.tokens_per_step for run in runs.values()) if what == "tokens" else 0
     if not values[least] or values[most] - values[least] > slack:
         raise ConfigError(
             f"MATRIX_EQUAL={what} does not hold",

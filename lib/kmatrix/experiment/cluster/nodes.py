@@ -49,7 +49,7 @@ class Nodes:
 
     def devices(self, config: RunConfig) -> list[GpuModel]:
         """Return the devices that a run is planned for; empty if the model of the GPUs is unknown."""
-        if config.device == "cpu":
+        if config.train.device == "cpu":
             ranks = config.train.ranks_per_node
             memory = None if self.memory is None else self.memory / ranks
             return [GpuModel(name=self.name, memory=memory, watts=None, shared_by=ranks)]
