@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import list_runs, make_run, note_end, train_config
-from kmatrix.config import Length, length, with_vocabulary
+from kmatrix.config import length, with_vocabulary
 from kmatrix.experiment.plan import equal_budget
 from kmatrix.forms import seconds
 from kmatrix.packing import usable_cores
@@ -70,13 +70,13 @@ def test_a_time_equals_the_sum_of_its_parts(days, hours, minutes, rest):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        (bounds(max_iters=500), Length(steps=500, bound="max_iters")),
-        (bounds(max_tokens=1000.0), Length(steps=10, bound="max_tokens")),
-        (bounds(max_tokens=1099.0), Length(steps=10, bound="max_tokens")),
-        (bounds(max_tokens=1.0), Length(steps=1, bound="max_tokens")),
-        (bounds(max_iters=9, max_tokens=1000.0), Length(steps=9, bound="max_iters")),
-        (bounds(tokens_per_param=20.0, max_iters=9999), Length(steps=60, bound="tokens_per_param")),
-        (bounds(max_time=60.0), Length(steps=0, bound="")),
+        (bounds(max_iters=500), (500, "max_iters")),
+        (bounds(max_tokens=1000.0), (10, "max_tokens")),
+        (bounds(max_tokens=1099.0), (10, "max_tokens")),
+        (bounds(max_tokens=1.0), (1, "max_tokens")),
+        (bounds(max_iters=9, max_tokens=1000.0), (9, "max_iters")),
+        (bounds(tokens_per_param=20.0, max_iters=9999), (60, "tokens_per_param")),
+        (bounds(max_time=60.0), (0, "")),
     ],
 )
 def test_the_first_limit_decides_and_is_never_exceeded(fields, expected):
@@ -85,7 +85,7 @@ def test_the_first_limit_decides_and_is_never_exceeded(fields, expected):
 
 @given(st.floats(1, 1e12), st.integers(1, 10**7))
 def test_a_token_budget_is_rounded_down_to_a_step(tokens, tokens_per_step):
-    steps = length(bounds(max_tokens=tokens), params=1, tokens_per_step=tokens_per_step).steps
+    steps = length(bounds(max_tokens=tokens), params=1, tokens_per_step=tokens_per_step)[0]
     assert steps
     assert steps == 1 or steps * tokens_per_step <= tokens * (1 + 1e-8)
     assert (steps + 1) * tokens_per_step > tokens

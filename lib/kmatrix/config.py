@@ -129,11 +129,11 @@ def _bounded(fields: Mapping[str, Any], *, asked_batch: int) -> RunConfig:
     """Return a run's configuration with its number of steps and of warm-up steps. fields: max_iters as asked for."""
     shape = _shape(fields) if fields["tokens_per_param"] else None
     params = shape.budget_params if shape else 0
-    found = length(fields, params=params, tokens_per_step=fields["global_batch"] * fields["block_size"])
+    steps, bound = length(fields, params=params, tokens_per_step=fields["global_batch"] * fields["block_size"])
     part = fields["warmup_fraction"]
-    warmup = fields["warmup_steps"] if part is None else round(part * found.steps)
-    train = TrainConfig(**{**fields, "max_iters": found.steps, "warmup_steps": warmup})
-    return RunConfig(train=train, asked_iters=fields["max_iters"], asked_batch=asked_batch, bound=found.bound)
+    warmup = fields["warmup_steps"] if part is None else round(part * steps)
+    train = TrainConfig(**{**fields, "max_iters": steps, "warmup_steps": warmup})
+    return RunConfig(train=train, asked_iters=fields["max_iters"], asked_batch=asked_batch, bound=bound)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
@@ -248,16 +248,10 @@ def _backend(asked: str, device: str) -> str:
 ROUNDING = 1e-9  # relative: 3e9 tokens are a whole number of steps of 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
-    """The length of a run."""
+def length(fields: Mapping[str, Any], *, params: int, tokens_per_step: int) -> tuple[int, str]:
+    """Return the steps of a run, 0 if nothing limits them, and the field that decides, "" for none.
 
-    steps: int  # 0: none of the fields is set
-    bound: str  # the field that decides; "": none does
-
-
-def length(fields: Mapping[str, Any], *, params: int, tokens_per_step: int) -> Length:
-    """Return the length of a run: the smallest of max_iters, max_tokens and tokens_per_param x params.
+    They are the smallest of max_iters, max_tokens and tokens_per_param x params.
 
     fields: of a run, max_iters as asked for.  A bound is never exceeded, but every run has at least one step.
     """
@@ -267,6 +261,6 @@ def length(fields: Mapping[str, Any], *, params: int, tokens_per_step: int) -> L
     if fields["max_iters"]:
         steps["max_iters"] = fields["max_iters"]
     if not steps:
-        return Length(steps=0, bound="")
+        return 0, ""
     bound = min(steps, key=lambda name: steps[name])
-    return Length(steps=steps[bound], bound=bound)
+    return steps[bound], bound
