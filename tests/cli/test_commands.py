@@ -15,8 +15,6 @@ import kmatrix.cli.commands as cli
 from kmatrix.cli import run as running
 from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_make_words, parse
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.tree import Tree
-from kmatrix.matrix.axes import ELSEWHERE, resolve_name
 from programs import ROOT, Program, run
 from records_factory import FakeRun, make_matrix
 
@@ -192,15 +190,6 @@ def test_paths_are_printed_relative_to_the_current_directory(tmp_path, monkeypat
 
     assert "configuration written to out/.config" in run("defconfig", "O=out").out
     assert Path("out/.config").is_file()
-
-
-def test_a_name_of_another_trainer_is_answered_with_ours(tmp_path):
-    program, tree = Program(tmp_path), Tree.parse(srctree=ROOT)
-    program.check("defconfig")
-    message = program.refused("test-matrix-dry-run", "DEVICE_BATCH_SIZE=8")
-    assert "unknown symbol DEVICE_BATCH_SIZE" in message
-    assert "did you mean BATCH_SIZE" in message
-    assert all(resolve_name(tree, answer.split()[0]) for answer in ELSEWHERE.values())
 
 
 LONG = "x" * 300  # more than a name may have

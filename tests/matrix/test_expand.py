@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmatrix.kconfig.assignments import apply_assignments, read_assignments
-from kmatrix.kconfig.tree import Tree
-from kmatrix.matrix.axes import plan_axes
-from kmatrix.matrix.expand import AS_BEFORE, expand, run_id, visit
+from kmatrix.kconfig.tree import Assignment, Tree
+from kmatrix.matrix.axes import Axes, plan_axes
+from kmatrix.matrix.expand import AS_BEFORE, expand, visit
 from programs import ROOT, Program
 
 CPU = "CONFIG_GPT2_DEVICE_CPU=y"
@@ -105,7 +105,7 @@ def test_explicitly_excluded_cells_have_the_given_reason(program):
 
     assert result.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_lr2e-3_1cpu"]
     assert "excluded 1: MATRIX_EXCLUDE: it diverges" in result.out
-    assert "note: the exclusion of 'SEED=5' matches no cell" in result.out
+    assert "CONFIG_MATRIX_EXCLUDE: 'SEED=5: never': no effect in any run" in result.out
 
 
 def test_coupled_values_apply_to_the_runs_that_match_their_rule(program):
@@ -143,13 +143,13 @@ def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
     result = dry_run(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', arguments=["LR=1e-3"])
 
     assert "learning_rate=0.05" not in result.out
-    assert "note: GPT2_LEARNING_RATE is set on the command line" in result.out
+    assert "'OPTIMIZER=muon => LR=0.05': GPT2_LEARNING_RATE is set on the command line" in result.out
 
 
 def test_a_coupled_rule_that_matches_no_run_gives_a_note(program):
     program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=sgd => LR=1"')
 
-    note = "note: the rule 'OPTIMIZER=sgd' matches no run"
+    note = ": CONFIG_MATRIX_COUPLED: 'OPTIMIZER=sgd => LR=1': no effect in any run: GPT2_LEARNING_RATE=1"
     assert note in program.check("olddefconfig").out
     assert note in program.check(DRY).out
 
@@ -167,7 +167,9 @@ def test_a_rule_that_sets_what_a_rule_asks_for_is_refused(program):
     rules = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05; LR=0.05 => WEIGHT_DECAY=0"'
     program.write(*TWO, rules)
 
-    assert "'LR=0.05' depends on a value that a rule sets" in program.refused(DRY)
+    message = program.refused(DRY)
+    assert "'LR=0.05 => WEIGHT_DECAY=0'" in message
+    assert "the left side depends on a value that a rule sets" in message
 
 
 def test_a_line_without_effect_due_to_the_command_line_is_noted_and_any_other_is_refused(program):
@@ -228,12 +230,16 @@ def test_a_symbol_that_is_added_with_the_value_as_before_changes_no_id(tmp_path,
     with (tmp_path / "gpt2" / "Kconfig").open("a", encoding="utf-8") as file:
         file.write('config GPT2_ADDED\n\tint "added"\n\tdefault 3\n')
     later = Tree.parse(tmp_path)
-    ids = [run_id(tree, tree.effective()) for tree in (before, later)]
+
+    def id_of(tree, *arguments):
+        (run,) = expand(tree, arguments, Axes(())).runs
+        return run.run_id
+
+    ids = [id_of(tree) for tree in (before, later)]
     monkeypatch.setitem(AS_BEFORE, "GPT2_ADDED", "3")
 
-    assert ids[0] == run_id(before, before.effective()) == run_id(later, later.effective()) != ids[1]
-    later.kconf.syms["GPT2_ADDED"].set_value("4")
-    assert run_id(later, later.effective()) not in ids
+    assert ids[0] == id_of(before) == id_of(later) != ids[1]
+    assert id_of(later, Assignment("GPT2_ADDED", "4", "here")) not in ids
 
 
 def test_a_run_has_the_same_id_whatever_other_axes_are_swept(program):

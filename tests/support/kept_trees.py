@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.paths import ROOT
 
 _parse = Tree.parse
-_kept: list[tuple[Tree, int]] = []  # trees with the number of warnings about their files
-UNUSED = 3  # references to a tree: of its tuple, of the loop, and of the call that counts them
+_kept: list[Tree] = []
+UNUSED = 3  # references to a tree: of the list, of the loop, and of the call that counts them
 
 
 def install() -> None:
@@ -23,19 +22,11 @@ def parse(srctree: Path = ROOT) -> Tree:
     """Return a tree that nobody uses, or a new one."""
     if srctree != ROOT:
         return _parse(srctree)
-    for tree, warnings in _kept:
+    for tree in _kept:
         if sys.getrefcount(tree) == UNUSED:
-            _forget(tree, warnings)
+            tree.reset()
+            tree.contents.clear()
             return tree
     tree = _parse()
-    _kept.append((tree, len(tree.kconf.warnings)))
+    _kept.append(tree)
     return tree
-
-
-def _forget(tree: Tree, warnings: int) -> None:
-    """Bring a tree to the state after parsing."""
-    kconf: Any = tree.kconf
-    tree.reset()
-    tree.contents.clear()
-    del kconf.warnings[warnings:]
-    kconf.warn = True

@@ -81,7 +81,7 @@ def _matrix_on(tree: Tree, item: Assignment) -> bool:
 def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
     """Raise ConfigError for a line or a value that has no effect in any run; return notes about harmless ones."""
     axes = plan_axes(tree, base, {})
-    return expand(tree, base, axes).notes if axes.axes or axes.couplings or axes.exclusions else ()
+    return expand(tree, base, axes).notes if axes.axes or axes.rules else ()
 
 
 def refuse_broken(tree: Tree, base: Sequence[Assignment]) -> None:

@@ -21,14 +21,10 @@ from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
-from kmatrix.matrix.rules import (
-    AUTO,
-    plan_rules,
-    read_settings,
-    with_seeds,
-)
+from kmatrix.matrix.rules import AUTO, plan_rules, read_rules, with_seeds
 from kmatrix.plan.feasibility import GpuModel
 from kmatrix.plan.risk import Risk
+from kmatrix.records.decode import replaced
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
@@ -164,12 +160,11 @@ def _plan(
     """Return the plan of a configuration. asked: assignments by axis.  words, text: of Plan."""
     base, _ = merge(tree, base, single(asked))
     axes = plan_axes(tree, base, asked)
-    settings = read_settings(tree, base)
+    rules = read_rules(tree, base)
     if one:  # lines that only other runs of the matrix use are noted, not refused
-        axes = replace(axes, overridden=axes.overridden | {"MATRIX"})
-        # A single run has nothing to compare.
-        settings = replace(settings, seeds=(), baseline=None)
-    axes = with_seeds(tree, axes, settings)
+        axes = replace(axes, narrowed=True)
+        rules = replaced(rules, seeds_auto=False, seeds=())
+    axes = with_seeds(tree, axes, rules)
     # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
     there = resolve(tree, base, axes, gpus)
     base, axes, nodes = there.base, there.axes, there.nodes
@@ -183,8 +178,9 @@ def _plan(
     runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
     if alone := {name: kind.config for name, kind in kinds.items() if not kind.config.bound}:
         raise machine.budget_alone(alone)
-    verdict, warned = plan_rules(tree, settings, matrix.runs, control.engine)
-    warned += [text for kind in kinds.values() for text in kind.warnings]
+    # A single run has nothing to compare.
+    verdict = rules if one else plan_rules(tree, rules, base, matrix.runs, control.engine)
+    warned = [text for kind in kinds.values() for text in kind.warnings]
     warned = [nodes.warning, *warned] if nodes and nodes.warning else warned
     trains = {name: kind.config.train for name, kind in kinds.items()}
     if initial:

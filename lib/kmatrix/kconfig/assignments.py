@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.tree import HEADER, Assignment, Tree, check_text, forbidden, has_prompt
+from kmatrix.kconfig.tree import HEADER, Assignment, Tree, check_text, forbidden, has_prompt, unknown
 from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
-SHOWN = 20  # mistakes per message
 # Names on the command line, in the order in which they are listed everywhere.
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
 SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
@@ -36,10 +34,11 @@ def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             assignment = _read_line(tree, line, f"{path}:{number}")
-            if assignment is None:
-                continue
-            _refuse_second(tree, found, assignment)
-            found[assignment.name] = assignment
+            if assignment and assignment.name in found:
+                first = found[assignment.name].where
+                raise ConfigError(f"{assignment.where}: CONFIG_{assignment.name} is set twice", why=f"first at {first}")
+            if assignment:
+                found[assignment.name] = assignment
         except ConfigError as error:  # collected, so that the user sees all mistakes of a file at once
             mistakes.append(": ".join(part for part in (error.what, error.why, error.hint) if part))
     refuse(mistakes)
@@ -55,12 +54,12 @@ def merge(tree: Tree, base: list[Assignment], over: list[Assignment]) -> tuple[l
     kept, notes = [], []
     for item in base:
         axis = tree.axis_of(item.name)
-        if item.name not in names and axis not in picked:
+        new = names.get(item.name)
+        if new is None and axis not in picked:
             kept.append(item)
-        elif item.name in names and names[item.name].value != item.value:
-            new = names[item.name]
+        elif new and new.value != item.value:
             notes.append(f"CONFIG_{item.name}: {item.value} ({item.where}) -> {new.value} ({new.where})")
-        elif item.name not in names and item.value == "y":
+        elif new is None and item.value == "y":
             notes.append(f"CONFIG_{item.name} ({item.where}): replaced by another member of {axis}")
     return kept + over, notes
 
@@ -125,20 +124,6 @@ def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
     return Assignment(name, text, where)
 
 
-def _refuse_second(tree: Tree, found: Mapping[str, Assignment], new: Assignment) -> None:
-    if new.name in found:
-        raise ConfigError(f"{new.where}: CONFIG_{new.name} is set twice", why=f"first at {found[new.name].where}")
-    symbol = tree.kconf.syms[new.name]
-    if symbol.choice and new.value == "y":
-        for member in symbol.choice.syms:
-            first = found.get(member.name)
-            if first and first.value == "y":
-                raise ConfigError(
-                    f"{new.where}: CONFIG_{new.name}=y and CONFIG_{member.name}=y ({first.where})",
-                    why=f"both are members of the choice {tree.axis_of(symbol.name)}: only one can be y",
-                )
-
-
 @dataclass(frozen=True, slots=True)
 class NotInEffect:
     """The reason why an assignment has no effect."""
@@ -155,28 +140,26 @@ def cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
         symbol.visibility or not has_prompt(symbol) or assignment.value == "n"
     ):
         return None
-    if symbol.choice:
-        return _choice_cause(symbol)
     if not has_prompt(symbol):
         return NotInEffect(f"computed, cannot be set; its value is {symbol.str_value!r}", absent=False)
+    if symbol.choice and not symbol.choice.visibility:
+        return NotInEffect("its choice is hidden in this configuration", absent=True)
     if not symbol.visibility:
-        return NotInEffect(unmet(symbol), absent=symbol.orig_type != kc.BOOL or assignment.value == "n")
+        required = symbol.choice or (symbol.orig_type == kc.BOOL and assignment.value == "y")
+        return NotInEffect(_unmet(symbol), absent=not required)
+    if symbol.choice:
+        return NotInEffect(f"{symbol.choice.selection.name} is selected: only one member can be y", absent=False)
     # A symbol may have several ranges with conditions; the first one that holds applies.
-    limits = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if kc.expr_value(entry[2])]
-    others = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if not kc.expr_value(entry[2])]
-    if limits:
-        return NotInEffect("; ".join([f"out of range: {limits[0]}", *others]), absent=False)
-    return NotInEffect(f"the effective value is {symbol.str_value!r}", absent=False)
+    ranges = sorted(symbol.ranges, key=lambda entry: not kc.expr_value(entry[2]))
+    limits = [
+        f"[{low.str_value}, {high.str_value}]{'' if when is symbol.kconfig.y else f' when {kc.expr_str(when)}'}"
+        for low, high, when, *_ in ranges
+    ]
+    text = f"out of range: {'; '.join(limits)}" if limits else f"the effective value is {symbol.str_value!r}"
+    return NotInEffect(text, absent=False)
 
 
-def _limits(entry: Sequence[Any], kconf: Any) -> str:
-    """Return a range and its condition as text."""
-    low, high, condition = entry[:3]
-    when = "" if condition is kconf.y else f" when {kc.expr_str(condition)}"
-    return f"[{low.str_value}, {high.str_value}]{when}"
-
-
-def unmet(symbol: Any) -> str:
+def _unmet(symbol: Any) -> str:
     """Return the unmet dependencies of a symbol, with their values: "depends on A=n, B || C (B=n, C=n)"."""
     unmet_terms = []
     for term in kc.split_expr(symbol.direct_dep, kc.AND):
@@ -199,48 +182,24 @@ def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
     # Set everything first: a line may depend on a later one.
     for assignment in assignments:
         tree.kconf.syms[assignment.name].set_value(assignment.value)
-    refuse(
-        f"{item.where}: CONFIG_{item.name}={item.value}: {why.text}"
-        for item in assignments
-        if (why := cause(tree, item)) is not None
-    )
+    wrong = [(item, why.text) for item in assignments if (why := cause(tree, item))]
+    refuse(f"{item.where}: CONFIG_{item.name}={item.value}: {text}" for item, text in wrong)
     # Last, because a FORBID_ symbol may be y only as a consequence of one of the mistakes above.
     forbidding = {symbol: {item.name for item in symbol.referenced} for symbol in tree.forbidding()}
     refuse(forbidden(symbol) + lines_that_set(tree, assignments, names) for symbol, names in forbidding.items())
 
 
-def lines_that_set(tree: Tree, assignments: Iterable[Assignment], names: Iterable[str]) -> str:
+def lines_that_set(tree: Tree, assignments: Iterable[Assignment], names: set[str]) -> str:
     """Return the lines that set these symbols and choices, in parentheses; "" if they have their defaults."""
-    named = set(names)
-    found = [
-        f"{item.where}: CONFIG_{item.name}={item.value}"
-        for item in assignments
-        if (item.name in named or tree.axis_of(item.name) in named) and item.value != "n"
-    ]
-    return f" ({'; '.join(found)})" if found else ""
+    lines = [item for item in assignments if item.value != "n" and {item.name, tree.axis_of(item.name)} & names]
+    texts = "; ".join(f"{item.where}: CONFIG_{item.name}={item.value}" for item in lines)
+    return f" ({texts})" if lines else ""
 
 
 def refuse(mistakes: Iterable[str]) -> None:
     """Raise one ConfigError for all mistakes, if there are any."""
-    found = list(mistakes)
-    if len(found) == 1:
-        raise ConfigError(found[0], hint="remove or change it; nothing was written")
-    if found:
-        more = [f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-        lines = "\n  ".join([*found[:SHOWN], *more])
-        raise ConfigError(
-            f"{len(found)} assignments have no effect:\n  {lines}",
-            hint="remove or change them; nothing was written",
-        )
-
-
-def _choice_cause(symbol: Any) -> NotInEffect:
-    if not symbol.choice.visibility:
-        return NotInEffect("its choice is hidden in this configuration", absent=True)
-    if not symbol.visibility:
-        return NotInEffect(unmet(symbol), absent=False)
-    taken = symbol.choice.selection
-    return NotInEffect(f"{taken.name if taken else 'nothing'} is selected: only one member can be y", absent=False)
+    if text := "\n  ".join(mistakes):
+        raise ConfigError(text, hint="remove or change it; nothing was written")
 
 
 def load_config(tree: Tree, path: Path, on_update: Callable[[str], object] | None = None) -> list[Assignment]:
@@ -265,15 +224,10 @@ def load_config(tree: Tree, path: Path, on_update: Callable[[str], object] | Non
 def parse_trackers(text: str) -> tuple[str, ...]:
     """Return the trackers of a comma-separated list, in a fixed order. Blanks are ignored."""
     words = [word.strip().lower() for word in text.split(",")]
-    what = f"command line: TRACKER={text}"
+    what, known = f"command line: TRACKER={text}", (*TRACKERS, *SHORT)
     for word in words:
-        if word not in TRACKERS and word not in SHORT:
-            near = difflib.get_close_matches(word, [*TRACKERS, *SHORT], 2)
-            raise ConfigError(
-                f"{what}: unknown tracker {word!r}",
-                why="expected a list of wandb, trackio, tensorboard; both (wandb,trackio); all; or none",
-                hint=f"did you mean {' or '.join(near)}?" if near else "",
-            )
+        if word not in known:
+            raise unknown(what, word, known, kind="tracker", else_see=f"docs/trackers.md: {', '.join(known)}")
     if "none" in words and len(words) > 1:
         raise ConfigError(what, why="none cannot be combined")
     chosen = {name for word in words for name in SHORT.get(word, (word,))}

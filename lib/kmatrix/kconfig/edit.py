@@ -18,7 +18,12 @@ def edit(tree: Tree, path: Path) -> None:
     Values that were not asked for are shown as defaults and follow their dependencies, so menuconfig must not load
     the file itself.
     """
-    repair_locale()
+    try:
+        locale.setlocale(locale.LC_ALL, "")
+    except locale.Error:  # LANG or LC_ALL names one that is not installed, which is common over ssh
+        for name in [name for name in os.environ if name.startswith("LC_")]:
+            del os.environ[name]
+        os.environ["LC_ALL"] = "C.UTF-8"
     import menuconfig  # now, because the import itself sets the locale and reads the styles
 
     os.environ["KCONFIG_CONFIG"] = str(path)
@@ -47,13 +52,3 @@ def edit(tree: Tree, path: Path) -> None:
         ) from None
     finally:
         menuconfig._check_valid, menuconfig._load_config, menuconfig._node_str = checked, loaded, node_text
-
-
-def repair_locale() -> None:
-    """Switch to C.UTF-8 if LANG or LC_ALL names a locale that is not installed, which is common over ssh."""
-    try:
-        locale.setlocale(locale.LC_ALL, "")
-    except locale.Error:
-        for name in [name for name in os.environ if name.startswith("LC_")]:
-            del os.environ[name]
-        os.environ["LC_ALL"] = "C.UTF-8"

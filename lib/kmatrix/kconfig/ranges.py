@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from decimal import Decimal
@@ -20,7 +19,7 @@ FORM = "expected LOW:HIGH:logN, LOW:HIGH:linN or LOW:HIGH:STEP, such as 1e-4:1e-
 def values_of_range(text: str, *, whole: bool, where: str) -> list[str]:
     """Return the values of LOW:HIGH:logN, LOW:HIGH:linN or LOW:HIGH:STEP as texts, in ascending order.
 
-    The ends stay as they are written. A value between the ends of a log or lin range is rounded to three digits, and
+    A value between the ends of a log or lin range is rounded to three digits, and
     the rounded value is the one that is used: what a report prints is what was trained.
     whole: the values are those of an integer symbol.  where: file and line, or the words of the command line.
     """
@@ -33,23 +32,19 @@ def values_of_range(text: str, *, whole: bool, where: str) -> list[str]:
         ends = ", and ends above 0" if kind == "log" else ""
         raise ConfigError(f"{where}: {text}", why=f"a range needs LOW below HIGH and 2 to {MOST} values{ends}")
     if not kind:
-        inner = [_text(low + place * Decimal(match[5])) for place in range(1, count)]
-        found = [match[1], *inner[:-1], match[2] if Decimal(inner[-1]) == high else inner[-1]]
+        values = [low + place * Decimal(match[5]) for place in range(count)]
     else:
         first, last = float(low), float(high)
         shares = [place / (count - 1) for place in range(1, count - 1)]
         if kind == "log":
-            values = [math.pow(first, 1 - share) * math.pow(last, share) for share in shares]
+            inner = [math.pow(first, 1 - share) * math.pow(last, share) for share in shares]
         else:
-            values = [first * (1 - share) + last * share for share in shares]
-        wrong = [value for value in values if whole and abs(value - round(value)) > NEAR * abs(value)]
+            inner = [first * (1 - share) + last * share for share in shares]
+        wrong = [value for value in inner if whole and abs(value - round(value)) > NEAR * abs(value)]
         if wrong:
             raise ConfigError(f"{where}: {text}", why=f"{wrong[0]:.6g} is not an integer")
-        inner = [str(round(value)) if whole else _text(Decimal(f"{value:.3g}")) for value in values]
-        found = [match[1], *inner, match[2]]
-    if not all(Decimal(a) < Decimal(b) for a, b in itertools.pairwise(found)):
-        raise ConfigError(f"{where}: {text}", why="two of its values are equal when rounded")
-    return [str(int(Decimal(value))) if whole and Decimal(value) % 1 == 0 else value for value in found]
+        values = [low, *(Decimal(round(value) if whole else f"{value:.3g}") for value in inner), high]
+    return [str(int(value)) if whole and value % 1 == 0 else _text(value) for value in values]
 
 
 def _steps(low: Decimal, high: Decimal, step: Decimal) -> int:

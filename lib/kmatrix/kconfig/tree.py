@@ -6,7 +6,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Tree:
 
     kconf: Any
     symbols: list[Symbol]  # in the order of the files
+    forbid: list[Symbol]  # those that begin with FORBID_
     choices: dict[str, Choice]  # axis name (common prefix of the members) -> choice
     members: dict[str, dict[str, Symbol]]  # axis name -> lower-case suffix -> member
     machine: frozenset[str]  # settings of a machine: directories, where runs execute, trackers, ports, commands
@@ -83,15 +84,18 @@ class Tree:
         os.environ.update(srctree=str(srctree), KCONFIG_FUNCTIONS=__name__, KCONFIG_WARN_UNDEF="y", CONFIG_="CONFIG_")
         try:
             kconf = _Parsed()
+            kconf.warn = False  # about a value without effect, which `cause` reports
         except (kc.KconfigError, OSError) as error:
-            raise ConfigError(tidy(str(error)), hint="fix the Kconfig file") from None
+            raise ConfigError(" ".join(str(error).split()), hint="fix the Kconfig file") from None
         choices = {_prefix(choice): choice for choice in kconf.unique_choices}
         members = {axis: {member_text(axis, one.name): one for one in choice.syms} for axis, choice in choices.items()}
         symbols = list(kconf.unique_defined_syms)
         of_machine = [one for one in symbols if one.nodes[0].filename.startswith(OF_MACHINE)]
-        machine = {name for one in of_machine for name in (one.name, axis_of(one)) if not name.startswith("MATRIX")}
+        machine = {one.name for one in of_machine if not one.name.startswith("MATRIX")}
+        machine |= {axis for axis, choice in choices.items() if choice.syms[0].name in machine}
         trainers = {f"GPT2_{name.upper()}" for name in NEUTRAL}
-        tree = cls(kconf, symbols, choices, members, frozenset(machine), frozenset(machine | trainers))
+        forbid = [one for one in symbols if one.name.startswith(FORBID)]
+        tree = cls(kconf, symbols, forbid, choices, members, frozenset(machine), frozenset(machine | trainers))
         for name, marker, args in kconf.marks:
             if marker == "float":
                 tree.floats[name] = float(args[0]), float(args[1]), len(args) > 2
@@ -110,7 +114,8 @@ class Tree:
 
     def axis_of(self, name: str) -> str:
         """Return the axis of a symbol: its choice, or itself."""
-        return axis_of(self.kconf.syms[name])
+        choice = self.kconf.syms[name].choice
+        return _prefix(choice) if choice else name
 
     def value(self, name: str) -> str | None:
         """Return the effective text of a symbol or a choice, None if it does not apply in this configuration."""
@@ -182,7 +187,7 @@ class Tree:
 
     def forbidding(self) -> list[Symbol]:
         """Return the FORBID_ symbols that are y."""
-        return [symbol for symbol in self.symbols if symbol.name.startswith(FORBID) and symbol.str_value == "y"]
+        return [symbol for symbol in self.forbid if symbol.str_value == "y"]
 
 
 def stale(settings: Mapping[str, Any]) -> list[str]:
@@ -196,11 +201,6 @@ def stale(settings: Mapping[str, Any]) -> list[str]:
 def has_prompt(symbol: Symbol) -> bool:
     """Return whether a user can set a symbol; others are computed."""
     return any(node.prompt for node in symbol.nodes)
-
-
-def axis_of(symbol: Symbol) -> str:
-    """Return the axis name of a symbol: that of its choice, or its own name."""
-    return _prefix(symbol.choice) if symbol.choice else str(symbol.name)
 
 
 def _prefix(choice: Choice) -> str:
@@ -233,11 +233,6 @@ def unknown(
     return ConfigError(f"{what}: unknown {kind} {name}".removeprefix(": "), hint=hint)
 
 
-def tidy(text: str) -> str:
-    """Return a message of kconfiglib as one line, without its prefix."""
-    return re.sub(r"\s+", " ", text.strip().removeprefix("error: ").removeprefix("warning: "))
-
-
 def check_text(tree: Tree, symbol: Symbol, text: str, where: str) -> None:
     """Refuse a text that the symbol cannot hold in any configuration."""
     name = symbol.name
@@ -245,12 +240,7 @@ def check_text(tree: Tree, symbol: Symbol, text: str, where: str) -> None:
     if why := _problem(tree, symbol, text):
         raise ConfigError(f"{where}: CONFIG_{name}={text if text.isprintable() else ascii(text)}", why=why)
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and symbol.orig_type == kc.STRING:
-        swept = tree.kconf.syms[name[len(MATRIX) :]]
-        values = list_values(tree, swept.name, split_list(text), f"{where}: CONFIG_{name}")
-        for value in values:
-            check_text(tree, swept, value, f"{where}: CONFIG_{name}")
-        if again := repeated(tree, swept.name, values):
-            raise ConfigError(f"{where}: CONFIG_{name}={text}", why=f"repeated: {again}")
+        points(tree, name[len(MATRIX) :], split_list(text), f"{where}: CONFIG_{name}")
 
 
 def _problem(tree: Tree, symbol: Symbol, text: str) -> str:
@@ -286,12 +276,12 @@ def _refuse_key(tree: Tree, name: str, text: str, where: str) -> None:
     """Raise ConfigError, without the key itself, if the value of a symbol contains one."""
     if len(text) < SHORTEST:  # almost all values; a search takes 0.1 ms
         return
-    what = f"{where.partition('=')[0]}: CONFIG_{name} would contain"
+    given = where.partition("=")[0]
+    what = f"{given}: CONFIG_{name} would contain"
     why = "configurations are copied into results and reports"
-    known = [(origin, origin.rpartition(" ")[2]) for origin in redactor().known_in(text)]
-    # make also passes NAME=value in a variable of that name.
-    for origin, variable in known:
-        if variable != where.partition("=")[0].rpartition(" ")[2]:
+    for origin in redactor().known_in(text):
+        variable = origin.rpartition(" ")[2]
+        if variable != given.rpartition(" ")[2]:  # make also passes NAME=value in a variable of that name
             use = f"run this with `env -u {variable}`" if "variable" in origin else "change that file"
             hint = f"let a script read {variable}, and name the script instead; if it is not secret, {use}"
             raise ConfigError(f"{what} the {origin}", why=why, hint=hint)
@@ -310,18 +300,7 @@ def normalized(tree: Tree, name: str, text: str) -> str:
         return str(seconds(text))
     if name in tree.contents:
         return tree.contents[name].get(text, text)
-    return normalized_number(text) if text and name in tree.floats else text
-
-
-def normalized_number(text: str) -> str:
-    """Return the normal form of a number. 0.0 and -0.0 are the same."""
-    return repr(float(text) + 0.0)  # -0.0 + 0.0 is 0.0
-
-
-def repeated(tree: Tree, name: str, values: Sequence[str]) -> str:
-    """Return the repeated values of a list, in any spelling, separated by commas; "" if there are none."""
-    plain = [normalized(tree, name, value) for value in values]
-    return ", ".join(dict.fromkeys(v for v, p in zip(values, plain, strict=True) if plain.count(p) > 1))
+    return repr(float(text) + 0.0) if text and name in tree.floats else text  # -0.0 + 0.0 is 0.0
 
 
 def split_list(text: str) -> list[str]:
@@ -329,13 +308,31 @@ def split_list(text: str) -> list[str]:
     return [value for value in re.split(r"[\s,]+", text) if value]
 
 
-def list_values(tree: Tree, name: str, values: Iterable[str], where: str) -> list[str]:
-    """Return the values of a list for a symbol, with the values of each range such as 1e-4:1e-2:log5 in its place."""
-    symbol = tree.kconf.syms.get(name)
-    whole = symbol is not None and symbol.orig_type == kc.INT
-    if not whole and name not in tree.floats:
-        return list(values)
-    found: list[str] = []
+def points(tree: Tree, axis: str, values: Iterable[str], where: str) -> list[Assignment]:
+    """Return an assignment per value of an axis, of a range such as 1e-4:1e-2:log5 one for each of its values.
+
+    Raises ConfigError if a value is repeated, in any spelling.
+    """
+    whole = axis not in tree.choices and tree.kconf.syms[axis].orig_type == kc.INT
+    texts: list[str] = []
     for value in values:
-        found += values_of_range(value, whole=whole, where=where) if ":" in value else [value]
+        ranged = ":" in value and (whole or axis in tree.floats)
+        texts += values_of_range(value, whole=whole, where=where) if ranged else [value]
+    found = [point(tree, axis, text, where) for text in texts]
+    plain = [(item.name, normalized(tree, item.name, item.value)) for item in found]
+    if len(set(plain)) < len(plain):
+        again = (text for text, key in zip(texts, plain, strict=True) if plain.count(key) > 1)
+        raise ConfigError(where, why=f"repeated: {', '.join(dict.fromkeys(again))}")
     return found
+
+
+def point(tree: Tree, axis: str, value: str, where: str) -> Assignment:
+    """Return the assignment that sets an axis (a choice or a symbol) to a value."""
+    if members := tree.members.get(axis):
+        member = members.get(value.lower().replace("-", "_"))  # muon-nanochat, as people write it
+        if member is None:
+            what = f"{where}: unknown value {value!r} of {axis}"
+            raise ConfigError(what, why=f"expected one of {', '.join(members)}")
+        return Assignment(member.name, "y", where)
+    check_text(tree, tree.symbol(axis, where), value, where)
+    return Assignment(axis, value, where)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import SETS, parse_set
@@ -13,11 +13,10 @@ from kmatrix.kconfig.tree import (
     NOT_AN_AXIS,
     Assignment,
     Tree,
-    check_text,
-    list_values,
     member_text,
-    normalized_number,
-    repeated,
+    normalized,
+    point,
+    points,
     split_list,
     unknown,
 )
@@ -36,23 +35,6 @@ ALIASES = {
     "COST": "GPT2_MAX_COST",
     "TOKENS": "GPT2_MAX_TOKENS",
     "PROJECT": "TRACKER_PROJECT",
-}
-# Names of other trainers (nanochat, nanoGPT, Hugging Face) -> ours, for suggestions only: some have other units.
-ELSEWHERE = {
-    "DEVICE_BATCH_SIZE": "BATCH_SIZE",
-    "PER_DEVICE_TRAIN_BATCH_SIZE": "BATCH_SIZE",
-    "MICRO_BATCH_SIZE": "BATCH_SIZE",
-    "TOTAL_BATCH_SIZE": "PARALLEL_BATCH_SIZE (in sequences)",
-    "GLOBAL_BATCH_SIZE": "PARALLEL_BATCH_SIZE (in sequences)",
-    "GRADIENT_ACCUMULATION_STEPS": "GRADIENT_ACCUMULATION",
-    "MAX_SEQ_LEN": "BLOCK_SIZE",
-    "SEQUENCE_LENGTH": "BLOCK_SIZE",
-    "CONTEXT_LENGTH": "BLOCK_SIZE",
-    "NUM_ITERATIONS": "MAX_ITERS",
-    "MAX_STEPS": "MAX_ITERS",
-    "WARMUP_ITERS": "WARMUP_STEPS",
-    "EVAL_ITERS": "EVAL_SAMPLES (in sequences)",
-    "MATRIX_LR": "LEARNING_RATE",
 }
 UNITS = {"TRAINING_HOURS": "h"}  # the unit of the values of a name: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
 
@@ -74,50 +56,32 @@ class Axis:
     name: str
     label: str
     points: tuple[AxisValue, ...]
-    from_command_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """A conjunction of NAME=value terms."""
+class Rule:
+    """If all terms hold in a cell, these symbols take these values, or the cell is excluded with this reason."""
 
     terms: tuple[tuple[str, str], ...]  # axis or symbol, value text
-    text: str
-    numbers: frozenset[str] = frozenset()  # symbols whose texts are compared as numbers
+    where: str  # of the rule, for messages
+    points: tuple[tuple[AxisValue, ...], ...] = ()  # the values of each symbol
+    reason: str = ""
 
-    def holds(self, value: Callable[[str], str | None]) -> bool:
-        """Return whether the condition is true. value: returns the effective text of an axis or symbol."""
-        return all(self._normal(axis, value(axis)) == self._normal(axis, text) for axis, text in self.terms)
-
-    def _normal(self, axis: str, text: str | None) -> str | None:
-        return normalized_number(text) if text and axis in self.numbers else text
-
-
-@dataclass(frozen=True, slots=True)
-class Coupling:
-    """If the condition holds, these symbols take these values."""
-
-    condition: Condition
-    points: tuple[tuple[AxisValue, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """If the condition holds, the cell is excluded with this reason."""
-
-    condition: Condition
-    reason: str
+    def holds(self, tree: Tree) -> bool:
+        """Return whether the terms are true of the effective values of the tree."""
+        return all(
+            normalized(tree, axis, tree.value(axis) or "") == normalized(tree, axis, text) for axis, text in self.terms
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The axes of a matrix with their couplings and exclusions."""
+    """The axes of a matrix with their rules."""
 
     axes: tuple[Axis, ...]
-    couplings: tuple[Coupling, ...] = ()
-    exclusions: tuple[Exclusion, ...] = ()
+    rules: tuple[Rule, ...] = ()
     notes: tuple[str, ...] = ()  # rules that the command line overrides
-    overridden: frozenset[str] = field(default=frozenset())  # names that the command line sets
+    narrowed: bool = False  # the command line sets something: it can leave lines of the configuration without effect
 
 
 def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Sequence[Assignment]]) -> Axes:
@@ -134,13 +98,9 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
         if len(items) > 1:
             if name in tree.neutral:
                 raise ConfigError(f"{items[0].where}: {name} cannot be an axis", why="it cannot change a result")
-            swept[name] = _axis(tree, name, items, from_command_line=True)
-    couplings, notes = _couplings(tree, declared, swept, overrides)
-    exclusions = [
-        Exclusion(parse_condition(tree, left, where), f"{EXCLUDE}: {reason.strip()}")
-        for left, reason, where in _rules(declared.get(EXCLUDE), ":", "NAME=value [NAME=value ...]: reason")
-    ]
-    return Axes(in_order(tree, swept.values()), tuple(couplings), tuple(exclusions), tuple(notes), frozenset(overrides))
+            swept[name] = make_axis(tree, name, items)
+    rules, notes = _rules(tree, declared, swept, overrides)
+    return Axes(in_order(tree, swept.values()), tuple(rules), tuple(notes), bool(overrides))
 
 
 def label(tree: Tree, axis: str) -> str:
@@ -148,9 +108,13 @@ def label(tree: Tree, axis: str) -> str:
     return tree.labels.get(axis) or axis.removeprefix(PREFIX).lower().replace("_", "")
 
 
-def _axis(tree: Tree, name: str, items: Iterable[Assignment], *, from_command_line: bool = False) -> Axis:
-    values = tuple(AxisValue(name, _text(tree, name, item), item) for item in items)
-    return Axis(name, label(tree, name), values, from_command_line)
+def make_axis(tree: Tree, name: str, items: Iterable[Assignment]) -> Axis:
+    """Return an axis with these values."""
+    return Axis(name, label(tree, name), _axis_values(tree, name, items))
+
+
+def _axis_values(tree: Tree, name: str, items: Iterable[Assignment], *, swept: bool = True) -> tuple[AxisValue, ...]:
+    return tuple(AxisValue(name, _text(tree, name, item), item, swept) for item in items)
 
 
 def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, Axis]:
@@ -161,78 +125,74 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
             continue
         swept = symbol.name[len(MATRIX) :]
         axis = tree.axis_of(swept)
-        values = list_values(tree, axis, split_list(item.value), item.where) if axis == swept else [item.value]
-        found.setdefault(axis, []).extend(Assignment(swept, value, item.where) for value in values if value != "n")
-    return {axis: _axis(tree, axis, items) for axis, items in found.items() if items}
+        member = [Assignment(swept, "y", item.where)] if item.value == "y" else []
+        values = points(tree, axis, split_list(item.value), item.where) if axis == swept else member
+        found.setdefault(axis, []).extend(values)
+    return {axis: make_axis(tree, axis, items) for axis, items in found.items() if items}
 
 
 def in_order(tree: Tree, axes: Iterable[Axis]) -> tuple[Axis, ...]:
     """Return axes in the order of the Kconfig files, not of the command line: those with MATRIX_ symbols first."""
     places = {symbol.name: place for place, symbol in enumerate(tree.symbols)}
 
-    def place(axis: Axis) -> tuple[bool, int]:
+    def place(axis: Axis) -> int:
         names = [member.name for member in tree.members.get(axis.name, {}).values()] or [axis.name]
-        declared = [places[MATRIX + name] for name in names if MATRIX + name in places]
-        return not declared, min(declared or [places[name] for name in names])
+        return min(places.get(MATRIX + name, len(places) + places[name]) for name in names)
 
     return tuple(sorted(axes, key=place))
 
 
-def _couplings(
+def _rules(
     tree: Tree, declared: Mapping[str, Assignment], swept: Collection[str], overrides: Collection[str]
-) -> tuple[list[Coupling], list[str]]:
-    """Return the rules for values that depend on others, and notes about those that the command line overrides."""
+) -> tuple[list[Rule], list[str]]:
+    """Return the rules of the configuration, and notes about values that the command line overrides."""
     rules, notes = [], []
     expected = "NAME=value [NAME=value ...] => NAME=value[,value...]"
-    for left, right, where in _rules(declared.get(COUPLED), "=>", expected):
-        condition, groups = parse_condition(tree, left, where), []
+    for left, right, where in _sides(declared.get(COUPLED), "=>", expected):
         pairs = _pairs(tree, right, where)
+        if len(dict(pairs)) < len(pairs):
+            raise ConfigError(where, why="a symbol is set twice")
+        groups = []
         for name, values in pairs:
-            # The command line wins over a rule; an axis and a rule for one symbol contradict each other.
-            if [other for other, _ in pairs].count(name) > 1:
-                raise ConfigError(where, why=f"{name} is set twice")
-            if name in overrides:
-                rule = where.partition(f"{COUPLED}: ")[2]
-                notes.append(f"{name} is set on the command line: the rule {rule} does not apply to it")
+            if name in overrides:  # the command line wins over a rule
+                notes.append(f"{where}: {name} is set on the command line")
                 continue
-            if name in swept:
+            if name in swept:  # an axis and a rule for one symbol contradict each other
                 hint = f"empty CONFIG_{MATRIX}{name}, or remove the rule"
                 raise ConfigError(where, why=f"{name} is also an axis", hint=hint)
             items = points(tree, name, values.split(","), where)
-            groups.append(tuple(AxisValue(name, _text(tree, name, item), item, len(items) > 1) for item in items))
-        rules += [Coupling(condition, tuple(groups))] if groups else []
+            groups.append(_axis_values(tree, name, items, swept=len(items) > 1))
+        rules.append(Rule(parse_terms(tree, left, where), where, tuple(groups)))
+    for left, reason, where in _sides(declared.get(EXCLUDE), ":", "NAME=value [NAME=value ...]: reason"):
+        rules.append(Rule(parse_terms(tree, left, where), where, reason=f"{EXCLUDE}: {reason.strip()}"))
     return rules, notes
 
 
-def _rules(item: Assignment | None, sign: str, expected: str) -> Iterator[tuple[str, str, str]]:
+def _sides(item: Assignment | None, sign: str, expected: str) -> Iterator[tuple[str, str, str]]:
     """Yield the left and right side of each rule of a symbol, and its place for errors. expected: their form."""
     for text in (item.value if item else "").split(";"):
         left, found, right = text.partition(sign)
         if item and text.strip():
             where = f"{item.where}: CONFIG_{item.name}: {text.strip()!r}"
-            if not found or not right.strip():
+            if not found or not left.strip() or not right.strip():
                 raise ConfigError(where, why=f"expected {expected}")
             yield left, right, where
 
 
-def parse_condition(tree: Tree, text: str, where: str) -> Condition:
-    """Return the condition NAME=value [NAME=value ...]. where: of the text, for errors."""
-    terms = [(name, _text(tree, name, point(tree, name, value, where))) for name, value in _pairs(tree, text, where)]
-    if not terms:
-        raise ConfigError(where, why="the left side is empty")
-    return Condition(tuple(terms), text.strip(), frozenset(tree.floats))
+def parse_terms(tree: Tree, text: str, where: str) -> tuple[tuple[str, str], ...]:
+    """Return the terms of NAME=value [NAME=value ...]. where: of the text, for errors."""
+    return tuple(
+        (name, _text(tree, name, point(tree, name, value, where))) for name, value in _pairs(tree, text, where)
+    )
 
 
 def _pairs(tree: Tree, text: str, where: str) -> list[tuple[str, str]]:
     pairs = []
     for word in text.split():
-        name, found, value = word.partition("=")
-        if not found or not name or not value:
+        name, _, value = word.partition("=")
+        if not name or not value:
             raise ConfigError(where, why=f"{word!r} is not NAME=value", hint="for example: OPTIMIZER=adamw")
-        try:
-            pairs.append((resolve_name(tree, name), value))
-        except ConfigError as error:
-            raise ConfigError(where, why=error.what, hint=error.hint) from None
+        pairs.append((resolve_name(tree, name, where=where), value))
     return pairs
 
 
@@ -241,23 +201,21 @@ def _text(tree: Tree, axis: str, item: Assignment) -> str:
     return member_text(axis, item.name) if axis in tree.choices else item.value
 
 
-def resolve_name(tree: Tree, name: str, arguments: Iterable[str] = ()) -> str:
+def resolve_name(tree: Tree, name: str, arguments: Iterable[str] = (), where: str = "") -> str:
     """Return the symbol or axis of a name on the command line: the name itself, with GPT2_ before it, or its alias.
 
-    arguments: other names that the command takes, for suggestions.
+    arguments: other names that the command takes, for suggestions.  where: of the name, for the error.
     """
     known = {*(symbol.name for symbol in tree.symbols), *tree.choices}
     for candidate in (name, PREFIX + name, ALIASES.get(name, name)):
         if candidate in known:
             return candidate
     # Suggestions as a user would type them: without GPT2_, and no MATRIX_ symbols unless one was meant.
-    bare = name.removeprefix("CONFIG_")  # as in .config
-    meant = ELSEWHERE.get(name) or (bare.removeprefix(PREFIX) if {bare, PREFIX + bare} & known else "")
-    if meant:
-        raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {meant}?")
     hidden = (FORBID,) if name.startswith("MATRIX") else (FORBID, MATRIX)
     short = sorted({candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith(hidden)})
-    raise unknown("", name, [*short, *ALIASES, *SETS, *arguments])
+    if (bare := name.removeprefix("CONFIG_").removeprefix(PREFIX)) in short:  # as in .config
+        raise ConfigError(f"{where}: unknown symbol {name}".removeprefix(": "), hint=f"did you mean {bare}?")
+    raise unknown(where, name, [*short, *ALIASES, *SETS, *arguments])
 
 
 def parse_override(tree: Tree, name: str, text: str, arguments: Iterable[str] = ()) -> tuple[str, list[Assignment]]:
@@ -274,29 +232,6 @@ def parse_override(tree: Tree, name: str, text: str, arguments: Iterable[str] = 
         return choice, [Assignment(axis, "y", where)]
     values = [text] if tree.is_text(axis) else text.split(",")
     return axis, points(tree, axis, [value + UNITS.get(name, "") for value in values], where)
-
-
-def points(tree: Tree, axis: str, values: Iterable[str], where: str) -> list[Assignment]:
-    """Return an assignment per value of an axis, of a range one for each of its values.
-
-    Raises ConfigError if a value is repeated, in any spelling.
-    """
-    found = [point(tree, axis, value, where) for value in list_values(tree, axis, values, where)]
-    if again := repeated(tree, axis, [item.name if axis in tree.choices else item.value for item in found]):
-        raise ConfigError(where, why=f"repeated: {again}")
-    return found
-
-
-def point(tree: Tree, axis: str, value: str, where: str) -> Assignment:
-    """Return the assignment that sets an axis (a choice or a symbol) to a value."""
-    if members := tree.members.get(axis):
-        member = members.get(value.lower().replace("-", "_"))  # muon-nanochat, as people write it
-        if member is None:
-            what = f"{where}: unknown value {value!r} of {axis}"
-            raise ConfigError(what, why=f"expected one of {', '.join(members)}")
-        return Assignment(member.name, "y", where)
-    check_text(tree, tree.symbol(axis, where), value, where)
-    return Assignment(axis, value, where)
 
 
 def overrides(tree: Tree, assignments: Mapping[str, str], options: Collection[str] = ()) -> dict[str, list[Assignment]]:

@@ -13,12 +13,13 @@ from typing import Any
 
 from kmatrix.config import RunConfig, broken_rules, read_run
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause, unmet
-from kmatrix.kconfig.tree import Assignment, Tree, forbidden, has_prompt, normalized, stale
+from kmatrix.kconfig.assignments import cause
+from kmatrix.kconfig.tree import Assignment, Tree, forbidden, normalized, stale
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
 from kmatrix.records.runs import ExcludedCells
 
 MOST_CELLS = 20_000
+SHOWN = 20  # lines of a kind in an error
 LONGEST_NAME = 120  # characters; with the id and suffixes such as .json below the 255 bytes of a file name
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
 NODES = "GPT2_NUM_NODES"
@@ -87,22 +88,11 @@ def visit(tree: Tree, base: Sequence[Assignment], runs: Iterable[Run]) -> Iterat
         yield run
 
 
-def run_id(tree: Tree, values: Mapping[str, str]) -> str:
-    """Return the id of a run: a hash of all values that can change its result, sorted by name.
-
-    values: effective texts.  Another spelling of a number is the same value.
-    """
-    return _hashed(_id_line(tree, name, text) for name, text in sorted(values.items()))
-
-
 def _id_line(tree: Tree, name: str, text: str | None) -> str:
+    """Return what a value adds to the hashed text of a run; nothing if it cannot change a result."""
     if text is None or name in tree.neutral or AS_BEFORE.get(name) == text:
         return ""
     return f"{name}={normalized(tree, name, text)}\n"
-
-
-def _hashed(lines: Iterable[str]) -> str:
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:ID_DIGITS]
 
 
 def expand(tree: Tree, base: Sequence[Assignment], axes: Axes) -> Matrix:
@@ -114,18 +104,13 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes) -> Matrix:
     _refuse_many(math.prod(len(axis.points) for axis in axes.axes))
     taken = {axis.name for axis in axes.axes}
     expansion = _Expansion(tree, [item for item in base if tree.axis_of(item.name) not in taken], axes)
-    # An excluded value makes kconfiglib warn in each of its cells; `cause` reports it once.
-    warned, tree.kconf.warn = tree.kconf.warn, False
-    try:
-        for points in itertools.product(*(axis.points for axis in axes.axes)):
-            for cell in expansion.enter(points):
-                expansion.add(cell)
-        notes = expansion.refuse_unused()
-    finally:
-        tree.kconf.warn = warned
+    for points in itertools.product(*(axis.points for axis in axes.axes)):
+        for cell in expansion.enter(points):
+            expansion.add(cell)
+    notes = (*axes.notes, *expansion.refuse_unused())
     excluded = tuple(ExcludedCells(count, why) for why, count in sorted(expansion.excluded.items()))
     runs = tuple(expansion.runs.values())
-    return Matrix(axes.axes, runs, excluded, expansion.cells, expansion.duplicates, (*axes.notes, *notes))
+    return Matrix(axes.axes, runs, excluded, expansion.cells, expansion.duplicates, notes)
 
 
 def _refuse_many(cells: int) -> None:
@@ -141,7 +126,6 @@ class _Expansion:
     def __init__(self, tree: Tree, base: Sequence[Assignment], axes: Axes) -> None:
         self.tree, self.axes = tree, axes
         self.state = _Cells(tree, base)
-        self.forbid = [symbol for symbol in tree.symbols if symbol.name.startswith("FORBID_")]
         self.settings = {name: tree.choices.get(name) or tree.kconf.syms[name] for name in sorted(tree.names())}
         # Of the cell that is set now
         self.coupled: tuple[AxisValue, ...] = ()
@@ -155,26 +139,22 @@ class _Expansion:
         self.names: set[str] = set()
         self.used: set[tuple[str, str]] = set()
         self.effective: set[Assignment] = set()
-        # In names: the axes with several values, and coupled symbols with several.
         self.single = {axis.name for axis in axes.axes if len(axis.points) == 1}
-        ruled = {group[0].axis for rule in axes.couplings for group in rule.points}
-        self.nodes_vary = NODES in ruled | {axis.name for axis in axes.axes} - self.single
         self._read(self.settings)
 
     def enter(self, points: tuple[AxisValue, ...]) -> Iterator[tuple[AxisValue, ...]]:
         """Set the values of a cell, and yield all of them: also those that rules add, in each combination."""
         self._set((*points, *self.coupled))
-        holding = [rule for rule in self.axes.couplings if rule.condition.holds(self.tree.value)]
+        coupling = [rule for rule in self.axes.rules if rule.points]
+        holding = [rule for rule in coupling if rule.holds(self.tree)]
         # The last of several rules for one symbol wins.
         last = {group[0].axis: group for rule in holding for group in rule.points}
         for self.coupled in itertools.product(*last.values()):
             self._set((*points, *self.coupled))
-            for rule in self.axes.couplings:
-                if rule.condition.holds(self.tree.value) != (rule in holding):
-                    raise ConfigError(
-                        f"CONFIG_MATRIX_COUPLED: {rule.condition.text!r} depends on a value that a rule sets",
-                        hint="name the axes themselves on the left side",
-                    )
+            for rule in coupling:
+                if rule.holds(self.tree) != (rule in holding):
+                    hint = "name the axes themselves on the left side"
+                    raise ConfigError(rule.where, why="the left side depends on a value that a rule sets", hint=hint)
             yield (*points, *self.coupled)
 
     def _set(self, points: tuple[AxisValue, ...]) -> None:
@@ -194,14 +174,14 @@ class _Expansion:
         applied, why = self._judge(points)
         if not why:
             config = read_run(self.typed)
-            excluded = (rule.reason for rule in self.axes.exclusions if rule.condition.holds(self.tree.value))
+            excluded = (rule.reason for rule in self.axes.rules if rule.reason and rule.holds(self.tree))
             why = next(itertools.chain(broken_rules(self.typed, config), excluded), None)
         if why:
             self.excluded[why] += 1
             return
         self.used.update((point.axis, point.text) for point in applied)
         # The first cell of a run gives it its name; a later one with the same effective values is a duplicate.
-        found = _hashed(self.id_lines.values())
+        found = hashlib.sha256("".join(self.id_lines.values()).encode()).hexdigest()[:ID_DIGITS]
         if found in self.runs:
             self.duplicates += 1
         else:
@@ -210,16 +190,20 @@ class _Expansion:
 
     def _run(self, run_id: str, points: tuple[AxisValue, ...], values: Mapping[str, str], config: RunConfig) -> Run:
         """Return a run with its name. points: those that apply.  values: effective texts."""
+        nodes, gpus, optimizer = (values.get(axis, "") for axis in (NODES, GPUS, OPTIMIZER))
+        swept = {point.axis: point.text for point in points if point.swept}
         # Nodes are named only if they vary, or are more than one: a run on one machine is the usual case.
-        nodes = values.get(NODES, "") if self.nodes_vary or values.get(NODES) != "1" else ""
-        swept = [point for point in points if point.swept]
-        name = _name(values, nodes, [(label(self.tree, p.axis), p) for p in swept if p.axis not in self.single])
+        nodes = nodes if nodes != "1" or NODES in swept.keys() - self.single else ""
+        shown = {OPTIMIZER: optimizer, **swept, **({NODES: nodes} if nodes else {}), GPUS: gpus}
+        parts, unnamed = ["gpt2", optimizer], {*self.single, OPTIMIZER, NODES, GPUS}
+        parts += [f"{label(self.tree, axis)}{text}" for axis, text in swept.items() if axis not in unnamed]
+        parts += [f"{nodes}node{'' if nodes == '1' else 's'}"] if nodes else []
+        parts += [f"{gpus}{'cpu' if values.get(DEVICE) == 'cpu' else 'gpu'}"] if gpus else []
+        name = "_".join(re.sub(r"[^A-Za-z0-9.+-]", "-", part) for part in parts if part)
         # Names can coincide, because characters are replaced and names shortened. The id tells them apart.
         if name in self.names or len(name) > LONGEST_NAME:
             name = f"{name[:LONGEST_NAME]}_{run_id[:6]}"
         self.names.add(name)
-        shown = {OPTIMIZER: values.get(OPTIMIZER, ""), **{point.axis: point.text for point in swept}}
-        shown |= {axis: text for axis, text in ((NODES, nodes), (GPUS, values.get(GPUS))) if text}
         axes = tuple((label(self.tree, axis), text) for axis, text in shown.items() if text)
         return Run(run_id, name, axes, points, values, config)
 
@@ -227,93 +211,48 @@ class _Expansion:
         """Return the values that apply in this cell, and why Kconfig makes the cell invalid, or None."""
         applied = []
         for point in points:
-            found = _axis_cause(self.tree, point.assignment)
-            if found is None:
-                applied.append(point)
-            elif not found.absent:  # absent: the axis does not apply, such as momentum with AdamW
+            found = cause(self.tree, point.assignment)
+            if found and not found.absent:
                 return [], f"{point.axis}={point.text}: {found.text}"
-        why = self._line_cause({point.axis for point in points})
-        if not why and any(symbol.str_value == "y" for symbol in self.forbid):
-            why = forbidden(self.tree.forbidding()[0])
-        return applied, why
-
-    def _line_cause(self, taken: set[str]) -> str | None:
-        """Return why a line of the base is invalid in this cell, or None. taken: axes with a value in this cell."""
+            # An axis may not apply, such as momentum with AdamW. Other than in a .config, this holds for "n", too:
+            # a hidden symbol must not name a run.
+            if not found and self.tree.kconf.syms[point.assignment.name].visibility:
+                applied.append(point)
+        taken = {point.axis for point in points}
         for item, axis in self.state.lines:
             if axis in taken:
                 continue
-            symbol = self.tree.kconf.syms[item.name]
-            if symbol.str_value == item.value and (symbol.visibility or item.value == "n"):
+            symbol, found = self.tree.kconf.syms[item.name], cause(self.tree, item)
+            if not found:
                 self.effective.add(item)
-                continue
-            found = cause(self.tree, item)
-            if found and not found.absent and (symbol.visibility or symbol.choice):
-                return f"CONFIG_{item.name}={item.value}: {found.text} ({item.where})"
-        return None
+            elif not found.absent and (symbol.visibility or symbol.choice):
+                return applied, f"CONFIG_{item.name}={item.value}: {found.text} ({item.where})"
+        return applied, next(map(forbidden, self.tree.forbidding()), None)
 
     def refuse_unused(self) -> list[str]:
         """Refuse lines and values without effect in any cell; return notes if the command line narrows the matrix."""
-        # Collect axis values, then lines of the base: (from the command line, message).
-        unused: list[tuple[bool, str]] = []
-        for axis in self.axes.axes:
-            for point in axis.points:
-                if (axis.name, point.text) not in self.used:
-                    where = f"{point.assignment.where}: {axis.name}={point.text}"
-                    unused.append((axis.from_command_line, f"{where}: {self._why_unused(point)}"))
-        for item, _ in self.state.lines if self.runs else ():
-            if item not in self.effective:
-                found = cause(self.tree, item)
-                text = found.text if found else "no effect in any run"
-                where = f"{item.where}: CONFIG_{item.name}={item.value}: {text}"
-                unused.append((item.where.startswith("command line"), where))
+        points = (point for axis in self.axes.axes for point in axis.points)
+        idle_points = [point for point in points if (point.axis, point.text) not in self.used]
+        idle_lines = [item for item, _ in self.state.lines if item not in self.effective] if self.runs else []
+        unused = [self._with_cause(point.assignment, f"{point.axis}={point.text}") for point in idle_points]
+        unused += [self._with_cause(item, f"CONFIG_{item.name}={item.value}") for item in idle_lines]
         # A line of the file may become unused because the command line narrows the matrix. Without that, and for what
         # the command line itself sets, it is a mistake.
-        hard = [text for own, text in unused if own or not self.axes.overridden]
-        if hard or not self.runs:
+        mistakes = [text for text in unused if text.startswith("command line") or not self.axes.narrowed]
+        if mistakes or not self.runs:
             cut = [f"{count} excluded: {why}" for why, count in self.excluded.most_common(SHOWN)]
             what = "no effect in any run of the matrix" if self.runs else "every cell of the matrix is excluded"
-            lines = "\n  ".join([*hard[:SHOWN], *cut])
-            raise ConfigError(f"{what}:\n  {lines}", hint="change what a reason names, or remove it")
-        return [text for _, text in unused] + self._unused_rules()
+            lines_of_text = "\n  ".join([*mistakes[:SHOWN], *cut])
+            raise ConfigError(f"{what}:\n  {lines_of_text}", hint="change what a reason names, or remove it")
+        for rule in self.axes.rules:
+            idle = [f"{p.axis}={p.text}" for group in rule.points for p in group if (p.axis, p.text) not in self.used]
+            idle += [rule.reason] if rule.reason and rule.reason not in self.excluded else []
+            unused += [f"{rule.where}: no effect in any run: {', '.join(idle)}"] if idle else []
+        return unused
 
-    def _unused_rules(self) -> list[str]:
-        excluding = [
-            f"the exclusion of {rule.condition.text!r} matches no cell"
-            for rule in self.axes.exclusions
-            if rule.reason not in self.excluded
-        ]
-        coupled = []
-        for rule in self.axes.couplings:
-            points = list(itertools.chain(*rule.points))
-            unused = [point for point in points if (point.axis, point.text) not in self.used]
-            what = [f"sets {point.axis}={point.text} in no run" for point in unused]
-            what = ["matches no run"] if len(unused) == len(points) else what
-            coupled += [f"the rule {rule.condition.text!r} {text}" for text in what]
-        return excluding + coupled
-
-    def _why_unused(self, point: AxisValue) -> str:
-        starts = f"{point.axis}={point.text}: "
-        found = (why.removeprefix(starts) for why in self.excluded if why.startswith(starts))
-        return next(found, "invalid in every cell")
-
-
-def _axis_cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
-    """Return why an axis value has no effect in the current cell, None if it has.
-
-    Other than in a .config, "n" of a symbol that is hidden does not apply: it must not name a run.
-    """
-    symbol = tree.kconf.syms[assignment.name]
-    found = cause(tree, assignment)
-    if found is None and assignment.value == "n" and not symbol.visibility and has_prompt(symbol):
-        return NotInEffect(unmet(symbol), absent=True)
-    return found
-
-
-def _name(values: Mapping[str, str], nodes: str, swept: Sequence[tuple[str, AxisValue]]) -> str:
-    """Return the name of a run. nodes: "" if they are not named.  swept: values with their labels."""
-    parts = ["gpt2", values.get(OPTIMIZER, "")]
-    parts += [f"{label}{point.text}" for label, point in swept if point.axis not in (OPTIMIZER, GPUS, NODES)]
-    parts += [f"{nodes}node{'' if nodes == '1' else 's'}"] if nodes else []
-    if gpus := values.get(GPUS):
-        parts.append(f"{gpus}{'cpu' if values.get(DEVICE) == 'cpu' else 'gpu'}")
-    return "_".join(re.sub(r"[^A-Za-z0-9.+-]", "-", part) for part in parts if part)
+    def _with_cause(self, item: Assignment, text: str) -> str:
+        starts, found = f"{text}: ", cause(self.tree, item)
+        reasons = (why.removeprefix(starts) for why in self.excluded if why.startswith(starts))
+        if found and self.tree.kconf.syms[item.name].visibility:
+            found = None  # only of the last cell
+        return f"{item.where}: {text}: {next(reasons, found.text if found else 'no effect in any run')}"

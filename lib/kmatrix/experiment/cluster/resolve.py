@@ -12,7 +12,7 @@ from kmatrix.experiment.cluster.nodes import Nodes, cluster_nodes
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.kconfig.assignments import merge
 from kmatrix.kconfig.tree import Assignment, Tree
-from kmatrix.matrix.axes import Axes, AxisValue, Condition, Coupling
+from kmatrix.matrix.axes import Axes, AxisValue, Rule
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.matrix import LOCAL
 
@@ -52,7 +52,7 @@ def resolve(tree: Tree, base: list[Assignment], axes: Axes, gpus: str) -> Resolv
     engine = texts.get("ENGINE") or LOCAL
     nodes = None if engine == LOCAL else cluster_nodes(engine, texts)
     swept = {axis.name: [point.text for point in axis.points] for axis in axes.axes}
-    coupled = [point for rule in axes.couplings for group in rule.points for point in group]
+    coupled = [point for rule in axes.rules for group in rule.points for point in group]
 
     def asked(name: str, default: str) -> list[str]:
         return swept.get(name) or [(texts if name == DEVICE else written).get(name) or default]
@@ -100,7 +100,10 @@ def _fixed(tree: Tree, name: str, text: str) -> Assignment:
 
 
 def _resolved(tree: Tree, point: AxisValue, text: str | None) -> AxisValue:
-    return point if text is None else replace(point, text=text, assignment=_fixed(tree, point.axis, text))
+    if text is None:
+        return point
+    line = replace(_fixed(tree, point.axis, text), where=point.assignment.where)
+    return replace(point, text=text, assignment=line)
 
 
 def _with_points(axes: Axes, resolved: Callable[[AxisValue], AxisValue]) -> Axes:
@@ -112,7 +115,7 @@ def _with_points(axes: Axes, resolved: Callable[[AxisValue], AxisValue]) -> Axes
     return replace(
         axes,
         axes=tuple(replace(axis, points=each(axis.points)) for axis in axes.axes),
-        couplings=tuple(replace(rule, points=tuple(map(each, rule.points))) for rule in axes.couplings),
+        rules=tuple(replace(rule, points=tuple(map(each, rule.points))) for rule in axes.rules),
     )
 
 
@@ -131,7 +134,6 @@ def _fewest_nodes(tree: Tree, axes: Axes, ranks: Sequence[str], per_node: int) -
     if len({line.value for line in nodes.values()}) == 1:
         return [nodes[ranks[0]]], axes
     rules = (
-        Coupling(Condition(((GPUS, count),), f"{GPUS}={count}"), ((AxisValue(NODES, line.value, line, swept=False),),))
-        for count, line in nodes.items()
+        Rule(((GPUS, count),), line.where, ((AxisValue(NODES, line.value, line),),)) for count, line in nodes.items()
     )
-    return [], replace(axes, couplings=(*axes.couplings, *rules))
+    return [], replace(axes, rules=(*axes.rules, *rules))

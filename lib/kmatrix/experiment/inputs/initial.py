@@ -30,7 +30,7 @@ class InitialWeights:
 def asked(base: Iterable[Assignment], axes: Axes) -> list[str]:
     """Return the checkpoints that the configuration names in a line, an axis or a rule, each once."""
     points = [point for axis in axes.axes for point in axis.points]
-    points += [point for rule in axes.couplings for group in rule.points for point in group]
+    points += [point for rule in axes.rules for group in rule.points for point in group]
     texts = [item.value for item in base if item.name == SYMBOL]
     texts += [point.assignment.value for point in points if point.axis == SYMBOL]
     return [text for text in dict.fromkeys(texts) if text not in SCRATCH]
