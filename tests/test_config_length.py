@@ -94,7 +94,7 @@ def test_a_token_budget_is_rounded_down_to_a_step(tokens, tokens_per_step):
 def test_steps_follow_from_tokens_unless_both_are_given(program):
     assert config(program).train.max_iters == 10000
     assert config(program, "MAX_TOKENS=3.1e6").train.max_iters == int(3.1e6 / STEP)
-    assert config(program, "TOKENS=3.1e6", "MAX_ITERS=5").bound == "max_iters"
+    assert config(program, "MAX_TOKENS=3.1e6", "MAX_ITERS=5").bound == "max_iters"
     assert config(program, "TOKENS_PER_PARAM=20").tokens == pytest.approx(
         20 * config(program).train.shape.params, abs=STEP
     )
@@ -109,20 +109,19 @@ def test_the_length_and_the_warm_up_of_a_token_budget_follow_the_vocabulary_of_t
     assert with_vocabulary(config(program, "MAX_ITERS=50"), 50_000).train.max_iters == 50
 
 
-@pytest.mark.parametrize("arguments", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
-def test_a_time_limit_has_three_names_and_one_value(program, arguments):
+@pytest.mark.parametrize("arguments", [("MAX_TIME=1h30m",), ("MAX_TIME=5400",)])
+def test_a_time_limit_is_seconds_or_parts_with_units(program, arguments):
     assert config(program, *arguments).train.max_time == 5400
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["TIME=soon"], "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"),
-        (["TRAINING_HOURS=1h"], "expected a duration above zero"),
-        ([f"TIME={'9' * 400}h"], "at most 10000d"),
+        (["MAX_TIME=soon"], "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"),
+        ([f"MAX_TIME={'9' * 400}h"], "at most 10000d"),
         (["BUDGET_DOLLARS=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "BUDGET_DOLLARS needs a MACHINE_HOUR_PRICE above 0"),
         (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, TOKENS_PER_PARAM, MAX_TIME or MAX_COST"),
-        (["COST=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "MAX_COST needs a MACHINE_HOUR_PRICE above 0 on the CPU"),
+        (["MAX_COST=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "MAX_COST needs a MACHINE_HOUR_PRICE above 0 on the CPU"),
         (["PROFILE=5:5"], "PROFILE=5:5 is not a range of steps"),
         (["PROFILE=x"], "PROFILE=x is not a range of steps"),
         (["EARLY_STOPPING_MIN_DELTA=0.1"], "depends on GPT2_EARLY_STOPPING_PATIENCE != 0"),
@@ -132,7 +131,7 @@ def test_an_invalid_budget_is_refused(program, arguments, message):
     assert message in program.refused(DRY, *arguments)
 
 
-BUDGET_ALONE = ("MAX_ITERS=0", "TIME=1h", "CPU_THREADS=1")
+BUDGET_ALONE = ("MAX_ITERS=0", "MAX_TIME=1h", "CPU_THREADS=1")
 
 
 def test_a_budget_without_steps_is_refused_with_the_steps_of_the_plan(program, tmp_path):
@@ -142,7 +141,7 @@ def test_a_budget_without_steps_is_refused_with_the_steps_of_the_plan(program, t
     slowest = cpu_speed(config(program, "CPU_THREADS=1").train).slow
     steps = math.floor((3600 - START_S["cpu"]) * slowest / (STEP * shape.flops_per_token))
     assert f"hint: pass MAX_ITERS={steps}, which fits by the plan, and up to " in message
-    assert program.refused("plan", "MAX_ITERS=0", "COST=1", "MACHINE_HOUR_PRICE=2").count("no number of steps") == 1
+    assert program.refused("plan", "MAX_ITERS=0", "MAX_COST=1", "MACHINE_HOUR_PRICE=2").count("no number of steps") == 1
 
 
 def test_a_budget_without_steps_is_refused_with_the_steps_of_the_newest_run_like_it(program, tmp_path):
@@ -167,7 +166,7 @@ def test_a_budget_without_steps_is_refused_with_the_steps_of_the_newest_run_like
 
 
 def test_the_dry_run_prints_what_limits_a_run(program):
-    output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "MACHINE_HOUR_PRICE=2").out
+    output = program.check(DRY, "MAX_TOKENS=3.1e6", "MAX_TIME=2m", "MAX_COST=1.5", "MACHINE_HOUR_PRICE=2").out
     assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 2m00s, at most $1.5" in output
 
 
@@ -177,8 +176,8 @@ def test_the_dry_run_prints_what_limits_a_run(program):
         ("any", ["NUM_GPUS=1,2"], ""),
         ("steps", ["NUM_GPUS=1,2"], "steps: 10,000 steps"),
         ("tokens", ["NUM_GPUS=1,2", "GLOBAL_BATCH=24"], "tokens: 61,440,000 tokens, up to one step"),
-        ("tokens", ["NUM_GPUS=1,2,4", "TOKENS=1e6"], "tokens: 998,400 tokens, up to one step"),
-        ("time", ["NUM_GPUS=1,2", "TIME=60"], "time: 60 s at most"),
+        ("tokens", ["NUM_GPUS=1,2,4", "MAX_TOKENS=1e6"], "tokens: 998,400 tokens, up to one step"),
+        ("time", ["NUM_GPUS=1,2", "MAX_TIME=60"], "time: 60 s at most"),
     ],
 )
 def test_settings_that_all_runs_share_are_printed(program, shared, arguments, expected):
@@ -191,7 +190,7 @@ def test_settings_that_all_runs_share_are_printed(program, shared, arguments, ex
         (["MATRIX_EQUAL=tokens", "NUM_GPUS=1,2"], "MATRIX_EQUAL=tokens does not hold"),
         (["MATRIX_EQUAL=steps", "MAX_ITERS=10,20"], "has 20"),
         (["MATRIX_EQUAL=time", "NUM_GPUS=1,2"], "pass MAX_TIME=<time>"),
-        (["MATRIX_EQUAL=steps", "NUM_GPUS=1,2", "TIME=60"], "MATRIX_EQUAL=steps conflicts with MAX_TIME"),
+        (["MATRIX_EQUAL=steps", "NUM_GPUS=1,2", "MAX_TIME=60"], "MATRIX_EQUAL=steps conflicts with MAX_TIME"),
         (["MATRIX_EQUAL=energy", "NUM_GPUS=1,2"], "expected one of any, steps, tokens, time"),
     ],
 )
@@ -203,5 +202,5 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
     def run_id(*arguments):
         return program.plan(*arguments).runs[0].run.run_id
 
-    assert run_id("TIME=90") == run_id("TIME=1m30s") != run_id("TIME=91")
-    assert run_id("COST=5", "MACHINE_HOUR_PRICE=1") != run_id("COST=5", "MACHINE_HOUR_PRICE=2")
+    assert run_id("MAX_TIME=90") == run_id("MAX_TIME=1m30s") != run_id("MAX_TIME=91")
+    assert run_id("MAX_COST=5", "MACHINE_HOUR_PRICE=1") != run_id("MAX_COST=5", "MACHINE_HOUR_PRICE=2")

@@ -46,7 +46,10 @@ def window(tmp_path: Path) -> Iterator[Browser]:
 def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path):
     results = tmp_path / "results"
     results_arg = f"RESULTS_DIR={results}"
-    assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
+    assert (
+        clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"TRACKER_PROJECT={PROJECT}").returncode
+        == 0
+    )
     with background_process(clone, "make", "--no-print-directory", "test-matrix", results_arg, *ENDLESS) as running:
         wait_until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
         with busy_port() as taken, serve_target(clone, "trackio-view", results_arg, f"PORT={taken}") as page:

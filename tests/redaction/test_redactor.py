@@ -79,7 +79,7 @@ def test_other_lines_are_unchanged(line):
     assert redact(line, {}) == line
 
 
-@pytest.mark.parametrize("line", [f"PROJECT={OLD}", f"WANDB_ENTITY={WANDB}", f"RESULTS_DIR={HF}"])
+@pytest.mark.parametrize("line", [f"TRACKER_PROJECT={OLD}", f"WANDB_ENTITY={WANDB}", f"RESULTS_DIR={HF}"])
 def test_a_key_in_a_configuration_is_refused_and_not_repeated(tmp_path, line):
     program = Program(tmp_path)
 

@@ -99,7 +99,7 @@ def test_each_tracker_has_each_step_once_although_processes_are_killed(story, tm
 
 
 def test_the_command_line_chooses_trackers_and_pages_say_what_is_missing(story):
-    story.clone.check("defconfig-gpt2-cpu-quick", "TRACKER=trackio,wandb", "PROJECT=mine")
+    story.clone.check("defconfig-gpt2-cpu-quick", "TRACKER=trackio,wandb", "TRACKER_PROJECT=mine")
     before = story.clone.config.read_bytes()
     story.script({"adamw": [3.3]})
     words = story.words("OPTIMIZER=adamw", "REUSE=n")

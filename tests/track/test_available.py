@@ -117,12 +117,12 @@ def test_trackers_do_not_change_the_id_of_a_run(program):
     program.check(CPU)
     plain = program.check("test-matrix-dry-run")
 
-    assert program.check("test-matrix-dry-run", "TRACKER=all", "PROJECT=mine").ids == plain.ids
+    assert program.check("test-matrix-dry-run", "TRACKER=all", "TRACKER_PROJECT=mine").ids == plain.ids
 
 
 @pytest.mark.parametrize("name", ["My", "a b", "a_b", "-a", "a-", "a" * 65, "registry-x", "ü", "a/b"])
 def test_a_project_name_that_a_tracker_rejects_is_refused(program, name):
-    assert "lower-case letters, digits and hyphens" in program.refused(CPU, f"PROJECT={name}")
+    assert "lower-case letters, digits and hyphens" in program.refused(CPU, f"TRACKER_PROJECT={name}")
 
 
 def test_run_json_has_the_trackers_and_their_project():

@@ -26,17 +26,10 @@ PREFIX = "GPT2_"  # of the trainer's symbols; optional on the command line
 # Other names for symbols on the command line. A symbol's own name, with or without GPT2_, needs no entry.
 ALIASES = {
     "GLOBAL_BATCH": "PARALLEL_BATCH_SIZE",
-    "TIMEOUT": "RUN_TIMEOUT",
     "ITERS": "GPT2_MAX_ITERS",
     "LR": "GPT2_LEARNING_RATE",
     "MICRO_BATCH": "GPT2_BATCH_SIZE",
-    "TIME": "GPT2_MAX_TIME",
-    "TRAINING_HOURS": "GPT2_MAX_TIME",
-    "COST": "GPT2_MAX_COST",
-    "TOKENS": "GPT2_MAX_TOKENS",
-    "PROJECT": "TRACKER_PROJECT",
 }
-UNITS = {"TRAINING_HOURS": "h"}  # the unit of the values of a name: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +224,7 @@ def parse_override(tree: Tree, name: str, text: str, arguments: Iterable[str] = 
             raise ConfigError(where, why=f"{axis} is a member of {choice}: a single member can only be set to y")
         return choice, [Assignment(axis, "y", where)]
     values = [text] if tree.is_text(axis) else text.split(",")
-    return axis, points(tree, axis, [value + UNITS.get(name, "") for value in values], where)
+    return axis, points(tree, axis, values, where)
 
 
 def overrides(tree: Tree, assignments: Mapping[str, str], options: Collection[str] = ()) -> dict[str, list[Assignment]]:
