@@ -13,7 +13,7 @@ THEIRS = {
     "RESULTS_DIR": "/their/results",
     "DATA_DIR": "/their/data",
     "CHECKPOINT_DIR": "/their/checkpoints",
-    "PROJECT": "theirs",
+    "TRACKER_PROJECT": "theirs",
 }
 
 
