@@ -103,10 +103,12 @@ def test_settings_that_change_no_result_hold_for_all_later_attempts(tmp_path: Pa
     )
     run("continue", f"TARGET={matrix.path}", *words)
     run("continue", f"TARGET={matrix.path}", "BUDGET_HOURS=6")
-    assert executed == [matrix.name] * 2
+    for name in ("GPT2_CHECKPOINT_INTERVAL", "CHECKPOINT_INTERVAL"):  # two names of one symbol
+        assert run("continue", f"TARGET={matrix.path}", f"{name}=7").status == 130
+    assert executed == [matrix.name] * 4
     plan = read_plan(matrix.path)
     assert (plan.common.symbols["BUDGET_HOURS"], plan.common.timeout_s) == ("6", 60.0)
-    assert plan.overrides == ("MAX_ITERS=100", *words[:1], *words[2:], "BUDGET_HOURS=6")
+    assert plan.overrides == ("MAX_ITERS=100", *words[:1], words[2], words[4], "BUDGET_HOURS=6", words[3])
     (was,) = (plan.train_of(run) for run in plan.runs if run.name == RUNS[0].name)
     assert was["checkpoint_interval"] == 5  # it has finished
     make_files(matrix.path, RUNS[1].name)  # as its next attempt does

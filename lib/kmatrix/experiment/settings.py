@@ -75,8 +75,9 @@ def change_settings(
         stays = run["name"] in staying
         own = {key: {**was[key], **run[key]} if stays else _without(run[key], names) for key, names in gone.items()}
         runs.append({**_without(run, shared), **own})
-    former = [word for word in record["overrides"] if word.split("=", 1)[0] not in words]
-    overridden = [*former, *(f"{name}={text}" for name, text in words.items())]
+    # Those of other symbols: the former value of one may have another name.
+    kept = [w for w in record["overrides"] if overrides(tree, dict([w.split("=", 1)])).keys().isdisjoint(asked)]
+    overridden = [*kept, *(f"{name}={text}" for name, text in words.items())]
     write_json(matrix.matrix_json, {**record, **place, "overrides": overridden, "common": common, "runs": runs})
 
 
