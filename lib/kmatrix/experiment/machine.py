@@ -48,7 +48,7 @@ class Machine:
     def lacks(self, train: TrainConfig) -> str:
         """Return why this machine has too few GPUs for a run, "" if it has enough."""
         # The scheduler refuses what it will never have, when jobs are made.
-        if self.asked or self.nodes or train.device != "cuda":
+        if self.asked or self.nodes:
             return ""
         return too_few_gpus(train.device, train.num_gpus or 1, train.num_nodes or 1, len(self.gpus))
 

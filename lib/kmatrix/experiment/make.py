@@ -205,8 +205,6 @@ def _train_fields(plan: Plan, config: RunConfig, data: Dataset | None, cores: in
     train = config.train
     return {
         **train.to_json(),
-        "max_iters": config.train.max_iters,
-        "warmup_steps": train.warmup_steps,
         # The ranks of a node share its cores.
         "cpu_threads": cpu_threads(train.cpu_threads, device=train.device, cores=cores, ranks=train.ranks_per_node),
         "data_path": data.path if data else "",

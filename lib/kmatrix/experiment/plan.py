@@ -225,8 +225,7 @@ def _planned_runs(
             config = run.config
             config = with_known_vocabulary(config, data_dir) if config.train.tokenizer in BY_DATA else config
             kind = found[shape] = kinds[run.name] = machine.kind(config)
-        config, vocab_size = run.config, kind.config.train.vocab_size
-        config = config if config.train.vocab_size == vocab_size else with_vocabulary(config, vocab_size)
+        config = with_vocabulary(run.config, kind.config.train.vocab_size)
         planned.append(PlannedRun(run=run, kind=kind, config=config))
     return tuple(planned), kinds
 

@@ -192,10 +192,8 @@ def gpu_lines(view: MatrixView, width: int | None) -> list[Line]:
 
 def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
     """Return the most relevant runs that fit, in their order: running ones are kept first, finished ones last."""
-    kept = sorted(runs, key=lambda run: (run.reserve, URGENCY.index(run.status)))[
-        :room
-    ]  # stable: equal ones stay in order
-    names = {run.name for run in kept}
+    by_urgency = sorted(runs, key=lambda run: (run.reserve, URGENCY.index(run.status)))  # equal ones stay in order
+    names = {run.name for run in by_urgency[:room]}
     return [run for run in runs if run.name in names]
 
 
