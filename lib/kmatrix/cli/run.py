@@ -72,7 +72,8 @@ def quickstart(arguments: Arguments) -> int:
             hint=f"{make_command(f'defconfig-{QUICKSTART}')} test-matrix ENGINE={plan.config.engine}",
         )
     status = _run(arguments, plan)
-    print(f"\nNext: {make_command(f'defconfig-{QUICKSTART}')} menuconfig test-matrix")
+    if not status:  # otherwise another command is next
+        print(f"\nNext: {make_command(f'defconfig-{QUICKSTART}')} menuconfig test-matrix")
     return status
 
 
