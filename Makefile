@@ -22,7 +22,7 @@ OURS := PYTHONPATH='$(CURDIR)/lib:$(CURDIR)'"$${PYTHONPATH:+:$$PYTHONPATH}"
 # exec: make ends its own child with a signal, and no shell must be between.
 KMATRIX = $(Q)exec env $(OURS) $(PY) -m kmatrix --make '$@'
 # The checks run make themselves: the variables of this make would become arguments of those.
-QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(OURS) $(PY)
+QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u KMATRIX_WORDS $(OURS) $(PY)
 PYTEST := $(QUIET_MAKE) -m pytest -n logical
 
 CONFIGURE := menuconfig defconfig olddefconfig savedefconfig diffconfig list-defconfigs
