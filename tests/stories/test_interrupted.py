@@ -234,7 +234,7 @@ def test_values_of_an_axis_are_added_and_the_runs_of_the_matrix_stay(program, da
     path = make_matrix(program, data, tmp_path / "results")
     before = {name: tree(path / name) for name in statuses(program, path)}
     for words, message in (
-        ([], "add needs a value"),
+        ([], "pass NAME=value"),
         (["SEED=2"], "already has these cells"),
         (["OPTIMIZER=mun"], "unknown value"),
     ):

@@ -94,7 +94,7 @@ def add_to(
         added = {name: {**run, "provenance": {**run["provenance"], **code}} for name, run in contents.runs.items()}
         runs = _reused(matrix, added, matrix.path.parent, neutral, on_message)
         listed = [*record["runs"], *(planned(record["common"], run) for run in runs)]
-        changed = {name: contents.about[name] for name in ("axes", "overrides", "verdict")}
+        changed = {name: contents.about[name] for name in ("axes", "overrides", "equal", "verdict")}
         write_json(matrix.matrix_json, {**record, **changed, "runs": listed})
         _skip(matrix, contents.skipped)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from kmatrix.config import SYMBOLS, environment, read
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.configure import OnMessage, as_lines, ignore, merge_lines
+from kmatrix.experiment.configure import OnMessage, ignore, merge_lines
+from kmatrix.experiment.create import planned
 from kmatrix.experiment.make import tracking
 from kmatrix.kconfig.assignments import apply_assignments, load_config
 from kmatrix.kconfig.tree import Tree
@@ -16,6 +16,7 @@ from kmatrix.matrix.axes import overrides, single
 from kmatrix.records.checkpoint_dir import check_own_files, recorded
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import read_json, write_json
+from kmatrix.records.matrix import whole
 from kmatrix.records.paths import MatrixDir, below_root
 from kmatrix.runner.conclude import command_of
 from kmatrix.track.available import need_trackers
@@ -52,7 +53,7 @@ def change_settings(
                 hint="RUN='*muon*' selects runs; other values need a new matrix",
             )
     tree.reset()
-    apply_assignments(tree, merge_lines(tree, base, as_lines(tree, asked), on_message))
+    apply_assignments(tree, merge_lines(tree, base, single(asked), on_message))
     now = tree.effective()
     typed = tree.typed_values(now)
     config = read(typed)
@@ -60,29 +61,20 @@ def change_settings(
     command_of(config.on_finish)
     place = take_folder(matrix, below_root(config.checkpoint_dir)) if CHECKPOINT_DIR in asked else {}
     changed = {name: now.get(name) for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    fields = {field: typed[name] for field, name in SYMBOLS.items() if name in changed}
     shared = {"timeout_s": config.run_timeout_s, "tracking": as_json(tracking(config)), "environment": environment(now)}
-    common = {**record["common"], **shared}
-    was = {
-        "symbols": {name: common["symbols"].get(name) for name in changed},
-        "train": {name: value for name, value in common["train"].items() if name in fields},
-    }
-    common["symbols"] = {name: text for name, text in {**common["symbols"], **changed}.items() if text is not None}
-    common["train"] = {**common["train"], **fields}
-    gone: dict[str, Collection[str]] = {"symbols": changed, "train": fields}
-    runs = []
+    train = {field: typed[name] for field, name in SYMBOLS.items() if name in changed}
+    change = {**shared, "symbols": changed, "train": train}
+    common, runs = whole(record["common"], change), []
     for run in record["runs"]:
-        stays = run["name"] in staying
-        own = {key: {**was[key], **run[key]} if stays else _without(run[key], names) for key, names in gone.items()}
-        runs.append({**_without(run, shared), **own})
-    # Those of other symbols: the former value of one may have another name.
-    kept = [w for w in record["overrides"] if overrides(tree, dict([w.split("=", 1)])).keys().isdisjoint(asked)]
-    overridden = [*kept, *(f"{name}={text}" for name, text in words.items())]
+        was = whole(record["common"], run)
+        runs.append(planned(common, {**was, **shared} if run["name"] in staying else whole(was, change)))
+    overridden = [*words_without(tree, record["overrides"], asked), *(f"{name}={text}" for name, text in words.items())]
     write_json(matrix.matrix_json, {**record, **place, "overrides": overridden, "common": common, "runs": runs})
 
 
-def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
+def words_without(tree: Tree, words: Iterable[str], axes: Mapping[str, object]) -> list[str]:
+    """Return the NAME=value that set none of these axes, by any name of theirs."""
+    return [word for word in words if axes.keys().isdisjoint(overrides(tree, dict([word.split("=", 1)])))]
 
 
 def take_folder(matrix: MatrixDir, base: Path) -> dict[str, str]:

@@ -105,10 +105,9 @@ def _present(symbols: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def whole(common: Mapping[str, Any], planned_run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of run.json of a run, as `planned` was given them."""
+    """Return the values of a run as `planned` was given them: those of its run.json, and `config`."""
     inner = {key: {**common.get(key, {}), **planned_run.get(key, {})} for key in INNER}
-    merged = {**common, **planned_run, **inner, "symbols": _present(inner["symbols"])}
-    return {key: value for key, value in merged.items() if key != "config"}
+    return {**common, **planned_run, **inner, "symbols": _present(inner["symbols"])}
 
 
 def make_files(matrix: Path, name: str) -> None:
@@ -120,6 +119,7 @@ def make_files(matrix: Path, name: str) -> None:
         raise RecordError(f"{matrix / 'matrix.json'} has no run {name}", hint="`make status` lists them")
     common = matrix / "config.txt"
     lines = common.read_text(encoding="utf-8").split("\n") if common.exists() else []
-    own = found.get("config", {})
+    values = whole(value.get("common", {}), found)
+    own = values.pop("config", {})
     write_text(path / ".config", "\n".join(own.get(line, line) for line in lines) + own.get(MORE, ""))
-    write_json(path / "run.json", {**whole(value.get("common", {}), found), "matrix": value.get("name")})
+    write_json(path / "run.json", {**values, "matrix": value.get("name")})
