@@ -62,7 +62,7 @@ class DatasetRequest:
 
     def as_named(self) -> DatasetRequest:
         """Return the request with the column and the repository that the catalog has for it."""
-        larger = self.named.get("larger", "") if self.tokens > self.named.get("above", 0) else ""
+        larger = self.named.get("larger", "") if self.tokens > self.named.get("tokens", 0) else ""
         name = larger.partition(":")[0] if self.tokenizer == "gpt2" else ""
         return replace(self, text_column=self.named.get("column", self.text_column), repository=name)
 

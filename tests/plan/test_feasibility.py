@@ -10,7 +10,6 @@ import pytest
 
 from factories import train_config
 from kmatrix.errors import ConfigError
-from kmatrix.experiment.inputs.data import PREBUILT, to_fetch
 from kmatrix.plan.feasibility import (
     KNOWN,
     OVERHEAD,
@@ -149,25 +148,6 @@ def test_the_expected_time_is_in_the_middle_of_its_range():
     assert slow / found == pytest.approx(math.sqrt(1.5 / 1.2) * SPREAD)
     unknown = detected("a card", 1000.0)
     assert expected_seconds(shape=shape, train=train, tokens=10**9, device=unknown) is None
-
-
-@pytest.mark.parametrize(
-    ("tokens", "shards", "size"),
-    [
-        (1, 1, 400_002_048),
-        (99_999_744, 1, 400_002_048),  # 97,656 sequences of 1024 tokens
-        (99_999_745, 2, 600_003_072),
-        (0, 99, 19_908_081_088),
-        (10**12, 99, 19_908_081_088),
-    ],
-)
-def test_as_many_prebuilt_shards_are_fetched_as_contain_the_tokens(tokens, shards, size):
-    assert to_fetch(PREBUILT["finewebedu"], tokens, 1024) == (shards, size)
-
-
-def test_all_tokens_of_a_dataset_are_those_of_its_shards():
-    assert PREBUILT["finewebedu"].tokens == 9_853_989_344
-    assert PREBUILT["fineweb"].tokens is None
 
 
 def test_compiled_runs_are_expected_to_be_faster_and_small_models_slower():

@@ -9,9 +9,16 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import LaunchError, reason_of
-from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
-from kmatrix.experiment.inputs.data import data_lines, epochs, prebuilt_of, prepare_data, prepared, run_tokens, to_fetch
+from kmatrix.experiment.inputs.data import (
+    SHARD_TOKENS,
+    data_lines,
+    epochs,
+    prepare_data,
+    prepared,
+    refuse_downloads,
+    to_download,
+)
 from kmatrix.experiment.machine import RunKind
 from kmatrix.experiment.plan import Plan, gpu_fix, make_plan, no_gpus, refuse_risks
 from kmatrix.matrix.expand import Run
@@ -113,7 +120,7 @@ def prepare(arguments: Arguments) -> int:
         raise LaunchError(what, why=reason_of(error), hint="choose a writable directory") from None
     fetch_benchmarks(fields, made.data_dir)
     if made.config.engine == SLURM:
-        refuse_large_data(made.data_dir, fields)
+        refuse_downloads(made.data_dir, fields)
     data = prepare_data(made.data_dir, fields)
     for found in data.values():
         print(
@@ -268,17 +275,12 @@ def _data(made: Plan, config: RunConfig) -> str:
     if train.data_streaming:
         return f"{train.dataset}: prepared while the run reads it, so the number of epochs is unknown"
     if known := prepared(made.data_dir, train):
-        read = ", ".join(f"{name}: {times:.2f} epochs" for name, times in epochs(train, known).items())
+        read = ", ".join(f"{name}: {times:.2f} epochs" for name, (times, _) in epochs([(train, known)]).items())
         return f"{read} of {known.train_tokens:,} tokens"
-    tokens, fetch = train.data_tokens or run_tokens(train), "so the number of epochs is unknown"
-    if prebuilt := prebuilt_of(train, tokens):
-        shards, size = to_fetch(prebuilt, tokens, train.block_size)
-        fetch = (
-            f"{shards} of {prebuilt.shards} training shards to download, {disk_size(size)} with the validation shard"
-        )
-        # The number of tokens is published for all shards together only.
-        if prebuilt.tokens and shards == prebuilt.shards:
-            fetch += f", {run_tokens(train) / prebuilt.tokens:.2f} epochs"
+    fetch = "so the number of epochs is unknown"
+    if found := to_download(train):
+        size = disk_size((found[0] + 1) * SHARD_TOKENS * 2)
+        fetch = f"{found[0]} of {found[1]} training shards to download, {size} with the validation shard"
     return f"{train.dataset}: not prepared, {fetch} ({make_command('prepare-data')})"
 
 

@@ -12,7 +12,6 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.run import make, start
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.inputs.ask import need_torch
-from kmatrix.experiment.inputs.data import known_shards
 from kmatrix.experiment.plan import make_plan
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import overrides
@@ -46,7 +45,7 @@ def reproduce(arguments: Arguments) -> int:
         one=True,
         machine=arguments.config,
     )
-    shards = known_shards(was, [config.train for config in plan.configs.values()])
+    shards = read_run_file_or_empty(was).train.data_shards or 0  # those that its matrix had
     # The code that was planned then is what runs again.
     matrix = make(arguments, plan, reuse=False, shards=shards, code=was.path.parent / CODE)
     now = matrix.run(next(iter(run_files(matrix.path))))

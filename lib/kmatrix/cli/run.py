@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
@@ -17,7 +17,6 @@ from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.add import add_runs, plan_more
 from kmatrix.experiment.cluster.resolve import find_gpus
 from kmatrix.experiment.inputs.ask import need_torch
-from kmatrix.experiment.inputs.data import Key
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.experiment.settings import change_settings
@@ -153,7 +152,7 @@ def make(
     plan: Plan,
     *,
     reuse: bool = True,
-    shards: Mapping[Key, int] | None = None,
+    shards: int = 0,
     code: Path = ROOT,
 ) -> MatrixDir:
     """Make the directory of a matrix, with the settings of a command. reuse, shards, code: as for `make_matrix`."""

@@ -9,13 +9,12 @@ from typing import Any
 
 from kmatrix.config import Config, RunConfig, cpu_threads, environment, with_vocabulary
 from kmatrix.errors import LaunchError
-from kmatrix.experiment.cluster.data import refuse_large_data
 from kmatrix.experiment.cluster.jobs import planned_jobs
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Contents, check_writable, config_lines, create
 from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.inputs.benchmarks import benchmark_files, fetch_benchmarks
-from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data
+from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data, refuse_downloads
 from kmatrix.experiment.inputs.initial import check_fit, initial_fields
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
@@ -43,7 +42,7 @@ def make_matrix(
     command: str = "from Python",
     preflight: bool | None = None,
     reuse: bool = True,
-    shards: Mapping[Key, int] | None = None,
+    shards: int = 0,
     code: Path = ROOT,
     on_message: OnMessage = ignore,
     run_trials: Callable[[MatrixDir], object] | None = None,
@@ -51,8 +50,8 @@ def make_matrix(
     """Make the folder of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
-    reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
-    an earlier run.  code: folder with the sources of the trainer.
+    reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards of the dataset, as
+    in an earlier run.  code: folder with the sources of the trainer.
     on_message: called with notes and warnings.  run_trials: trains the runs of a preflight; by default on this machine.
     Raises ConfigError, DataError or LaunchError before anything is made.
     """
@@ -69,7 +68,7 @@ def contents_of(
     plan: Plan,
     *,
     command: str,
-    shards: Mapping[Key, int] | None = None,
+    shards: int = 0,
     code: Path = ROOT,
     on_message: OnMessage = ignore,
 ) -> Contents:
@@ -81,7 +80,7 @@ def contents_of(
     runnable = [planned.config.train for planned in plan.runs if planned.name not in skipped]
     fetch_benchmarks(runnable, plan.data_dir)
     if plan.config.engine == SLURM:
-        refuse_large_data(plan.data_dir, runnable, shards)
+        refuse_downloads(plan.data_dir, runnable)
     data = prepare_data(plan.data_dir, runnable, shards)
     configs = {planned.name: _with_data(planned.config, data) for planned in plan.runs}
     trains = {name: config.train for name, config in configs.items() if name not in skipped}

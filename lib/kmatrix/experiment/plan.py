@@ -11,7 +11,7 @@ from kmatrix.config import PREFIX, Config, RunConfig, read, with_vocabulary
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.resolve import resolve
 from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, redacted_comments, text_of_config
-from kmatrix.experiment.inputs.benchmarks import forecast_benchmarks
+from kmatrix.experiment.inputs.benchmarks import missing_benchmarks
 from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.inputs.initial import BY_DATA, InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
@@ -186,8 +186,7 @@ def _plan(
     if initial:
         check_fit(initial, trains, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [*trains.values()])
-    measured = [train for train in trains.values() if train.hellaswag or train.core]
-    notes, warnings = forecast_benchmarks(measured, data_dir) if measured else ([], [])
+    missing_benchmarks(trains.values(), data_dir)
     # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
     return Plan(
@@ -199,9 +198,9 @@ def _plan(
         config=control,
         machine=machine,
         notes=(*matrix.notes, *there.notes),
-        data_notes=(*data_notes, *notes),
+        data_notes=tuple(data_notes),
         warnings=tuple(dict.fromkeys(warned)),
-        data_warnings=(*data_warnings, *warnings),
+        data_warnings=tuple(data_warnings),
         equal_by=equal_by,
         equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
         overrides=words,

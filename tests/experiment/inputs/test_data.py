@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from factories import train_config
-from kmatrix.experiment.inputs.data import KnownDataset, epochs, most_epochs, needs, overfitting, prepared
+from kmatrix.experiment.inputs.data import arguments_for, epochs, key, overfitting, prepared, to_download
 from kmatrix.records.dataset import Dataset
 from kmatrix.records.files import write_json
 from programs import Program, prepare_here
@@ -44,37 +44,53 @@ def prepare_arguments(program, *more):
         ([{"data_layout": "bestfit", "data_tokens": 500}], 500),
     ],
 )
-def test_as_much_is_prepared_as_the_longest_run_reads(runs, tokens):
-    (need,) = needs([replace(RUN, **changes) for changes in runs]).values()
-    assert need.tokens == tokens
+def test_as_much_is_prepared_as_the_longest_run_reads(tmp_path, runs, tokens):
+    arguments = arguments_for(tmp_path, [replace(RUN, **changes) for changes in runs])
+    assert arguments[:2] == ["finewebedu", f"--data-dir={tmp_path}"]
+    assert {"--tokenizer=gpt2", f"--tokens={tokens}", "--block-size=64", "--shards=0"} <= {*arguments}
 
 
 def test_runs_on_different_data_are_prepared_separately():
-    assert len(needs([RUN, replace(RUN, tokenizer="byte"), replace(RUN, dataset="fineweb"), replace(RUN, seed=7)])) == 3
+    runs = [RUN, replace(RUN, tokenizer="byte"), replace(RUN, dataset="fineweb"), replace(RUN, seed=7)]
+    assert len({key(run) for run in runs}) == 3
+
+
+def dataset(**fields):
+    empty = {"path": "", "sha256": "", "vocab_size": 257, "val_tokens": 0, "shards": 0}
+    return Dataset(**{**empty, **fields})
 
 
 def test_epochs_of_a_mix_are_counted_for_each_dataset():
-    mixed = KnownDataset(train_tokens=1100, vocab_size=257, parts=(("a", 0.75, 1000), ("b", 0.25, 100)))
-    assert epochs(RUN, mixed) == {"a": 100 * 12 * 64 * 0.75 / 1000, "b": 100 * 12 * 64 * 0.25 / 100}
-    dataset = KnownDataset(train_tokens=76_800, vocab_size=257, parts=())
-    assert epochs(RUN, dataset) == {"finewebedu": 1.0}
+    mixed = dataset(train_tokens=1100, parts=(("a", 0.75, 1000), ("b", 0.25, 100)))
+    tokens = 100 * 12 * 64
+    assert epochs([(RUN, mixed)]) == {"a": (tokens * 0.75 / 1000, 1000), "b": (tokens * 0.25 / 100, 100)}
+    assert epochs([(RUN, dataset(train_tokens=tokens))]) == {"finewebedu": (1.0, tokens)}
 
 
 def test_the_overfitting_warning_names_the_run_with_the_most_epochs():
-    data = Dataset(path="", sha256="", vocab_size=257, train_tokens=10_000, val_tokens=0, shards=0)
-    highest = most_epochs([(replace(RUN, max_iters=iters), data) for iters in (10, 443, 100)])
-    assert highest == {"finewebedu": pytest.approx(34.0, abs=0.1)}
+    data = dataset(train_tokens=10_000)
+    highest = epochs([(replace(RUN, max_iters=iters), data) for iters in (10, 443, 100)])
+    assert highest == {"finewebedu": (pytest.approx(34.0, abs=0.1), 10_000)}
     assert overfitting(highest)[0].startswith("35 epochs of finewebedu: overfitting is likely")
-    assert overfitting({"finewebedu": 4.0}) == []
+    assert overfitting({"finewebedu": (4.0, 10_000)}) == []
 
 
-def test_a_plan_identifies_data_by_its_recipe(tmp_path):
-    record = {"recipe": {"dataset": "finewebedu", "tokenizer": "gpt2", "data_path": "", "mix": ""}, "train_tokens": 500}
-    write_json_in(tmp_path / "finewebedu", record | {"vocab_size": 50257, "complete": True})
-    assert prepared(tmp_path, RUN).train_tokens == 500
+def test_a_plan_identifies_data_by_their_recipe_and_knows_if_they_are_enough(tmp_path):
+    recipe = {"dataset": "finewebedu", "tokenizer": "gpt2", "data_path": "", "mix": ""}
+    shards = [
+        {"name": f"x_train_{number}.bin", "tokens": 50_001, "sha256": "", "size": 1, "mtime_ns": 0, "max_token": 1}
+        for number in range(3)
+    ]
+    about = {"recipe": recipe, "vocab_size": 50257}
+    write_json_in(tmp_path / "finewebedu", {**about, "shards": shards, "complete": False})
+    assert prepared(tmp_path, RUN).train_shards == (50_001, 50_001)  # of 76,800 tokens
     assert prepared(tmp_path, replace(RUN, tokenizer="byte")) is None
-    write_json_in(tmp_path / "finewebedu", record | {"vocab_size": 50257, "complete": False})
-    assert prepared(tmp_path, RUN).train_tokens == 76_800  # a longer run fetches the rest
+    longer = replace(RUN, max_iters=300)
+    assert prepared(tmp_path, longer) is None
+    assert prepared(tmp_path, replace(longer, data_streaming=True)).shards == 1
+    write_json_in(tmp_path / "finewebedu", {**about, "shards": shards, "complete": True})
+    assert prepared(tmp_path, longer).train_tokens == 150_003
+    assert prepared(tmp_path, replace(longer, max_iters=20_000_000)) is None  # read from the larger repository
     write_json_in(tmp_path / "finewebedu", {"recipe": []})
     assert prepared(tmp_path, RUN) is None
     assert prepared(tmp_path / "nothing", RUN) is None
@@ -133,13 +149,20 @@ def test_data_that_cannot_be_prepared_is_refused_with_the_original_message(progr
     assert "error" not in capfd.readouterr().err  # one mistake, one error
 
 
-def test_the_flagship_needs_two_epochs_of_the_prebuilt_shards(program):
-    program.check("defconfig-gpt2-finewebedu-a10gx4")
-    fields = [config.train for config in program.plan().configs.values()]
-    (need,) = needs(fields).values()
-    assert need.tokens == 50_000 * 384 * 1024
-    dataset = KnownDataset(train_tokens=99 * 10**8, vocab_size=50257, parts=())
-    assert epochs(fields[0], dataset)["finewebedu"] == pytest.approx(1.99, abs=0.01)
+@pytest.mark.parametrize(
+    ("fields", "shards"),
+    [
+        ({"data_tokens": 10**9}, (10, 99)),
+        ({"data_tokens": 9_853_989_344}, (99, 99)),
+        ({"data_tokens": 10**10}, (100, 1000)),  # another repository
+        ({"max_iters": 0}, (99, 99)),
+        ({"dataset": "fineweb", "data_tokens": 10**12}, (103, 103)),
+        ({"dataset": "tinystories"}, None),
+        ({"tokenizer": "byte"}, None),
+    ],
+)
+def test_as_many_prebuilt_shards_are_downloaded_as_contain_the_tokens(fields, shards):
+    assert to_download(replace(RUN, **fields)) == shards
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from gpt2.prepare.catalog import CATALOG, DatasetRequest
 from gpt2.prepare.dataset import DATASETS, place_of
 from hub_preparing import PER_SHARD, error_of, parquet, result_of, run, shard
 from hub_server import HubServer
-from kmatrix.experiment.inputs.data import LARGER, PREBUILT
 from kmatrix.forms import BY_LANGUAGE
 from kmatrix.rules import MIXABLE
 
@@ -115,10 +114,5 @@ def test_named_datasets_have_their_repository_language_and_column(tmp_path):
 def test_both_sides_know_the_same_datasets():
     assert set(DATASETS) == {*MIXABLE, "mix"}
     assert {name for name, known in CATALOG.items() if "{language}" in known.get("text", "")} == set(BY_LANGUAGE)
-    larger = {name: known for name, known in CATALOG.items() if "larger" in known}
-    assert {name: known["larger"].partition(":")[0] for name, known in larger.items()} == {
-        name: repository for name, (repository, _) in LARGER.items()
-    }
-    assert all(known["above"] == PREBUILT[name].tokens for name, known in larger.items())
     recipe = DatasetRequest(dataset="finewebedu", tokenizer="gpt2", repository="x/y").recipe
     assert recipe == {"dataset": "finewebedu", "tokenizer": "gpt2", "data_path": "", "mix": "", "repository": "x/y"}

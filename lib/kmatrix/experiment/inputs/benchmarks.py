@@ -21,45 +21,24 @@ def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
     }
 
 
-def missing_files(runs: Iterable[TrainConfig], data_dir: Path) -> list[tuple[str, Path, bool]]:
-    """Return field and path of each benchmark that runs ask for and that does not exist; and if it is a published one.
+def missing_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> list[str]:
+    """Return the fields of the published files that runs ask for and that are not in DATA_DIR.
 
-    CORE may be a folder.
+    Raises DataError if another file is missing. CORE may be a folder.
     """
-    wanted = dict.fromkeys(item for train in runs for item in benchmark_files(train, data_dir).items() if item[1])
-    found = ((field, Path(text)) for field, text in wanted)
-    return [
-        (field, path, path == (data_dir / PUBLISHED[field]).resolve())
-        for field, path in found
-        if not path.is_file() and not (field == "core" and path.is_dir())
-    ]
-
-
-def _problem(field: str, path: Path) -> str:
-    return f"{field.upper()}: {path} {'is a folder' if path.is_dir() else 'not found'}"
-
-
-def forecast_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> tuple[list[str], list[str]]:
-    """Return notes and warnings about benchmarks of a plan whose files are not there."""
-    missing = missing_files(runs, data_dir)
-    notes = [
-        f"{field.upper()}: {path.name} is downloaded into DATA_DIR before the first run"
-        for field, path, known in missing
-        if known
-    ]
-    return notes, [_problem(field, path) for field, path, known in missing if not known]
+    missing = []
+    for field, text in dict.fromkeys(item for run in runs for item in benchmark_files(run, data_dir).items()):
+        path, name = Path(text), field.upper()
+        if not text or path.is_file() or (field == "core" and path.is_dir()):
+            continue
+        if path != (data_dir / PUBLISHED[field]).resolve():
+            hint = f'{name}={PUBLISHED[field]} downloads the published file, {name}="" measures nothing'
+            raise DataError(f"{name}: no file {path}", why="relative names start at DATA_DIR", hint=hint)
+        missing.append(field)
+    return missing
 
 
 def fetch_benchmarks(runs: Iterable[TrainConfig], data_dir: Path) -> None:
-    """Download the published benchmarks that runs ask for and that are missing.
-
-    Raises DataError if another file is missing, or a download fails.
-    """
-    missing = missing_files(runs, data_dir)
-    for field, path, known in missing:
-        if not known:
-            name = field.upper()
-            hint = f'{name}={PUBLISHED[field]} downloads the published file, {name}="" measures nothing'
-            raise DataError(_problem(field, path), why="relative names start at DATA_DIR", hint=hint)
-    if missing:
-        ask("gpt2.benchmarks", *(field for field, _, _ in missing), f"--data-dir={data_dir}")
+    """Download the published benchmarks that runs ask for and that are missing. Raises DataError if one fails."""
+    if missing := missing_benchmarks(runs, data_dir):
+        ask("gpt2.benchmarks", *missing, f"--data-dir={data_dir}")

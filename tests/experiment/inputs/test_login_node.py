@@ -1,4 +1,4 @@
-"""Data that are too large for a login node."""
+"""On a login node nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from factories import train_config
 from kmatrix.errors import DataError
-from kmatrix.experiment.cluster.data import refuse_large_data
+from kmatrix.experiment.inputs.data import refuse_downloads
 
 LONG = {"max_iters": 20_000, "batch_size": 32, "block_size": 1024, "gradient_accumulation": 1, "data_tokens": 0}
 GPT2 = {"tokenizer": "gpt2"}
@@ -21,7 +21,6 @@ GPT2 = {"tokenizer": "gpt2"}
         {"dataset": "folder", "data_path": "notes"},
         {"dataset": "mix", "data_mix": "stdlib:1 shakespeare:2"},
         {"dataset": "openwebtext", **GPT2},  # prepared
-        {"dataset": "finewebedu", **GPT2, **LONG, "max_iters": 9},
     ],
 )
 def test_small_local_and_prepared_data_are_prepared_where_the_command_runs(tmp_path, fields):
@@ -29,7 +28,7 @@ def test_small_local_and_prepared_data_are_prepared_where_the_command_runs(tmp_p
     about = {"recipe": {"dataset": "openwebtext", **GPT2}, "complete": True, "vocab_size": 50257, "train_tokens": 10**8}
     shard = {"name": "x_train_000000.bin", "tokens": 10**8, "sha256": "", "size": 1, "mtime_ns": 0, "max_token": 1}
     (tmp_path / "web" / "dataset.json").write_text(json.dumps({**about, "shards": [shard]}))
-    refuse_large_data(tmp_path, [train_config(**fields)])
+    refuse_downloads(tmp_path, [train_config(**fields)])
 
 
 @pytest.mark.parametrize(
@@ -41,10 +40,10 @@ def test_small_local_and_prepared_data_are_prepared_where_the_command_runs(tmp_p
         {"dataset": "mix", "data_mix": "tinystories:1 stdlib:1", **GPT2},
     ],
 )
-def test_large_downloads_are_refused_outside_a_job_with_the_command_for_another_node(tmp_path, monkeypatch, fields):
+def test_downloads_are_refused_outside_a_job_with_the_command_for_another_node(tmp_path, monkeypatch, fields):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(DataError, match=f"the data are not prepared: {fields['dataset']}") as caught:
-        refuse_large_data(tmp_path, [train_config(**fields)])
+        refuse_downloads(tmp_path, [train_config(**fields)])
     assert "srun -c 8 make prepare-data" in caught.value.hint
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    refuse_large_data(tmp_path, [train_config(**fields)])
+    refuse_downloads(tmp_path, [train_config(**fields)])
