@@ -16,8 +16,8 @@ from kmatrix.records import attempts
 from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import matrix_dirs
-from kmatrix.records.runs import RunFile, Status
-from kmatrix.status.fold import FINISHED, Files
+from kmatrix.records.runs import Status
+from kmatrix.status.fold import FINISHED
 from kmatrix.status.look import look
 
 PLACES = frozenset({"init_from", "data_path"})  # fields that say where files are
@@ -33,46 +33,39 @@ def reuse_runs(
     names = {run["run_id"]: name for name, run in runs.items()}
     reused: dict[str, str] = {}
     for other in reversed(matrix_dirs(results_dir)):  # newest first
-        if other.path.resolve() == matrix.resolve():
-            continue
         try:
             seen, records = look(other.path), run_files(other.path)
         except RecordError:
             continue  # a damaged matrix has nothing to reuse
         for source, state in seen.states.items():
             files, theirs = seen.files[source], records[source]
-            name = names.get(files.run_id)
-            if name is None or name in reused or state.status is not Status.FINISHED:
+            name = names.get(files.run_id, "")
+            if not name or name in reused or state.status is not Status.FINISHED:
                 continue
-            if _is_equal(runs[name], theirs, files, neutral):
+            ours, last = runs[name], files.attempts[-1]
+            there = theirs.provenance | ({"code": last.code} if last.code else {})
+            if _causes(ours["train"], ours["provenance"], neutral) == _causes(files.train, there, neutral):
                 reused[name] = theirs.reused_from or f"{other.name}/{source}"
-                _copy(other.path / source, matrix / name, files.attempts[-1].number, reused[name])
+                _copy(other.path / source, matrix / name, last.number, reused[name])
     return reused
 
 
-def _is_equal(ours: Mapping[str, Any], theirs: RunFile, files: Files, neutral: Collection[str]) -> bool:
-    """Return whether a run would have the result of another one."""
-    asked, here, there = ours["train"], ours["provenance"], theirs.provenance
+def _causes(train: Mapping[str, Any], origin: Mapping[str, Any], neutral: Collection[str]) -> tuple[object, ...]:
+    """Return what decides the result of a run."""
+    gpus = [gpu.get("name") for gpu in origin.get("gpus") or ()][: train["num_gpus"]]
     return (
-        all(asked[name] == files.train.get(name) for name in asked if name not in PLACES and name not in neutral)
-        and here["code"] == (files.attempts[-1].code or there.get("code"))
-        and here["versions"].get("torch") == (there.get("versions") or {}).get("torch")
-        and _devices(here, asked) == _devices(there, asked)
+        {name: value for name, value in train.items() if name not in PLACES and name not in neutral},
+        origin.get("code"),
+        (origin.get("versions") or {}).get("torch"),
+        gpus if train["device"] == "cuda" else origin.get("cpu"),
     )
-
-
-def _devices(about: Mapping[str, Any], train: Mapping[str, Any]) -> list[str]:
-    """Return the names of the devices of a run."""
-    if train["device"] == "cuda":
-        return [str(gpu.get("name")) for gpu in about.get("gpus") or []][: train["num_gpus"]]
-    return [str(about.get("cpu"))]
 
 
 def _copy(source: Path, run: Path, number: int, name: str) -> None:
     """Copy the result and the metrics of a finished run into the folder of another. It took no time there."""
     attempts.folder(run).mkdir(parents=True)
     for file in ("metrics.jsonl", "result.json"):
-        if (source / file).is_file() and not (source / file).is_symlink():
+        if (source / file).is_file():
             shutil.copy2(source / file, run / file)
     end = End(kind=FINISHED, reason=f"reused from {name}", at=clock.now())
     attempts.write(run, Attempt(number=number, started=clock.now(), end=end))
