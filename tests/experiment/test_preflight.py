@@ -1,10 +1,11 @@
-"""PREFLIGHT=y: which run represents the others, what a trial excludes, and the message if a shape fails."""
+"""PREFLIGHT=y: which run represents the others, what a trial is, and the message if a shape fails."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from kmatrix.experiment.preflight import STEPS, by_shape, trial_fields
 from programs import Program, give_gpus, prepare_here
 
 TRAINER = """
@@ -12,7 +13,7 @@ import json, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 run = json.loads((folder / "run.json").read_text())
 base = {{"schema": 1, "run_id": run["run_id"], "attempt": int(sys.argv[sys.argv.index("--attempt") + 1])}}
-open({seen!r}, "a").write(json.dumps([run["name"], run["train"]["max_iters"], run["tracking"]]) + "\\n")
+open({seen!r}, "a").write(json.dumps([run["tracking"], *(run["train"][name] for name in {fields!r})]) + "\\n")
 failed = {{"status": "failed", "kind": "error", "reason": "RuntimeError: heads; do not: fit"}}
 ended = failed if run["train"]["optimizer"] in {bad!r} else {{"status": "finished", "step": run["train"]["max_iters"]}}
 (folder / "result.json").write_text(json.dumps({{**base, **ended}}))
@@ -27,33 +28,8 @@ def program(tmp_path, monkeypatch):
     return made
 
 
+FIELDS = ("max_iters", "max_time", "save_checkpoint", "checkpoint_interval")
 AXES = ("NUM_GPUS=1", "LR=1e-3")
-
-
-def fields(program, *arguments):
-    """Return the fields of the trainer by run of a matrix."""
-    return {name: config.train.to_json() for name, config in program.plan(*AXES, *arguments).configs.items()}
-
-
-def test_runs_that_differ_only_in_numbers_have_one_shape(program):
-    runs = fields(program, "OPTIMIZER=adamw", "SEED=1,2,3", "WEIGHT_DECAY=0,0.1", "MAX_ITERS=100,200")
-    (group,) = by_shape(runs).values()
-    assert len(group) == 12
-
-
-@pytest.mark.parametrize("axis", ["OPTIMIZER=adamw,sgd", "BATCH_SIZE=3,6", "BLOCK_SIZE=64,128", "RECOMPUTE=y,n"])
-def test_fields_that_change_memory_or_code_paths_make_another_shape(program, axis):
-    arguments = () if axis.startswith("OPTIMIZER") else ("OPTIMIZER=adamw", "GLOBAL_BATCH=12")
-    assert len(by_shape(fields(program, *arguments, axis))) == 2
-
-
-def test_a_trial_runs_two_steps_and_keeps_no_files(program):
-    arguments = ("OPTIMIZER=adamw", "WARMUP_FRACTION=0.1", "CHECKPOINT_INTERVAL=10", "MAX_TIME=1h")
-    (run,) = fields(program, *arguments).values()
-    found = trial_fields(run)
-    assert (found["max_iters"], found["checkpoint_interval"], found["save_checkpoint"]) == (STEPS, 0, False)
-    assert (found["warmup_steps"], found["warmup_fraction"], found["max_time"]) == (0, None, None)
-    assert found["eval_samples"] <= run["batch_size"]
 
 
 @pytest.fixture
@@ -68,7 +44,7 @@ def fake_trainer(monkeypatch, tmp_path):
         def copy(_sources, _code, into):
             (into / "gpt2").mkdir(parents=True)
             (into / "gpt2/__init__.py").touch()
-            (into / "gpt2/train.py").write_text(TRAINER.format(bad=optimizers, seen=str(log)))
+            (into / "gpt2/train.py").write_text(TRAINER.format(bad=optimizers, seen=str(log), fields=FIELDS))
 
         monkeypatch.setattr("kmatrix.experiment.create.copy_code", copy)
         return log
@@ -98,10 +74,12 @@ def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program,
     log = fake_trainer()
     monkeypatch.setattr("kmatrix.cli.run.start", lambda *_: 0)
     program.check("olddefconfig", "PREFLIGHT=y")
-    arguments = (*AXES, "OPTIMIZER=adamw", "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
+    arguments = (*AXES, "OPTIMIZER=adamw", "SEED=1,2", "MAX_ITERS=100,200", "RECOMPUTE=y,n", "TRACKER=tensorboard")
+    arguments += (f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n", "CHECKPOINT_INTERVAL=10", "MAX_TIME=1h")
     result = program.check("test-matrix", *arguments)
-    assert "preflight: two steps of 1 shape, for 2 runs" in result.out
-    assert log.read_text().count("\n") == 1
+    assert "preflight: two steps of 2 shapes, for 8 runs" in result.out
+    untracked = {"trackers": [], "project": "", "limit_s": None}
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [[untracked, 2, None, False, 0]] * 2
     log.unlink()
     program.check("test-matrix", *arguments, "PREFLIGHT=n")
     assert not log.exists()

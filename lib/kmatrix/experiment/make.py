@@ -58,7 +58,7 @@ def make_matrix(
     contents = contents_of(plan, command=command, shards=shards, code=code, on_message=on_message)
     results_dir = below_root(plan.config.results_dir)
     if plan.config.preflight if preflight is None else preflight:
-        try_runs(contents, results_dir, on_message=on_message, run_trials=run_trials)
+        try_runs(plan, contents, on_message=on_message, run_trials=run_trials)
     checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
     neutral = plan.neutral if reuse and plan.config.reuse else None
     return create(contents, results_dir, checkpoint_dir, neutral=neutral, on_message=on_message)

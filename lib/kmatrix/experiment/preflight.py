@@ -11,9 +11,9 @@ from typing import Any
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Contents, create
-from kmatrix.experiment.plan import NUMBERS
+from kmatrix.experiment.plan import Plan, shape_of
 from kmatrix.records.decode import as_json
-from kmatrix.records.paths import MatrixDir
+from kmatrix.records.paths import MatrixDir, below_root
 from kmatrix.records.runs import Status, Tracking, VerdictRules
 from kmatrix.runner.background import train
 from kmatrix.status.fold import EXIT
@@ -26,52 +26,43 @@ TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, a
     **{"hellaswag": "", "core": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
     **{"save_checkpoint": False, "save_best": False, "checkpoint_interval": 0},
     **{"max_time": None, "max_cost": None, "max_tokens": None, "tokens_per_param": None},
+    **{"pruning_warmup": 0.0, "pruning_ramp_end": 1.0, "pruning_frequency": 1},  # so that both steps prune
 }
-RAMP: Mapping[str, Any] = {"pruning_warmup": 0.0, "pruning_ramp_end": 1.0, "pruning_frequency": 1}
 
 
-def trial_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the trainer for the trial: two steps, one evaluation, nothing saved."""
-    # A ramp over the whole trial, so that its two steps prune.
-    ramp = RAMP if fields["pruning"] != "none" else {}
+def trial_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trial of a run: two steps, one evaluation, nothing saved or tracked, no question about its loss."""
+    train = run["train"]
     # One micro-batch per rank: the memory of an evaluation does not depend on the number of samples.
-    samples = min(fields["eval_samples"], fields["batch_size"] * fields["num_gpus"])
-    return {**fields, **TRIAL, **ramp, "eval_samples": samples}
-
-
-def by_shape(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the first run of each shape -> all runs of that shape. runs: fields of the trainer by run."""
-    found: dict[tuple[object, ...], list[str]] = {}
-    for name, fields in runs.items():
-        shape = tuple(value for field, value in trial_fields(fields).items() if field not in NUMBERS)
-        found.setdefault(shape, []).append(name)
-    return {names[0]: tuple(names) for names in found.values()}
+    samples = min(train["eval_samples"], train["batch_size"] * train["num_gpus"])
+    changed = {"selected": False, "tracking": as_json(Tracking()), "train": {**train, **TRIAL, "eval_samples": samples}}
+    return {**run, **changed}
 
 
 def try_runs(
+    plan: Plan,
     contents: Contents,
-    results_dir: Path,
     *,
     on_message: OnMessage = ignore,
     run_trials: Callable[[MatrixDir], object] | None = None,
 ) -> None:
     """Train two steps of each shape of a matrix. Raises LaunchError if one cannot be trained.
 
-    A run that only needs a smaller micro-batch is reported, and is not a failure.
     run_trials: trains the runs of a matrix, and returns when they have ended; None: on this machine.
     """
-    runnable = {name: run["train"] for name, run in contents.runs.items() if name not in contents.skipped}
-    shapes = by_shape(runnable)
+    runnable = [planned for planned in plan.runs if planned.name not in contents.skipped]
+    alike: dict[object, list[str]] = {}
+    for planned in runnable:
+        alike.setdefault(shape_of(replace(planned.config.train, **TRIAL)), []).append(planned.name)
+    shapes = {names[0]: names for names in alike.values()}
     on_message(f"preflight: two steps of {plural(len(shapes), 'shape')}, for {plural(len(runnable), 'run')}")
-    # A trial answers no question about losses, and is not tracked.
-    other = {"selected": False, "tracking": as_json(Tracking())}
     trial = replace(
         contents,
         about={**contents.about, "verdict": as_json(VerdictRules())},
-        runs={name: {**contents.runs[name], **other, "train": trial_fields(runnable[name])} for name in shapes},
+        runs={name: trial_of(contents.runs[name]) for name in shapes},
         skipped={},
     )
-    with tempfile.TemporaryDirectory(prefix=".kmatrix_preflight_", dir=results_dir) as folder:
+    with tempfile.TemporaryDirectory(prefix=".kmatrix_preflight_", dir=below_root(plan.config.results_dir)) as folder:
         matrix = create(trial, Path(folder))
         if run_trials is not None:
             run_trials(matrix)
