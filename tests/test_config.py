@@ -233,5 +233,5 @@ def test_requesting_all_gpus_without_any_is_refused(program, monkeypatch):
 def test_a_long_warm_up_gives_a_warning(program):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    assert "warning: warm-up takes 100 of 200 steps" in program.check(DRY, "MAX_ITERS=200").out
-    assert "warning" not in program.check(DRY, "MAX_ITERS=400").out
+    assert "warning: warm-up takes 100 of 200 steps" in program.check("plan", "MAX_ITERS=200").out
+    assert "warning" not in program.check("plan", "MAX_ITERS=400").out

@@ -167,7 +167,7 @@ def test_a_budget_without_steps_is_refused_with_the_steps_of_the_newest_run_like
 
 def test_the_dry_run_prints_what_limits_a_run(program):
     output = program.check(DRY, "MAX_TOKENS=3.1e6", "MAX_TIME=2m", "MAX_COST=1.5", "MACHINE_HOUR_PRICE=2").out
-    assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 2m00s, at most $1.5" in output
+    assert "1,009 steps (MAX_TOKENS), 3.10M tokens, at most 2m00s, at most $1.5" in output
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_promise_that_does_not_hold_is_refused(program, arguments, message):
 
 def test_the_same_time_in_another_notation_gives_the_same_run(program):
     def run_id(*arguments):
-        return program.plan(*arguments).runs[0].run.run_id
+        return program.plan(*arguments).runs[0].run_id
 
     assert run_id("MAX_TIME=90") == run_id("MAX_TIME=1m30s") != run_id("MAX_TIME=91")
     assert run_id("MAX_COST=5", "MACHINE_HOUR_PRICE=1") != run_id("MAX_COST=5", "MACHINE_HOUR_PRICE=2")

@@ -18,10 +18,13 @@ PROGRAMS = {"run": "kmatrix.runner.program", "last": "kmatrix.runner.last", "run
 
 def main() -> None:
     """Run one command, or the program of a job, and exit with its status."""
-    words = sys.argv[1:]
+    sys.exit(_status(sys.argv[1:]))
+
+
+def _status(words: list[str]) -> int:
     if len(words) > 1 and words[0] in PROGRAMS:
-        sys.exit(importlib.import_module(PROGRAMS[words[0]]).main(words[1:]))
-    sys.exit(run_program(lambda: command_line(words)))
+        return int(importlib.import_module(PROGRAMS[words[0]]).main(words[1:]))
+    return run_program(lambda: command_line(words))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,4 @@ def note_lines(path: Path, skipped: int, lines: int) -> None:
 
 def damaged_files() -> list[str]:
     """Return one sentence per damaged file that was ignored, in whole or in part, since the last call."""
-    found = list(_damaged.values())
-    _damaged.clear()
-    return found
+    return [_damaged.pop(path) for path in list(_damaged)]

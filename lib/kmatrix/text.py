@@ -209,10 +209,7 @@ def shown(path: Path) -> str:
     >>> shown(Path.cwd() / "a" / "b")
     'a/b'
     """
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return str(full.relative_to(Path.cwd()) if (full := path.resolve()).is_relative_to(Path.cwd()) else path)
 
 
 def make_command(target: str, matrix: Path | None = None, /, **arguments: str) -> str:

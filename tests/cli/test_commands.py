@@ -210,7 +210,7 @@ LONG = "x" * 300  # more than a name may have
         ("sample", f"CHECKPOINT={LONG}"),
         ("sample", "TARGET={matrix}", f"TOKENS={'9' * 30}"),
         ("test-matrix-dry-run", "KCONFIG_CONFIG={loop}"),
-        ("test-matrix-dry-run", "O={folder}", f"DATA_DIR={LONG}"),
+        ("plan", "O={folder}", f"DATA_DIR={LONG}"),
         ("test-matrix-dry-run", "O={folder}", "DATA_DIR=~nobody-has-this-name/x"),
         ("test-matrix-dry-run", "O={folder}", "INIT_FROM=~nobody-has-this-name/x"),
     ],

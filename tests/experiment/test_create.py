@@ -66,7 +66,7 @@ def test_the_config_of_a_run_plans_this_run_again(program: Program) -> None:
         make_files(matrix.path, name)
         shutil.copy(matrix.run(name).config, program.config)
         (planned,) = program.plan().runs
-        assert planned.run.run_id == record.run_id
+        assert planned.run_id == record.run_id
 
 
 @pytest.mark.process

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from kmatrix.errors import KmatrixError
+from kmatrix.experiment.configure import text_of_config
 from kmatrix.experiment.plan import plan_matrix
 from pages import DOCS, ROOT, fenced_blocks
 from programs import Program
@@ -34,11 +35,11 @@ def test_a_plan_from_python_has_the_same_runs_as_the_command_line(tmp_path):
         "gpt2-cpu-quick", OPTIMIZER=["sgd", "muon"], SEED=(1, 2), COMPILE=False, MAX_TIME="1h", NUM_GPUS=1
     )
     runs, expected_runs = (
-        [(run.run.run_id, run.name, run.config) for run in each_plan.runs] for each_plan in (plan, expected_plan)
+        [(run.run_id, run.name, run.config) for run in each_plan.runs] for each_plan in (plan, expected_plan)
     )
     assert runs == expected_runs
     assert plan.overrides == expected_plan.overrides
-    assert plan.config_text == program.config.read_text()
+    assert text_of_config(plan.tree, plan.lines) == program.config.read_text()
 
 
 def test_an_error_is_an_exception_with_its_hint():

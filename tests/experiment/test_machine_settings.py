@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kmatrix.experiment.configure import text_of_config
 from kmatrix.experiment.plan import make_plan
 from kmatrix.matrix.expand import visit
 from programs import Program
@@ -36,7 +37,7 @@ def test_no_setting_of_a_machine_is_taken_from_a_run(config, tmp_path):
     control = found.config
     assert (control.on_finish, control.results_dir, control.data_dir, control.checkpoint_dir) == ("", ".", "data", "")
     assert control.trackers == ()
-    assert not [text for text in THEIRS.values() if text in found.config_text]
+    assert not [text for text in THEIRS.values() if text in text_of_config(found.tree, found.lines)]
 
 
 def test_the_settings_of_the_user_apply_instead(config, tmp_path):
@@ -54,7 +55,7 @@ def test_the_id_of_the_run_stays_the_same(config, tmp_path):
     list(visit(theirs.tree, theirs.base, theirs.matrix.runs))
     config.write_text(theirs.tree.config_text(), encoding="utf-8")  # as in the directory of a run
 
-    assert plan(config, tmp_path / "none").runs[0].run.run_id == theirs.runs[0].run.run_id
+    assert plan(config, tmp_path / "none").runs[0].run_id == theirs.runs[0].run_id
 
 
 @pytest.mark.parametrize("argument", ["SEED=7", "OPTIMIZER=muon", "NUM_NODES=2", "MATRIX=y"])

@@ -28,7 +28,7 @@ def test_a_random_configuration_survives_each_way_of_saving_it_and_gives_the_sam
 
         assert settings(second.config.read_text(encoding="utf-8")) == settings(text)
         # The dry run refuses models that exceed the memory of this machine, and random ones may.
-        ids = [[planned.run.run_id for planned in program.plan().runs] for program in (first, second)]
+        ids = [[planned.run_id for planned in program.plan().runs] for program in (first, second)]
         assert ids[0] == ids[1]
         assert len(ids[0]) == 1
 

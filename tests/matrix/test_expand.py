@@ -322,7 +322,7 @@ def test_coupled_values_apply_to_the_single_run_of_train(program):
     program.write(*lines)
     plan = program.plan(one=True)
     (planned,) = plan.runs
-    assert planned.run.values["GPT2_LEARNING_RATE"] == "2e-3"
+    assert planned.values["GPT2_LEARNING_RATE"] == "2e-3"
     assert any("GPT2_MUON_MOMENTUM" in note for note in plan.notes)
 
 

@@ -21,12 +21,12 @@ def program(tmp_path):
 def test_variables_are_given_to_the_trainer_and_do_not_change_the_id(program):
     (plain,) = program.plan().runs
     (planned,) = program.plan("TRAINER_ENV=NCCL_SOCKET_IFNAME==eth0,ib0 PYTORCH_ALLOC_CONF=max_split_size_mb:512").runs
-    assert environment(plain.run.values) == {}
-    assert environment(planned.run.values) == {
+    assert environment(plain.values) == {}
+    assert environment(planned.values) == {
         "NCCL_SOCKET_IFNAME": "=eth0,ib0",
         "PYTORCH_ALLOC_CONF": "max_split_size_mb:512",
     }
-    assert planned.run.run_id == plain.run.run_id
+    assert planned.run_id == plain.run_id
 
 
 @pytest.mark.parametrize(

@@ -127,21 +127,13 @@ def test_plan_and_runs_refuse_an_impossible_run_alike_and_create_nothing(program
     assert not (program.folder / "results").exists()
 
 
-def test_the_dry_run_marks_an_estimate_and_refuses_a_certainty(program):
-    """It may be made on another machine than the run."""
-    message, result = program.refused(PLAN, *MICRO_BATCH), program.check(DRY, *MICRO_BATCH)
-    assert result.runs[0].endswith("[impossible here]")
-    assert f": {message.partition('hint: ')[2].partition(';')[0]}" in result.out
-    assert program.refused(DRY, *CERTAIN) == program.refused(PLAN, *CERTAIN)
-
-
 def test_an_estimate_is_overridden_and_recorded_and_a_certainty_is_not(program):
     result = program.check(PLAN, *MICRO_BATCH, "ALLOW_RISK=y")
     assert "warning: ALLOW_RISK=y: gpt2_adamw_1gpu: needs" in result.out
     (planned,) = program.plan(*MICRO_BATCH, "ALLOW_RISK=y").runs
-    assert planned.run.values["ALLOW_RISK"] == "y"
-    assert planned.run.run_id == program.plan(*MICRO_BATCH).runs[0].run.run_id
-    assert "impossible" in program.refused(DRY, *CERTAIN, "ALLOW_RISK=y")
+    assert planned.values["ALLOW_RISK"] == "y"
+    assert planned.run_id == program.plan(*MICRO_BATCH).runs[0].run_id
+    assert "impossible" in program.refused(PLAN, *CERTAIN, "ALLOW_RISK=y")
 
 
 def test_the_possible_runs_of_a_matrix_are_not_named(program):
@@ -155,15 +147,6 @@ def test_all_usable_gpus_are_named_only_if_the_global_batch_allows_it(program, m
     message = program.refused(RUN, "NUM_GPUS=4", "DEVICE=cuda", "GLOBAL_BATCH=48")
     assert message.rstrip().endswith("pass NUM_GPUS=2")
     program.check(PLAN, "NUM_GPUS=2", "DEVICE=cuda", "GLOBAL_BATCH=48", "MODEL=tiny")
-
-
-def test_runs_that_need_more_gpus_are_marked_by_the_dry_run_and_refused_by_a_run(program):
-    mixed = program.check(DRY, "NUM_GPUS=1,4", "DEVICE=cuda", "GLOBAL_BATCH=48")
-    one, four = (line for line in mixed.out.splitlines() if line.startswith("run "))
-    assert "skipped" not in one
-    assert four.endswith("[skipped here: needs 4 GPUs, found 2]")
-    assert "warning: 1 of 2 runs cannot run on this machine" in mixed.out
-    assert "pass NUM_GPUS=2, or NUM_GPUS=0" in mixed.out
 
 
 MIX = ("DATASET=mix", "DATA_MIX=finewebedu:65 tinystoris:34")

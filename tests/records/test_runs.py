@@ -160,7 +160,6 @@ def test_adjustments_of_the_trainer_are_read():
         {"confidence": 0.49},
         {"confidence": 1.0},
         {"confidence": "0.95"},
-        {"seeds": [1, 2, 2]},
         {"seeds": [-1]},
         {"seeds": [2**31]},
         {"seeds": list(range(101))},

@@ -22,13 +22,13 @@ LOOK_S = 5.0  # between two questions to the scheduler
 
 def check_plan(plan: Plan) -> list[str]:
     """Return a line per submission of a plan. Raises LaunchError if the cluster would refuse or never start one."""
-    scheduler = scheduler_for(plan.config.engine, plan.matrix.runs[0].values)
+    scheduler = scheduler_for(plan.config.engine, plan.runs[0].values)
     if isinstance(scheduler, Kubernetes):
         folders = [below_root(path).resolve() for path in (plan.config.results_dir, plan.config.data_dir)]
         for problem in scheduler.check_paths(folders):
             raise problem
     first = {str(seed) for seed in plan.verdict.seeds[: plan.verdict.seeds_min]} if plan.verdict.seeds_auto else set()
-    names = {one.name for one in plan.runs if not first or dict(one.run.axes).get(SEED_AXIS) in first}
+    names = {one.name for one in plan.runs if not first or dict(one.axes).get(SEED_AXIS) in first}
     shapes = {name: shape for name, shape in planned_jobs(plan).items() if name in names}
     return [f"{scheduler.name}: {line}" for line in jobs.describe(shapes, scheduler)]
 
@@ -38,7 +38,7 @@ def show_jobs(plan: Plan) -> None:
     for line in check_plan(plan):
         print(line)
     if plan.verdict.seeds_auto:
-        print(f"these are the first seeds; a last job submits the next ones, up to {plural(len(plan.runs), 'run')}")
+        print(f"these are the first seeds; a last job submits the next ones, up to {plural(len(plan.configs), 'run')}")
 
 
 def submit(path: Path) -> ClusterJobs:

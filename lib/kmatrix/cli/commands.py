@@ -96,8 +96,7 @@ class Arguments(NamedTuple):
     @property
     def config(self) -> Path:
         """The path of .config: KCONFIG_CONFIG=, else in O=, else in the project's root; of a link, its target."""
-        path = Path(self.get("KCONFIG_CONFIG") or Path(self.get("O") or ROOT) / ".config")
-        return path.resolve() if path.is_symlink() else path
+        return Path(self.get("KCONFIG_CONFIG") or Path(self.get("O") or ROOT) / ".config").resolve()
 
     def get(self, name: str, default: str = "") -> str:
         return self.values.get(name) or default  # NAME= counts as not given, as everywhere in make

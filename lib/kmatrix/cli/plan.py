@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig
 from kmatrix.depth_rule import RULES, describe, describe_batch
 from kmatrix.errors import LaunchError, reason_of
-from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks
+from kmatrix.experiment.inputs.benchmarks import fetch_benchmarks, missing_benchmarks
 from kmatrix.experiment.inputs.data import (
     SHARD_TOKENS,
     data_lines,
     epochs,
+    forecast_data,
     prepare_data,
     prepared,
     refuse_downloads,
     to_download,
 )
 from kmatrix.experiment.machine import RunKind
-from kmatrix.experiment.plan import Plan, gpu_fix, make_plan, no_gpus, refuse_risks
+from kmatrix.experiment.plan import Plan, make_plan, no_gpus, refuse_risks
 from kmatrix.matrix.expand import Run
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import (
@@ -64,23 +65,14 @@ def dry_run(arguments: Arguments) -> int:
     print(_axes_line(made))
     if made.verdict.seeds_auto:
         print(_seeds_line(made))
-    needs = {kind: _needs(kind) for kind in made.kinds}
-    for planned in made.runs:
-        print(_run_line(planned.run, needs[planned.kind]))
-    marked = [planned for planned in made.runs if planned.kind.lacks]
+    for run in made.runs:
+        print(_run_line(run))
     if made.equal:
         print(f"equal {made.equal}")
     for cells in made.matrix.excluded:
         print(f"excluded {cells.count}: {cells.reason}")
-    _print_notes(made)
-    if marked:
-        one = min(marked, key=lambda planned: planned.config.train.num_gpus)
-        print(
-            f"warning: {len(marked)} of {plural(len(made.runs), 'run')} cannot run on this machine: "
-            f"{one.name} {one.kind.lacks}: {gpu_fix(made, one.kind)}"
-        )
-    # A dry run is often made on another machine than the run: estimates for this one are warnings.
-    _print_warnings(refuse_risks(made, estimates=False))
+    for note in made.notes:
+        print(f"note: {note}")
     return 0
 
 
@@ -94,14 +86,20 @@ def plan(arguments: Arguments) -> int:
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
         arguments = arguments._replace(assignments={**arguments.assignments, "DEVICE": "cuda"})
     made = _plan(arguments, asked)
-    for kind in made.kinds:
-        print("\n".join(planned.name for planned in made.runs if planned.kind is kind))
-        print("\n".join(_forecast(made, kind)) + "\n")
-    _print_notes(made)
+    for kind, names in made.kinds.items():
+        print("\n".join([*names, *_forecast(made, kind)]) + "\n")
+    trains = [kind.config.train for kind in made.kinds]
+    notes, warnings = forecast_data(made.data_dir, trains)
+    missing_benchmarks(trains, made.data_dir)
+    for note in (*made.notes, *notes):
+        print(f"note: {note}")
+    for text in (*made.warnings, *warnings):
+        print(f"warning: {text}")
     # A machine without GPUs lists all known models.
-    if made.machine.gpus and all(kind.lacks for kind in made.kinds):
+    if made.machine.gpus and len(made.skipped) == len(made.configs):
         raise no_gpus(made)
-    _print_warnings(refuse_risks(made))
+    for text in refuse_risks(made):
+        print(f"warning: {text}")
     if made.config.engine != LOCAL and not (made.machine.nodes and made.machine.nodes.why_not):
         from kmatrix.cli.cluster import show_jobs
 
@@ -112,7 +110,7 @@ def plan(arguments: Arguments) -> int:
 def prepare(arguments: Arguments) -> int:
     """Download and tokenize the data of every run of the matrix, and its benchmarks; print the paths of the data."""
     made = _plan(arguments)
-    fields = [planned.config.train for planned in made.runs]
+    fields = [config.train for config in made.configs.values()]
     try:
         made.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -137,55 +135,37 @@ def _plan(arguments: Arguments, device: GpuModel | None = None) -> Plan:
     return make_plan(*(arguments.config, arguments.assignments), gpus=gpus, options=names, device=device)
 
 
-def _print_notes(made: Plan) -> None:
-    for note in (*made.notes, *made.data_notes):
-        print(f"note: {note}")
-    _print_warnings(dict.fromkeys((*made.warnings, *made.data_warnings)))
-
-
-def _print_warnings(texts: Iterable[str]) -> None:
-    for text in texts:
-        print(f"warning: {text}")
-
-
 def _axes_line(made: Plan) -> str:
     axes = " x ".join(f"{axis.label}({len(axis.points)})" for axis in made.matrix.axes) or "(none)"
     excluded = sum(cells.count for cells in made.matrix.excluded)
-    cells, runs = plural(made.matrix.cells, "cell"), plural(len(made.matrix.runs), "run")
+    cells, runs = plural(made.matrix.cells, "cell"), plural(len(made.runs), "run")
     return f"axes {axes} = {cells}: {runs} ({plural(made.matrix.duplicates, 'duplicate')}, {excluded} excluded)"
 
 
 def _seeds_line(made: Plan) -> str:
     """Return `2 configurations x 3 to 10 seeds: 6 to 20 runs`."""
-    least, most, runs = made.verdict.seeds_min, len(made.verdict.seeds), len(made.matrix.runs)
+    least, most, runs = made.verdict.seeds_min, len(made.verdict.seeds), len(made.runs)
     configurations = runs // most
     span = f"{least} to {most} seeds: {configurations * least} to {runs}" if least < most else f"{most} seeds: {runs}"
     return f"{plural(configurations, 'configuration')} x {span} runs"
 
 
-def _run_line(run: Run, needs: str) -> str:
+def _run_line(run: Run) -> str:
+    """Return the id and the name of a run, its values, and its length."""
+    config, train = run.config, run.config.train
     axes = [f"{label}={text}" for label, text in run.axes]
     axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
-    return f"run {run.run_id} {run.name}  {' '.join(axes)}  {needs}"
-
-
-def _needs(kind: RunKind) -> str:
-    """Return the devices, length, size and memory of the runs of a kind."""
-    config, shape, train = kind.config, kind.config.train.shape, kind.config.train
     # The limit that decides the length, if that is not MAX_ITERS.
-    by = "" if config.bound == "max_iters" else f" in {config.train.max_iters} steps ({config.bound.upper()})"
+    by = "" if config.bound == "max_iters" else f" ({config.bound.upper()})"
     most = [train.max_time and duration(train.max_time), train.max_cost and f"${train.max_cost:g}"]
     parts = [
-        plural(config.train.num_gpus, "cpu" if config.train.device == "cpu" else "gpu"),
-        f"global batch {plural(config.train.global_batch, 'sequence')}",
-        f"{count(config.tokens)} tokens{by}",
+        plural(train.num_gpus, "cpu" if train.device == "cpu" else "gpu"),
+        f"global batch {plural(train.global_batch, 'sequence')}",
+        f"{plural(train.max_iters, 'step')}{by}",
+        f"{count(config.tokens)} tokens",
         *(f"at most {text}" for text in most if text),
-        f"{count(shape.params)} parameters",
-        flop_count(shape.flops_per_token * config.tokens),
-        f"memory over {memory_size(memory(shape, train).least)}",
     ]
-    mark = f" [skipped here: {kind.lacks}]" if kind.lacks else " [impossible here]" if kind.risks else ""
-    return ", ".join(parts) + mark
+    return f"run {run.run_id} {run.name}  {' '.join(axes)}  {', '.join(parts)}"
 
 
 def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:

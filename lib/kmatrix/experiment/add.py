@@ -32,25 +32,24 @@ def plan_more(
     record = records.read_plan(matrix.path)
     plan = make_plan(matrix.config, _merged(record, assignments, options), gpus=gpus, options=options)
     known = {run.run_id: run.name for run in record.runs}
-    if gone := known.keys() - {run.run_id for run in plan.matrix.runs}:
+    if gone := known.keys() - {run.run_id for run in plan.runs}:
         raise ConfigError(
             f"{matrix.name} cannot be extended: its configuration now gives other runs",
             why=f"no cell is {first_names(known[one] for one in sorted(gone))}: defaults or this machine have changed",
             hint="start a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
         )
     rules = _rules_with(matrix, record.verdict, plan.verdict)
-    new = [planned for planned in plan.runs if planned.run.run_id not in known]
+    new = tuple(run for run in plan.runs if run.run_id not in known)
     if not new:
         words = " ".join(f"{name}={text}" for name, text in assignments.items())
         raise ConfigError(
             f"{matrix.name} already has these cells", why=words, hint="pass NAME=value, such as OPTIMIZER=muon"
         )
-    if taken := {planned.name for planned in new} & set(known.values()):
+    if taken := {run.name for run in new} & set(known.values()):
         raise ConfigError(f"{matrix.name} already has runs named {first_names(sorted(taken))}")
     return dataclasses.replace(
         plan,
-        runs=tuple(new),
-        matrix=dataclasses.replace(plan.matrix, runs=tuple(planned.run for planned in new)),
+        matrix=dataclasses.replace(plan.matrix, runs=new),
         # It may have been moved or copied: nothing is written to the place that it was made for.
         config=dataclasses.replace(plan.config, results_dir=str(matrix.path.absolute().parent)),
         verdict=rules,

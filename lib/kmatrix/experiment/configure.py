@@ -24,10 +24,8 @@ from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand
 from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
-from kmatrix.redaction.redactor import redactor
 from kmatrix.text import shown
 
-COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 NAMES = re.compile(r"[A-Z][A-Z0-9_]+")
 OnMessage = Callable[[str], None]  # called with a line of text for the user
 
@@ -131,8 +129,9 @@ def validated(tree: Tree, path: Path, names: set[str], on_message: OnMessage = i
     return text
 
 
-def text_of_config(tree: Tree, lines: list[Assignment], names: set[str] | None = None) -> str:
+def text_of_config(tree: Tree, lines: Sequence[Assignment], names: set[str] | None = None) -> str:
     """Return the text of a .config with these lines. names: those that were asked for, all lines by default."""
+    tree.reset()
     apply_assignments(tree, lines)
     # Not the members of choices that are not selected.
     kept = {item.name for item in lines if item.value != "n" or not tree.kconf.syms[item.name].choice}
@@ -154,12 +153,6 @@ def on_this_machine(tree: Tree, run: Sequence[Assignment], config: Path) -> list
         tree.kconf.syms[item.name].set_value(item.value)
     # Settings of this user that only other runs have, such as a limit for GPUs.
     return [item for item in merged if item not in own or not cause(tree, item)]
-
-
-def redacted_comments(text: str) -> str:
-    """Return the text of a .config without the keys in its comments. Its settings are checked when they are read."""
-    redact = redactor().redact
-    return "\n".join(redact(line) if COMMENT.match(line) else line for line in text.split("\n"))
 
 
 def config_layers(name: str) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 from kmatrix.config import Config, RunConfig, cpu_threads, environment, with_vocabulary
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.jobs import planned_jobs
-from kmatrix.experiment.configure import OnMessage, ignore
+from kmatrix.experiment.configure import OnMessage, ignore, text_of_config
 from kmatrix.experiment.create import Contents, check_writable, config_lines, create
 from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.inputs.benchmarks import benchmark_files, fetch_benchmarks
@@ -77,12 +77,12 @@ def contents_of(
     The arguments are those of `make_matrix`. Raises ConfigError, DataError or LaunchError.
     """
     skipped = check(plan, on_message)
-    runnable = [planned.config.train for planned in plan.runs if planned.name not in skipped]
+    runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
     fetch_benchmarks(runnable, plan.data_dir)
     if plan.config.engine == SLURM:
         refuse_downloads(plan.data_dir, runnable)
     data = prepare_data(plan.data_dir, runnable, shards)
-    configs = {planned.name: _with_data(planned.config, data) for planned in plan.runs}
+    configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
     trains = {name: config.train for name, config in configs.items() if name not in skipped}
     check_fit(plan.initial, trains, prepared=True)
     for line in data_lines([*trains.values()], data):
@@ -94,10 +94,11 @@ def contents_of(
         on_message(f"warning: not recorded: the environment variable {variable}, whose value may be a key")
     origin, nodes = provenance(state, command, plan.machine.gpus), plan.machine.nodes
     origin = nodes.provenance(origin) if nodes else origin
+    text = text_of_config(plan.tree, plan.lines)
     return Contents(
         about=_about(plan, configs, origin),
-        runs=_runs(plan, configs, data, origin),
-        config=plan.config_text,
+        runs=_runs(plan, text, configs, data, origin),
+        config=text,
         sources=code,
         code=state,
         skipped=skipped,
@@ -113,8 +114,7 @@ def check(plan: Plan, on_message: OnMessage) -> dict[str, str]:
         raise LaunchError(why, hint=f"forecasts work without it: {make_command('plan')}; runs need the scheduler")
     for note in plan.notes:
         on_message(f"note: {note}")
-    skipped = {planned.name: planned.kind.lacks for planned in plan.runs if planned.kind.lacks}
-    if len(skipped) == len(plan.runs):
+    if len(plan.skipped) == len(plan.configs):
         raise no_gpus(plan)
     for text in (*refuse_risks(plan), *plan.warnings):
         on_message(f"warning: {text}")
@@ -124,7 +124,7 @@ def check(plan: Plan, on_message: OnMessage) -> dict[str, str]:
     check_writable(below_root(plan.config.results_dir), "a matrix", "RESULTS_DIR")
     if plan.config.checkpoint_dir:
         check_writable(below_root(plan.config.checkpoint_dir), "checkpoints", "CHECKPOINT_DIR")
-    return skipped
+    return plan.skipped
 
 
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
@@ -152,9 +152,9 @@ def _about(plan: Plan, configs: Mapping[str, RunConfig], origin: Provenance) -> 
 
 
 def _runs(
-    plan: Plan, configs: Mapping[str, RunConfig], data: Mapping[Key, Dataset], origin: Provenance
+    plan: Plan, text: str, configs: Mapping[str, RunConfig], data: Mapping[Key, Dataset], origin: Provenance
 ) -> dict[str, dict[str, Any]]:
-    """Return run -> the values of its run.json, and the lines of its .config that are its own."""
+    """Return run -> the values of its run.json, and the lines of its .config that are not in that of the matrix."""
     # Redacted before it is cut: the half of a key would not be recognized.
     origin = {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
     times = {name: job.seconds for name, job in planned_jobs(plan).items()} if plan.machine.nodes else {}
@@ -180,7 +180,7 @@ def _runs(
             "expected_s": seconds,
             "expected_from": source,
             "provenance": origin,
-            "config": config_lines(plan.config_text, plan.tree.config_text()),
+            "config": config_lines(text, plan.tree.config_text()),
         }
     return found
 

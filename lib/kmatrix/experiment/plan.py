@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 
 from kmatrix.config import PREFIX, Config, RunConfig, read, with_vocabulary
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.cluster.resolve import resolve
-from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine, redacted_comments, text_of_config
-from kmatrix.experiment.inputs.benchmarks import missing_benchmarks
-from kmatrix.experiment.inputs.data import forecast_data, with_known_vocabulary
+from kmatrix.experiment.configure import config_layers, merge_layers, on_this_machine
+from kmatrix.experiment.inputs.data import prepared
 from kmatrix.experiment.inputs.initial import BY_DATA, InitialWeights, check_fit, read_initial
 from kmatrix.experiment.inputs.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.inputs.initial import asked as asked_checkpoints
 from kmatrix.experiment.machine import Machine, RunKind
 from kmatrix.kconfig.assignments import load_config, merge
-from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Tree
-from kmatrix.matrix.axes import overrides, plan_axes, single
+from kmatrix.kconfig.tree import Assignment, Tree
+from kmatrix.matrix.axes import COUPLED, EXCLUDE, overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
-from kmatrix.matrix.rules import AUTO, plan_rules, read_rules, with_seeds
+from kmatrix.matrix.rules import AUTO, plan_rules, with_rules
 from kmatrix.plan.feasibility import GpuModel
 from kmatrix.plan.risk import Risk
-from kmatrix.records.decode import replaced
 from kmatrix.records.paths import below_root
 from kmatrix.records.runs import VerdictRules
 from kmatrix.records.train_config import TrainConfig
@@ -43,40 +42,31 @@ NUMBERS = frozenset(
 shape_of = attrgetter(*(name for name in TrainConfig.names() if name not in NUMBERS))  # equal: runs of one kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRun:
-    """One run of a plan."""
-
-    run: Run
-    kind: RunKind
-    config: RunConfig  # with the vocabulary of its dataset, if that is prepared
-
-    @property
-    def name(self) -> str:
-        return self.run.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """An expanded matrix with everything resolved that depends on this machine. Nothing is written yet."""
 
     tree: Tree
+    lines: tuple[Assignment, ...]  # of the configuration, without the command line
     base: tuple[Assignment, ...]  # the lines that hold in every run
-    matrix: Matrix
-    runs: tuple[PlannedRun, ...]
-    kinds: tuple[RunKind, ...]  # of the runs, each once
+    matrix: Matrix  # each run with the vocabulary of its data, if that is known
     config: Config
     machine: Machine  # that executes the runs
     notes: tuple[str, ...]  # about idle lines of the configuration and unusable GPUs
-    data_notes: tuple[str, ...]
-    warnings: tuple[str, ...]  # of the runs, without repetitions
-    data_warnings: tuple[str, ...]
+    overrides: tuple[str, ...]  # NAME=value, as given
+    initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
+    verdict: VerdictRules  # how the losses will be compared
     equal_by: str  # MATRIX_EQUAL: what must be equal in all runs
     equal: str  # that value as text, "" if nothing must be equal
-    overrides: tuple[str, ...]  # NAME=value, as given
-    config_text: str  # the .config that the matrix is made from
-    initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
-    verdict: VerdictRules = field(default_factory=VerdictRules)  # how the losses will be compared
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.matrix.runs
+
+    @property
+    def configs(self) -> dict[str, RunConfig]:
+        """The configurations by run name."""
+        return {run.name: run.config for run in self.runs}
 
     @property
     def data_dir(self) -> Path:
@@ -87,10 +77,24 @@ class Plan:
         """The trainer's fields that cannot change a result."""
         return frozenset(name.removeprefix(PREFIX).lower() for name in self.tree.neutral)
 
+    @cached_property
+    def kinds(self) -> dict[RunKind, list[str]]:
+        """The kinds of runs, with their forecasts -> the names of the runs of each."""
+        found: dict[tuple[object, ...], list[str]] = {}
+        for name, config in self.configs.items():
+            found.setdefault(shape_of(config.train), []).append(name)
+        return {self.machine.kind(self.configs[names[0]]): names for names in found.values()}
+
     @property
-    def configs(self) -> dict[str, RunConfig]:
-        """The configurations by run name."""
-        return {planned.name: planned.config for planned in self.runs}
+    def skipped(self) -> dict[str, str]:
+        """The runs for which this machine has too few GPUs, with the reason."""
+        return {name: kind.lacks for kind, names in self.kinds.items() if kind.lacks for name in names}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about legal settings that are probably mistakes, and about nodes that could not be asked for."""
+        of_nodes = [self.machine.nodes.warning] if self.machine.nodes and self.machine.nodes.warning else []
+        return list(dict.fromkeys([*of_nodes, *(text for kind in self.kinds for text in kind.warnings)]))
 
 
 def make_plan(
@@ -112,15 +116,10 @@ def make_plan(
     device: the GPU model to plan for instead of the GPUs of this machine.
     """
     tree = Tree.parse()
-    asked = overrides(tree, assignments, options)
-    base, text = load_config(tree, config), redacted_comments(config.read_text(encoding="utf-8"))
+    lines = load_config(tree, config)
     if machine is not None:
-        base = on_this_machine(tree, base, machine)
-        text = text_of_config(tree, base)
-    if one:
-        base = _without_matrix(base, asked)
-    words = tuple(f"{name}={text}" for name, text in assignments.items())
-    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, device=device)
+        lines = on_this_machine(tree, lines, machine)
+    return _plan(tree, lines, assignments, gpus=gpus, one=one, options=options, device=device)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
@@ -130,11 +129,8 @@ def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Pla
     such as MAX_ITERS=10; a list is an axis: OPTIMIZER=["adamw", "muon"].
     """
     tree = Tree.parse()
-    base = merge_layers(tree, config_layers(defconfig))
-    text = text_of_config(tree, base)
-    texts = {name: _text(value) for name, value in assignments.items()}
-    words = tuple(f"{name}={value}" for name, value in texts.items())
-    return _plan(tree, base, overrides(tree, texts), gpus=gpus, one=False, words=words, text=text)
+    lines = merge_layers(tree, config_layers(defconfig))
+    return _plan(tree, lines, {name: _text(value) for name, value in assignments.items()}, gpus=gpus)
 
 
 def _text(value: object) -> str:
@@ -148,144 +144,91 @@ def _text(value: object) -> str:
 
 def _plan(
     tree: Tree,
-    base: list[Assignment],
-    asked: Mapping[str, Sequence[Assignment]],
+    lines: list[Assignment],
+    assignments: Mapping[str, str],
     *,
     gpus: str,
-    one: bool,
-    words: tuple[str, ...],
-    text: str,
+    one: bool = False,
+    options: Collection[str] = (),
     device: GpuModel | None = None,
 ) -> Plan:
-    """Return the plan of a configuration. asked: assignments by axis.  words, text: of Plan."""
-    base, _ = merge(tree, base, single(asked))
-    axes = plan_axes(tree, base, asked)
-    rules = read_rules(tree, base)
-    if one:  # lines that only other runs of the matrix use are noted, not refused
-        axes = replace(axes, narrowed=True)
-        rules = replaced(rules, seeds_auto=False, seeds=())
-    axes = with_seeds(tree, axes, rules)
+    """Return the plan of the lines of a configuration. The other arguments are those of `make_plan`."""
+    asked = overrides(tree, assignments, options)
+    base, _ = merge(tree, _without_matrix(lines, asked) if one else lines, single(asked))
+    # Lines that only other runs of the matrix use are noted if there is one run, not refused.
+    axes, rules = with_rules(tree, base, plan_axes(tree, base, asked, one=one))
     # Resolve the device and the GPU count where the runs execute, then expand: excluded cells depend on both.
     there = resolve(tree, base, axes, gpus)
-    base, axes, nodes = there.base, there.axes, there.nodes
-    initial = read_initial(asked_checkpoints(base, axes))
+    base, axes = there.base, there.axes
+    initial = read_initial(checkpoints) if (checkpoints := asked_checkpoints(base, axes)) else {}
     tree.contents[INIT_FROM] = {"none": "", **{text: weights.sha256 for text, weights in initial.items()}}
     matrix = expand(tree, base, axes)
-    values = matrix.runs[0].values
-    control = read(tree.typed_values(values))  # these settings are equal in all runs
-    data_dir = below_root(control.data_dir)
-    machine = Machine(gpus=there.gpus, nodes=nodes, asked=device, results_dir=below_root(control.results_dir))
-    runs, kinds = _planned_runs(matrix.runs, data_dir, machine)
-    if alone := {name: kind.config for name, kind in kinds.items() if not kind.config.bound}:
+    control = read(tree.typed_values(matrix.runs[0].values))  # these settings are equal in all runs
+    data_dir, equal_by = below_root(control.data_dir), next((one.value for one in base if one.name == EQUAL), "any")
+    matrix = replace(matrix, runs=tuple(_with_vocabulary(run, data_dir) for run in matrix.runs))
+    configs = {run.name: run.config for run in matrix.runs}
+    machine = Machine(gpus=there.gpus, nodes=there.nodes, asked=device, results_dir=below_root(control.results_dir))
+    if alone := {name: config for name, config in configs.items() if not config.bound}:
         raise machine.budget_alone(alone)
-    # A single run has nothing to compare.
-    verdict = rules if one else plan_rules(tree, rules, base, matrix.runs, control.engine)
-    warned = [text for kind in kinds.values() for text in kind.warnings]
-    warned = [nodes.warning, *warned] if nodes and nodes.warning else warned
-    trains = {name: kind.config.train for name, kind in kinds.items()}
     if initial:
-        check_fit(initial, trains, prepared=False)
-    data_notes, data_warnings = forecast_data(data_dir, [*trains.values()])
-    missing_benchmarks(trains.values(), data_dir)
-    # A single run has nothing to be equal to.
-    equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
+        check_fit(initial, {name: config.train for name, config in configs.items()}, prepared=False)
     return Plan(
         tree=tree,
+        lines=tuple(lines),
         base=tuple(base),
         matrix=matrix,
-        runs=runs,
-        kinds=tuple(kinds.values()),
         config=control,
         machine=machine,
         notes=(*matrix.notes, *there.notes),
-        data_notes=tuple(data_notes),
-        warnings=tuple(dict.fromkeys(warned)),
-        data_warnings=tuple(data_warnings),
-        equal_by=equal_by,
-        equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
-        overrides=words,
-        config_text=text,
+        overrides=tuple(f"{name}={text}" for name, text in assignments.items()),
         initial=initial,
-        verdict=verdict,
+        # A single run has nothing to compare.
+        verdict=rules if one else plan_rules(tree, rules, base, matrix.runs, control.engine),
+        equal_by=equal_by,
+        equal=equal_budget(equal_by, configs),
     )
 
 
-def _planned_runs(
-    runs: Sequence[Run], data_dir: Path, machine: Machine
-) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
-    """Return the planned runs, and their kinds by the name of the first run of each."""
-    found: dict[tuple[object, ...], RunKind] = {}
-    kinds: dict[str, RunKind] = {}
-    planned = []
-    for run in runs:
-        shape = shape_of(run.config.train)
-        kind = found.get(shape)
-        if kind is None:
-            config = run.config
-            config = with_known_vocabulary(config, data_dir) if config.train.tokenizer in BY_DATA else config
-            kind = found[shape] = kinds[run.name] = machine.kind(config)
-        config = with_vocabulary(run.config, kind.config.train.vocab_size)
-        planned.append(PlannedRun(run=run, kind=kind, config=config))
-    return tuple(planned), kinds
+def _with_vocabulary(run: Run, data_dir: Path) -> Run:
+    """Return a run with the vocabulary of its data, if they decide it and are prepared."""
+    train = run.config.train
+    known = prepared(data_dir, train) if train.tokenizer in BY_DATA else None
+    return replace(run, config=with_vocabulary(run.config, known.vocab_size)) if known else run
 
 
-def refuse_risks(plan: Plan, *, estimates: bool = True) -> list[str]:
-    """Raise LaunchError if a run is impossible; return a warning for each accepted estimate.
-
-    estimates: refuse estimates too, without ALLOW_RISK=y.
-    """
+def refuse_risks(plan: Plan) -> list[str]:
+    """Return a warning for each estimate that ALLOW_RISK=y accepts. Raises LaunchError if a run is impossible."""
     accepted: dict[Risk, list[str]] = {}
     refused: dict[Risk, list[str]] = {}
-    for planned in plan.runs:
-        for risk in planned.kind.risks:
-            is_accepted = not risk.certain and (plan.config.allow_risk or not estimates)
-            (accepted if is_accepted else refused).setdefault(risk, []).append(planned.name)
-    if refused:
-        raise _impossible(plan, refused)
-    why = "ALLOW_RISK=y" if plan.config.allow_risk else "impossible on this machine"
-    return [f"{why}: {first_names(names)}: {risk.what}: {risk.fix}" for risk, names in accepted.items()]
-
-
-def _impossible(plan: Plan, refused: Mapping[Risk, Sequence[str]]) -> LaunchError:
-    """Return the error for impossible runs: the first reason with its fix, and the others."""
-    (risk, names), *others = refused.items()
-    count = len({name for group in refused.values() for name in group})
-    which = first_names(names) if count < len(plan.runs) else "every run" if len(plan.runs) > 1 else names[0]
-    fix = risk.fix
-    if not risk.certain:
-        fix += "; this is an estimate: ALLOW_RISK=y starts it anyway"
-    return LaunchError(
-        f"impossible: {which}: {risk.what}",
-        why="; ".join(f"{first_names(more)}: {other.what}: {other.fix}" for other, more in others),
-        hint=fix,
-    )
+    for kind, names in plan.kinds.items():
+        for risk in kind.risks:
+            is_accepted = plan.config.allow_risk and not risk.certain
+            (accepted if is_accepted else refused).setdefault(risk, []).extend(names)
+    for risk, names in refused.items():  # the first one
+        which = first_names(names) if len(names) < len(plan.configs) or len(names) == 1 else "every run"
+        estimate = "" if risk.certain else "; this is an estimate: ALLOW_RISK=y starts it anyway"
+        raise LaunchError(f"impossible: {which}: {risk.what}", hint=f"{risk.fix}{estimate}")
+    return [f"ALLOW_RISK=y: {first_names(names)}: {risk.what}: {risk.fix}" for risk, names in accepted.items()]
 
 
 def no_gpus(plan: Plan) -> LaunchError:
     """Return the error for a matrix of which no run has enough GPUs here."""
-    least = min(plan.kinds, key=lambda kind: kind.config.train.num_gpus)
     there = len(plan.machine.gpus)
+    train = min((kind.config.train for kind in plan.kinds), key=lambda train: train.num_gpus)
+    # With the same micro-batch, the global batch must stay a multiple of micro-batch x ranks.
+    fits = [count for count in range(there, 0, -1) if train.global_batch % (train.batch_size * count) == 0]
     return LaunchError(
         "no run of this matrix can run on this machine: "
-        f"the smallest needs {plural(least.config.train.num_gpus, 'GPU')}, "
+        f"the smallest needs {plural(train.num_gpus, 'GPU')}, "
         f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
-        hint=gpu_fix(plan, least),
+        hint=f"pass NUM_GPUS={fits[0] if fits else 1}"
+        if there
+        else "run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick",
     )
 
 
-def gpu_fix(plan: Plan, kind: RunKind) -> str:
-    """Return the arguments with which runs that need more GPUs than there are can run on this machine."""
-    there = len(plan.machine.gpus)
-    if not there:
-        return "run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick"
-    train = kind.config.train
-    # With the same micro-batch, the global batch must stay a multiple of micro-batch x ranks.
-    fits = [count for count in range(there, 0, -1) if train.global_batch % (train.batch_size * count) == 0]
-    every = ", or NUM_GPUS=0 for all usable GPUs" if there in fits else ""
-    return f"pass NUM_GPUS={fits[0] if fits else 1}{every}"
-
-
 def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
+    """Return the lines for one run: no axes, and nothing that is asked of several runs."""
     several = [
         values[0].where.removeprefix("command line: ")
         for name, values in asked.items()
@@ -295,7 +238,7 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
         raise ConfigError(
             f"train runs one configuration: {', '.join(several)}", hint="use make test-matrix for a matrix"
         )
-    return [item for item in base if not item.name.startswith("MATRIX_") or item.name in NOT_AN_AXIS]
+    return [item for item in base if not item.name.startswith("MATRIX_") or item.name in (COUPLED, EXCLUDE)]
 
 
 def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:

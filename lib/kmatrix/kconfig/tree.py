@@ -114,8 +114,7 @@ class Tree:
 
     def axis_of(self, name: str) -> str:
         """Return the axis of a symbol: its choice, or itself."""
-        choice = self.kconf.syms[name].choice
-        return _prefix(choice) if choice else name
+        return _prefix(choice) if (choice := self.kconf.syms[name].choice) else name
 
     def value(self, name: str) -> str | None:
         """Return the effective text of a symbol or a choice, None if it does not apply in this configuration."""

@@ -74,11 +74,19 @@ class Axes:
     axes: tuple[Axis, ...]
     rules: tuple[Rule, ...] = ()
     notes: tuple[str, ...] = ()  # rules that the command line overrides
-    narrowed: bool = False  # the command line sets something: it can leave lines of the configuration without effect
+    narrowed: bool = False  # lines of the configuration may have no effect: the command line or `train` chose runs
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """All values, of axes and of rules."""
+        coupled = (group for rule in self.rules for group in rule.points)
+        return [point.assignment for points in (*(axis.points for axis in self.axes), *coupled) for point in points]
 
 
-def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Sequence[Assignment]]) -> Axes:
-    """Return the axes that the base configuration and the command line span.
+def plan_axes(
+    tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Sequence[Assignment]], *, one: bool = False
+) -> Axes:
+    """Return the axes that the base configuration and the command line span. one: they are narrowed to one run.
 
     overrides: assignments by axis. One value removes the axis of that name, several values make or replace it.
     """
@@ -93,7 +101,7 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
                 raise ConfigError(f"{items[0].where}: {name} cannot be an axis", why="it cannot change a result")
             swept[name] = make_axis(tree, name, items)
     rules, notes = _rules(tree, declared, swept, overrides)
-    return Axes(in_order(tree, swept.values()), tuple(rules), tuple(notes), bool(overrides))
+    return Axes(in_order(tree, swept.values()), tuple(rules), tuple(notes), one or bool(overrides))
 
 
 def label(tree: Tree, axis: str) -> str:

@@ -22,10 +22,10 @@ TARGET = "TARGET_LOSS"
 Configuration = tuple[tuple[str, str], ...]  # label -> value of each axis, without the seed
 
 
-def read_rules(tree: Tree, base: Sequence[Assignment]) -> VerdictRules:
-    """Return the rules that the lines that hold in every run give, without the baseline.
+def with_rules(tree: Tree, base: Sequence[Assignment], axes: Axes) -> tuple[Axes, VerdictRules]:
+    """Return the axes with that of MATRIX_SEEDS_AUTO, and the rules that the lines of the base give, without baseline.
 
-    Raises ConfigError for a line without effect, and for seeds that contradict each other.
+    Raises ConfigError for a line without effect, and for seeds that contradict each other or the axes.
     """
     own = [item for item in base if item.name in (AUTO, LEAST, MOST, BASELINE, CONFIDENCE, MIN_DIFFERENCE, TARGET)]
     tree.set_only(own)
@@ -36,7 +36,7 @@ def read_rules(tree: Tree, base: Sequence[Assignment]) -> VerdictRules:
     def value(name: str) -> Any:
         return tree.typed(name, tree.value(name))
 
-    return VerdictRules(
+    rules = VerdictRules(
         seeds_auto=value(AUTO),
         seeds=_seeds(base, value(SEED), value(LEAST), value(MOST)) if value(AUTO) else (),
         seeds_min=value(LEAST) or VerdictRules().seeds_min,
@@ -44,6 +44,7 @@ def read_rules(tree: Tree, base: Sequence[Assignment]) -> VerdictRules:
         min_difference=value(MIN_DIFFERENCE),
         target_loss=value(TARGET),
     )
+    return (_with_seeds(tree, axes, rules) if rules.seeds_auto else axes), rules
 
 
 def _seeds(base: Sequence[Assignment], first: int, least: int, most: int) -> tuple[int, ...]:
@@ -57,13 +58,9 @@ def _seeds(base: Sequence[Assignment], first: int, least: int, most: int) -> tup
     return tuple(range(first, first + most))
 
 
-def with_seeds(tree: Tree, axes: Axes, rules: VerdictRules) -> Axes:
-    """Return the axes with that of the seeds of MATRIX_SEEDS_AUTO. Raises ConfigError if there are other seeds."""
-    if not rules.seeds_auto:
-        return axes
-    taken = [axis.points[0].assignment.where for axis in axes.axes if axis.name == SEED]
-    taken += [point.assignment.where for rule in axes.rules for (point, *_) in rule.points if point.axis == SEED]
-    if taken:
+def _with_seeds(tree: Tree, axes: Axes, rules: VerdictRules) -> Axes:
+    """Return the axes with that of the seeds. Raises ConfigError if there are other seeds."""
+    if taken := [item.where for item in axes.assignments if item.name == SEED]:
         raise ConfigError(
             f"{AUTO}=y chooses the seeds, and there is a list of them",
             why=taken[0],

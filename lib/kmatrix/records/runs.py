@@ -153,10 +153,6 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs
     target_loss: Amount | None = None  # nats/token
 
-    def __post_init__(self) -> None:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("a seed counts twice")
-
 
 class RunResult(Record, frozen=True, kw_only=True):
     """result.json: the numbers that the trainer writes when an attempt ends. None: missing."""

@@ -119,7 +119,10 @@ def redactor(environment: Mapping[str, str] | None = None) -> Redactor:
 
     Reading the environment takes 0.1 ms: who redacts thousands of lines asks once.
     """
-    variables = os.environ if environment is None else environment
+    return _redactor_of(os.environ if environment is None else environment)
+
+
+def _redactor_of(variables: Mapping[str, str]) -> Redactor:
     held = tuple((name, text) for name, text in variables.items() if _may_hold_key(name, text))
     files = tuple((str(path), found.st_mtime_ns) for path in netrc_files(variables) if (found := _stat(path)))
     return _makeredactor(held, files)
@@ -162,8 +165,9 @@ class Redactor:
 
     def known_in(self, text: str) -> list[str]:
         """Return the origins of the known keys in a text: "value of the variable HF_TOKEN"."""
-        found = (f"value of {origin}" for part, origin in [*self._spellings, *self._encoded] if part in text)
-        return list(dict.fromkeys(found))
+        return list(
+            dict.fromkeys(f"value of {origin}" for part, origin in (*self._spellings, *self._encoded) if part in text)
+        )
 
     def redact(self, text: str) -> str:
         """Return a text without keys. A line with a key that colours interrupt loses its colours."""

@@ -14,8 +14,9 @@ from kmatrix.rules import budget_s
 
 def planned_jobs(plan: Plan) -> dict[str, Shape]:
     """Return what each run of a plan for a cluster needs per node, with its expected time (s)."""
-    known = {kind: _job(kind.config, plan.machine) for kind in plan.kinds}
-    return {planned.name: known[planned.kind] for planned in plan.runs}
+    return {
+        name: job for kind, names in plan.kinds.items() for job in [_job(kind.config, plan.machine)] for name in names
+    }
 
 
 def _job(config: RunConfig, machine: Machine) -> Shape:

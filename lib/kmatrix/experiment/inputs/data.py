@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError
 from kmatrix.experiment.inputs.ask import ask
 from kmatrix.forms import parse_mix
@@ -174,12 +173,6 @@ def forecast_data(data_dir: Path, runs: Sequence[TrainConfig]) -> tuple[list[str
     if any(run.tokenizer == "char" for run in runs) and len(there) < len(runs):
         notes = ["the vocabulary of the tokenizer char is assumed to be 256 until the data are prepared"]
     return notes, overfitting(epochs((run, known) for run, known in there if not run.data_streaming))
-
-
-def with_known_vocabulary(run: RunConfig, data_dir: Path) -> RunConfig:
-    """Return a configuration with the vocabulary of its data, if they are prepared."""
-    known = prepared(data_dir, run.train)
-    return with_vocabulary(run, known.vocab_size) if known else run
 
 
 def refuse_downloads(data_dir: Path, runs: Iterable[TrainConfig]) -> None:

@@ -14,7 +14,7 @@ from kmatrix.records.paths import ROOT
 from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
 
 SYMBOL = "GPT2_INIT_FROM"
-SCRATCH = ("", "none")  # values of the symbol without a checkpoint
+SCRATCH = {"", "none"}  # values of the symbol without a checkpoint
 BY_DATA = ("char", "bpe")  # tokenizers whose vocabulary is known only after the data are prepared
 
 
@@ -28,12 +28,8 @@ class InitialWeights:
 
 
 def asked(base: Iterable[Assignment], axes: Axes) -> list[str]:
-    """Return the checkpoints that the configuration names in a line, an axis or a rule, each once."""
-    points = [point for axis in axes.axes for point in axis.points]
-    points += [point for rule in axes.rules for group in rule.points for point in group]
-    texts = [item.value for item in base if item.name == SYMBOL]
-    texts += [point.assignment.value for point in points if point.axis == SYMBOL]
-    return [text for text in dict.fromkeys(texts) if text not in SCRATCH]
+    """Return the checkpoints that the configuration names in a line, an axis or a rule."""
+    return sorted({item.value for item in (*base, *axes.assignments) if item.name == SYMBOL} - SCRATCH)
 
 
 def read_initial(texts: Collection[str]) -> dict[str, InitialWeights]:
@@ -41,8 +37,6 @@ def read_initial(texts: Collection[str]) -> dict[str, InitialWeights]:
 
     Raises ConfigError if one is missing, damaged or not a checkpoint, and LaunchError without PyTorch.
     """
-    if not texts:
-        return {}
     paths = {text: (ROOT / Path(text).expanduser()).resolve() for text in texts}
     for text, path in paths.items():
         if not path.is_file():
