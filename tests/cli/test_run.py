@@ -93,7 +93,7 @@ def test_orders_and_arguments_of_the_processes_are_those_of_the_last_command(
 
 def test_settings_that_change_no_result_hold_for_all_later_attempts(tmp_path: Path, executed: list[str]) -> None:
     matrix = make_matrix(tmp_path, [replace(run, train={"checkpoint_interval": 5}) for run in RUNS])
-    matrix.config.write_text("CONFIG_GPT2_DEVICE_CPU=y\n")
+    matrix.config.write_text("CONFIG_GPT2_DEVICE_CPU=y\nCONFIG_MATRIX=y\nCONFIG_MATRIX_GPT2_OPTIMIZER_MUON=y\n")
     words = (
         "TRACKER=tensorboard",
         "BUDGET_HOURS=5",
@@ -108,6 +108,7 @@ def test_settings_that_change_no_result_hold_for_all_later_attempts(tmp_path: Pa
     assert executed == [matrix.name] * 4
     plan = read_plan(matrix.path)
     assert (plan.common.symbols["BUDGET_HOURS"], plan.common.timeout_s) == ("6", 60.0)
+    assert "GPT2_MUON_MOMENTUM" not in plan.common.symbols  # nothing but settings
     assert plan.overrides == ("MAX_ITERS=100", *words[:1], words[2], words[4], "BUDGET_HOURS=6", words[3])
     (was,) = (plan.train_of(run) for run in plan.runs if run.name == RUNS[0].name)
     assert was["checkpoint_interval"] == 5  # it has finished

@@ -60,7 +60,8 @@ def change_settings(
     need_trackers(config.trackers)
     command_of(config.on_finish)
     place = take_folder(matrix, below_root(config.checkpoint_dir)) if CHECKPOINT_DIR in asked else {}
-    changed = {name: now.get(name) for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    # The others are not settings: those of an axis of the configuration are visible in one and not in the other.
+    changed = {name: now.get(name) for name in sorted(tree.neutral) if before.get(name) != now.get(name)}
     shared = {"timeout_s": config.run_timeout_s, "tracking": as_json(tracking(config)), "environment": environment(now)}
     train = {field: typed[name] for field, name in SYMBOLS.items() if name in changed}
     change = {**shared, "symbols": changed, "train": train}
