@@ -66,24 +66,13 @@ def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
 def test_variables_that_may_change_a_result_are_recorded_without_secrets():
     environment = {
         **{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/you"},
-        **{"KMATRIX_TOKEN": "a", "TORCH_AUTH": "b", "CUDA_PASSWORD": "c", "WANDB_API_KEY": "d", "NCCL_KEYFILE": "e"},
+        **{"KMATRIX_TOKEN": "correct-horse", "CUDA_PASSWORD": "hunter2", "MY_TOKEN": "repeated-elsewhere"},
         "TORCH_INDEX": "https://you:secret@example.org/simple",
         "TORCH_LOGS": "hf_" + "aB3" * 12,  # a key in a variable with a harmless name
-        "NCCL_SOCKET_IFNAME": "d-repeated-elsewhere",
+        "NCCL_SOCKET_IFNAME": "repeated-elsewhere",
         "TORCH_EXTRA": "password=hunter2x",
-        "TORCH_SHORT": "password=hunter",
-        "NCCL_Y": "x,api_key=0123456789abcdef",
-        "CUDA_NOTE": "0123456789abcdef0123456789abcdef01234567",
-        "GLOO_HEADER": "Authorization: ApiKey 0123456789abcdef",
-        "MKL_HEX": b"d-repeated-elsewhere".hex(),
-        "MY_TOKEN": "d-repeated-elsewhere",
     }
-    recorded, secret = variables(environment)
-    assert recorded == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
-    assert secret == [
-        *("CUDA_NOTE", "GLOO_HEADER", "MKL_HEX", "NCCL_SOCKET_IFNAME", "NCCL_Y"),
-        *("TORCH_EXTRA", "TORCH_INDEX", "TORCH_LOGS", "TORCH_SHORT"),
-    ]
+    assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.process
@@ -109,8 +98,9 @@ def code_with(*files):
     return Code(commit=None, dirty=None, files=files, sha256="")
 
 
-def test_a_key_in_the_sources_is_named_by_file_and_line_without_the_key(tmp_path):
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2/train.py").write_text(f"import torch\ntoken = 'hf_{'aB3' * 12}'\n")
-    assert keys_in_code(tmp_path, code_with("gpt2/train.py")) == ["gpt2/train.py:2"]
+def test_a_key_in_the_sources_is_named_by_its_file(tmp_path):
+    for name in ("gpt2", "lib"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text(f"import torch\ntoken = 'hf_{'aB3' * 12}'\n")
+    assert keys_in_code(tmp_path, code_with("gpt2/a.py", "lib/a.py")) == ["gpt2/a.py"]
     assert keys_in_code(ROOT, code_with(*(str(path.relative_to(ROOT)) for path in ROOT.glob("gpt2/**/*.py")))) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data, r
 from kmatrix.experiment.inputs.initial import check_fit, initial_fields
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
-from kmatrix.experiment.provenance import code_of, keys_in_code, provenance, variables
+from kmatrix.experiment.provenance import code_of, keys_in_code, provenance
 from kmatrix.matrix.expand import visit
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
 from kmatrix.records.dataset import Dataset, sha256_of_reading
@@ -90,8 +89,6 @@ def contents_of(
     state = code_of(ROOT, code)
     if found := keys_in_code(code, state):
         on_message(f"warning: code/ of the matrix will contain what may be keys: {', '.join(found)}")
-    for variable in variables(os.environ)[1]:
-        on_message(f"warning: not recorded: the environment variable {variable}, whose value may be a key")
     origin, nodes = provenance(state, command, plan.machine.gpus), plan.machine.nodes
     origin = nodes.provenance(origin) if nodes else origin
     text = text_of_config(plan.tree, plan.lines)

@@ -1,13 +1,9 @@
-"""The provenance of a run: code, versions, machine, and the environment variables that may change a result.
-
-Variables are selected by a list of prefixes. Variables that look like secrets are never recorded.
-"""
+"""The provenance of a run: code, versions, machine, and the environment variables that may change a result."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -21,7 +17,7 @@ from kmatrix.clock import clock
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
 from kmatrix.records.runs import Provenance
-from kmatrix.redaction.redactor import is_key, redactor
+from kmatrix.redaction.redactor import redactor
 from kmatrix.shapes import cpu_name
 from kmatrix.sources import trainer_files, whole
 
@@ -33,9 +29,6 @@ VARIABLES = (  # prefixes
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
     *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "MALLOC_", "KMATRIX_"),
 )
-# Names in values, also before values that are too short to be redacted in a log.
-_NAMED = re.compile(r"(?:password|passwd|passphrase|secret|api_?key|token)[\"']?\s?[=:]", re.IGNORECASE)
-SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 GIT_S = 60.0
 
 
@@ -55,7 +48,7 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
         "python": platform.python_version(),
         "executable": sys.executable,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "environment": variables(os.environ)[0],
+        "environment": variables(os.environ),
         "driver": {"version": driver.version, "cuda": driver.cuda} if driver else None,
         "gpus": [{"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid} for gpu in gpus],
         "kernel": platform.release(),
@@ -64,18 +57,11 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
     }
 
 
-def variables(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the environment variables that may change a result, and the names of those that may be secrets."""
-    found = {name: text for name, text in sorted(environment.items()) if name.startswith(VARIABLES)}
-    found = {name: text for name, text in found.items() if not SECRET.search(name)}
-    known = redactor(environment)
-    # Left out as a whole: the rest of a redacted value would be a setting that nobody had.
-    secret = [
-        name
-        for name, text in found.items()
-        if known.redact(text) != text or known.keys_in(text) or is_key(text) or _NAMED.search(text)
-    ]
-    return {name: text for name, text in found.items() if name not in secret}, secret
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that may change a result, without those that a log would have redacted."""
+    redact = redactor(environment).redact
+    lines = [f"{name}={environment[name]}" for name in sorted(environment) if name.startswith(VARIABLES)]
+    return dict(line.split("=", 1) for line in lines if redact(line) == line)
 
 
 def _version(name: str) -> str | None:
@@ -115,11 +101,9 @@ def copy_code(sources: Path, code: Code, into: Path) -> None:
 
 
 def keys_in_code(sources: Path, code: Code) -> list[str]:
-    """Return `file:line` of each line of gpt2/ that may contain a key. Modules of kmatrix name the formats of keys."""
-    found = redactor()
-    texts = {name: (sources / name).read_text("utf-8", "replace") for name in code.files if name.startswith("gpt2/")}
-    lines = ((f"{name}:{n}", line) for name, text in texts.items() for n, line in enumerate(text.splitlines(), 1))
-    return [place for place, line in lines if found.keys_in(line)]
+    """Return the files of gpt2/ that may contain a key. Modules of kmatrix name the formats of keys."""
+    found, own = redactor(), [name for name in code.files if name.startswith("gpt2/")]
+    return [name for name in own if found.keys_in((sources / name).read_text("utf-8", "replace"))]
 
 
 def _git(root: Path, *arguments: str) -> str | None:
