@@ -1,4 +1,4 @@
-"""Time: the clocks and the sleep that tests replace (`clock.real`)."""
+"""Time: the clocks and the sleep that tests replace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class SystemClock:
+class Clock:
     """The clocks of this machine, and of the storage of a file."""
 
     def now(self) -> float:
@@ -37,25 +37,6 @@ class SystemClock:
         finally:
             with suppress(OSError):
                 probe.unlink()
-
-
-class Clock(SystemClock):
-    """The clock that is in use: that of the system, but for tests."""
-
-    def __init__(self) -> None:
-        self.real = SystemClock()
-
-    def now(self) -> float:
-        return self.real.now()
-
-    def monotonic(self) -> float:
-        return self.real.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        self.real.sleep(seconds)
-
-    def age_s(self, path: Path) -> float:
-        return self.real.age_s(path)
 
 
 clock = Clock()

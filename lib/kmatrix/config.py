@@ -9,12 +9,12 @@ from typing import Any
 
 from kmatrix.depth_rule import batch_sequences, least_rate
 from kmatrix.errors import ConfigError
-from kmatrix.forms import BY_LANGUAGE, LANGUAGE, pairs
+from kmatrix.forms import pairs
 from kmatrix.kconfig.assignments import TRACKERS
 from kmatrix.packing import fewest_nodes
 from kmatrix.records.matrix import LOCAL
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.rules import PLACES, broken, price_problem
+from kmatrix.rules import broken, path_problem, price_problem
 from kmatrix.shapes import MODEL_FIELDS, NAMED, VOCABULARIES, ModelShape, by_depth
 from kmatrix.text import plural
 
@@ -176,8 +176,9 @@ def broken_rules(symbols: Mapping[str, Any], run: RunConfig) -> Iterator[str]:
 
     symbols: effective typed values, those of `read_run`.
     """
-    found = (_batch_problem(symbols, run), _nodes_problem(symbols, run), _place_problem(run.train))
-    yield from (why for why in found if why)
+    yield from (why for why in (_batch_problem(symbols, run), _nodes_problem(symbols, run)) if why)
+    if why := path_problem(run.train.dataset, run.train.data_path):
+        yield f"DATASET={run.train.dataset} {why} (DATA_PATH)"
     if symbols["BUDGET_DOLLARS"] and (why := price_problem(run.train, "BUDGET_DOLLARS")):
         yield why
     yield from broken(run.train)
@@ -202,16 +203,6 @@ def _nodes_problem(symbols: Mapping[str, Any], run: RunConfig) -> str | None:
         return None
     fix = f"pass NUM_NODES={fewest_nodes(ranks, most)}, or NUM_GPUS={most * nodes}"
     return f"NUM_GPUS={ranks} does not fit on {plural(nodes, 'node')} with GPUS_PER_NODE={most}: {fix}"
-
-
-def _place_problem(train: TrainConfig) -> str | None:
-    """Return what is wrong with the path of a dataset as it is asked for, or None."""
-    dataset, path = train.dataset, train.data_path
-    if dataset in PLACES and not path:
-        return f'DATASET={dataset} needs DATA_PATH="{PLACES[dataset]}"'
-    if dataset in BY_LANGUAGE and path and not LANGUAGE.fullmatch(path):
-        return f"DATA_PATH={path} is not a language of {dataset}: expected one such as deu_Latn"
-    return None
 
 
 def _vocabulary(tokenizer: str, bpe_size: int | None) -> int:

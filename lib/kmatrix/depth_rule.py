@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, by_depth
 
 REFERENCE_DEPTH, REFERENCE_WIDTH = 12, 768  # of the model for which rates, batch and decay were tuned
@@ -17,21 +17,6 @@ REFERENCE_TOKENS = 2**19  # its global batch
 BATCH_EXPONENT = 0.383  # of the batch by the number of training tokens
 MATRICES, EMBEDDING, VALUES, HEAD = "matrices", "embedding", "value embeddings", "output layer"
 SCALES, START_SCALES, SMEAR = "residual scales", "x0 scales", "smear and backout"
-
-
-class RuleInputs(Protocol):
-    """What the rules read of a run's kmatrix.records.train_config.TrainConfig."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def tokens_per_step(self) -> int: ...
-    @property
-    def shape(self) -> ModelShape: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +155,7 @@ def describe_batch(shape: ModelShape, tokens_per_step: int) -> str:
     return f"batch of {tokens_per_step:,} tokens; by the size: {wanted:,} = {rule} (PARALLEL_BATCH_SIZE=-1)"
 
 
-def describe(train: RuleInputs) -> list[str]:
+def describe(train: TrainConfig) -> list[str]:
     """Return a line per kind of parameters with its peak rate and how that follows; none for other optimizers."""
     shape, tokens_per_step = train.shape, train.tokens_per_step
     rule = RULES.get(train.optimizer)

@@ -10,6 +10,7 @@ from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # servers bind the first
 REFUSED = 421  # Misdirected Request
+ANSWER = b"open this server as localhost\n"
 
 Message = MutableMapping[str, Any]
 AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -43,7 +44,7 @@ def guarded_asgi(app: AsgiApp) -> AsgiApp:
         else:
             content = [(b"content-type", b"text/plain; charset=utf-8")]
             await send({"type": "http.response.start", "status": REFUSED, "headers": content})
-            await send({"type": "http.response.body", "body": refusal(header).encode()})
+            await send({"type": "http.response.body", "body": ANSWER})
 
     return guarded
 
@@ -52,16 +53,9 @@ def guarded_wsgi(app: WsgiApp) -> WsgiApp:
     """Return a WSGI application that answers only requests that name the loopback interface."""
 
     def guarded(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        header = str(environ.get("HTTP_HOST") or "")
-        if is_accepted(header):
+        if is_accepted(str(environ.get("HTTP_HOST") or "")):
             return app(environ, start)
         start(f"{REFUSED} Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
-        return [refusal(header).encode()]
+        return [ANSWER]
 
     return guarded
-
-
-def refusal(header: str) -> str:
-    """Return the body of the response to a request that names another host."""
-    name = host_name(header)
-    return f"this server is not {name}: open it as localhost\n" if name else "no host: open this server as localhost\n"

@@ -160,12 +160,17 @@ def _part_problem(part: MixPart) -> str | None:
         near = difflib.get_close_matches(dataset, MIXABLE, 3)
         known = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(MIXABLE)}"
         return f"unknown dataset {dataset!r}: {known}"
-    if dataset in PLACES and not path:
-        return f"{dataset} needs a path: {dataset}={PLACES[dataset]}:<weight>"
-    if path and dataset in BY_LANGUAGE and not LANGUAGE.fullmatch(path):
-        return f"{path} is not a language: expected one such as {dataset}=deu_Latn"
     if path and dataset not in WITH_PATH:
         return f"{dataset} has no path: write {dataset}:<weight>"
+    return f"{dataset} {why}" if (why := path_problem(dataset, path)) else None
+
+
+def path_problem(dataset: str, path: str) -> str | None:
+    """Return what is wrong with the path of a dataset, or None. path: as it is asked for, not where shards are."""
+    if dataset in PLACES and not path:
+        return f"needs a path: {PLACES[dataset]}"
+    if dataset in BY_LANGUAGE and path and not LANGUAGE.fullmatch(path):
+        return "needs a language such as deu_Latn"
     return None
 
 

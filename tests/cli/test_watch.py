@@ -8,7 +8,6 @@ import re
 import pytest
 
 from kmatrix.cli.watch.status import EVERY_S, Display, ended_line, running_line
-from kmatrix.clock import clock
 from kmatrix.records.attempts import Attempt, End, path_of
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl, write_json
@@ -61,9 +60,7 @@ class Story:
 
 @pytest.fixture
 def story(tmp_path, monkeypatch):
-    times = Times(CREATED)
-    monkeypatch.setattr(clock, "real", times)
-    return Story(tmp_path, times)
+    return Story(tmp_path, Times(CREATED, monkeypatch))
 
 
 def told(story, stream):

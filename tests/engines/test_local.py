@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmatrix.clock import SystemClock, clock
+from kmatrix.clock import clock
 from kmatrix.engines.local import BUSY_S, Local
 from kmatrix.engines.ports import Shape
 from kmatrix.gpu.nvml.detect import Gpu
@@ -77,7 +77,7 @@ def test_what_starts_at_first(tmp_path, shapes, known, running):
 
 def test_a_run_on_the_cpu_waits_for_nobody_elses_gpus(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(clock, "real", type("Now", (SystemClock,), {"monotonic": lambda _: now[0]})())
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     said, used = [], {"GPU-0": "80 GiB used by python (pid 7)"}
     known = {"gpus": GPUS, "query": lambda _: dict(used), "say": said.append, "parallel": 2}
     machine = Machine(tmp_path, {"wide": Shape(gpus=4), "a": CPU, "b": CPU, "c": CPU}, **known)

@@ -64,7 +64,7 @@ class Node:
 @pytest.fixture
 def run(tmp_path):
     with replaced_kernel():
-        clock.real = WorldClock()
+        WorldClock()
         attempts.folder(tmp_path).mkdir()
         yield tmp_path
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kmatrix.clock import clock
 from kmatrix.engines.ports import UnreachableError
 from kmatrix.errors import RecordError
 from kmatrix.records import attempts, control, files
@@ -233,7 +232,6 @@ def test_a_run_that_is_released_while_it_saves_goes_on_by_itself(matrix: Path) -
 
 def test_a_run_that_takes_longer_than_its_limit_has_failed(tmp_path: Path) -> None:
     matrix, now = tmp_path / "m", WorldClock()
-    clock.real = now
     (matrix / "control").mkdir(parents=True)
     plan = {"name": "m", "common": {"timeout_s": 60}, "runs": [{"name": "a", "run_id": "id"}]}
     (matrix / "config.txt").touch()
@@ -257,7 +255,7 @@ def test_requests_that_an_editor_has_cut_end_no_training_and_start_none(matrix: 
 @pytest.fixture
 def other_host(matrix: Path) -> WorldClock:
     """An attempt without an end, of another host, that was written now."""
-    now = clock.real = WorldClock()
+    now = WorldClock()
     files.before = lambda what, path: now.written.update({str(path): now.t})  # type: ignore[assignment]
     attempts.folder(matrix / "a").mkdir(parents=True)
     former = Attempt(number=1, job="12_3", host="n7", boot="n7", pulse=5)

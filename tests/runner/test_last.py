@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from callable_slurm import FakeSlurm
-from kmatrix.clock import SystemClock, clock
+from kmatrix.clock import clock
 from kmatrix.engines.slurm import Slurm
 from kmatrix.engines.slurm_nodes import SlurmSettings
 from kmatrix.records import attempts, control
@@ -68,16 +68,15 @@ def test_a_pod_waits_for_the_files_of_runs_and_leaves_the_report_to_a_later_one(
         (matrix / "jobs" / number).mkdir(parents=True)
         (matrix / "jobs" / number / "runs").write_text(runs)
 
-    class Waits(SystemClock):
-        def sleep(self, seconds):
-            assert reports == []
-            if later:
-                (matrix / "jobs/0003").mkdir()
-                (matrix / "jobs/0003/runs").touch()
-            else:
-                control.stop(matrix)
+    def wait(_):
+        assert reports == []
+        if later:
+            (matrix / "jobs/0003").mkdir()
+            (matrix / "jobs/0003/runs").touch()
+        else:
+            control.stop(matrix)
 
-    monkeypatch.setattr(clock, "real", Waits())
+    monkeypatch.setattr(clock, "sleep", wait)
     monkeypatch.setattr(last.signal, "signal", lambda *_: None)
     assert last.main(["--wait", str(matrix / "jobs/0002")]) == 0
     assert len(reports) == expected

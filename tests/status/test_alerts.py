@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gpu_factory import write_timings
 from gputop_values import T0, Recorder, append_event
-from kmatrix.clock import clock
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl
 from kmatrix.records.paths import RunDir
@@ -155,9 +154,7 @@ def test_thresholds_come_from_the_configuration():
 
 @pytest.fixture
 def times(monkeypatch):
-    made = Times(T0)
-    monkeypatch.setattr(clock, "real", made)
-    return made
+    return Times(T0, monkeypatch)
 
 
 def observer(run, **options):

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from kmatrix.cli.watch.estimate import lines
-from kmatrix.clock import clock
 from kmatrix.config import RunConfig
 from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.experiment.machine import Machine
@@ -105,9 +104,7 @@ class Script:
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    times = Times(T0)
-    monkeypatch.setattr(clock, "real", times)
-    return Script(tmp_path, times)
+    return Script(tmp_path, Times(T0, monkeypatch))
 
 
 # One run

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import pytest
 
 from kmatrix import locks
-from kmatrix.clock import clock
 from kmatrix.engines.nodes import NodeFile
 from kmatrix.gpu.formats.json_array import JsonArrayFile, last_entry
 from kmatrix.records.attempts import Attempt, End, path_of
@@ -27,9 +26,7 @@ NOW = CREATED + 50.0
 
 @pytest.fixture
 def times(monkeypatch):
-    made = Times(NOW)
-    monkeypatch.setattr(clock, "real", made)
-    return made
+    return Times(NOW, monkeypatch)
 
 
 def view_of(matrix, jobs=None, **options):

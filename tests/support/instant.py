@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kmatrix.clock import SystemClock, clock
+from kmatrix.clock import clock
 from kmatrix.engines.place import Here
 from kmatrix.records.attempts import Attempt, Exit
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
@@ -77,12 +77,6 @@ class Jobs:
     def cancel(self, runs: Sequence[str]) -> None: ...
 
 
-class NoWaits(SystemClock):
-    """A clock whose waits take no time."""
-
-    def sleep(self, seconds: float) -> None: ...
-
-
 def save_checkpoints(folder: Path) -> None:
     """Save checkpoints, the last of which is also the best and the final one."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +98,7 @@ def instant_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setattr(background, "local", Jobs)
     monkeypatch.setattr(background, "start", start)
     monkeypatch.setattr(background, "said", lambda *_: "")
-    monkeypatch.setattr(clock, "real", NoWaits())
+    monkeypatch.setattr(clock, "sleep", lambda _: None)
     give_gpus(monkeypatch, 0)
     made = Program(folder)
     made.check("defconfig-gpt2-cpu-quick")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 
-from kmatrix.clock import SystemClock
+import pytest
+
+from kmatrix.clock import clock
 from kmatrix.records.paths import MatrixDir
 
 
-class Times(SystemClock):
+class Times:
     """Both clocks. A test sets `unix`, and `mono` with it unless it says otherwise."""
 
-    def __init__(self, unix: float) -> None:
+    def __init__(self, unix: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.unix, self.mono = unix, 1000.0
+        for name in ("now", "monotonic", "sleep"):
+            monkeypatch.setattr(clock, name, getattr(self, name))
 
     def now(self) -> float:
         return self.unix

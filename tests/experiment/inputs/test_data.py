@@ -128,8 +128,8 @@ def test_the_vocabulary_size_of_the_text_is_used_once_it_is_known(program):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("DATASET=hub",), 'DATASET=hub needs DATA_PATH="OWNER/NAME"'),
-        (("DATASET=folder",), 'DATASET=folder needs DATA_PATH="<folder or pattern>"'),
+        (("DATASET=hub",), "DATASET=hub needs a path: OWNER/NAME (DATA_PATH)"),
+        (("DATASET=folder",), "DATASET=folder needs a path: <folder or pattern> (DATA_PATH)"),
         (("DATASET=mix", "DATA_MIX=stdlib"), "'stdlib' is not DATASET:WEIGHT"),
         (("DATASET=mix",), "DATASET=mix needs DATA_MIX="),
         (("DATA_PATH=notes",), "DATA_PATH"),
