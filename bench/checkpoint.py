@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from common import ROOT, machine, record, table
+from common import ROOT, machine, table
 from step import logged, make, settings_of, start
 
 STEPS = 12
@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
     parser.add_argument("--folder", type=Path, help="the disk that is measured")
-    parser.add_argument("--out", type=Path, help="a file to which each run is appended as a line of JSON")
     args = parser.parse_args(argv)
     settings = SMALL | SAVING | dict(word.split("=", 1) for word in args.settings)
     checkouts = {checkout.name: checkout for checkout in [*(one.resolve() for one in args.against), ROOT]}
@@ -59,14 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         symbols = settings_of(settings, Path(name), args.threads)
         for turn in range(args.rounds):
             for checkout in found if turn % 2 == 0 else reversed(found):
-                measured = measure(checkouts[checkout], symbols, Path(name) / f"{checkout}{turn}", args.threads)
-                found[checkout].append(measured)
-                record(
-                    args.out,
-                    kind="checkpoint",
-                    checkout=checkout,
-                    **dict(zip(Measured.__slots__, astuple(measured), strict=True)),
-                )
+                place = Path(name) / f"{checkout}{turn}"
+                found[checkout].append(measure(checkouts[checkout], symbols, place, args.threads))
     rows = [
         [name, *(f"{statistics.median(column):.2f}" for column in zip(*map(astuple, runs), strict=True))]
         for name, runs in found.items()

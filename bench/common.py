@@ -1,9 +1,9 @@
-"""What the benchmarks share: the machine, sensors of a GPU, the cost of a process, tables and a file of results."""
+"""What the benchmarks share: the machine, sensors of a GPU, the cost of a process, tables, and goals."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import json
 import os
 import platform
 import statistics
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -138,8 +138,32 @@ def number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def record(path: Path | None, **values: object) -> None:
-    """Append a measurement to a file of JSON lines, if there is one."""
-    if path is not None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), "machine": machine(), **values}) + "\n")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One measured value. goal: the value must not be above it; None: it has none."""
+
+    what: str
+    value: float
+    unit: str
+    goal: float | None = None
+
+
+def compare_with_goals(description: str | None, measure: Callable[[bool], Iterator[Found]]) -> int:
+    """Be a program that prints medians of rounds next to their goals; return 1 if one is missed at full size.
+
+    measure: yields the figures, at sizes that take seconds if it is called with True.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smallest", action="store_true", help="sizes that take seconds, to see that it works")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    print(machine(), flush=True)
+    rows, missed = [], False
+    for several in zip(*([*measure(args.smallest)] for _ in range(args.rounds)), strict=True):
+        one, value = several[0], statistics.median(found.value for found in several)
+        is_missed = one.goal is not None and value > one.goal
+        missed |= is_missed
+        mark = "" if args.smallest or one.goal is None else "MISSED" if is_missed else "met"
+        rows.append([one.what, f"{value:,.4g} {one.unit}", number(one.goal, "g", f" {one.unit}"), mark])
+    print(table(["figure", "measured", "goal", ""], rows))
+    return int(missed and not args.smallest)

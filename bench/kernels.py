@@ -1,6 +1,6 @@
 """Measure what a training step is made of, each alone: a copy, products in bf16 and FP8, attention, and the loss.
 
-    python bench/kernels.py [copy] [products] [attention] [loss] [--model 124m] [--batch 32] [--out FILE]
+    python bench/kernels.py [copy] [products] [attention] [loss] [--model 124m] [--batch 32]
 
 On a GPU by CUDA events, the median of groups of calls after a second of work, with mean power and clock. Without one,
 or with --device cpu, tiny shapes: they show that the program works, and nothing about speed.
@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
-from common import Sensors, about_power, machine, number, record, table
+from common import Sensors, about_power, machine, number, table
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -113,7 +112,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="124m", choices=[*NAMED])
     parser.add_argument("--batch", type=int, default=32, help="sequences of 1024 tokens")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, help="a file to which each measurement is appended as a line of JSON")
     args = parser.parse_args(argv)
     if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]}: expected {', '.join(PARTS)}")
@@ -131,18 +129,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for part in args.parts or PARTS:
             begin = time.time()
             for found in measures[part](place):
-                power = sensors.since(begin)
+                rate, power = f"{found.rate:,.4g} {found.unit}/s", about_power(sensors.since(begin))
                 share = number(found.share and 100 * found.share, ".1f", " %")
-                rows.append(
-                    [
-                        found.name,
-                        f"{1e3 * found.seconds:.3f}",
-                        f"{found.rate:,.4g} {found.unit}/s",
-                        share,
-                        about_power(power),
-                    ]
-                )
-                record(args.out, kind="kernel", name=found.name, seconds=found.seconds, rate=found.rate, **power)
+                rows.append([found.name, f"{1e3 * found.seconds:.3f}", rate, share, power])
                 begin = time.time()
     print(table(["part", "ms", "rate", "peak", "W, MHz, capped"], rows))
 

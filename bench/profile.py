@@ -14,11 +14,11 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import ROOT, machine, record, table
+from common import ROOT, machine, table
 from step import make, settings_of, start
 
 # The first pattern that a name contains decides. nvjet, cutlass, xmma: cuBLAS; sdpa: cuDNN; fmha, flash: torch.
@@ -32,6 +32,7 @@ KINDS = (
 )
 WAITS = re.compile(r"cuda(?:Stream|Device|Event)Synchronize|hip(?:Stream|Device|Event)Synchronize")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+LISTED = 12  # kernels, the longest first
 FIRST = 20  # step: compilation, allocation and the warm-up of clocks are over
 
 
@@ -49,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--first", type=int, default=FIRST, help="the first step that is profiled")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--kernels", type=int, default=12, help="how many kernels are listed, the longest first")
     parser.add_argument("--trace", type=Path, help="where the trace is kept")
-    parser.add_argument("--out", type=Path, help="a file to which the shares are appended as a line of JSON")
     args = parser.parse_args(argv)
     settings = dict(word.split("=", 1) for word in args.settings)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
@@ -63,14 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = shares(events, args.steps)
     print(machine(), " ".join(args.settings), sep="; ")
     print(f"{found['ms']:.2f} ms per step, {found['kernels']:.0f} kernels, {found['waits']:.1f} waits for the GPU\n")
-    print(
-        table(
-            ["part", "share", "ms per step"],
-            [[k, f"{s:.1%}", f"{s * found['ms']:.2f}"] for k, s in found["shares"].items()],
-        )
-    )
-    print("\n" + table(["kernel", "calls per step", "ms per step"], longest(events, args.steps)[: args.kernels]))
-    record(args.out, kind="profile", settings=args.settings, **found)
+    rows = [[kind, f"{share:.1%}", f"{share * found['ms']:.2f}"] for kind, share in found["shares"].items()]
+    print(table(["part", "share", "ms per step"], rows))
+    print("\n" + table(["kernel", "calls per step", "ms per step"], longest(events, args.steps)[:LISTED]))
 
 
 def profiled(folder: Path, settings: dict[str, str], args: argparse.Namespace) -> Path:
@@ -88,24 +82,23 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "elementwise")
 
 
-def shares(events: Iterable[dict[str, Any]], steps: int) -> dict[str, Any]:
+def shares(events: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
     """Return the shares of the kinds and of gaps in the time of the steps; kernels, waits and ms per step."""
-    complete = [event for event in events if event.get("ph") == "X"]
-    kernels = kernels_of(complete)
+    kernels = kernels_of(events)
     span = max(event.start + event.duration for event in kernels) - min(event.start for event in kernels)
     times: Counter[str] = Counter()
     for event in own(kernels):
         times[kind_of(event.name)] += event.duration  # type: ignore[assignment]  # microseconds
     found = {kind: time / span for kind, time in times.most_common()} | {"gaps": 1.0 - busy(kernels) / span}
-    waits = sum(1 for event in complete if WAITS.search(str(event.get("name"))))
+    waits = sum(1 for event in events if WAITS.search(str(event.get("name"))))
     return {"shares": found, "kernels": len(kernels) / steps, "waits": waits / steps, "ms": span / 1e3 / steps}
 
 
-def longest(events: Iterable[dict[str, Any]], steps: int) -> list[list[str]]:
+def longest(events: Sequence[dict[str, Any]], steps: int) -> list[list[str]]:
     """Return name, calls and ms per step of each kernel, the longest first."""
     times: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for event in own(kernels_of([event for event in events if event.get("ph") == "X"])):
+    for event in own(kernels_of(events)):
         times[event.name] += event.duration  # type: ignore[assignment]  # microseconds
         calls[event.name] += 1
     return [

@@ -1,24 +1,21 @@
 """Measure how kmatrix behaves at scale: commands on large matrices, as processes, next to their goals.
 
-    python bench/scale.py [FIGURE ...] [--smallest] [--rounds 3]
+    python bench/scale.py [--smallest] [--rounds 3]
 
-Each figure is the median of its rounds. CPU seconds are those of all its processes, so other load on the machine
-changes them little; wall times are for an idle machine. --smallest: sizes that take seconds, to see that it works. The
-exit status is 1 if a goal is missed at full size.
+CPU seconds are those of all processes, so other load on the machine changes them little; wall times are for an idle
+machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import Cost, machine, number, run, table
+from common import Cost, Found, compare_with_goals, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,37 +30,11 @@ class Sizes:
 SMALLEST = Sizes(queued=6, logged=4, lines=300)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One measured value. goal: the value must not be above it; None: it has none."""
-
-    what: str
-    value: float
-    unit: str
-    goal: float | None = None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", nargs="*", help=f"of {', '.join(FIGURES)}; all by default")
-    parser.add_argument("--smallest", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args(argv)
-    if unknown := [name for name in args.figures if name not in FIGURES]:
-        parser.error(f"unknown figure {unknown[0]}: expected {', '.join(FIGURES)}")
-    sizes = SMALLEST if args.smallest else Sizes()
-    print(machine(), flush=True)
-    rows, missed = [], False
-    for name in args.figures or FIGURES:
-        rounds = [[*FIGURES[name](sizes)] for _ in range(args.rounds)]
-        for several in zip(*rounds, strict=True):
-            one, value = several[0], statistics.median(found.value for found in several)
-            is_missed = one.goal is not None and value > one.goal
-            missed |= is_missed
-            mark = "" if args.smallest or one.goal is None else "MISSED" if is_missed else "met"
-            rows.append([name, one.what, f"{value:,.4g} {one.unit}", number(one.goal, "g", f" {one.unit}"), mark])
-    print(table(["figure", "of", "measured", "goal", ""], rows))
-    return int(missed and not args.smallest)
+def measure(smallest: bool) -> Iterator[Found]:
+    """Measure everything once."""
+    sizes = SMALLEST if smallest else Sizes()
+    yield from report(sizes)
+    yield from cluster(sizes)
 
 
 def kmatrix(*words: str) -> Cost:
@@ -78,7 +49,7 @@ def report(sizes: Sizes) -> Iterator[Found]:
         matrix = make_logged_matrix(Path(folder), sizes.logged, lines=sizes.lines, gpus=4).path
         cost = kmatrix("summary", f"TARGET={matrix}")
         page = (matrix / "report.html").stat().st_size / 1e6
-    yield Found(what=f"{sizes.logged:,} runs of {sizes.lines:,} lines, wall", value=cost.wall, unit="s", goal=6)
+    yield Found(what=f"make summary of {sizes.logged:,} runs, wall", value=cost.wall, unit="s", goal=6)
     yield Found(what="the same, memory", value=cost.memory, unit="MiB", goal=250)
     yield Found(what="the same, report.html", value=page, unit="MB", goal=4)
 
@@ -130,8 +101,5 @@ def slurm(folder: Path) -> Path:
     return folder
 
 
-FIGURES: dict[str, Callable[[Sizes], Iterator[Found]]] = {"report": report, "cluster": cluster}
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compare_with_goals(__doc__, measure))

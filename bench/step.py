@@ -12,7 +12,6 @@ alternate, so that a drift of the machine's speed affects all; the table has med
 
 first: seconds from the start of the program to the end of the first step. MiB: peak of tensors on a GPU, else of the
 largest process. W, MHz, capped: mean power and clock of the GPU, and the share of samples at its power limit.
---cpu-time: CPU time of a run beyond that of a shorter one, which other programs disturb less.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, Cost, Sensors, about_power, environment, machine, number, record, run, table
+from common import ROOT, Cost, Sensors, about_power, environment, machine, number, run, table
 
 SMALL = {"MODEL": "custom", "N_LAYER": "4", "N_HEAD": "4", "N_EMBD": "128", "BLOCK_SIZE": "128", "BATCH_SIZE": "12"}
 LARGE = {"MODEL": "124m", "BLOCK_SIZE": "1024", "BATCH_SIZE": "32", "COMPILE": "y", "VOCAB_MULTIPLE": "64"}
@@ -72,7 +71,7 @@ TOKENS = 2_000_000
 class Trained:
     """The measurements of one run."""
 
-    step_ms: float  # median after the warm-up, or CPU time per step
+    step_ms: float  # median after the warm-up
     first_s: float | None  # to the end of the first step
     mib: float | None  # peak memory
     loss: float | None  # of the last step, nats/token
@@ -88,7 +87,7 @@ class Way:
 
     name: str
     base: str
-    train: Callable[[Path, int], tuple[Trained, Cost]]  # a folder for the run, and the number of steps
+    train: Callable[[Path, int], Trained]  # a folder for the run, and the number of steps
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -97,13 +96,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--option", action="append", default=[], help="settings of a further row")
     parser.add_argument("--against", type=Path, action="append", default=[], help="another checkout of kmatrix")
     parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT")
-    parser.add_argument("--dtypes", help="default: fp32,bf16 on the CPU, bf16 on a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=10, help="steps that are not timed")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads of a rank")
-    parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--out", type=Path, help="a file to which each run is appended as a line of JSON")
     args = parser.parse_args(argv)
     settings = dict(word.split("=", 1) for word in args.settings)
     if args.steps <= args.warm_up + 1:
@@ -120,7 +116,6 @@ def ways(args: argparse.Namespace, settings: Mapping[str, str], folder: Path) ->
     """Return the rows of the table in their order."""
     usual = settings_of(settings, folder, args.threads)
     gpu = usual["DEVICE"] == "cuda"
-    dtypes = (args.dtypes or ("bf16" if gpu else "fp32,bf16")).split(",")
     found: list[Way] = []
 
     def add(name: str, base: str, checkout: Path, **more: str) -> None:
@@ -134,7 +129,7 @@ def ways(args: argparse.Namespace, settings: Mapping[str, str], folder: Path) ->
             copy = copy_of_peer(args.peer, folder / f"peer-{bias}", Path(usual["DATA_PATH"]))
             shape = usual | {"BIAS": bias}
             found.append(Way(name=peer, base=peer, train=lambda _, n, c=copy, s=shape: train_peer(c, s, n, args)))
-        for dtype in dtypes:
+        for dtype in ("bf16",) if gpu else ("fp32", "bf16"):
             former = [f"{checkout.resolve().name} {dtype}{suffix}" for checkout in args.against]
             for name, checkout in zip(former, args.against, strict=True):
                 add(name, peer if args.peer else name, checkout.resolve(), DTYPE=dtype, BIAS=bias)
@@ -152,15 +147,11 @@ def measure(rows: Sequence[Way], args: argparse.Namespace, folder: Path, sensors
     found: list[list[Trained]] = [[] for _ in rows]
     for turn in range(args.rounds):
         for at in range(len(rows)) if turn % 2 == 0 else reversed(range(len(rows))):  # none is always first
-            trained, cost = rows[at].train(folder / f"{turn}-{at}", args.steps)
-            power = sensors.since(time.time() - cost.wall / 2)  # the second half: the first one compiles
-            if args.cpu_time:
-                few = args.warm_up + 2
-                less = rows[at].train(folder / f"{turn}-{at}-few", few)[1]
-                trained = replace(trained, step_ms=1e3 * (cost.cpu - less.cpu) / (args.steps - few))
+            begin = time.time()
+            trained = rows[at].train(folder / f"{turn}-{at}", args.steps)
+            power = sensors.since((begin + time.time()) / 2)  # the second half: the first one compiles
             found[at].append(replace(trained, power=power))
             print(f"round {turn + 1}  {rows[at].name:32}{trained.step_ms:10.2f} ms", flush=True)
-            record(args.out, kind="step", row=rows[at].name, **asdict(found[at][-1]))
     return found
 
 
@@ -174,16 +165,10 @@ def report(rows: Sequence[Way], found: Sequence[Sequence[Trained]]) -> str:
     medians = {
         way.name: statistics.median(one.step_ms for one in trained) for way, trained in zip(rows, found, strict=True)
     }
-    # MFU and speed have one ratio for all runs of a model: nanoGPT's MFU is that of its speed.
-    shares = {
-        way.base: share * medians[way.name]
-        for way, trained in zip(rows, found, strict=True)
-        if (share := middle(trained, "mfu"))
-    }
     lines = []
     for way, trained in zip(rows, found, strict=True):
         ms = medians[way.name]
-        share = middle(trained, "mfu") or (shares[way.name] / ms if way.name in shares else None)
+        share = middle(trained, "mfu")
         texts = {"mib": ".0f", "states_mib": ".1f", "first_s": ".1f", "loss": ".4f"}
         lines.append(
             [
@@ -247,9 +232,7 @@ def logged(run_dir: Path) -> list[dict[str, float]]:
     return [line for line in lines if "throughput/step_ms" in line]
 
 
-def train(
-    checkout: Path, symbols: Mapping[str, str], folder: Path, steps: int, args: argparse.Namespace
-) -> tuple[Trained, Cost]:
+def train(checkout: Path, symbols: Mapping[str, str], folder: Path, steps: int, args: argparse.Namespace) -> Trained:
     """Train a run of a checkout."""
     symbols = {**symbols, "MAX_ITERS": str(steps), "RESULTS_DIR": str(folder)}
     ranks = int(symbols["NUM_GPUS"])
@@ -268,7 +251,7 @@ def train(
         tokens=round(result["tokens"] / result["step"]),
         mfu=statistics.median(line["throughput/mfu"] for line in settled) if settled[0].get("throughput/mfu") else None,
         states_mib=result["optimizer_state_mib"],
-    ), cost
+    )
 
 
 def copy_of_peer(checkout: Path, folder: Path, tokens: Path) -> Path:
@@ -281,7 +264,7 @@ def copy_of_peer(checkout: Path, folder: Path, tokens: Path) -> Path:
     return folder
 
 
-def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argparse.Namespace) -> tuple[Trained, Cost]:
+def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argparse.Namespace) -> Trained:
     """Train with nanoGPT's own train.py. Its log of a step waits for the GPU, so there it logs each tenth one.
 
     A step takes the time between two lines of the log, divided by the steps between them.
@@ -318,7 +301,7 @@ def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argpa
         loss=float(lines[-1][1]),
         tokens=accumulation * int(symbols["BATCH_SIZE"]) * int(symbols["BLOCK_SIZE"]),
         mfu=None,
-    ), cost
+    )
 
 
 if __name__ == "__main__":
