@@ -138,9 +138,9 @@ def test_a_budget_without_steps_is_refused_with_the_steps_of_the_plan(program, t
     message = program.refused(DRY, *BUDGET_ALONE, f"RESULTS_DIR={tmp_path}/results")
     assert "gpt2_adamw_1cpu has a budget of 1h00m and no number of steps" in message
     shape = config(program, "CPU_THREADS=1").train.shape
-    slowest = cpu_speed(config(program, "CPU_THREADS=1").train).slow
-    steps = math.floor((3600 - START_S["cpu"]) * slowest / (STEP * shape.flops_per_token))
-    assert f"hint: pass MAX_ITERS={steps}, which fits by the plan, and up to " in message
+    lowest = cpu_speed(config(program, "CPU_THREADS=1").train).slow / shape.flops_per_token
+    steps = math.floor((3600 - START_S["cpu"]) * lowest / STEP)
+    assert f"hint: pass MAX_ITERS={steps}, which fits at {lowest:,.0f} tokens/s, the lowest that is expected" in message
     assert program.refused("plan", "MAX_ITERS=0", "MAX_COST=1", "MACHINE_HOUR_PRICE=2").count("no number of steps") == 1
 
 

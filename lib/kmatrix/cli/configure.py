@@ -13,18 +13,14 @@ from kmatrix.experiment.configure import (
     known_configurations,
     merge_layers,
     merge_lines,
-    refuse_broken,
-    text_of_config,
-    validate_matrix,
     validated,
     write_config,
-    write_out,
 )
 from kmatrix.kconfig.assignments import apply_assignments, load_config, read_assignments
 from kmatrix.kconfig.edit import edit
 from kmatrix.kconfig.tree import Assignment, Tree
 from kmatrix.matrix.axes import overrides
-from kmatrix.records.files import write_bytes
+from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
 from kmatrix.text import make_command, shown
 
@@ -56,7 +52,7 @@ def savedefconfig(arguments: Arguments) -> int:
         item for item in base if len(tree.kconf.syms[item.name].defaults) > 1 and f"CONFIG_{item.name}" not in text
     ]
     text += "".join(tree.kconf.syms[item.name].config_string for item in dependent)
-    write_out(out, text)
+    write_text(out, text)
     print(f"{shown(out)}: {text.count(chr(10))} lines")
     return 0
 
@@ -101,7 +97,6 @@ def menuconfig(arguments: Arguments) -> int:
             f"{arguments.target} needs a terminal",
             hint="run it without a pipe and without make -j, or use make defconfig-<name> NAME=value",
         )
-    # Apply the file, and let the user edit it. menuconfig writes to `path` itself.
     tree = Tree.parse()
     path = arguments.config
     before = path.read_bytes() if path.exists() else None
@@ -112,35 +107,27 @@ def menuconfig(arguments: Arguments) -> int:
     if not path.exists() or path.read_bytes() == before:
         print(f"no change to {shown(path)}")
         return 0
-    # Validate what it wrote. If that fails, restore the old file and keep the new one next to it.
-    try:
-        names = {symbol.name for symbol in tree.symbols if symbol.user_value is not None}
-        text = validated(Tree.parse(), path, names, print)
-    except ConfigError as error:
-        refused = path.with_name(path.name + ".refused")
-        path.replace(refused)
-        if before is not None:
-            write_bytes(path, before)
-        hint = f"{shown(path)} is unchanged; your version is in {shown(refused)}"
-        raise ConfigError(error.what, why=error.why, hint=hint) from None
+    # The editor writes what it has. It becomes .config when it is valid.
+    edited = path.with_name(path.name + ".refused")
+    path.replace(edited)
     if before is not None:
-        write_bytes(path.with_name(path.name + ".old"), before)
-    write_out(path, text)
-    print(f"configuration written to {shown(path)}")
+        write_bytes(path, before)
+    names = {symbol.name for symbol in tree.symbols if symbol.user_value is not None}
+    tree = Tree.parse()
+    try:
+        text = validated(tree, read_assignments(tree, edited), names, print)
+    except ConfigError as error:
+        hint = f"{shown(path)} is unchanged; your version is in {shown(edited)}"
+        raise ConfigError(error.what, why=error.why, hint=hint) from None
+    print(write_config(path, text))
+    edited.unlink()
     return 0
 
 
 def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: str) -> int:
     """Validate a configuration, write it, and print the result."""
-    apply_assignments(tree, base)
-    refuse_broken(tree, base)
-    for note in validate_matrix(tree, base):
-        print(f"  note: {note}")
-    tree.reset()  # the expansion of the matrix leaves the values of its last cell
-    path = arguments.config
-    result = write_config(path, text_of_config(tree, base))
-    words = " ".join([origin, *arguments.words])
-    print(f"{result} ({words})")
+    result = write_config(arguments.config, validated(tree, base, on_message=print))
+    print(f"{result} ({' '.join([origin, *arguments.words])})")
     return 0
 
 

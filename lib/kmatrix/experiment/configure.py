@@ -76,12 +76,6 @@ def _matrix_on(tree: Tree, item: Assignment) -> bool:
     return not item.name.startswith("MATRIX_") or tree.kconf.syms["MATRIX"].str_value == "y"
 
 
-def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
-    """Raise ConfigError for a line or a value that has no effect in any run; return notes about harmless ones."""
-    axes = plan_axes(tree, base, {})
-    return expand(tree, base, axes).notes if axes.axes or axes.rules else ()
-
-
 def refuse_broken(tree: Tree, base: Sequence[Assignment]) -> None:
     """Raise ConfigError with the rules that the configuration in the tree breaks, and the lines that break them."""
     values = tree.typed_values(tree.effective())
@@ -118,15 +112,20 @@ def as_lines(tree: Tree, asked: Mapping[str, Sequence[Assignment]]) -> list[Assi
     return list(unique.values())
 
 
-def validated(tree: Tree, path: Path, names: set[str], on_message: OnMessage = ignore) -> str:
-    """Return the text of a saved configuration, with the names that were asked for in its header."""
-    lines = read_assignments(tree, path)
+def validated(
+    tree: Tree, lines: Sequence[Assignment], names: set[str] | None = None, on_message: OnMessage = ignore
+) -> str:
+    """Return the text of a .config with these lines. names: those that were asked for, all lines by default.
+
+    Raises ConfigError for a line or a value that has no effect in any run. on_message: called with harmless ones.
+    """
     apply_assignments(tree, lines)
     refuse_broken(tree, lines)
-    text = text_of_config(tree, lines, names)
-    for note in validate_matrix(tree, [item for item in lines if item.name in names]):
+    asked = [item for item in lines if names is None or item.name in names]
+    axes = plan_axes(tree, asked, {})
+    for note in expand(tree, asked, axes).notes if axes.axes or axes.rules else ():
         on_message(f"  note: {note}")
-    return text
+    return text_of_config(tree, lines, names)
 
 
 def text_of_config(tree: Tree, lines: Sequence[Assignment], names: set[str] | None = None) -> str:
@@ -191,25 +190,10 @@ def refuse_computed(tree: Tree, lines: Iterable[Assignment]) -> None:
 
 def write_config(path: Path, text: str) -> str:
     """Write a .config, keep the former one as .config.old, and return a message. Equal content is not written."""
-    try:
-        former = path.read_bytes() if path.exists() else None
-        if former == text.encode():
-            return f"no change to {shown(path)}"
-        if former is not None:
-            write_bytes(path.with_name(path.name + ".old"), former)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    write_out(path, text)
+    former = path.read_bytes() if path.exists() else None
+    if former == text.encode():
+        return f"no change to {shown(path)}"
+    if former is not None:
+        write_bytes(path.with_name(path.name + ".old"), former)
+    write_text(path, text)
     return f"configuration written to {shown(path)}"
-
-
-def write_out(path: Path, text: str) -> None:
-    """Write a file at a path from the user, atomically."""
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot write {shown(path)}", why=error.strerror or str(error), hint="choose a writable path")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +13,8 @@ from kmatrix.experiment.cluster.nodes import Nodes
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import too_few_gpus, usable_cores
 from kmatrix.plan.cpu import CpuSpeed, cpu_speed
-from kmatrix.plan.feasibility import KNOWN, GpuModel, detected, this_machine
-from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, steps_in, warnings
+from kmatrix.plan.feasibility import KNOWN, GpuModel, detected, rates, this_machine
+from kmatrix.plan.risk import START_S, Risk, budget_warning, risks, warnings
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.rules import budget_s
 from kmatrix.shapes import cpu_name
@@ -94,26 +93,21 @@ class Machine:
         reasons = each[-1] if each and all(each) else ()
         return RunKind(config=config, warnings=tuple(found), devices=tuple(devices), lacks=lacks, risks=reasons)
 
-    def budget_alone(self, runs: Mapping[str, RunConfig]) -> ConfigError:
-        """Return the error that only a budget of time or money limits runs: a schedule needs a number of steps.
+    def budget_alone(self, name: str, config: RunConfig) -> ConfigError:
+        """Return the error that only a budget of time or money limits a run: a schedule needs a number of steps.
 
-        The hint has the steps that fit in each run, by the newest run like it, or by the plan.
+        The hint has the steps that fit, at the speed of the newest run like it, or at the lowest expected one.
         """
-        found = []
-        for config in runs.values():
-            train, budget = config.train, budget_s(config.train) or 0.0
-            if speed := self.earlier.speed(train):
-                steps = int((budget - START_S[train.device]) * speed[0] / config.train.tokens_per_step)
-                found.append((steps, f"at {speed[0]:,.0f} tokens/s, measured in {speed[1]}"))
-                continue
-            cpu = self.cpu_speed(config)
-            for device in self.devices(config):
-                if span := steps_in(budget, config.train.shape, train, device, cpu):
-                    found.append((span[0], f"by the plan, and up to {span[1]} at the highest expected speed"))
-        name, config = next(iter(runs.items()))
-        steps, how = min(found, default=(0, ""))
+        train, budget = config.train, budget_s(config.train) or 0.0
+        expected = [rates(train.shape, train, device, self.cpu_speed(config)) for device in self.devices(config)]
+        lowest = min((rate[0] for rate in expected if rate), default=0.0)
+        rate, source = self.earlier.speed(train) or (lowest, "")
+        steps = max(1, int((budget - START_S[train.device]) * rate / train.tokens_per_step))
+        how = f"measured in {source}" if source else "the lowest that is expected"
         return ConfigError(
-            f"{name} has a budget of {duration(budget_s(config.train) or 0.0)} and no number of steps",
+            f"{name} has a budget of {duration(budget)} and no number of steps",
             why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
-            hint=f"pass MAX_ITERS={max(1, steps)}, which fits {how}" if found else "pass MAX_ITERS=<steps>",
+            hint=f"pass MAX_ITERS={steps}, which fits at {rate:,.0f} tokens/s, {how}"
+            if rate
+            else "pass MAX_ITERS=<steps>",
         )

@@ -168,8 +168,8 @@ def _plan(
     matrix = replace(matrix, runs=tuple(_with_vocabulary(run, data_dir) for run in matrix.runs))
     configs = {run.name: run.config for run in matrix.runs}
     machine = Machine(gpus=there.gpus, nodes=there.nodes, asked=device, results_dir=below_root(control.results_dir))
-    if alone := {name: config for name, config in configs.items() if not config.bound}:
-        raise machine.budget_alone(alone)
+    if alone := next((run for run in matrix.runs if not run.config.bound), None):
+        raise machine.budget_alone(alone.name, alone.config)
     if initial:
         check_fit(initial, {name: config.train for name, config in configs.items()}, prepared=False)
     return Plan(
