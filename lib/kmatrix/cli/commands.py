@@ -59,8 +59,8 @@ def usage(program: str) -> str:
         lines += ["", title]
         for name, command in commands.items():
             text = f"  {name:{HELP_COLUMN - 3}} {command.help}"
-            if own := " ".join(f"{one}={form}" for one, form in command.takes.items() if one not in SELECT):
-                text += f" [{own}]"
+            takes = {name: "N" if ".." in form else form for name, form in command.takes.items() if name not in SELECT}
+            text += f" [{' '.join(map('='.join, takes.items()))}]" if takes else ""
             lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * HELP_COLUMN)
     return "\n".join(lines)
 
@@ -179,7 +179,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "kmatrix.cli.watch.estimate:estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"
         ),
         "logs": Command(
-            "kmatrix.cli.watch.logs:logs", "follow the output of a run, of node NODE=", f"NODE=0..999999 {RUNS}"
+            "kmatrix.cli.watch.logs:logs",
+            "follow the output of a run, or of one of its nodes",
+            f"NODE=0..999999 {RUNS}",
         ),
         "stop": Command(CONTROL + "stop", "stop a matrix; its runs save a checkpoint first", MATRIX),
         "hold": Command(CONTROL + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
